@@ -1,0 +1,53 @@
+# `make` lists the targets. Each sets up .venv by itself; ARGS go to the command: make test ARGS="-k claim"
+
+BIN := .venv/bin
+READY := .venv/.ready
+CODE := src tests alembic benchmarks examples
+USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench run clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(READY) ## show a server and a worker at work
+	$(BIN)/zndraw-joblib demo $(ARGS)
+
+test: $(READY) ## run the tests, against SQLite and a real PostgreSQL
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY) ## format, lint, types and floors; changes nothing
+	$(BIN)/ruff format --check $(wildcard $(CODE))
+	$(BIN)/ruff check $(wildcard $(CODE))
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## put the code into its form, and repair what can be repaired
+	$(BIN)/ruff check --fix-only $(wildcard $(CODE))
+	$(BIN)/ruff format $(wildcard $(CODE))
+
+bench: $(READY) ## measure
+	$(BIN)/python -m benchmarks $(ARGS)
+
+run: $(READY) ## serve on this machine
+	$(BIN)/zndraw-joblib serve $(ARGS)
+
+clean: ## remove caches and what was built; .venv stays
+	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml requirements/dev.txt
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+			if "$$python" -c '$(USABLE)' >/dev/null 2>&1; then \
+				echo "setting up .venv with $$python"; \
+				exec "$$python" -m venv .venv; \
+			fi; \
+		done; \
+		echo "No Python 3.11 or newer with venv and pip was found: install one, or name it with make PYTHON=/path/to/python." >&2; \
+		exit 1; \
+	fi
+	$(BIN)/python -m pip install -q -r requirements/dev.txt
+	$(BIN)/python -m pip install -q --no-deps -e .
+	@touch $@

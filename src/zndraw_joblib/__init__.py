@@ -1,0 +1,90 @@
+"""A job queue with an HTTP face, for FastAPI teams. Importing it loads no server library."""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "contract.events": (
+        "Emission",
+        "Event",
+        "JobsInvalidate",
+        "JoinJobRoom",
+        "LeaveJobRoom",
+        "TaskAvailable",
+        "TaskStatusEvent",
+    ),
+    "contract.messages": (
+        "JobRegisterRequest",
+        "JobResponse",
+        "JobSummary",
+        "PaginatedResponse",
+        "TaskClaimRequest",
+        "TaskClaimResponse",
+        "TaskResponse",
+        "TaskSubmitRequest",
+        "TaskUpdateRequest",
+        "WorkerResponse",
+        "WorkerSummary",
+    ),
+    "contract.names": ("validate_room_id",),
+    "contract.problems": (
+        "Conflict",
+        "ContentTooLarge",
+        "Forbidden",
+        "InternalJobNotConfigured",
+        "InternalServerError",
+        "InvalidCategory",
+        "InvalidPayload",
+        "InvalidRequest",
+        "InvalidRoomId",
+        "InvalidSchema",
+        "InvalidTaskTransition",
+        "JobNotFound",
+        "Locked",
+        "MethodNotAllowed",
+        "NotFound",
+        "Problem",
+        "ProblemException",
+        "SchemaConflict",
+        "ServiceUnavailable",
+        "StaleReport",
+        "TaskNotFound",
+        "TooManyRequests",
+        "Unauthorized",
+        "WorkerNotFound",
+    ),
+    "contract.status": ("TaskStatus",),
+    "contract.work": ("Category", "Extension"),
+    "worker.api": ("ApiManager", "connect"),
+    "worker.manager": ("ClaimedTask", "JobManager"),
+    "server.adapters.socketio": ("emit",),
+    "server.http": ("router",),
+    "server.http.deps": ("Identity", "verify_readable_room", "verify_writable_room"),
+    "server.http.problems": ("problem_exception_handler",),
+    "server.mount": (
+        "JobLib",
+        "cleanup_stale_workers",
+        "cleanup_stuck_internal_tasks",
+        "cleanup_worker",
+    ),
+    "server.settings": ("JobLibSettings",),
+    "server.store.tables": ("Job", "Task", "Worker", "WorkerJobLink"),
+    "server.sweeper": ("run_sweeper",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - derived, so that a name has one home
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return __all__

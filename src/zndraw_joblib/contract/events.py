@@ -1,0 +1,79 @@
+"""What happened, as Socket.IO tells it. An event is a hint: the database is the truth."""
+
+import re
+from datetime import datetime
+from typing import ClassVar, NamedTuple
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict
+
+from zndraw_joblib.contract.status import TaskStatus
+
+
+class Event(BaseModel):
+    """A message whose name on the wire is the snake_case name of its class."""
+
+    model_config = ConfigDict(frozen=True)
+    event_name: ClassVar[str] = "event"
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.event_name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+class JobsInvalidate(Event):
+    """To a room: its list of jobs, or of their workers, is out of date."""
+
+
+class TaskAvailable(Event):
+    """To a job's workers: a task waits to be claimed."""
+
+    job_name: str
+    room_id: str
+    task_id: UUID
+
+
+class TaskStatusEvent(Event):
+    """To a room: one of its tasks has a new status."""
+
+    id: UUID
+    name: str
+    room_id: str
+    status: TaskStatus
+    created_at: datetime
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    queue_position: int | None = None
+    worker_id: UUID | None = None
+    error: str | None = None
+
+
+class JoinJobRoom(Event):
+    """From a worker: tell me of tasks for this job."""
+
+    job_name: str
+    worker_id: UUID
+
+
+class LeaveJobRoom(Event):
+    """From a worker: tell me no more of tasks for this job."""
+
+    job_name: str
+    worker_id: UUID
+
+
+class Emission(NamedTuple):
+    """An event and the Socket.IO room that gets it."""
+
+    event: Event
+    room: str
+
+
+def room_of(room_id: str) -> str:
+    """Return the Socket.IO room of a room's front-ends."""
+    return f"room:{room_id}"
+
+
+def workers_of(job_name: str) -> str:
+    """Return the Socket.IO room of a job's workers."""
+    return f"jobs:{job_name}"

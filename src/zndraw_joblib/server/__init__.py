@@ -1,0 +1,1 @@
+"""The server: HTTP over service over store."""

@@ -1,0 +1,101 @@
+"""The write path: while one batch commits, the requests that arrive form the next one."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
+
+logger = logging.getLogger(__name__)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Result | ProblemException]]]
+
+MAX_BATCH = 256
+MAX_WAITING = 10_000
+
+
+class Combiner(Generic[Item, Result]):
+    """Commits items in batches, in the order they came. At low load an item goes alone, at once.
+
+    `commit` takes the items of a batch and gives a result or a problem for each. Where it raises,
+    nothing of the batch was written; then the items go one by one, and the broken one alone fails.
+    """
+
+    def __init__(self, commit: Commit[Item, Result]) -> None:
+        self._commit = commit
+        # A host's test client may run each request in an event loop of its own.
+        self._lanes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Lane[Item, Result]] = WeakKeyDictionary()
+
+    async def put(self, item: Item) -> Result:
+        """Return the result of `item` after its commit, or raise its problem.
+
+        Raises `ServiceUnavailable` when more items wait than can be committed in reasonable time.
+        """
+        loop = asyncio.get_running_loop()
+        lane = self._lanes.get(loop)
+        if lane is None:
+            lane = self._lanes[loop] = _Lane(self._commit)
+        result = await lane.put(item)
+        if isinstance(result, ProblemException):
+            raise result
+        return result
+
+
+class _Lane(Generic[Item, Result]):
+    def __init__(self, commit: Commit[Item, Result]) -> None:
+        self._commit = commit
+        self._waiting: deque[tuple[Item, asyncio.Future[Result | ProblemException]]] = deque()
+        self._drain: asyncio.Task[None] | None = None
+
+    def put(self, item: Item) -> asyncio.Future[Result | ProblemException]:
+        if len(self._waiting) >= MAX_WAITING:
+            raise ServiceUnavailable(
+                f"More than {MAX_WAITING} requests wait to be written", headers={"Retry-After": "1"}
+            )
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._drain is None:
+            self._drain = asyncio.create_task(self._run())
+        return future
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                size = min(len(self._waiting), MAX_BATCH)
+                batch = [self._waiting.popleft() for _ in range(size)]
+                # Who gave up waiting before its turn wants nothing written any more.
+                await self._serve([(item, future) for item, future in batch if not future.done()])
+        finally:
+            self._drain = None
+            for _, future in self._waiting:
+                future.cancel()
+            self._waiting.clear()
+
+    async def _serve(self, batch: list[tuple[Item, asyncio.Future[Result | ProblemException]]]) -> None:
+        if not batch:
+            return
+        try:
+            results = await self._commit([item for item, _ in batch])
+        except ServiceUnavailable as problem:
+            results = [problem] * len(batch)
+        except Exception as error:  # noqa: BLE001 - whatever broke the batch is given to the one that did it
+            if len(batch) > 1:
+                logger.warning("a batch of %d broke, trying one by one: %r", len(batch), error)
+                for single in batch:
+                    await self._serve([single])
+                return
+            [(_, future)] = batch
+            if not future.done():
+                future.set_exception(error)
+            return
+        except BaseException:
+            for _, future in batch:
+                future.cancel()
+            raise
+        for (_, future), result in zip(batch, results, strict=True):
+            if not future.done():
+                future.set_result(result)

@@ -1,0 +1,76 @@
+"""Jobs: J1-J4 of the contract."""
+
+from functools import partial
+
+from fastapi import APIRouter, Response
+
+from zndraw_joblib.contract.messages import (
+    JobRegisterRequest,
+    JobResponse,
+    JobSummary,
+    PaginatedResponse,
+    TaskResponse,
+)
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.http.deps import (
+    Caller,
+    CurrentRuntime,
+    Limit,
+    NamedJob,
+    Offset,
+    ReadableRoom,
+    Route,
+    WritableRoom,
+    answer,
+)
+from zndraw_joblib.server.service import jobs, tasks
+
+router = APIRouter(route_class=Route)
+
+
+@router.put(
+    "/rooms/{room_id}/jobs",
+    status_code=201,
+    response_model=JobResponse,
+    responses={200: {"model": JobResponse, "description": "The job was active already"}},
+)
+async def register_job(
+    runtime: CurrentRuntime, caller: Caller, room_id: WritableRoom, body: JobRegisterRequest
+) -> Response:
+    """Register a job and let a worker serve it. In reserved rooms for superusers alone."""
+    item = jobs.Registration(caller, room_id, body)
+    jobs.check(item, runtime.settings.allowed_categories)
+    job, is_new = await runtime.write(partial(jobs.register, item=item))
+    return answer(job, 201 if is_new else 200)
+
+
+@router.get("/rooms/{room_id}/jobs", response_model=PaginatedResponse[JobSummary])
+async def list_jobs(
+    runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, limit: Limit = 50, offset: Offset = 0
+) -> Response:
+    """List the jobs that a room sees: its own and those of the reserved rooms."""
+    async with runtime.database.read() as tx:
+        return answer(await jobs.page(tx, room_id, limit, offset))
+
+
+@router.get("/rooms/{room_id}/jobs/{name:path}/tasks", response_model=PaginatedResponse[TaskResponse])
+async def list_job_tasks(
+    runtime: CurrentRuntime,
+    caller: Caller,
+    room_id: ReadableRoom,
+    name: NamedJob,
+    status: TaskStatus | None = None,
+    limit: Limit = 50,
+    offset: Offset = 0,
+) -> Response:
+    """List a room's tasks of one job, newest first, also where the job is not active any more."""
+    async with runtime.database.read() as tx:
+        job_id = await jobs.id_of(tx, room_id, name, cross_room=runtime.settings.cross_room_jobs)
+        return answer(await tasks.page(tx, room_id, status, limit=limit, offset=offset, job=job_id))
+
+
+@router.get("/rooms/{room_id}/jobs/{name:path}", response_model=JobResponse)
+async def get_job(runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, name: NamedJob) -> Response:
+    """Show an active job."""
+    async with runtime.database.read() as tx:
+        return answer(await jobs.get(tx, room_id, name, cross_room=runtime.settings.cross_room_jobs))

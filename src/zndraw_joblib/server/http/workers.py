@@ -1,0 +1,68 @@
+"""Workers: W1-W5 of the contract, and taking one job off a worker."""
+
+from functools import partial
+from uuid import UUID
+
+from fastapi import APIRouter, Response
+
+from zndraw_joblib.contract.messages import PaginatedResponse, WorkerResponse, WorkerSummary
+from zndraw_joblib.server.http.deps import (
+    Caller,
+    CurrentRuntime,
+    Limit,
+    NamedJob,
+    Offset,
+    ReadableRoom,
+    Route,
+    answer,
+)
+from zndraw_joblib.server.service import workers
+
+router = APIRouter(route_class=Route)
+
+
+@router.post("/workers", status_code=201, response_model=WorkerResponse)
+async def create_worker(runtime: CurrentRuntime, caller: Caller) -> Response:
+    """Make a worker that belongs to the caller. It lives as long as it reports."""
+    interval = runtime.settings.heartbeat_interval_seconds
+    return answer(await runtime.write(partial(workers.create, caller=caller, interval=interval)), 201)
+
+
+@router.get("/workers", response_model=PaginatedResponse[WorkerSummary])
+async def list_workers(
+    runtime: CurrentRuntime, caller: Caller, limit: Limit = 50, offset: Offset = 0
+) -> Response:
+    """List all workers, newest first."""
+    async with runtime.database.read() as tx:
+        return answer(await workers.page(tx, None, limit, offset))
+
+
+@router.patch("/workers/{worker_id}", response_model=WorkerResponse)
+async def beat(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -> Response:
+    """Show that a worker lives; for its owner alone."""
+    return answer(await runtime.beat(caller, worker_id))
+
+
+@router.delete("/workers/{worker_id}", status_code=204)
+async def remove_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -> Response:
+    """Remove a worker: what it holds fails, jobs that nobody serves any more are hidden."""
+    await runtime.write(partial(workers.leave, caller=caller, worker_id=worker_id))
+    return Response(status_code=204)
+
+
+@router.delete("/workers/{worker_id}/jobs/{name:path}", status_code=204)
+async def remove_job_from_worker(
+    runtime: CurrentRuntime, caller: Caller, worker_id: UUID, name: NamedJob
+) -> Response:
+    """Take one job off a worker. What it holds of that job goes on."""
+    await runtime.write(partial(workers.leave_job, caller=caller, worker_id=worker_id, name=name))
+    return Response(status_code=204)
+
+
+@router.get("/rooms/{room_id}/workers", response_model=PaginatedResponse[WorkerSummary])
+async def list_room_workers(
+    runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, limit: Limit = 50, offset: Offset = 0
+) -> Response:
+    """List the workers that serve a job which the room sees."""
+    async with runtime.database.read() as tx:
+        return answer(await workers.page(tx, room_id, limit, offset))

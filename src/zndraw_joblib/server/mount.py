@@ -1,0 +1,138 @@
+"""The queue inside a host's app: one object that wires everything."""
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from types import FrameType
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Request
+
+from zndraw_joblib.contract.problems import Unauthorized
+from zndraw_joblib.server.adapters.socketio import emit
+from zndraw_joblib.server.http import router
+from zndraw_joblib.server.http.problems import router as problem_pages
+from zndraw_joblib.server.ports import Identity, Publisher, SessionMaker
+from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.store import schema
+from zndraw_joblib.server.store.database import Clock
+from zndraw_joblib.server.sweeper import Sweeper
+
+logger = logging.getLogger(__name__)
+
+
+class JobLib:
+    """A job queue for a FastAPI app.
+
+        joblib = JobLib(session_maker=async_sessionmaker(engine), identity=current_user)
+        joblib.mount(app)
+
+    `session_maker` is any callable that opens an `AsyncSession`, on SQLite or PostgreSQL. `identity` is a
+    dependency of the host: what it returns has an `id` and `is_superuser`. With `tsio`, a
+    `socketio.AsyncServer` or a wrapper that takes models, events are sent. The app's lifespan brings
+    the schema up (SQLite) or checks it, and runs the sweeper.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is one thing a host brings
+        self,
+        *,
+        session_maker: SessionMaker,
+        identity: Callable[..., Any],
+        settings: JobLibSettings | None = None,
+        tsio: Any = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings or JobLibSettings()
+        self.runtime = Runtime(session_maker, self.settings, publish=_publisher(tsio), clock=clock)
+        self.sweeper = Sweeper(self.runtime.write, self.settings)
+        self._session_maker = session_maker
+        self._identity = identity
+        self.runtime.checks["sweeper"] = self._check_sweeper
+
+    def mount(self, app: FastAPI) -> None:
+        """Add the routes under ``/v1/joblib`` and the pages of the problems; join the app's lifespan."""
+        app.state.joblib = self.runtime
+        app.include_router(router, dependencies=[Depends(_binding(self._identity))])
+        app.include_router(problem_pages)
+        hosts_own = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def both(asgi: FastAPI) -> AsyncIterator[Any]:
+            async with hosts_own(asgi) as state, self.lifespan():
+                yield state
+
+        app.router.lifespan_context = both
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Prepare the schema, sweep while the server runs, and let sleepers go when it stops.
+
+        Raises `OutdatedSchema` for a PostgreSQL database that was not upgraded.
+        """
+        await schema.prepare(self._session_maker)
+        sweeping = asyncio.create_task(self.sweeper.run(), name="zndraw-joblib sweeper")
+        try:
+            with _on_stop_signals(self.runtime.sleepers.close):
+                yield
+        finally:
+            self.runtime.sleepers.close()
+            sweeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await sweeping
+
+    def _check_sweeper(self) -> str:
+        return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"
+
+
+def _publisher(tsio: Any) -> Publisher | None:
+    if tsio is None:
+        return None
+
+    async def publish(emissions: Any) -> None:
+        await emit(tsio, emissions)
+
+    return publish
+
+
+def _binding(identity: Callable[..., Any]) -> Callable[..., Any]:
+    async def bind_identity(request: Request, user: Annotated[Any, Depends(identity)]) -> None:
+        if user is None:
+            raise Unauthorized("This needs an identity")
+        request.state.joblib_identity = Identity(str(user.id), bool(user.is_superuser))
+
+    return bind_identity
+
+
+@contextmanager
+def _on_stop_signals(act: Callable[[], None]) -> Iterator[None]:
+    """Call `act` on SIGINT and SIGTERM, before whoever handled them so far.
+
+    A server waits for open requests before it ends the lifespan: sleepers must hear of the end earlier.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(act)
+        earlier = before[signal.Signals(number)]
+        if callable(earlier):
+            earlier(number, frame)
+        elif earlier == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            if signal.getsignal(number) is handle:
+                signal.signal(number, earlier)

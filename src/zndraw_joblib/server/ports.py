@@ -1,0 +1,54 @@
+"""What the floors of the server ask of each other and of a host."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple, Protocol
+
+from zndraw_joblib.contract.events import Emission
+
+
+class Identity(NamedTuple):
+    """Who asks. `id` is opaque text; two identities are the same when their ids are."""
+
+    id: str
+    is_superuser: bool
+
+
+class Wake(NamedTuple):
+    """Wake up to `count` of those that sleep on `key`; all of them where `count` is None."""
+
+    key: str
+    count: int | None = None
+
+
+class Publisher(Protocol):
+    """Tells front-ends and workers what was committed. May fail: an event is a hint."""
+
+    async def __call__(self, emissions: Sequence[Emission]) -> None:
+        """Send the emissions in their order."""
+
+
+class InternalTask(Protocol):
+    """A task kind of a broker (taskiq's decorated task): `kiq` hands one call to it."""
+
+    async def kiq(self, *, task_id: str, room_id: str, payload: dict[str, Any]) -> object:
+        """Queue one call."""
+
+
+# Any callable that opens an AsyncSession, SQLAlchemy's or SQLModel's.
+SessionMaker = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+def task_key(task_id: object) -> str:
+    """Name what the waiters for a task's end sleep on."""
+    return f"task:{task_id}"
+
+
+def job_key(job_name: object) -> str:
+    """Name what the claims for a job sleep on."""
+    return f"job:{job_name}"
+
+
+def worker_key(worker_id: object) -> str:
+    """Name what the claims of a worker sleep on."""
+    return f"worker:{worker_id}"

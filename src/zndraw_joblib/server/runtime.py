@@ -1,0 +1,261 @@
+"""What one server process is made of, and the walks of its requests through it."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+from weakref import WeakKeyDictionary, WeakSet
+
+from zndraw_joblib.contract.messages import TaskResponse, TaskUpdateRequest, WorkerResponse
+from zndraw_joblib.contract.names import INTERNAL, JobName
+from zndraw_joblib.contract.problems import ProblemException, WorkerNotFound
+from zndraw_joblib.server.combiner import Combiner
+from zndraw_joblib.server.ports import (
+    Identity,
+    InternalTask,
+    Publisher,
+    SessionMaker,
+    job_key,
+    task_key,
+    worker_key,
+)
+from zndraw_joblib.server.service import claims, internal, jobs, tasks, workers
+from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.sleepers import Gone, Sleepers
+from zndraw_joblib.server.store.database import Clock, Database, Transaction
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+_RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
+_MAX_BACKOFF = 0.5
+_PROBE_SECONDS = 3.0
+
+
+class Runtime:
+    """One server process: its settings, its database, its sleepers, its write path."""
+
+    def __init__(
+        self,
+        session_maker: SessionMaker,
+        settings: JobLibSettings,
+        *,
+        publish: Publisher | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.settings = settings
+        self.database = Database(session_maker, clock=clock)
+        self.sleepers = Sleepers(lambda: self.settings.max_sleepers)
+        self.internal_tasks: Mapping[str, InternalTask] = {}
+        self.publish = publish
+        self._submits = Combiner(partial(self._commit, tasks.submit))
+        self._claims = Combiner(partial(self._commit, claims.claim))
+        self._reports = Combiner(partial(self._commit, tasks.report))
+        self._beats = Combiner(partial(self._commit, workers.beat))
+        self.checks: dict[str, Callable[[], str]] = {}
+        self._health: tuple[float, dict[str, str]] | None = None
+        self._seen: dict[UUID, float] = {}
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        self._rechecking: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+    async def write(self, work: Callable[[Transaction], Awaitable[Result]]) -> Result:
+        """Run `work` in a transaction, commit, then tell what happened."""
+        result, tx = await self.database.write(work)
+        await self.tell(tx)
+        return result
+
+    async def _commit(self, apply: Callable[..., Awaitable[Result]], items: Sequence[Any]) -> Result:
+        return await self.write(lambda tx: apply(tx, items))
+
+    async def tell(self, tx: Transaction) -> None:
+        """Wake sleepers and send events, after the commit. A publisher that fails is logged."""
+        self.sleepers.notify(tx.wakes)
+        if self.publish is None or not tx.emissions:
+            return
+        async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            try:
+                await self.publish(tx.emissions)
+            except Exception:
+                logger.exception("%d events were not sent; what they tell of is committed", len(tx.emissions))
+
+    async def submit(
+        self, caller: Identity, room_id: str, job: JobName, payload: dict[str, Any]
+    ) -> TaskResponse:
+        """Add a task; where its job is internal, hand it to the broker too."""
+        handle = self.internal_tasks.get(str(job)) if job.room_id == INTERNAL else None
+        task = await self._submits.put(
+            tasks.Submission(
+                caller=caller,
+                room_id=room_id,
+                job=job,
+                payload=payload,
+                is_configured=handle is not None,
+                validate_payload=self.settings.validate_payload,
+                cross_room=self.settings.cross_room_jobs,
+            )
+        )
+        if handle is None:
+            return task
+        try:
+            await handle.kiq(task_id=str(task.id), room_id=room_id, payload=payload)
+        except Exception:
+            logger.exception("task %s was not dispatched", task.id)
+            return await self.write(partial(internal.fail_dispatch, task_id=task.id))
+        return task
+
+    async def report(self, caller: Identity, task_id: UUID, update: TaskUpdateRequest) -> TaskResponse:
+        """Move a task as its holder, its submitter or a superuser says."""
+        task = await self._reports.put(tasks.Report(caller, task_id, update))
+        if update.worker_id is not None:
+            await self._note_life(caller, update.worker_id)
+        return task
+
+    async def beat(self, caller: Identity, worker_id: UUID) -> WorkerResponse:
+        """Note that a worker lives."""
+        self._mark_seen(worker_id)
+        return await self._beats.put(
+            workers.Beat(caller, worker_id, self.settings.heartbeat_interval_seconds)
+        )
+
+    async def claim(
+        self, caller: Identity, worker_id: UUID, wait: float = 0, gone: Gone = None
+    ) -> TaskResponse | None:
+        """Claim the oldest task for a worker; sleep up to `wait` seconds for one.
+
+        `gone` is done once the client has hung up: then it gets no task.
+        """
+        item = claims.Claim(caller, worker_id, self.settings.heartbeat_interval_seconds)
+        deadline = time.monotonic() + wait
+        got = await self._claim_once(item)
+        while got.task is None and not self._is_over(deadline, gone):
+            keys = [worker_key(worker_id), *map(job_key, got.jobs)]
+            got = await self._claim_asleep(item, keys, deadline, gone)
+        return got.task
+
+    async def _claim_asleep(
+        self, item: claims.Claim, keys: list[str], deadline: float, gone: Gone
+    ) -> claims.Claimed:
+        """Claim, sleeping in between, until there is a task, the time is over, or the keys have changed."""
+        with self.sleepers.enter(keys) as sleeper:
+            self._start_recheck()
+            while True:
+                sleeper.check()
+                got = await self._claim_once(item)
+                if got.task is not None:
+                    sleeper.use(job_key(got.task.job_name))
+                    return got
+                if self._is_over(deadline, gone) or keys[1:] != [*map(job_key, got.jobs)]:
+                    return got
+                self.sleepers.resume(sleeper)
+                pause = min(deadline - time.monotonic(), self.settings.heartbeat_interval_seconds)
+                woken = await sleeper.sleep(pause, gone)
+                if gone is not None and gone.done():
+                    return got
+                if not woken:
+                    await self._note_life(item.caller, item.worker_id)
+
+    def _is_over(self, deadline: float, gone: Gone) -> bool:
+        return time.monotonic() >= deadline or self.sleepers.is_closed or (gone is not None and gone.done())
+
+    async def _claim_once(self, item: claims.Claim) -> claims.Claimed:
+        for attempt in range(self.settings.claim_max_attempts):
+            got = await self._claims.put(item)
+            if got.task is not None or not got.is_contended:
+                break
+            delay = self.settings.claim_base_delay_seconds * 2**attempt
+            await asyncio.sleep(min(delay, _MAX_BACKOFF) * (0.5 + random.random()))  # noqa: S311 - jitter
+        self._mark_seen(item.worker_id)
+        return got
+
+    async def get_task(self, task_id: UUID, wait: float = 0, gone: Gone = None) -> TaskResponse:
+        """Return a task; sleep up to `wait` seconds for its end."""
+        if wait <= 0:
+            return await self._read_task(task_id)
+        deadline = time.monotonic() + wait
+        with self.sleepers.enter([task_key(task_id)]) as sleeper:
+            self._start_recheck()
+            while True:
+                sleeper.check()
+                task = await self._read_task(task_id)
+                if tasks.has_ended(task) or self._is_over(deadline, gone):
+                    return task
+                self.sleepers.resume(sleeper)
+                await sleeper.sleep(deadline - time.monotonic(), gone)
+
+    async def _read_task(self, task_id: UUID) -> TaskResponse:
+        async with self.database.read() as tx:
+            return await tasks.get(tx, task_id)
+
+    async def _note_life(self, caller: Identity, worker_id: UUID) -> None:
+        """Count any request of a worker as a heartbeat, unless one was noted lately."""
+        due = self._seen.get(worker_id, 0) + self.settings.heartbeat_interval_seconds
+        if time.monotonic() >= due:
+            try:
+                await self.beat(caller, worker_id)
+            except ProblemException as problem:
+                logger.debug("no heartbeat noted for worker %s: %s", worker_id, problem)
+
+    def _mark_seen(self, worker_id: UUID) -> None:
+        if len(self._seen) > 2 * self.settings.max_sleepers + 1000:
+            self._seen.clear()
+        self._seen[worker_id] = time.monotonic()
+
+    def _start_recheck(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop not in self._rechecking:
+            self._rechecking.add(loop)
+            loop.create_task(self._recheck_while_somebody_sleeps())  # noqa: RUF006 - it ends by itself
+
+    async def _recheck_while_somebody_sleeps(self) -> None:
+        # A wake-up may be lost; one look for all sleepers now and then costs little.
+        delay = _RECHECK_FIRST
+        try:
+            while len(self.sleepers):
+                await asyncio.sleep(delay)
+                delay = min(delay * _RECHECK_GROWTH, _RECHECK_MAX)
+                try:
+                    await self.recheck()
+                except ProblemException as problem:
+                    logger.warning("sleepers were not re-checked: %s", problem)
+        finally:
+            self._rechecking.discard(asyncio.get_running_loop())
+
+    async def check_health(self) -> dict[str, str]:
+        """Return `ok` or a reason for each thing that must work; the same answer for a second."""
+        if self._health is None or time.monotonic() > self._health[0]:
+            checks = {"work": await self._probe(), **{name: check() for name, check in self.checks.items()}}
+            self._health = time.monotonic() + 1, checks
+        return self._health[1]
+
+    async def _probe(self) -> str:
+        # A claim and a heartbeat of a worker that does not exist take the whole way of real ones.
+        nobody, worker_id = Identity("", is_superuser=False), uuid4()
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                for walk in (self.beat(nobody, worker_id), self.claim(nobody, worker_id)):
+                    with suppress(WorkerNotFound):
+                        await walk
+        except TimeoutError:
+            return f"a claim and a heartbeat took more than {_PROBE_SECONDS:g} s"
+        except Exception as error:  # noqa: BLE001 - whatever it is, work does not go through
+            logger.warning("a probe of the write path failed: %r", error)
+            return f"a claim and a heartbeat did not go through ({type(error).__name__})"
+        return "ok"
+
+    async def recheck(self) -> None:
+        """Wake the sleepers for whom something is there, whatever became of their wake-ups."""
+        slept_on = [key.split(":", 1) for key in self.sleepers.keys()]
+        ids = [UUID(rest) for kind, rest in slept_on if kind == "task"]
+        names = [rest for kind, rest in slept_on if kind == "job"]
+        async with self.database.read() as tx:
+            ended = await tasks.ended(tx, ids) if ids else []
+            waiting = await jobs.waiting(tx, names) if names else {}
+        for task_id in ended:
+            self.sleepers.wake(task_key(task_id))
+        for name, count in waiting.items():
+            self.sleepers.wake(job_key(name), count)

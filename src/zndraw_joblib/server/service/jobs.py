@@ -1,0 +1,128 @@
+"""Register jobs, show them, and hide those that nobody serves."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from zndraw_joblib.contract.events import Emission, JobsInvalidate, room_of
+from zndraw_joblib.contract.messages import JobRegisterRequest, JobResponse, JobSummary, PaginatedResponse
+from zndraw_joblib.contract.names import INTERNAL, RESERVED, JobName
+from zndraw_joblib.contract.problems import (
+    Forbidden,
+    InvalidCategory,
+    JobNotFound,
+    SchemaConflict,
+    WorkerNotFound,
+)
+from zndraw_joblib.server.ports import Identity, worker_key
+from zndraw_joblib.server.service import rules
+from zndraw_joblib.server.store import jobs as store
+from zndraw_joblib.server.store import workers as worker_store
+from zndraw_joblib.server.store.database import Transaction
+
+
+class Registration(NamedTuple):
+    """Somebody offers to do a job in a room."""
+
+    caller: Identity
+    room_id: str
+    request: JobRegisterRequest
+
+
+def check(item: Registration, allowed_categories: Sequence[str]) -> None:
+    """Raise the problem of a registration that no state of the database could mend."""
+    if item.room_id in RESERVED and not item.caller.is_superuser:
+        raise Forbidden(f"Only a superuser may register jobs in {item.room_id}")
+    if item.request.category not in allowed_categories:
+        raise InvalidCategory(
+            f"Category {item.request.category!r} is not allowed; allowed are: {', '.join(allowed_categories)}"
+        )
+    rules.check_schema(item.request.schema_)
+
+
+async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bool]:
+    """Let a worker serve a job. Tell whether the job is new, or shown again.
+
+    Raises `WorkerNotFound` for a worker that is unknown or not the caller's, `SchemaConflict`
+    for an active job with another schema.
+    """
+    caller, room_id, request = item
+    worker_id = None if room_id == INTERNAL else await _worker(tx, caller, request.worker_id)
+    name = JobName(room_id, request.category, request.name)
+    job, is_new = await store.add_or_lock(tx, name, request.schema_)
+    if job.deleted:
+        await store.revive(tx, job.id, request.schema_)
+    elif job.schema != request.schema_:
+        raise SchemaConflict(
+            f"Schema mismatch: {str(name)!r} is active with another schema. It must be the same, "
+            "or every worker of the job has to leave and its pending tasks have to end first."
+        )
+    if worker_id is not None:
+        await worker_store.link(tx, worker_id, job.id)
+        # Open claims of the worker look again at what it may claim.
+        tx.wake(worker_key(worker_id))
+    tx.emit(Emission(JobsInvalidate(), room_of(room_id)))
+    served_by = await worker_store.serving(tx, [job.id])
+    answer = _response(job.id, name, request.schema_, served_by[job.id])
+    return answer.model_copy(update={"worker_id": worker_id}), is_new or job.deleted
+
+
+async def _worker(tx: Transaction, caller: Identity, worker_id: UUID | None) -> UUID:
+    if worker_id is None:
+        return await worker_store.add(tx, caller.id)
+    row = (await worker_store.lock(tx, [worker_id])).get(worker_id)
+    if row is None or row.owner_id != caller.id:
+        raise WorkerNotFound(f"Worker {worker_id} not found")
+    return worker_id
+
+
+async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> None:
+    """Hide those of these jobs that have no worker and no pending task, and tell their rooms."""
+    for job in await store.hide_orphans(tx, job_ids):
+        tx.emit(Emission(JobsInvalidate(), room_of(job.room_id)))
+
+
+async def waiting(tx: Transaction, full_names: Sequence[str]) -> dict[str, int]:
+    """Return those of these jobs that have pending tasks, and how many."""
+    found = {str(name): count for name, count in (await store.waiting(tx)).items()}
+    return {name: found[name] for name in full_names if name in found}
+
+
+async def get(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> JobResponse:
+    """Return an active job. Raises `JobNotFound`, also where it belongs to another room."""
+    rules.check_room(name, room_id, cross_room=cross_room)
+    job = await store.by_name(tx, name)
+    if job is None:
+        raise JobNotFound(f"Job {str(name)!r} not found")
+    served_by = await worker_store.serving(tx, [job.id])
+    return _response(job.id, name, job.schema, served_by[job.id])
+
+
+async def id_of(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> UUID:
+    """Return a job's id, hidden or not, so that its history stays readable. Raises `JobNotFound`."""
+    rules.check_room(name, room_id, cross_room=cross_room)
+    job = await store.any_by_name(tx, name)
+    if job is None:
+        raise JobNotFound(f"Job {str(name)!r} not found")
+    found: UUID = job.id
+    return found
+
+
+async def page(tx: Transaction, room_id: str, limit: int, offset: int) -> PaginatedResponse[JobSummary]:
+    """Return one page of the jobs that a room sees."""
+    rows, total = await store.page(tx, room_id, limit, offset)
+    served_by = await worker_store.serving(tx, [row.id for row in rows]) if rows else {}
+    items = [
+        JobSummary(
+            full_name=str(JobName(row.room_id, row.category, row.name)),
+            category=row.category,
+            name=row.name,
+            workers=served_by[row.id],
+        )
+        for row in rows
+    ]
+    return PaginatedResponse[JobSummary](items=items, total=total, limit=limit, offset=offset)
+
+
+def _response(job_id: UUID, name: JobName, schema: dict[str, object], served_by: list[UUID]) -> JobResponse:
+    return JobResponse(id=job_id, full_name=str(name), schema_=schema, workers=served_by, **name._asdict())

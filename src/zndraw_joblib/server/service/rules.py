@@ -1,0 +1,162 @@
+"""The decisions that need no database: who may do what, what fits, what a report turns a task into."""
+
+from dataclasses import replace
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jsonschema_rs
+from pydantic_core import from_json, to_json
+
+from zndraw_joblib.contract.messages import MAX_ERROR_BYTES, MAX_JSON_BYTES, TaskUpdateRequest
+from zndraw_joblib.contract.names import RESERVED, JobName
+from zndraw_joblib.contract.problems import (
+    ContentTooLarge,
+    Forbidden,
+    InvalidPayload,
+    InvalidSchema,
+    InvalidTaskTransition,
+    JobNotFound,
+    StaleReport,
+)
+from zndraw_joblib.contract.status import TERMINAL, Role, TaskStatus, may_move, targets
+from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.store.tasks import Record
+
+MAX_LISTED_ERRORS = 100
+_CUT = "\n[cut: the text was longer than 64 KiB]"
+
+
+def check_room(job: JobName, room_id: str, *, cross_room: bool) -> None:
+    """Raise `JobNotFound` where a job belongs to another room."""
+    if not (cross_room or job.room_id in RESERVED or job.room_id == room_id):
+        raise JobNotFound(f"Job {str(job)!r} not found in room {room_id!r}")
+
+
+def check_size(field: str, value: Any) -> str:
+    """Return `value` as JSON. Raise `ContentTooLarge` where that is over 1 MiB."""
+    encoded = to_json(value)
+    if len(encoded) > MAX_JSON_BYTES:
+        raise ContentTooLarge(f"{field} has {len(encoded)} bytes; at most {MAX_JSON_BYTES} are taken")
+    return encoded.decode()
+
+
+def check_schema(schema: dict[str, Any]) -> None:
+    """Raise `InvalidSchema` where payloads could not be checked against `schema`."""
+    _validator(check_size("schema", schema))
+
+
+def check_payload(schema: dict[str, Any], payload: dict[str, Any]) -> None:
+    """Raise `InvalidPayload` with every fault of `payload` and its JSON pointer."""
+    faults = []
+    for fault in _validator(to_json(schema).decode()).iter_errors(payload):
+        pointer = "".join(
+            f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in fault.instance_path
+        )
+        faults.append({"pointer": pointer, "message": fault.message[:1000]})
+        if len(faults) == MAX_LISTED_ERRORS:
+            break
+    if faults:
+        first = faults[0]
+        raise InvalidPayload(
+            f"payload{first['pointer']}: {first['message']}"
+            + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""),
+            errors=faults,
+        )
+
+
+@lru_cache(maxsize=512)
+def _validator(schema: str) -> jsonschema_rs.Validator:
+    # Offline, and with a linear-time regex engine: a schema comes from anybody who may register.
+    try:
+        return jsonschema_rs.validator_for(
+            from_json(schema), offline=True, pattern_options=jsonschema_rs.RegexOptions()
+        )
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        raise InvalidSchema(f"schema: {str(error)[:1000]}") from error
+
+
+def cut_error(error: str | None) -> str | None:
+    """Return an error text that every database can hold, at most 64 KiB, marked where it was cut."""
+    if not error:
+        return None
+    text = error.replace("\x00", "\ufffd").encode("utf-8", "replace")
+    if len(text) > MAX_ERROR_BYTES:
+        return text[: MAX_ERROR_BYTES - len(_CUT)].decode("utf-8", "ignore") + _CUT
+    return text.decode()
+
+
+def roles_of(caller: Identity, task: Record) -> frozenset[Role]:
+    """Return what `caller` is to a task. Raise `Forbidden` where it is nothing."""
+    roles = set()
+    if caller.is_superuser:
+        roles.add(Role.SUPERUSER)
+    if task.worker_owner_id == caller.id:
+        roles.add(Role.WORKER)
+    if task.created_by == caller.id:
+        roles.add(Role.SUBMITTER)
+    if not roles:
+        unclaimed = task.worker_id is None
+        raise Forbidden(
+            "Task not claimed by any worker" if unclaimed else "Not authorized to update this task"
+        )
+    return frozenset(roles)
+
+
+def decide(caller: Identity, task: Record, report: TaskUpdateRequest, now: datetime) -> Record:
+    """Return what a report makes of a task; the task itself where the report is a repeat.
+
+    Raises `Forbidden`, `StaleReport` or `InvalidTaskTransition`.
+    """
+    roles = roles_of(caller, task)
+    target = report.status
+    if roles == {Role.SUBMITTER} and target != TaskStatus.CANCELLED:
+        raise Forbidden("Not authorized to update this task: its submitter may only cancel it")
+    _check_fence(task, report)
+    if _is_repeat(task, report):
+        return task
+    if not may_move(roles, task.status, target):
+        raise _refusal(task, target)
+    if target == TaskStatus.RUNNING:
+        return replace(task, status=target, started_at=now)
+    result = report.result if target == TaskStatus.COMPLETED else None
+    return replace(
+        task, status=target, completed_at=now, error=cut_error(report.error) or task.error, result=result
+    )
+
+
+def _check_fence(task: Record, report: TaskUpdateRequest) -> None:
+    other_worker = report.worker_id is not None and report.worker_id != task.worker_id
+    other_attempt = report.attempt is not None and report.attempt != task.attempt
+    if other_worker or other_attempt:
+        what = f"attempt {report.attempt}" if other_attempt else f"worker {report.worker_id}"
+        raise StaleReport(
+            f"Task was taken over: {what} does not hold it (attempt {task.attempt} does, {task.status})",
+            reason="taken over",
+            current_status=task.status,
+            current_attempt=task.attempt,
+        )
+
+
+def _is_repeat(task: Record, report: TaskUpdateRequest) -> bool:
+    if report.status != task.status or task.status in {TaskStatus.PENDING, TaskStatus.CLAIMED}:
+        return False
+    return task.status != TaskStatus.FAILED or cut_error(report.error) == task.error
+
+
+def _refusal(task: Record, target: TaskStatus) -> InvalidTaskTransition:
+    allowed = ", ".join(t for t in targets(task.status) if t != TaskStatus.CLAIMED)
+    ending = f"it has ended{f' ({task.error[:200]})' if task.error else ''}"
+    return InvalidTaskTransition(
+        f"Cannot transition from '{task.status}' to '{target}': "
+        + (f"from there it can go to {allowed}" if allowed else ending),
+        reason=_reason(task.status),
+        current_status=task.status,
+        current_attempt=task.attempt,
+    )
+
+
+def _reason(status: TaskStatus) -> str:
+    if status == TaskStatus.CANCELLED:
+        return "cancelled"
+    return "finished" if status in TERMINAL else "wrong order"

@@ -1,0 +1,182 @@
+"""Submit, report and read tasks. The writers take a list and give a result or a problem for each item."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+from zndraw_joblib.contract.events import Emission, TaskAvailable, workers_of
+from zndraw_joblib.contract.messages import PaginatedResponse, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.contract.names import INTERNAL, JobName
+from zndraw_joblib.contract.problems import (
+    InternalJobNotConfigured,
+    JobNotFound,
+    ProblemException,
+    TaskNotFound,
+)
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.server.ports import Identity, job_key
+from zndraw_joblib.server.service import jobs as job_service
+from zndraw_joblib.server.service import rules, views
+from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store import tasks as store
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.positions import positions
+from zndraw_joblib.server.store.tasks import Record
+
+Answer = TaskResponse | ProblemException
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One call of a job, from a room. `is_configured`: an internal job has an executor here."""
+
+    caller: Identity
+    room_id: str
+    job: JobName
+    payload: dict[str, Any]
+    is_configured: bool = False
+    validate_payload: bool = True
+    cross_room: bool = False
+
+
+class Report(NamedTuple):
+    """What somebody says of a task."""
+
+    caller: Identity
+    task_id: UUID
+    update: TaskUpdateRequest
+
+
+async def submit(tx: Transaction, items: Sequence[Submission]) -> list[Answer]:
+    """Add tasks: pending, or claimed at once where the job is internal and the server will dispatch it."""
+    jobs = await job_store.lock_by_names(tx, list(dict.fromkeys(item.job for item in items)))
+    now = await tx.now()
+    made = [_check(item, jobs.get(item.job)) or _task(item, jobs[item.job].id, now) for item in items]
+    tasks = [task for task in made if isinstance(task, Record)]
+    pending = Counter(task.job_id for task in tasks if task.status == TaskStatus.PENDING)
+    last = await store.add(tx, tasks) if tasks else {}
+    answers: list[Answer] = []
+    for task in made:
+        if isinstance(task, ProblemException):
+            answers.append(task)
+            continue
+        pending[task.job_id] -= 1
+        position = last[task.job_id] - pending[task.job_id] if task.status == TaskStatus.PENDING else None
+        _announce(tx, task, position)
+        answers.append(views.response(task, position))
+    return answers
+
+
+def _check(item: Submission, job: Any) -> ProblemException | None:
+    try:
+        if job is None:
+            raise JobNotFound(f"Job {str(item.job)!r} not found")
+        rules.check_room(item.job, item.room_id, cross_room=item.cross_room)
+        if item.job.room_id == INTERNAL and not item.is_configured:
+            raise InternalJobNotConfigured(f"Job {str(item.job)!r} has no executor in this server")
+        if item.validate_payload:
+            rules.check_payload(job.schema, item.payload)
+    except ProblemException as problem:
+        return problem
+    return None
+
+
+def _task(item: Submission, job_id: UUID, now: datetime) -> Record:
+    internal = item.job.room_id == INTERNAL
+    return Record(
+        seq=0,
+        id=uuid4(),
+        job_id=job_id,
+        job=item.job,
+        room_id=item.room_id,
+        status=TaskStatus.CLAIMED if internal else TaskStatus.PENDING,
+        created_by=item.caller.id,
+        payload=item.payload,
+        created_at=now,
+        claimed_at=now if internal else None,
+        attempt=1 if internal else 0,
+    )
+
+
+def _announce(tx: Transaction, task: Record, position: int | None) -> None:
+    views.tell(tx, task, position)
+    if task.status == TaskStatus.PENDING:
+        available = TaskAvailable.model_construct(
+            job_name=str(task.job), room_id=task.room_id, task_id=task.id
+        )
+        tx.emit(Emission(available, workers_of(str(task.job))))
+        tx.wake(job_key(task.job), 1)
+
+
+async def report(tx: Transaction, items: Sequence[Report]) -> list[Answer]:
+    """Move tasks as their holders, submitters or superusers say, in the order of the list."""
+    current = await store.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
+    now = await tx.now()
+    moves: list[tuple[Record, Record]] = []
+    answers: list[Record | ProblemException] = []
+    for item in items:
+        task = current.get(item.task_id)
+        try:
+            if task is None:
+                raise TaskNotFound(f"Task {item.task_id} not found")
+            after = rules.decide(item.caller, task, item.update, now)
+        except ProblemException as problem:
+            answers.append(problem)
+            continue
+        if after is not task:
+            moves.append((task, after))
+            current[item.task_id] = after
+        answers.append(after)
+    await store.move(tx, moves)
+    for _, after in moves:
+        views.tell(tx, after)
+    await job_service.hide_orphans(tx, _emptied(moves))
+    standing = await positions(tx, [task for task in answers if isinstance(task, Record)])
+    return [
+        views.response(task, standing.get(task.id)) if isinstance(task, Record) else task for task in answers
+    ]
+
+
+def _emptied(moves: Sequence[tuple[Record, Record]]) -> list[UUID]:
+    # Only a task that was still pending could keep its job from being an orphan.
+    return sorted({before.job_id for before, _ in moves if before.status == TaskStatus.PENDING})
+
+
+async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
+    """Return one task. Raises `TaskNotFound`."""
+    task = await store.by_id(tx, task_id)
+    if task is None:
+        raise TaskNotFound(f"Task {task_id} not found")
+    standing = await positions(tx, [task])
+    return views.response(task, standing.get(task.id))
+
+
+async def page(
+    tx: Transaction,
+    room_id: str,
+    status: TaskStatus | None,
+    *,
+    limit: int,
+    offset: int,
+    job: UUID | None = None,
+) -> PaginatedResponse[TaskResponse]:
+    """Return one page of a room's tasks, of one status and one job where these are given."""
+    found, total = await store.page(tx, store.in_room(room_id, status, job), limit, offset)
+    standing = await positions(tx, found)
+    items = [views.response(task, standing.get(task.id)) for task in found]
+    return PaginatedResponse[TaskResponse].model_construct(
+        items=items, total=total, limit=limit, offset=offset
+    )
+
+
+async def ended(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
+    """Return those of these tasks that have ended."""
+    return await store.finished(tx, ids)
+
+
+def has_ended(task: TaskResponse) -> bool:
+    """Tell whether nothing more will happen to a task."""
+    return task.status in TERMINAL

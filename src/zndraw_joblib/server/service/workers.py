@@ -1,0 +1,106 @@
+"""Workers: how they come, show that they live, and leave. Every way of leaving ends in `retire`."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from zndraw_joblib.contract.events import Emission, JobsInvalidate, room_of
+from zndraw_joblib.contract.messages import PaginatedResponse, WorkerResponse, WorkerSummary
+from zndraw_joblib.contract.names import JobName
+from zndraw_joblib.contract.problems import Forbidden, JobNotFound, ProblemException, WorkerNotFound
+from zndraw_joblib.server.ports import Identity, worker_key
+from zndraw_joblib.server.service import jobs as job_service
+from zndraw_joblib.server.service import views
+from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store import tasks as task_store
+from zndraw_joblib.server.store import workers as store
+from zndraw_joblib.server.store.database import Transaction
+
+DISCONNECTED = "Worker disconnected"
+
+
+class Beat(NamedTuple):
+    """A worker shows that it lives. `interval` seconds until the next beat is due."""
+
+    caller: Identity
+    worker_id: UUID
+    interval: float
+
+
+async def create(tx: Transaction, caller: Identity, interval: float) -> WorkerResponse:
+    """Make a worker that belongs to the caller."""
+    worker_id = await store.add(tx, caller.id)
+    return WorkerResponse(id=worker_id, last_heartbeat=await tx.now(), heartbeat_interval_seconds=interval)
+
+
+async def beat(tx: Transaction, items: Sequence[Beat]) -> list[WorkerResponse | ProblemException]:
+    """Note that workers live; only their owners may say so."""
+    workers = await store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
+    now = await tx.now()
+    answers: list[WorkerResponse | ProblemException] = []
+    for item in items:
+        row = workers.get(item.worker_id)
+        if row is None:
+            answers.append(WorkerNotFound(f"Worker {item.worker_id} not found"))
+        elif row.owner_id != item.caller.id:
+            answers.append(Forbidden("Not authorized: the worker belongs to somebody else"))
+        else:
+            answers.append(
+                WorkerResponse.model_construct(
+                    id=item.worker_id, last_heartbeat=now, heartbeat_interval_seconds=item.interval
+                )
+            )
+    await store.beat(tx, [answer.id for answer in answers if isinstance(answer, WorkerResponse)])
+    return answers
+
+
+async def leave(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
+    """Remove a worker at the wish of its owner or a superuser."""
+    await _owned(tx, caller, worker_id)
+    await retire(tx, [worker_id])
+
+
+async def retire(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
+    """Remove workers, which the caller has locked: fail what they hold, hide the jobs they leave orphaned.
+
+    Source: the cascade of seed 000.
+    """
+    if not worker_ids:
+        return
+    for task in await task_store.fail_held(tx, task_store.held_by(worker_ids), DISCONNECTED):
+        views.tell(tx, task)
+    job_ids = await store.remove(tx, worker_ids)
+    for room_id in await job_store.rooms(tx, job_ids) if job_ids else []:
+        tx.emit(Emission(JobsInvalidate(), room_of(room_id)))
+    await job_service.hide_orphans(tx, job_ids)
+    for worker_id in worker_ids:
+        tx.wake(worker_key(worker_id))
+
+
+async def leave_job(tx: Transaction, caller: Identity, worker_id: UUID, name: JobName) -> None:
+    """Take one job off a worker. Raises `JobNotFound` where it does not serve it."""
+    await _owned(tx, caller, worker_id)
+    job = await job_store.any_by_name(tx, name)
+    if job is None or not await store.unlink(tx, worker_id, job.id):
+        raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
+    tx.emit(Emission(JobsInvalidate(), room_of(name.room_id)))
+    await job_service.hide_orphans(tx, [job.id])
+    # Open claims of the worker look again at what it may claim.
+    tx.wake(worker_key(worker_id))
+
+
+async def _owned(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
+    row = (await store.lock(tx, [worker_id])).get(worker_id)
+    if row is None:
+        raise WorkerNotFound(f"Worker {worker_id} not found")
+    if row.owner_id != caller.id and not caller.is_superuser:
+        raise Forbidden("Not authorized: the worker belongs to somebody else")
+
+
+async def page(
+    tx: Transaction, room_id: str | None, limit: int, offset: int
+) -> PaginatedResponse[WorkerSummary]:
+    """Return one page of all workers, or of those that serve a job which a room sees."""
+    rows, total = await store.page(tx, room_id, limit, offset)
+    items = [WorkerSummary(**row._mapping) for row in rows]
+    return PaginatedResponse[WorkerSummary](items=items, total=total, limit=limit, offset=offset)

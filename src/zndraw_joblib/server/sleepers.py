@@ -1,0 +1,156 @@
+"""Those that wait for something to happen, in the order they came. A sleeper holds no database session."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from zndraw_joblib.contract.problems import ServiceUnavailable
+from zndraw_joblib.server.ports import Wake
+
+# Done once the client that waits for the answer has hung up.
+Gone = asyncio.Future[None] | None
+
+
+class Sleeper:
+    """One that waits under some keys. It registers first, checks second, sleeps third."""
+
+    __slots__ = ("_future", "_loop", "_owes", "_woken", "keys")
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.keys = tuple(keys)
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] | None = None
+        self._woken = False
+        self._owes: str | None = None
+
+    def check(self) -> None:
+        """Call before each look at the database: a wake-up during the look is not lost."""
+        self._woken = False
+
+    async def sleep(self, seconds: float, gone: Gone = None) -> bool:
+        """Sleep until woken, for `seconds`, or until the client is gone. Tell whether it was woken."""
+        if self._woken:
+            return True
+        self._future = self._loop.create_future()
+        timer = self._loop.call_later(seconds, self._rise)
+        if gone is not None:
+            gone.add_done_callback(self._rise)
+        try:
+            await self._future
+        finally:
+            timer.cancel()
+            self._future = None
+        return self._woken
+
+    def wake(self, key: str | None = None) -> None:
+        """Wake it. With a key, for one thing under that key, which is passed on if it is not used."""
+        self._woken = True
+        self._owes = key
+        if self._future is not None:
+            self._loop.call_soon_threadsafe(self._rise)
+
+    def use(self, key: str) -> None:
+        """Note that it got what it was woken for, if that was under `key`."""
+        if self._owes == key:
+            self._owes = None
+
+    def settle(self) -> str | None:
+        """Return the key of a wake-up that was not used; ask once."""
+        owed, self._owes = self._owes, None
+        return owed
+
+    @property
+    def is_woken(self) -> bool:
+        """Whether a wake-up came since the last `check`."""
+        return self._woken
+
+    def _rise(self, _: object = None) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class Sleepers:
+    """All sleepers of a process. `limit` tells how many there may be."""
+
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self._limit = limit
+        self._queues: dict[str, OrderedDict[Sleeper, None]] = {}
+        self._count = 0
+        self.is_closed = False
+
+    def __len__(self) -> int:
+        return self._count
+
+    @contextmanager
+    def enter(self, keys: Sequence[str]) -> Iterator[Sleeper]:
+        """Stand in line under each key. What the sleeper was woken for and did not use is passed on.
+
+        Raises `ServiceUnavailable` when there are too many already.
+        """
+        if self._count >= self._limit():
+            raise ServiceUnavailable(
+                f"{self._count} requests wait already (setting max_sleepers); ask without waiting",
+                headers={"Retry-After": "5"},
+            )
+        sleeper = Sleeper(keys)
+        self._count += 1
+        self._stand(sleeper)
+        try:
+            yield sleeper
+        finally:
+            self._count -= 1
+            for key in sleeper.keys:
+                self._remove(key, sleeper)
+            if (owed := sleeper.settle()) is not None:
+                self.wake(owed, 1)
+
+    def resume(self, sleeper: Sleeper) -> None:
+        """Put a sleeper that found nothing back to its place, at the head of the line.
+
+        One that was woken meanwhile stays out of it, and looks again.
+        """
+        if not sleeper.is_woken:
+            sleeper.settle()
+            self._stand(sleeper, first=True)
+
+    def wake(self, key: str, count: int | None = None) -> None:
+        """Wake the first `count` under a key, or all of them."""
+        queue = self._queues.get(key)
+        if queue is None:
+            return
+        for _ in range(len(queue) if count is None else min(count, len(queue))):
+            sleeper = next(iter(queue))
+            for other in sleeper.keys:
+                self._remove(other, sleeper)
+            sleeper.wake(None if count is None else key)
+
+    def notify(self, wakes: Sequence[Wake]) -> None:
+        """Wake whom a commit concerns."""
+        for key, count in wakes:
+            self.wake(key, count)
+
+    def keys(self) -> list[str]:
+        """Return what is slept on."""
+        return list(self._queues)
+
+    def close(self) -> None:
+        """Wake everybody for good: the server stops."""
+        self.is_closed = True
+        for key in self.keys():
+            self.wake(key)
+
+    def _stand(self, sleeper: Sleeper, *, first: bool = False) -> None:
+        for key in sleeper.keys:
+            queue = self._queues.setdefault(key, OrderedDict())
+            if sleeper not in queue:
+                queue[sleeper] = None
+                if first:
+                    queue.move_to_end(sleeper, last=False)
+
+    def _remove(self, key: str, sleeper: Sleeper) -> None:
+        queue = self._queues.get(key)
+        if queue is not None:
+            queue.pop(sleeper, None)
+            if not queue:
+                del self._queues[key]

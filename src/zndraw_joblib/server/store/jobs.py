@@ -1,0 +1,119 @@
+"""Jobs: named functions with a schema."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import ColumnElement, Row, and_, case, func, or_, select, update
+
+from zndraw_joblib.contract.names import GLOBAL, INTERNAL, RESERVED, JobName
+from zndraw_joblib.server.store.database import Transaction, dialect, padded
+from zndraw_joblib.server.store.tables import Job, WorkerJobLink
+
+jobs = Job.__table__
+links = WorkerJobLink.__table__
+
+
+def visible_from(room_id: str) -> ColumnElement[bool]:
+    """Match the jobs that a room's lists show: its own and, unless it is reserved, the reserved rooms'."""
+    rooms = [room_id] if room_id in RESERVED else [room_id, GLOBAL, INTERNAL]
+    return jobs.c.room_id.in_(rooms)
+
+
+async def by_name(tx: Transaction, name: JobName) -> Row[Any] | None:
+    """Return the active job of this name."""
+    return (await tx.execute(select(jobs).where(_is(name), ~jobs.c.deleted))).first()
+
+
+async def any_by_name(tx: Transaction, name: JobName) -> Row[Any] | None:
+    """Return the job of this name, hidden or not."""
+    return (await tx.execute(select(jobs).where(_is(name)))).first()
+
+
+async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobName, Row[Any]]:
+    """Return the active jobs of these names, and keep their counts as they are until the commit."""
+    wanted = or_(*[_is(name) for name in padded(names)])
+    statement = select(jobs).where(wanted, ~jobs.c.deleted).order_by(jobs.c.id)
+    found = await tx.execute(statement.with_for_update(key_share=True))
+    return {JobName(row.room_id, row.category, row.name): row for row in found}
+
+
+async def add_or_lock(tx: Transaction, name: JobName, schema: dict[str, Any]) -> tuple[Row[Any], bool]:
+    """Return the job of this name, locked, made now if there is none. Tell whether it is new."""
+    values = {**name._asdict(), "id": uuid4(), "schema": schema, "created_at": await tx.now()}
+    statement = dialect(tx).insert(jobs).values(deleted=False, pending=0, **values)
+    made = await tx.execute(statement.on_conflict_do_nothing().returning(jobs.c.id))
+    is_new = made.first() is not None
+    row = (await tx.execute(select(jobs).where(_is(name)).with_for_update())).one()
+    return row, is_new
+
+
+async def revive(tx: Transaction, job_id: UUID, schema: dict[str, Any]) -> None:
+    """Show a hidden job again, with a new schema."""
+    await tx.execute(update(jobs).where(jobs.c.id == job_id).values(deleted=False, schema=schema))
+
+
+async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[Row[Any]]:
+    """Hide those of these jobs that have no worker and no pending task. Return what was hidden.
+
+    The rows are locked before they are judged: a registration that just linked a worker is seen.
+    """
+    if not job_ids:
+        return []
+    among = jobs.c.id.in_(padded(job_ids))
+    await tx.execute(select(jobs.c.id).where(among).order_by(jobs.c.id).with_for_update())
+    served = select(links.c.job_id).where(links.c.job_id == jobs.c.id).exists()
+    orphaned = and_(~jobs.c.deleted, jobs.c.pending == 0, jobs.c.room_id != INTERNAL, ~served)
+    statement = update(jobs).where(among, orphaned).values(deleted=True)
+    return list(await tx.execute(statement.returning(jobs.c.room_id, jobs.c.category, jobs.c.name)))
+
+
+async def count_pending(tx: Transaction, changes: Mapping[UUID, int]) -> dict[UUID, int]:
+    """Add to the counts of pending tasks. Return the new counts of those jobs that are active.
+
+    The callers are the functions that write a task's status, and nobody else.
+    """
+    ids = sorted(job_id for job_id, change in changes.items() if change)
+    if not ids:
+        return {}
+    if len(ids) > 1:
+        await tx.execute(
+            select(jobs.c.id)
+            .where(jobs.c.id.in_(padded(ids)))
+            .order_by(jobs.c.id)
+            .with_for_update(key_share=True)
+        )
+    change = (
+        case({job_id: changes[job_id] for job_id in ids}, value=jobs.c.id, else_=0)
+        if len(ids) > 1
+        else changes[ids[0]]
+    )
+    statement = update(jobs).where(jobs.c.id.in_(padded(ids))).values(pending=jobs.c.pending + change)
+    counted = await tx.execute(statement.returning(jobs.c.id, jobs.c.pending, jobs.c.deleted))
+    return {row.id: row.pending for row in counted if not row.deleted}
+
+
+async def rooms(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
+    """Return the rooms of these jobs, each once."""
+    statement = select(jobs.c.room_id).where(jobs.c.id.in_(padded(job_ids))).distinct()
+    return sorted((await tx.execute(statement)).scalars())
+
+
+async def waiting(tx: Transaction) -> dict[JobName, int]:
+    """Return the jobs that have pending tasks, and how many."""
+    statement = select(jobs.c.room_id, jobs.c.category, jobs.c.name, jobs.c.pending)
+    rows = await tx.execute(statement.where(jobs.c.pending > 0))
+    return {JobName(*name): pending for *name, pending in rows}
+
+
+async def page(tx: Transaction, room_id: str, limit: int, offset: int) -> tuple[list[Row[Any]], int]:
+    """Return one page of the jobs a room sees, newest first, and the count of all."""
+    wanted = [visible_from(room_id), ~jobs.c.deleted]
+    order = jobs.c.created_at.desc(), jobs.c.id.desc()
+    rows = await tx.execute(select(jobs).where(*wanted).order_by(*order).limit(limit).offset(offset))
+    total = await tx.execute(select(func.count()).select_from(jobs).where(*wanted))
+    return list(rows), total.scalar_one()
+
+
+def _is(name: JobName) -> ColumnElement[bool]:
+    return (jobs.c.room_id == name.room_id) & (jobs.c.category == name.category) & (jobs.c.name == name.name)

@@ -1,0 +1,61 @@
+"""Where a pending task stands in the queue of its job, counted from 1, without ranking the whole queue."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, func, literal_column, select
+
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.store.database import Transaction, padded
+from zndraw_joblib.server.store.tables import Job, Task
+from zndraw_joblib.server.store.tasks import Record
+
+tasks = Task.__table__
+jobs = Job.__table__
+
+# How far is counted from either end of a queue before the whole of it is.
+_NEAR = 1000
+_PENDING = tasks.c.status == literal_column(f"'{TaskStatus.PENDING}'")
+
+
+async def positions(tx: Transaction, records: Sequence[Record]) -> dict[UUID, int]:
+    """Return the positions of those of these tasks that are pending, by id."""
+    queues: dict[UUID, list[Record]] = {}
+    for record in records:
+        if record.status == TaskStatus.PENDING:
+            queues.setdefault(record.job_id, []).append(record)
+    found: dict[UUID, int] = {}
+    for job_id, queue in queues.items():
+        first = min(record.seq for record in queue)
+        start = await _position(tx, job_id, first)
+        ranks = {first: 1} if len(queue) == 1 else await _ranks(tx, job_id, queue)
+        # A task that left the queue since it was read has no rank any more.
+        found |= {r.id: start + ranks[r.seq] - 1 for r in queue if r.seq in ranks}
+    return found
+
+
+async def _ranks(tx: Transaction, job_id: UUID, queue: Sequence[Record]) -> dict[int, int]:
+    seqs = [record.seq for record in queue]
+    between = tasks.c.seq.between(min(seqs), max(seqs))
+    rank = func.row_number().over(order_by=tasks.c.seq).label("rank")
+    ranked = select(tasks.c.seq, rank).where(tasks.c.job_id == job_id, _PENDING, between).subquery()
+    rows = await tx.execute(select(ranked.c.seq, ranked.c.rank).where(ranked.c.seq.in_(padded(seqs))))
+    return {row.seq: row.rank for row in rows}
+
+
+async def _position(tx: Transaction, job_id: UUID, seq: int) -> int:
+    ahead = _count(job_id, tasks.c.seq < seq, _NEAR + 1)
+    behind = _count(job_id, tasks.c.seq > seq, _NEAR + 1)
+    near = select(ahead, behind, jobs.c.pending).where(jobs.c.id == job_id)
+    before, after, pending = (await tx.execute(near)).one()
+    if before <= _NEAR:
+        return int(before) + 1
+    if after <= _NEAR:
+        return int(pending - after)
+    whole = select(_count(job_id, tasks.c.seq < seq, None))
+    return int((await tx.execute(whole)).scalar_one()) + 1
+
+
+def _count(job_id: UUID, which: ColumnElement[bool], limit: int | None) -> ColumnElement[int]:
+    some = select(tasks.c.seq).where(tasks.c.job_id == job_id, _PENDING, which).limit(limit)
+    return select(func.count()).select_from(some.subquery()).scalar_subquery()

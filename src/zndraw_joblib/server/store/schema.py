@@ -1,0 +1,79 @@
+"""The schema's version: which one the database has, which one this code needs, and the way there."""
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+from zndraw_joblib.server.ports import SessionMaker
+
+VERSION_TABLE = "joblib_alembic_version"
+# PostgreSQL: two upgrades at once would both see the old version.
+_UPGRADE_LOCK = 7_046_029_254_386_353_131
+
+
+class OutdatedSchema(RuntimeError):
+    """The database's schema is not the one this version needs, and it was not to be touched."""
+
+
+def scripts() -> Path:
+    """Return the folder of the migrations: inside the package once installed, else in the repository."""
+    here = Path(__file__).resolve().parent.parent
+    installed = here / "alembic"
+    return installed if installed.is_dir() else here.parents[2] / "alembic"
+
+
+def newest() -> str:
+    """Return the version that this code needs."""
+    head = ScriptDirectory(str(scripts())).get_current_head()
+    assert head is not None
+    return head
+
+
+async def current(session_maker: SessionMaker) -> str | None:
+    """Return the database's version, None for one without our tables."""
+    async with session_maker() as session:
+        found: str | None = await (await session.connection()).run_sync(_current)
+        return found
+
+
+async def upgrade(session_maker: SessionMaker) -> None:
+    """Bring the database to the newest version; safe beside another upgrade."""
+    async with session_maker() as session:
+        await (await session.connection()).run_sync(_upgrade)
+        await session.commit()
+
+
+async def prepare(session_maker: SessionMaker) -> None:
+    """Upgrade SQLite; check anything else.
+
+    Raises `OutdatedSchema` with the command to run.
+    """
+    found = await current(session_maker)
+    if found == newest():
+        return
+    async with session_maker() as session:
+        is_sqlite = (await session.connection()).dialect.name == "sqlite"
+    if not is_sqlite:
+        raise OutdatedSchema(
+            f"The database's schema is {found or 'missing'}, this version needs {newest()}. It is not changed "
+            "without being asked: run 'zndraw-joblib db upgrade' with the same database URL, then start again."
+        )
+    await upgrade(session_maker)
+
+
+def _current(connection: Connection) -> str | None:
+    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
+    return context.get_current_revision()
+
+
+def _upgrade(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
+    config = Config()
+    config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

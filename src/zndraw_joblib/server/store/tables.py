@@ -1,0 +1,193 @@
+"""The tables, and what must always hold in them. Their metadata is our own, apart from any host's."""
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+from uuid import UUID, uuid4
+
+from pydantic_core import from_json, to_json
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Dialect,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy import DateTime as SqlDateTime
+from sqlalchemy import Uuid as SqlUuid
+from sqlalchemy.orm import registry
+from sqlalchemy.types import TypeDecorator
+from sqlmodel import Field, SQLModel
+
+from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A point in time in UTC, aware on every database."""
+
+    impl = SqlDateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Store UTC."""
+        return value if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Give UTC back; SQLite forgets it."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class JsonText(TypeDecorator[Any]):
+    r"""JSON kept as text: the order of keys stays, and unlike jsonb it can hold ``\u0000``."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """Store compact JSON."""
+        return None if value is None else to_json(value).decode()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """Give the value back."""
+        return None if value is None else from_json(value)
+
+
+def _among(column: str, values: frozenset[TaskStatus]) -> str:
+    listed = ", ".join(sorted(f"'{value.value}'" for value in values))
+    return f"{column} IN ({listed})"
+
+
+_SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
+_PENDING = text("status = 'pending'")
+_HELD = text(_among("status", HELD))
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class _Base(SQLModel, registry=registry(metadata=metadata)):
+    metadata: ClassVar[MetaData] = metadata
+    __table__: ClassVar[Table]
+
+
+def _key() -> Any:
+    return Field(default_factory=uuid4, sa_column=Column(SqlUuid, primary_key=True))
+
+
+def _time(*, nullable: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(UtcDateTime, nullable=nullable))
+
+
+class Job(_Base, table=True):
+    """A named function with a schema. Never removed, only hidden, so that the history of its tasks stays.
+
+    `pending` counts its pending tasks; the functions that write a task's status keep it.
+    """
+
+    __tablename__ = "joblib_job"
+    __table_args__ = (
+        UniqueConstraint("room_id", "category", "name"),
+        CheckConstraint("pending >= 0", "pending_counts"),
+    )
+
+    id: UUID = _key()
+    room_id: str = Field(max_length=128)
+    category: str = Field(max_length=128)
+    name: str = Field(max_length=128)
+    schema_: dict[str, Any] = Field(sa_column=Column("schema", JsonText, nullable=False))
+    created_at: datetime = _time()
+    deleted: bool = False
+    pending: int = 0
+
+
+class Worker(_Base, table=True):
+    """A remote process that claims tasks. Its life is judged by `last_heartbeat` alone."""
+
+    __tablename__ = "joblib_worker"
+    __table_args__ = (Index(None, "last_heartbeat"),)
+
+    id: UUID = _key()
+    owner_id: str
+    created_at: datetime = _time()
+    last_heartbeat: datetime = _time()
+
+
+class WorkerJobLink(_Base, table=True):
+    """A worker serves a job."""
+
+    __tablename__ = "joblib_worker_job"
+
+    worker_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey(Worker.id), primary_key=True))
+    job_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey(Job.id), primary_key=True, index=True))
+
+
+class Task(_Base, table=True):
+    """One call of a job.
+
+    `seq` is the order of arrival; `attempt` the fencing token, which grows with every claim.
+    `worker_id` and `worker_owner_id` stay after the worker is gone, and refer to no row.
+    """
+
+    __tablename__ = "joblib_task"
+    __table_args__ = (
+        CheckConstraint(_among("status", frozenset(TaskStatus)), "status_known"),
+        CheckConstraint(
+            f"(completed_at IS NOT NULL) = ({_among('status', TERMINAL)})", "completed_when_terminal"
+        ),
+        CheckConstraint(
+            "status <> 'pending' OR (worker_id IS NULL AND started_at IS NULL)", "pending_is_free"
+        ),
+        CheckConstraint(f"NOT ({_among('status', HELD)}) OR claimed_at IS NOT NULL", "held_was_claimed"),
+        CheckConstraint(
+            "status NOT IN ('running', 'completed') OR started_at IS NOT NULL", "running_was_started"
+        ),
+        CheckConstraint("attempt >= 0", "attempt_counts"),
+        Index("ix_joblib_task_pending", "job_id", "seq", sqlite_where=_PENDING, postgresql_where=_PENDING),
+        Index("ix_joblib_task_held", "worker_id", sqlite_where=_HELD, postgresql_where=_HELD),
+        Index("ix_joblib_task_room", "room_id", "created_at", "seq"),
+        Index("ix_joblib_task_room_status", "room_id", "status", "created_at", "seq"),
+        Index("ix_joblib_task_job_room", "job_id", "room_id", "created_at", "seq"),
+    )
+
+    seq: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
+    id: UUID = Field(default_factory=uuid4, sa_column=Column(SqlUuid, unique=True, nullable=False))
+    job_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey(Job.id), nullable=False))
+    room_id: str = Field(max_length=128)
+    status: str = TaskStatus.PENDING.value
+    created_by: str
+    payload: dict[str, Any] = Field(sa_column=Column(JsonText, nullable=False))
+    created_at: datetime = _time()
+    claimed_at: datetime | None = _time(nullable=True)
+    started_at: datetime | None = _time(nullable=True)
+    completed_at: datetime | None = _time(nullable=True)
+    worker_id: UUID | None = Field(default=None, sa_column=Column(SqlUuid, nullable=True))
+    worker_owner_id: str | None = None
+    attempt: int = 0
+    error: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    result: Any = Field(default=None, sa_column=Column(JsonText, nullable=True))
+
+
+class Token(_Base, table=True):
+    """A bearer token of the standalone server, known by the SHA-256 of its text alone."""
+
+    __tablename__ = "joblib_token"
+
+    name: str = Field(primary_key=True, max_length=128)
+    digest: str = Field(max_length=64, unique=True)
+    is_superuser: bool = False
+    created_at: datetime = _time()

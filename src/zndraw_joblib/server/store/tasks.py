@@ -1,0 +1,246 @@
+"""Tasks. Nothing outside this module writes a task's status, and each writer has its guard in the WHERE."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    func,
+    insert,
+    literal_column,
+    null,
+    or_,
+    select,
+    union_all,
+    update,
+)
+
+from zndraw_joblib.contract.names import INTERNAL, JobName
+from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
+from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store.database import Transaction, padded
+from zndraw_joblib.server.store.tables import Job, Task, Worker
+
+tasks = Task.__table__
+jobs = Job.__table__
+workers = Worker.__table__
+
+
+def _among(statuses: Iterable[TaskStatus]) -> ColumnElement[bool]:
+    # Literals: neither database uses a partial index where the status is a parameter.
+    return tasks.c.status.in_([literal_column(f"'{status}'") for status in sorted(statuses)])
+
+
+_PENDING = tasks.c.status == literal_column(f"'{TaskStatus.PENDING}'")
+_HELD = _among(HELD)
+_CHUNK = 512
+# SQLite takes 500 branches of a compound select.
+_BRANCHES = 100
+_WRITTEN = (
+    "status",
+    "worker_id",
+    "worker_owner_id",
+    "attempt",
+    "claimed_at",
+    "started_at",
+    "completed_at",
+    "error",
+    "result",
+)
+
+
+@dataclass(slots=True)
+class Record:
+    """A task as it stands in the database, with the name of its job."""
+
+    seq: int
+    id: UUID
+    job_id: UUID
+    job: JobName
+    room_id: str
+    status: TaskStatus
+    created_by: str
+    payload: dict[str, Any]
+    created_at: datetime
+    claimed_at: datetime | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    worker_id: UUID | None = None
+    worker_owner_id: str | None = None
+    attempt: int = 0
+    error: str | None = None
+    result: Any = None
+
+
+_FIELDS = [tasks.c[name] for name in Record.__dataclass_fields__ if name != "job"]
+_INSERTED = [column.name for column in _FIELDS if column.name != "seq"]
+_NAME = [jobs.c.room_id.label("job_room"), jobs.c.category, jobs.c.name]
+
+
+def _record(row: Row[Any]) -> Record:
+    seq, task_id, job_id, room_id, status, *rest, job_room, category, name = row
+    job = JobName(job_room, category, name)
+    return Record(seq, task_id, job_id, job, room_id, TaskStatus(status), *rest)
+
+
+def _select(*, bodies: bool = True) -> Select[Any]:
+    """Select whole records, or with payload and result left out: a sweep has no use for them."""
+    bulky = {"payload", "result"}
+    columns = [null().label(c.name) if not bodies and c.name in bulky else c for c in _FIELDS]
+    return select(*columns, *_NAME).join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
+
+
+async def _records(tx: Transaction, statement: Select[Any]) -> list[Record]:
+    return [_record(row) for row in await tx.execute(statement)]
+
+
+async def add(tx: Transaction, new: Sequence[Record]) -> dict[UUID, int]:
+    """Add tasks in their order. Return how many pending tasks each job has now."""
+    await tx.execute(insert(tasks), [{name: getattr(task, name) for name in _INSERTED} for task in new])
+    return await job_store.count_pending(
+        tx, Counter(task.job_id for task in new if task.status == TaskStatus.PENDING)
+    )
+
+
+async def move(tx: Transaction, moves: Sequence[tuple[Record, Record]]) -> None:
+    """Write new states over old ones. The old ones were read under a lock in this transaction.
+
+    The guard stands in the statement all the same: a row that is not as it was read stays.
+    """
+    if not moves:
+        return
+    guard = and_(
+        tasks.c.seq == bindparam("old_seq"),
+        tasks.c.status == bindparam("old_status"),
+        tasks.c.attempt == bindparam("old_attempt"),
+    )
+    statement = update(tasks).where(guard).values({name: bindparam(f"new_{name}") for name in _WRITTEN})
+    await tx.execute(statement, [_parameters(before, after) for before, after in moves])
+    changes: Counter[UUID] = Counter()
+    for before, after in moves:
+        changes[before.job_id] += (after.status == TaskStatus.PENDING) - (before.status == TaskStatus.PENDING)
+    await job_store.count_pending(tx, changes)
+
+
+def _parameters(before: Record, after: Record) -> dict[str, Any]:
+    old = {"old_seq": before.seq, "old_status": before.status.value, "old_attempt": before.attempt}
+    new = {f"new_{name}": getattr(after, name) for name in _WRITTEN}
+    return {**old, **new, "new_status": after.status.value}
+
+
+async def fail_held(
+    tx: Transaction, wanted: ColumnElement[bool], error: str, *, limit: int | None = None
+) -> list[Record]:
+    """Fail those held tasks that match. Return them as they are now, without payload and result."""
+    statement = _select(bodies=False).where(_HELD, wanted).order_by(tasks.c.seq).limit(limit)
+    found = await _records(tx, statement.with_for_update(of=tasks))
+    now = await tx.now()
+    values = {"status": TaskStatus.FAILED.value, "completed_at": now, "error": error}
+    for start in range(0, len(found), _CHUNK):
+        part = [record.seq for record in found[start : start + _CHUNK]]
+        await tx.execute(update(tasks).where(tasks.c.seq.in_(padded(part)), _HELD).values(values))
+    for record in found:
+        record.status, record.completed_at, record.error = TaskStatus.FAILED, now, error
+    return found
+
+
+def held_by(worker_ids: Sequence[UUID]) -> ColumnElement[bool]:
+    """Match the tasks of these workers."""
+    return tasks.c.worker_id.in_(padded(worker_ids))
+
+
+def stuck_inside(cutoff: datetime) -> ColumnElement[bool]:
+    """Match the tasks of internal jobs that started, or else were made, before `cutoff`."""
+    since = func.coalesce(tasks.c.started_at, tasks.c.created_at)
+    return and_(jobs.c.room_id == INTERNAL, since < cutoff)
+
+
+def abandoned() -> ColumnElement[bool]:
+    """Match the tasks of remote jobs whose worker does not exist."""
+    known = select(workers.c.id).where(workers.c.id == tasks.c.worker_id).exists()
+    return and_(jobs.c.room_id != INTERNAL, or_(tasks.c.worker_id.is_(None), ~known))
+
+
+async def by_id(tx: Transaction, task_id: UUID) -> Record | None:
+    """Return one task."""
+    found = await _records(tx, _select().where(tasks.c.id == task_id))
+    return found[0] if found else None
+
+
+async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Record]:
+    """Return the tasks that exist, by id, and keep them as they are until the commit."""
+    statement = _select().where(tasks.c.id.in_(padded(ids))).order_by(tasks.c.seq)
+    found = await _records(tx, statement.with_for_update(of=tasks))
+    return {record.id: record for record in found}
+
+
+async def lock_oldest(tx: Transaction, job_id: UUID, count: int) -> list[Record]:
+    """Lock the oldest pending tasks of a job, passing over those a rival has locked."""
+    statement = _select().where(tasks.c.job_id == job_id, _PENDING).order_by(tasks.c.seq).limit(count)
+    return await _records(tx, statement.with_for_update(of=tasks, skip_locked=True))
+
+
+async def lock_pending(tx: Transaction, seqs: Sequence[int]) -> dict[int, Record]:
+    """Lock those of these tasks that are pending and that no rival has locked, by `seq`."""
+    statement = _select().where(tasks.c.seq.in_(padded(seqs)), _PENDING).order_by(tasks.c.seq)
+    found = await _records(tx, statement.with_for_update(of=tasks, skip_locked=True))
+    return {record.seq: record for record in found}
+
+
+async def oldest(tx: Transaction, demand: dict[UUID, int]) -> dict[UUID, list[int]]:
+    """Return the `seq` of each job's oldest pending tasks, as many as asked for, without a lock.
+
+    One branch a job: a condition over several jobs makes PostgreSQL sort the whole backlog.
+    """
+    branches = [
+        select(
+            select(tasks.c.job_id, tasks.c.seq)
+            .where(tasks.c.job_id == job_id, _PENDING)
+            .order_by(tasks.c.seq)
+            .limit(count)
+            .subquery()
+        )
+        for job_id, count in demand.items()
+    ]
+    found: dict[UUID, list[int]] = {job_id: [] for job_id in demand}
+    for start in range(0, len(branches), _BRANCHES):
+        for job_id, seq in await tx.execute(union_all(*branches[start : start + _BRANCHES])):
+            found[job_id].append(seq)
+    return {job_id: sorted(seqs) for job_id, seqs in found.items()}
+
+
+async def finished(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
+    """Return those of these tasks that have ended."""
+    found: list[UUID] = []
+    for start in range(0, len(ids), _CHUNK):
+        part = tasks.c.id.in_(padded(ids[start : start + _CHUNK]))
+        found += (await tx.execute(select(tasks.c.id).where(part, _among(TERMINAL)))).scalars()
+    return found
+
+
+def in_room(room_id: str, status: TaskStatus | None, job_id: UUID | None = None) -> list[ColumnElement[bool]]:
+    """Match a room's tasks, of one status and of one job where these are given."""
+    wanted = [tasks.c.room_id == room_id]
+    if job_id is not None:
+        wanted.append(tasks.c.job_id == job_id)
+    if status is not None:
+        wanted.append(_among([status]))
+    return wanted
+
+
+async def page(
+    tx: Transaction, wanted: list[ColumnElement[bool]], limit: int, offset: int
+) -> tuple[list[Record], int]:
+    """Return one page, newest first, and the count of all that match."""
+    order = tasks.c.created_at.desc(), tasks.c.seq.desc()
+    found = await _records(tx, _select().where(*wanted).order_by(*order).limit(limit).offset(offset))
+    total = await tx.execute(select(func.count()).select_from(tasks).where(*wanted))
+    return found, total.scalar_one()

@@ -1,0 +1,41 @@
+"""Bearer tokens of the standalone server. Their text is never stored."""
+
+from typing import Any
+
+from sqlalchemy import Row, delete, func, insert, select
+
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tables import Token
+
+tokens = Token.__table__
+
+
+async def add(tx: Transaction, name: str, digest: str, *, is_superuser: bool) -> bool:
+    """Store a token's digest. Tell whether the name was free."""
+    known = select(tokens.c.name).where((tokens.c.name == name) | (tokens.c.digest == digest))
+    if (await tx.execute(known)).first() is not None:
+        return False
+    row = {"name": name, "digest": digest, "is_superuser": is_superuser, "created_at": await tx.now()}
+    await tx.execute(insert(tokens), [row])
+    return True
+
+
+async def by_digest(tx: Transaction, digest: str) -> Row[Any] | None:
+    """Return the token with this digest."""
+    return (await tx.execute(select(tokens).where(tokens.c.digest == digest))).first()
+
+
+async def every(tx: Transaction) -> list[Row[Any]]:
+    """Return all tokens by name."""
+    return list(await tx.execute(select(tokens).order_by(tokens.c.name)))
+
+
+async def count(tx: Transaction) -> int:
+    """Count the tokens."""
+    return (await tx.execute(select(func.count()).select_from(tokens))).scalar_one()
+
+
+async def remove(tx: Transaction, name: str) -> bool:
+    """Remove a token. Tell whether there was one."""
+    gone = delete(tokens).where(tokens.c.name == name).returning(tokens.c.name)
+    return (await tx.execute(gone)).first() is not None

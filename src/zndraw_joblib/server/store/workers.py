@@ -1,0 +1,130 @@
+"""Workers and the jobs they serve."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import Row, and_, delete, exists, func, insert, select, update
+
+from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.server.store.database import Transaction, dialect, padded
+from zndraw_joblib.server.store.jobs import visible_from
+from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
+
+workers = Worker.__table__
+links = WorkerJobLink.__table__
+jobs = Job.__table__
+
+
+async def add(tx: Transaction, owner_id: str) -> UUID:
+    """Create a worker, seen alive now."""
+    worker_id, now = uuid4(), await tx.now()
+    row = {"id": worker_id, "owner_id": owner_id, "created_at": now, "last_heartbeat": now}
+    await tx.execute(insert(workers), [row])
+    return worker_id
+
+
+async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Row[Any]]:
+    """Return the workers that exist, by id, and keep them from being removed until the commit."""
+    statement = select(workers).where(workers.c.id.in_(padded(ids))).order_by(workers.c.id)
+    found = await tx.execute(statement.with_for_update(key_share=True))
+    return {row.id: row for row in found}
+
+
+async def lock_if_stale(
+    tx: Transaction, cutoff: datetime, limit: int, only: UUID | None = None
+) -> list[UUID]:
+    """Return up to `limit` workers silent since before `cutoff`, the longest silent first.
+
+    They are locked; a worker that somebody else holds (it claims, or is swept elsewhere) is passed over.
+    """
+    statement = select(workers.c.id).where(workers.c.last_heartbeat < cutoff)
+    if only is not None:
+        statement = statement.where(workers.c.id == only)
+    statement = statement.order_by(workers.c.last_heartbeat, workers.c.id).limit(limit)
+    return list((await tx.execute(statement.with_for_update(skip_locked=True))).scalars())
+
+
+async def beat(tx: Transaction, ids: Sequence[UUID]) -> None:
+    """Note a sign of life of each. A worker that is locked elsewhere is passed over."""
+    alive = select(workers.c.id).where(workers.c.id.in_(padded(ids))).with_for_update(skip_locked=True)
+    statement = update(workers).where(workers.c.id.in_(alive.scalar_subquery()))
+    await tx.execute(statement.values(last_heartbeat=await tx.now()))
+
+
+async def mend_future(tx: Transaction, tolerance: timedelta) -> None:
+    """Set heartbeats that lie in the future to now: a clock that was set back makes nobody immortal."""
+    now = await tx.now()
+    future = workers.c.last_heartbeat > now + tolerance
+    await tx.execute(update(workers).where(future).values(last_heartbeat=now))
+
+
+async def remove(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
+    """Remove workers and their links. Return the ids of the jobs they served."""
+    gone = links.c.worker_id.in_(padded(ids))
+    served = await tx.execute(delete(links).where(gone).returning(links.c.job_id))
+    job_ids = sorted(set(served.scalars()))
+    await tx.execute(delete(workers).where(workers.c.id.in_(padded(ids))))
+    return job_ids
+
+
+async def link(tx: Transaction, worker_id: UUID, job_id: UUID) -> None:
+    """Let a worker serve a job; no change where it does already."""
+    statement = dialect(tx).insert(links).values(worker_id=worker_id, job_id=job_id)
+    await tx.execute(statement.on_conflict_do_nothing())
+
+
+async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:
+    """Let a worker serve a job no more. Tell whether it did."""
+    statement = delete(links).where(links.c.worker_id == worker_id, links.c.job_id == job_id)
+    return (await tx.execute(statement.returning(links.c.job_id))).first() is not None
+
+
+async def claimable_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> list[Row[Any]]:
+    """Return (worker_id, job id, room_id, category, name) of all that these workers may claim from."""
+    statement = (
+        select(links.c.worker_id, jobs.c.id, jobs.c.room_id, jobs.c.category, jobs.c.name, jobs.c.pending)
+        .join_from(links, jobs, links.c.job_id == jobs.c.id)
+        .where(links.c.worker_id.in_(padded(worker_ids)), jobs.c.room_id != INTERNAL)
+        .order_by(jobs.c.id)
+    )
+    return list(await tx.execute(statement))
+
+
+async def serving(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
+    """Return the workers of each job."""
+    statement = select(links.c.job_id, links.c.worker_id).where(links.c.job_id.in_(padded(job_ids)))
+    found: dict[UUID, list[UUID]] = {job_id: [] for job_id in job_ids}
+    for job_id, worker_id in await tx.execute(statement.order_by(links.c.worker_id)):
+        found[job_id].append(worker_id)
+    return found
+
+
+async def count(tx: Transaction, silent_since: datetime | None = None) -> int:
+    """Count the workers, or those silent since before a time."""
+    statement = select(func.count()).select_from(workers)
+    if silent_since is not None:
+        statement = statement.where(workers.c.last_heartbeat < silent_since)
+    return (await tx.execute(statement)).scalar_one()
+
+
+async def page(tx: Transaction, room_id: str | None, limit: int, offset: int) -> tuple[list[Row[Any]], int]:
+    """Return one page of (id, last_heartbeat, job_count), newest first, and the count of all.
+
+    With a room, of the workers that serve a job which is visible there.
+    """
+    wanted = and_(True)
+    if room_id is not None:
+        served = and_(links.c.worker_id == workers.c.id, ~jobs.c.deleted, visible_from(room_id))
+        wanted = exists().where(served, links.c.job_id == jobs.c.id)
+    job_count = select(func.count()).where(links.c.worker_id == workers.c.id).scalar_subquery()
+    rows = await tx.execute(
+        select(workers.c.id, workers.c.last_heartbeat, job_count.label("job_count"))
+        .where(wanted)
+        .order_by(workers.c.created_at.desc(), workers.c.id.desc())
+        .limit(limit)
+        .offset(offset)
+    )
+    total = await tx.execute(select(func.count()).select_from(workers).where(wanted))
+    return list(rows), total.scalar_one()

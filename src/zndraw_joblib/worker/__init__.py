@@ -1,0 +1,1 @@
+"""The worker's house: register jobs, claim tasks, run them, report. Synchronous, over HTTP."""

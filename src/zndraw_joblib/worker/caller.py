@@ -1,0 +1,120 @@
+"""Call jobs, and look at what became of them."""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from zndraw_joblib.contract.messages import JobSummary, PaginatedResponse, TaskResponse, WorkerSummary
+from zndraw_joblib.contract.names import GLOBAL, JobName, parse_job_name
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.worker.remote import Remote, quoted
+from zndraw_joblib.worker.retry import Backoff, describe, unreachable
+from zndraw_joblib.worker.tasks import json_of
+
+log = logging.getLogger(__name__)
+
+_WAIT_SECONDS = 20.0
+_UNHEARD_PAUSE_SECONDS = 0.5
+
+
+class Caller:
+    """What a caller of jobs can do; it needs no worker. Thread-safe."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+
+    def submit(
+        self,
+        job: Any,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        room: str | None = None,
+        job_room: str | None = None,
+    ) -> str:
+        """Call a job from `room`; return the task's id.
+
+        `job` is a full name, which `payload` goes with, or an instance of an extension, which is its own
+        payload. An extension's job is looked for in `job_room`, else where this manager registered its
+        class, else in ``@global``. Without `room` the task belongs to the job's own room.
+        """
+        if isinstance(job, str):
+            name = parse_job_name(job)
+            body = json_of(dict(payload or {}))
+        else:
+            if payload is not None:
+                raise TypeError("An extension is its own payload")
+            name = name_of(type(job), job_room or self._home_of(type(job)))
+            body = json_of(job.model_dump(mode="json"))
+        return str(self._remote.submit(room or name.room_id, str(name), body).id)
+
+    def get_task(self, task_id: str | UUID) -> TaskResponse:
+        """Return a task as it stands."""
+        return self._remote.task(str(task_id))[0]
+
+    def wait_for(self, task_id: str | UUID, timeout: float | None = None) -> TaskResponse:
+        """Return the task once it is completed, failed or cancelled; a server that restarts is waited for.
+
+        Raises TimeoutError after `timeout` seconds.
+        """
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        backoff = Backoff()
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            task, pause = self._look_at(str(task_id), min(left, _WAIT_SECONDS), backoff)
+            if task is not None and task.status in TERMINAL:
+                return task
+            left = deadline - time.monotonic()
+            if left <= 0:
+                state = task.status if task else "out of reach"
+                raise TimeoutError(f"Task {task_id} is {state} after {timeout:g} s")
+            time.sleep(min(pause, left))
+
+    def jobs(self, room: str = GLOBAL, *, limit: int = 50, offset: int = 0) -> PaginatedResponse[JobSummary]:
+        """Return a page of the jobs that can be called from a room."""
+        path = f"/rooms/{quoted(room)}/jobs"
+        return self._remote.page(path, PaginatedResponse[JobSummary], limit=limit, offset=offset)
+
+    def tasks(
+        self, room: str, *, status: TaskStatus | None = None, limit: int = 50, offset: int = 0
+    ) -> PaginatedResponse[TaskResponse]:
+        """Return a page of a room's tasks, newest first."""
+        query = {"status": status, "limit": limit, "offset": offset}
+        return self._remote.page(f"/rooms/{quoted(room)}/tasks", PaginatedResponse[TaskResponse], **query)
+
+    def workers(
+        self, room: str | None = None, *, limit: int = 50, offset: int = 0
+    ) -> PaginatedResponse[WorkerSummary]:
+        """Return a page of the workers, of those that serve a room if one is given."""
+        path = "/workers" if room is None else f"/rooms/{quoted(room)}/workers"
+        return self._remote.page(path, PaginatedResponse[WorkerSummary], limit=limit, offset=offset)
+
+    def _home_of(self, cls: type[Any]) -> str:
+        """Return the room whose job a class is."""
+        return GLOBAL
+
+    def _look_at(self, task_id: str, wait: float, backoff: Backoff) -> tuple[TaskResponse | None, float]:
+        """Return the task and the pause before the next look, none where the server did the waiting."""
+        began = time.monotonic()
+        try:
+            task, applied = self._remote.task(task_id, int(wait))
+        except Exception as error:
+            if not unreachable(error):
+                raise
+            pause = backoff.after(error)
+            log.warning("Waiting for task %s: %s; trying again in %.1f s", task_id, describe(error), pause)
+            return None, pause
+        backoff.reset()
+        heard = applied > 0 and time.monotonic() - began > applied / 2
+        return task, 0.0 if heard else _UNHEARD_PAUSE_SECONDS
+
+
+def name_of(cls: type[Any], room: str) -> JobName:
+    """Return the name of the job that a class is in a room."""
+    return JobName(room, category_of(cls), cls.__name__)
+
+
+def category_of(cls: type[Any]) -> str:
+    """Return the category of a class, be it a string or an enum's member."""
+    return str(getattr(cls.category, "value", cls.category))

@@ -1,0 +1,122 @@
+"""Find a worker's extensions, and the context they run in, by the name of a module or a file."""
+
+import importlib
+import importlib.util
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_OFFERED = ("model_json_schema", "model_validate", "model_dump", "run")
+
+
+class CannotLoad(Exception):
+    """What the worker shall serve cannot be loaded; the text says why, in a sentence for the user."""
+
+
+class TargetMissing(CannotLoad):
+    """There is no such module, file or name in it."""
+
+
+class TargetBroken(CannotLoad):
+    """The module is there, but importing it fails. The cause is the exception that it raised."""
+
+
+class NothingToServe(CannotLoad):
+    """The module defines no extension."""
+
+
+def load_extensions(target: str) -> list[type[Any]]:
+    """Return the extensions that a module or a ``.py`` file defines, in its order.
+
+    What it only imports does not count, nor do abstract classes and names with a leading underscore.
+    Raises `CannotLoad`.
+    """
+    module = load_module(target)
+    found = [
+        value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and _is_extension(value) and value.__module__ == module.__name__
+    ]
+    extensions = [cls for cls in dict.fromkeys(found) if _has_category(cls)]
+    if not extensions:
+        raise NothingToServe(
+            f"{target!r} defines no extension: no class of its own with a category and a run method"
+        )
+    return extensions
+
+
+def load_context(target: str) -> Callable[..., Any]:
+    """Return the function that ``module:name`` or ``file.py:name`` names. Raises `CannotLoad`."""
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise TargetMissing(f"{target!r} is not of the form module:function")
+    factory = getattr(load_module(place), name, None)
+    if factory is None:
+        raise TargetMissing(f"{place!r} has no {name!r}")
+    if not callable(factory):
+        raise TargetBroken(f"{target!r} is not a function")
+    return factory  # type: ignore[no-any-return]
+
+
+def load_module(target: str) -> ModuleType:
+    """Import a module by its name, or a ``.py`` file by its path. Raises `CannotLoad`."""
+    is_file = target.endswith(".py")
+    path = Path(target).resolve()
+    if is_file and not path.is_file():
+        raise TargetMissing(f"There is no file {target!r}")
+    _make_importable(str(path.parent) if is_file else str(Path.cwd()))
+    try:
+        return _run_file(path) if is_file else importlib.import_module(target)
+    except ModuleNotFoundError as error:
+        if not is_file and error.name and f"{target}.".startswith(f"{error.name}."):
+            raise TargetMissing(f"There is no module {target!r}; a file needs its .py") from error
+        raise TargetBroken(f"{target!r} cannot be imported: {error}") from error
+    except SyntaxError as error:
+        raise TargetBroken(f"{target!r} is not valid Python: {error}") from error
+    except Exception as error:
+        raise TargetBroken(f"{target!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _run_file(path: Path) -> ModuleType:
+    name = path.stem
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python source")
+    module = importlib.util.module_from_spec(spec)
+    # pydantic looks up the names of annotations in the module of a class.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _make_importable(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _is_extension(value: object) -> bool:
+    return (
+        isinstance(value, type)
+        and not inspect.isabstract(value)
+        and all(callable(getattr(value, name, None)) for name in _OFFERED)
+    )
+
+
+def _has_category(cls: type[Any]) -> bool:
+    if getattr(cls, "category", None):
+        return True
+    log.warning("%s has no category and is not served", cls.__name__)
+    return False

@@ -1,0 +1,133 @@
+"""The two loops of a worker. Each is a pause around a cycle; the cycle can be called by itself."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from zndraw_joblib.worker.claims import Claims, Pace
+from zndraw_joblib.worker.reports import Reports
+from zndraw_joblib.worker.retry import Backoff, describe
+from zndraw_joblib.worker.roster import Roster
+from zndraw_joblib.worker.tasks import ClaimedTask
+
+log = logging.getLogger(__name__)
+
+Execute = Callable[[ClaimedTask], Any]
+
+_LEAST_BEAT_TIMEOUT_SECONDS = 2.0
+_LONG_POLL_SECONDS = 5.0
+_SLICE_SECONDS = 1.0
+
+
+class HeartbeatLoop:
+    """Tells the server that the worker lives, from a thread of its own, until `over` is set.
+
+    The server says how often; an `interval` given here wins. A failed beat is repeated sooner.
+    """
+
+    def __init__(self, roster: Roster, over: threading.Event, interval: float | None = None) -> None:
+        self._roster = roster
+        self._over = over
+        self._asked = interval
+        self._warned = False
+        self.interval = interval or _LEAST_BEAT_TIMEOUT_SECONDS
+
+    def beat_once(self) -> None:
+        """Beat, and learn the interval. A worker that the server does not know is registered anew."""
+        response = self._roster.beat(max(self.interval, _LEAST_BEAT_TIMEOUT_SECONDS))
+        if response is None:
+            return
+        wanted = response.heartbeat_interval_seconds
+        self.interval = self._asked or wanted
+        if self.interval > wanted and not self._warned:
+            self._warned = True
+            log.warning(
+                "heartbeat_interval is %g s, but the server wants a beat every %g s",
+                self.interval,
+                wanted,
+            )
+
+    def run(self) -> None:
+        """Beat until it is over; nothing that goes wrong ends it."""
+        backoff = Backoff()
+        while not self._over.is_set():
+            pause = self.interval
+            try:
+                self.beat_once()
+            except Exception as error:
+                pause = min(backoff.after(error), self.interval)
+                log.warning("Heartbeat: %s; trying again in %.1f s", describe(error), pause)
+            else:
+                backoff.reset()
+                pause = self.interval
+            doze(self._over, pause)
+
+
+class ClaimLoop:
+    """Takes one task after the other and sees each through, until the worker stops."""
+
+    def __init__(self, claims: Claims, reports: Reports, execute: Execute, pace: Pace) -> None:
+        self._claims = claims
+        self._reports = reports
+        self._execute = execute
+        self._pace = pace
+
+    def serve_once(self) -> bool:
+        """Wait a bounded time for a task and see it through; tell whether there was one to run."""
+        with self._claims.taking(self._pace) as task:
+            if task is None:
+                return False
+            self._see_through(task)
+            return True
+
+    def run(self) -> None:
+        """Serve until the worker stops; nothing that goes wrong ends it."""
+        backoff = Backoff()
+        while not self._claims.stopped:
+            began = time.monotonic()
+            try:
+                self.serve_once()
+            except Exception as error:
+                # A proxy that cuts long-polls says "nothing" slowly; that is no fault that grows.
+                if time.monotonic() - began > _LONG_POLL_SECONDS:
+                    backoff.reset()
+                pause = backoff.after(error)
+                log.warning("Claiming: %s; trying again in %.1f s", describe(error), pause)
+                self._claims.sleep(pause)
+            else:
+                backoff.reset()
+
+    def _see_through(self, task: ClaimedTask) -> None:
+        try:
+            self._reports.start(task)
+            self._tell(task, *self._run(task))
+        except Exception as error:
+            log.warning("Task %s is not ours any more: %s", task.task_id, describe(error))
+
+    def _tell(self, task: ClaimedTask, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            self._reports.complete(task, result)
+        else:
+            self._reports.fail(task, error)
+
+    def _run(self, task: ClaimedTask) -> tuple[Any, BaseException | None]:
+        try:
+            return self._execute(task), None
+        # Not Exception: sys.exit() in an extension ends its task, not the worker.
+        except BaseException as error:
+            log.error("Task %s of %s raised", task.task_id, task.job_name, exc_info=error)
+            return None, error
+
+
+def doze(stop: threading.Event, seconds: float, clock: Callable[[], float] = time.time) -> None:
+    """Wait `seconds`, or until `stop` is set.
+
+    The wall clock counts too: after a machine slept, the wait ends within a second of its waking up.
+    """
+    since, wall = time.monotonic(), clock()
+    while True:
+        left = seconds - max(time.monotonic() - since, clock() - wall)
+        if left <= 0 or stop.wait(min(left, _SLICE_SECONDS)):
+            return

@@ -1,0 +1,198 @@
+"""The worker's front door: register classes as jobs, run their tasks, call the jobs of others."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType, TracebackType
+from typing import Any, Self, TypeVar, overload
+from uuid import UUID
+
+from zndraw_joblib.contract.messages import (
+    TaskResponse,
+)
+from zndraw_joblib.contract.names import GLOBAL, parse_job_name
+from zndraw_joblib.worker import signals
+from zndraw_joblib.worker.api import ApiManager
+from zndraw_joblib.worker.caller import Caller, name_of
+from zndraw_joblib.worker.channel import Channel
+from zndraw_joblib.worker.claims import NOW, Pace
+from zndraw_joblib.worker.loops import Execute
+from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.retry import persist, unreachable
+from zndraw_joblib.worker.shift import Plan, Shift
+from zndraw_joblib.worker.tasks import ClaimedTask
+
+__all__ = ["ClaimedTask", "JobManager"]
+
+T = TypeVar("T")
+Job = TypeVar("Job", bound=type[Any])
+
+LONG_POLL_SECONDS = 20.0
+_START_PATIENCE_SECONDS = 30.0
+_BEAT_SECONDS = 10.0
+
+
+class JobManager(Caller):
+    """A worker. With `execute` it serves by itself, in `concurrency` threads; else call `claim` or `listen`.
+
+    `tsio` is a Socket.IO client of the host, if it has one. All times are seconds: a claim waits up to
+    `long_poll` on the server (0 for never), and where the server does not wait, `polling_interval` lies
+    between two claims. The server says how often to send heartbeats, unless `heartbeat_interval` does.
+    Thread-safe, and a context manager that disconnects at the end.
+    """
+
+    def __init__(  # noqa: PLR0913 - the keywords are the contract's
+        self,
+        api: ApiManager,
+        tsio: Any = None,
+        *,
+        execute: Execute | None = None,
+        heartbeat_interval: float | None = None,
+        polling_interval: float = 2.0,
+        long_poll: float = LONG_POLL_SECONDS,
+        concurrency: int = 1,
+    ) -> None:
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        super().__init__(Remote(api))
+        self._wake = threading.Event()
+        self._channel = Channel(tsio, self._wake)
+        self._plan = Plan(execute, concurrency, heartbeat_interval, Pace(long_poll, polling_interval))
+        self._lock = threading.Lock()
+        self._shift: Shift | None = None
+
+    @property
+    def worker_id(self) -> UUID | None:
+        """The id under which the server knows this worker; it changes when the worker is registered anew."""
+        shift = self._shift
+        return shift.roster.worker_id if shift else None
+
+    @property
+    def registry(self) -> Mapping[str, type[Any]]:
+        """The registered classes by the full names of their jobs."""
+        jobs = dict(self._shift.roster.jobs) if self._shift else {}
+        return MappingProxyType({name: registration.cls for name, registration in jobs.items()})
+
+    @overload
+    def register(self, cls: Job, *, room: str = ...) -> Job: ...
+    @overload
+    def register(self, cls: None = ..., *, room: str = ...) -> Callable[[Job], Job]: ...
+    def register(self, cls: Job | None = None, *, room: str = GLOBAL) -> Job | Callable[[Job], Job]:
+        """Register a class as a job of `room`, and start to serve it; usable as a decorator.
+
+        A server that cannot be reached is asked again for 30 seconds; what it refuses is raised at once.
+        """
+        if cls is None:
+            return partial(self._register, room=room)
+        return self._register(cls, room)
+
+    def unregister(self, job: str | type[Any], *, room: str = GLOBAL) -> None:
+        """Serve a job no longer, given its full name or its class. Raises KeyError if it is not served."""
+        self._working().roster.strike(job if isinstance(job, str) else str(name_of(job, room)))
+
+    def create_worker(self) -> UUID:
+        """Make the worker before it has any job; heartbeats start. Returns its id."""
+        shift = self._working()
+        worker_id = self._patiently(shift.roster.create, "Making the worker")
+        shift.beat()
+        return worker_id
+
+    def heartbeat(self) -> None:
+        """Send one heartbeat now; the thread does so by itself."""
+        self._working().roster.beat(_BEAT_SECONDS)
+
+    def claim(self, wait: float | None = None) -> ClaimedTask | None:
+        """Claim the oldest task of this worker's jobs; wait up to `wait` seconds for one.
+
+        A task that cannot run here (its payload does not fit, its job is unknown) is failed, and the
+        next one is taken.
+        """
+        pace = Pace(wait, min(wait, self._plan.pace.pause)) if wait else NOW
+        return self._working().claims.ask(pace)
+
+    def listen(
+        self, polling_interval: float | None = None, stop_event: threading.Event | None = None
+    ) -> Iterator[ClaimedTask]:
+        """Yield tasks as they come, until `stop_event` is set or the manager disconnects.
+
+        `stop_event` is looked at every `polling_interval` seconds, rounded up; a task comes at once.
+        """
+        pause = self._plan.pace.pause if polling_interval is None else polling_interval
+        yield from self._working().claims.stream(Pace(min(pause, self._plan.pace.poll), pause), stop_event)
+
+    def start(self, task: ClaimedTask) -> TaskResponse:
+        """Report that the work begins. Reports raise `StaleReport` where the task was taken away."""
+        return self._working().reports.start(task)
+
+    def complete(self, task: ClaimedTask, result: Any = None) -> TaskResponse:
+        """Report that the work is done; `result` is sent as JSON.
+
+        A result that is no JSON or larger than 1 MiB fails the task, with the reason.
+        """
+        return self._working().reports.complete(task, result)
+
+    def fail(self, task: ClaimedTask, error: object) -> TaskResponse:
+        """Report that the work failed; `error` is a text or an exception."""
+        return self._working().reports.fail(task, error)
+
+    def cancel(self, task: ClaimedTask) -> TaskResponse:
+        """Report that the work is given up."""
+        return self._working().reports.cancel(task)
+
+    def disconnect(self, timeout: float | None = None) -> None:
+        """Claim no more, wait for the tasks that run here, up to `timeout` seconds, and remove the worker.
+
+        Heartbeats go on until the last report is acknowledged. Tasks that still run then are failed by
+        the server. Afterwards the manager is as new.
+        """
+        shift = self._shift
+        if shift is None:
+            return
+        try:
+            shift.close(timeout)
+        finally:
+            with self._lock:
+                if self._shift is shift:
+                    self._shift = None
+
+    def wait(self) -> None:
+        """Sleep until `disconnect` is called elsewhere or, on the main thread, until SIGINT or SIGTERM.
+
+        The first signal disconnects as `disconnect` does; a second one leaves running tasks behind.
+        """
+        shift = self._working()
+        with signals.caught(shift.end):
+            shift.wait()
+            self.disconnect()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.disconnect()
+
+    def _working(self) -> Shift:
+        with self._lock:
+            if self._shift is None:
+                self._shift = Shift(self._remote, self._channel, self._wake, self._plan)
+            return self._shift
+
+    def _register(self, cls: Job, room: str) -> Job:
+        shift = self._working()
+        self._patiently(lambda: shift.roster.enroll(cls, room), f"Registering {cls.__name__}")
+        shift.serve()
+        return cls
+
+    def _home_of(self, cls: type[Any]) -> str:
+        rooms = [parse_job_name(name).room_id for name, known in self.registry.items() if known is cls]
+        return rooms[0] if len(rooms) == 1 else GLOBAL
+
+    @staticmethod
+    def _patiently(call: Callable[[], T], what: str) -> T:
+        never = threading.Event()
+        return persist(call, what, patience=_START_PATIENCE_SECONDS, over=never, again=unreachable)

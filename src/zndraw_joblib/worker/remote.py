@@ -1,0 +1,137 @@
+"""The server's operations, one method each."""
+
+from typing import Any, TypeVar
+from urllib.parse import quote
+from uuid import UUID
+
+import httpx
+from pydantic import BaseModel
+
+from zndraw_joblib.contract import messages
+from zndraw_joblib.contract.problems import ProblemException
+from zndraw_joblib.worker.api import API_PREFIX, ApiManager, read_problem
+from zndraw_joblib.worker.line import Line
+from zndraw_joblib.worker.tasks import encode
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_ANSWER_SECONDS = 30.0
+_POLL_MARGIN_SECONDS = 10.0
+
+
+class Remote:
+    """Asks the server. Raises what the host's `raise_for_status` raises, the problem as its cause."""
+
+    def __init__(self, api: ApiManager) -> None:
+        self.api = api
+
+    def create_worker(self) -> messages.WorkerResponse:
+        """Make a worker without jobs."""
+        return _read(messages.WorkerResponse, self._send("POST", "/workers"))
+
+    def beat(self, worker_id: UUID, timeout: float) -> messages.WorkerResponse:
+        """Tell that the worker lives; wait at most `timeout` seconds for the answer."""
+        return _read(
+            messages.WorkerResponse,
+            self._send("PATCH", f"/workers/{worker_id}", read_timeout=timeout),
+        )
+
+    def remove_worker(self, worker_id: UUID, timeout: float) -> None:
+        """Remove the worker; wait at most `timeout` seconds for the answer."""
+        self._send("DELETE", f"/workers/{worker_id}", read_timeout=timeout)
+
+    def register(self, room_id: str, request: messages.JobRegisterRequest) -> messages.JobResponse:
+        """Register a job, and link the worker to it."""
+        return _read(messages.JobResponse, self._send("PUT", f"/rooms/{quoted(room_id)}/jobs", request))
+
+    def unregister(self, worker_id: UUID, full_name: str) -> None:
+        """Unlink the worker from a job."""
+        self._send("DELETE", f"/workers/{worker_id}/jobs/{quoted(full_name)}")
+
+    def claim(
+        self, worker_id: UUID, wait: int = 0, line: Line | None = None
+    ) -> tuple[messages.TaskResponse | None, int]:
+        """Claim a task; return it and the seconds of waiting that the server agreed to."""
+        body = messages.TaskClaimRequest(worker_id=worker_id)
+        response = self._send("POST", "/tasks/claim", body, wait=wait, http=line)
+        return _read(messages.TaskClaimResponse, response).task, _applied(response)
+
+    def report(self, task_id: str, update: messages.TaskUpdateRequest) -> messages.TaskResponse:
+        """Move a task."""
+        return _read(messages.TaskResponse, self._send("PATCH", f"/tasks/{quoted(task_id)}", update))
+
+    def submit(self, room_id: str, full_name: str, payload: dict[str, Any]) -> messages.TaskResponse:
+        """Call a job."""
+        body = messages.TaskSubmitRequest(payload=payload)
+        path = f"/rooms/{quoted(room_id)}/tasks/{quoted(full_name)}"
+        return _read(messages.TaskResponse, self._send("POST", path, body))
+
+    def task(self, task_id: str, wait: int = 0) -> tuple[messages.TaskResponse, int]:
+        """Return a task, and the seconds the server agreed to wait for its end."""
+        response = self._send("GET", f"/tasks/{quoted(task_id)}", wait=wait)
+        return _read(messages.TaskResponse, response), _applied(response)
+
+    def page(self, path: str, model: type[Model], **query: Any) -> Model:
+        """Return one page of a list; parts of `path` must be quoted."""
+        params = {key: value for key, value in query.items() if value is not None}
+        return _read(model, self._send("GET", str(httpx.URL(path, params=params))))
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: BaseModel | None = None,
+        *,
+        wait: int = 0,
+        read_timeout: float | None = None,
+        http: Line | None = None,
+    ) -> httpx.Response:
+        headers = self.api.get_headers()
+        content = None
+        if body is not None:
+            content = encode(body.model_dump(mode="json", by_alias=True, exclude_unset=True))
+            headers = {**headers, "Content-Type": "application/json"}
+        if wait:
+            headers = {**headers, "Prefer": f"wait={wait}"}
+        response = (http or self.api.http).request(
+            method,
+            f"{self.api.base_url.rstrip('/')}{API_PREFIX}{path}",
+            content=content,
+            headers=headers,
+            extensions={"timeout": self._timeouts(wait, read_timeout)},
+        )
+        self._check(response)
+        return response
+
+    def _timeouts(self, wait: int, read: float | None) -> dict[str, float | None]:
+        """Return the host's own time limits; no answer may take for ever, and a long-poll takes its wait."""
+        limits = self.api.http.timeout.as_dict()
+        answer = limits.get("read") or _ANSWER_SECONDS
+        if wait:
+            answer = max(answer, wait + _POLL_MARGIN_SECONDS)
+        return {**limits, "read": min(answer, read) if read else answer}
+
+    def _check(self, response: httpx.Response) -> None:
+        problem = None if response.is_success else read_problem(response)
+        try:
+            self.api.raise_for_status(response)
+        except ProblemException:
+            raise
+        except Exception as error:
+            raise error from problem
+        if problem is not None:
+            raise problem
+
+
+def _read(model: type[Model], response: httpx.Response) -> Model:
+    return model.model_validate_json(response.content)
+
+
+def _applied(response: httpx.Response) -> int:
+    name, _, value = response.headers.get("Preference-Applied", "").partition("=")
+    return int(value) if name.strip() == "wait" and value.strip().isdigit() else 0
+
+
+def quoted(text: str) -> str:
+    """Return `text` as one part of a path."""
+    return quote(text, safe="")

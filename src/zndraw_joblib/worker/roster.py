@@ -1,0 +1,159 @@
+"""Which jobs this process serves, and the id under which the server knows it."""
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from zndraw_joblib.contract.messages import JobRegisterRequest, WorkerResponse
+from zndraw_joblib.contract.problems import WorkerNotFound
+from zndraw_joblib.worker.caller import category_of
+from zndraw_joblib.worker.channel import Channel
+from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.retry import describe, passing, problem_of
+
+log = logging.getLogger(__name__)
+
+_GOODBYE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A class and the room it was registered for."""
+
+    cls: type[Any]
+    room_id: str
+
+    def request(self, worker_id: UUID | None) -> JobRegisterRequest:
+        """Return the body that registers it."""
+        return JobRegisterRequest(
+            category=category_of(self.cls),
+            name=self.cls.__name__,
+            schema_=self.cls.model_json_schema(),
+            worker_id=worker_id,
+        )
+
+
+class Roster:
+    """The worker as the server knows it: one id, and the jobs linked to it. Thread-safe."""
+
+    def __init__(self, remote: Remote, channel: Channel) -> None:
+        self.worker_id: UUID | None = None
+        self.jobs: dict[str, Registration] = {}
+        self._remote = remote
+        self._channel = channel
+        self._lock = threading.RLock()
+        self._left = False
+
+    def worker(self) -> UUID:
+        """Return the worker's id. Raises RuntimeError before the first registration, and after the end."""
+        worker_id = self.worker_id
+        if worker_id is None:
+            raise RuntimeError("There is no worker: call register() or create_worker() first")
+        return worker_id
+
+    def create(self) -> UUID:
+        """Make the worker, unless there is one; return its id."""
+        with self._lock:
+            if self.worker_id is None:
+                self.worker_id = self._remote.create_worker().id
+            return self.worker_id
+
+    def enroll(self, cls: type[Any], room_id: str) -> None:
+        """Register a job; the first one makes the worker."""
+        registration = Registration(cls, room_id)
+        with self._lock:
+            try:
+                response = self._remote.register(room_id, registration.request(self.worker_id))
+            except Exception as error:
+                if self.worker_id is None or not _unknown(error):
+                    raise
+                self.renew(self.worker_id)
+                response = self._remote.register(room_id, registration.request(self.worker_id))
+            self.worker_id = response.worker_id
+            self.jobs[response.full_name] = registration
+            self._channel.join(response.full_name, self.worker())
+
+    def strike(self, full_name: str) -> None:
+        """Unregister a job. Raises KeyError if it was not registered here."""
+        with self._lock:
+            if full_name not in self.jobs:
+                raise KeyError(full_name)
+            try:
+                self._remote.unregister(self.worker(), full_name)
+            except Exception as error:
+                if not isinstance(problem_of(error), KeyError):
+                    raise
+            del self.jobs[full_name]
+            self._channel.leave(full_name)
+
+    def beat(self, timeout: float) -> WorkerResponse | None:
+        """Tell that the worker lives, or register anew if the server does not know it any more."""
+        worker_id = self.worker()
+        try:
+            return self._remote.beat(worker_id, timeout)
+        except Exception as error:
+            if not self.lost(worker_id, error):
+                raise
+            return None
+
+    def lost(self, worker_id: UUID, error: Exception) -> bool:
+        """Tell whether `error` says that the worker is unknown to the server; if so, it has a new id now."""
+        if not _unknown(error) or self._left:
+            return False
+        self.renew(worker_id)
+        return True
+
+    def renew(self, worker_id: UUID) -> None:
+        """Register all jobs anew, unless somebody did since the worker had this id.
+
+        What the old worker held is lost: the server has settled it, and takes no report of it.
+        """
+        with self._lock:
+            if self._left or self.worker_id != worker_id:
+                return
+            log.warning("The server does not know worker %s any more; registering anew", worker_id)
+            self.worker_id = self._register_all()
+            for full_name in self.jobs:
+                self._channel.join(full_name, self.worker_id)
+            log.warning("Worker %s goes on as worker %s", worker_id, self.worker_id)
+
+    def _register_all(self) -> UUID:
+        """Register every job for a new worker; one that is refused does not keep the others from it."""
+        fresh: UUID | None = None
+        refusal: Exception | None = None
+        for full_name, registration in self.jobs.items():
+            try:
+                response = self._remote.register(registration.room_id, registration.request(fresh))
+            except Exception as error:
+                if passing(error):
+                    raise
+                log.error("Job %s cannot be registered again: %s", full_name, describe(error))
+                refusal = error
+            else:
+                fresh = response.worker_id
+        if fresh is None and refusal is not None:
+            raise refusal
+        return fresh or self._remote.create_worker().id
+
+    def leave(self) -> None:
+        """Say goodbye, for good; a server that does not answer finds out by itself."""
+        self._left = True
+        if not self._lock.acquire(timeout=_GOODBYE_SECONDS):
+            return
+        try:
+            for full_name in self.jobs:
+                self._channel.leave(full_name)
+            self.jobs = {}
+            worker_id, self.worker_id = self.worker_id, None
+            if worker_id is not None:
+                self._remote.remove_worker(worker_id, _GOODBYE_SECONDS)
+        except Exception as error:
+            log.warning("Worker could not say goodbye: %s", describe(error))
+        finally:
+            self._lock.release()
+
+
+def _unknown(error: Exception) -> bool:
+    return isinstance(problem_of(error), WorkerNotFound)

@@ -1,0 +1,100 @@
+"""One life of a worker, from its first registration to its goodbye: its id, its jobs, its threads."""
+
+import logging
+import threading
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from zndraw_joblib.worker.channel import Channel
+from zndraw_joblib.worker.claims import Claims, Pace
+from zndraw_joblib.worker.loops import ClaimLoop, Execute, HeartbeatLoop
+from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.reports import Reports
+from zndraw_joblib.worker.roster import Roster
+
+log = logging.getLogger(__name__)
+
+_LAST_BEAT_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a worker works: what runs its tasks (None: nothing), how many at once, how often it asks."""
+
+    execute: Execute | None
+    concurrency: int
+    heartbeat_interval: float | None
+    pace: Pace
+
+
+class Shift:
+    """Composes the parts of a worker; threads start when there is something to do for them."""
+
+    def __init__(self, remote: Remote, channel: Channel, wake: threading.Event, plan: Plan) -> None:
+        self._plan = plan
+        self._over = threading.Event()
+        self._gone = threading.Event()
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._closing = threading.Lock()
+        self._starting = threading.Lock()
+        self._beating: threading.Thread | None = None
+        self._serving: list[threading.Thread] = []
+        self.roster = Roster(remote, channel)
+        self.reports = Reports(remote, self._over)
+        self.claims = Claims(remote, self.roster, self.reports, wake)
+
+    def beat(self) -> None:
+        """See that heartbeats go out."""
+        with self._starting:
+            if self._beating is None:
+                loop = HeartbeatLoop(self.roster, self._over, self._plan.heartbeat_interval)
+                self._beating = _thread("heartbeat", loop)
+
+    def serve(self) -> None:
+        """See that heartbeats go out and, if the worker serves by itself, that tasks are claimed and run."""
+        self.beat()
+        plan = self._plan
+        with self._starting:
+            if plan.execute is not None and not self._serving:
+                loop = ClaimLoop(self.claims, self.reports, plan.execute, plan.pace)
+                self._serving = [_thread(f"claim-{n}", loop) for n in range(1, plan.concurrency + 1)]
+
+    def end(self) -> None:
+        """Let `wait` return. Takes no lock: a signal handler may call it."""
+        self._ended.put(None)
+
+    def wait(self) -> None:
+        """Sleep until somebody calls `end`."""
+        self._ended.get()
+        self._ended.put(None)
+
+    def close(self, timeout: float | None) -> None:
+        """Claim no more, wait for the tasks that run, say goodbye. A second caller waits for the first."""
+        inside = threading.current_thread() in self._serving
+        if not self._closing.acquire(blocking=False):
+            if not inside:
+                self._gone.wait(timeout)
+            return
+        try:
+            self.claims.stop()
+            if not self.claims.quiet(timeout, besides=int(inside)):
+                log.warning("Tasks still run after %s s; the server will fail them", timeout)
+        finally:
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        self._over.set()
+        try:
+            if self._beating is not None:
+                self._beating.join(_LAST_BEAT_SECONDS)
+            self.roster.leave()
+            self.claims.close()
+        finally:
+            self._gone.set()
+            self.end()
+
+
+def _thread(name: str, loop: HeartbeatLoop | ClaimLoop) -> threading.Thread:
+    thread = threading.Thread(target=loop.run, name=f"zndraw-joblib-{name}", daemon=True)
+    thread.start()
+    return thread
