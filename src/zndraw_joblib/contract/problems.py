@@ -41,7 +41,7 @@ class Problem(BaseModel):
     instance: str | None = None
 
 
-class ProblemException(Exception):  # noqa: N818 - named by what is wrong, and by the contract
+class ProblemException(Exception):
     """Something was refused. `problem` is the body of the answer, `headers` go with it."""
 
     title: ClassVar[str] = "Error"

@@ -40,7 +40,7 @@ class Combiner(Generic[Item, Result]):
         if lane is None:
             lane = self._lanes[loop] = _Lane(self._commit)
         result = await lane.put(item)
-        if isinstance(result, ProblemException):
+        if isinstance(result, Exception):
             raise result
         return result
 
@@ -48,10 +48,10 @@ class Combiner(Generic[Item, Result]):
 class _Lane(Generic[Item, Result]):
     def __init__(self, commit: Commit[Item, Result]) -> None:
         self._commit = commit
-        self._waiting: deque[tuple[Item, asyncio.Future[Result | ProblemException]]] = deque()
+        self._waiting: deque[tuple[Item, asyncio.Future[Result | Exception]]] = deque()
         self._drain: asyncio.Task[None] | None = None
 
-    def put(self, item: Item) -> asyncio.Future[Result | ProblemException]:
+    def put(self, item: Item) -> asyncio.Future[Result | Exception]:
         if len(self._waiting) >= MAX_WAITING:
             raise ServiceUnavailable(
                 f"More than {MAX_WAITING} requests wait to be written", headers={"Retry-After": "1"}
@@ -63,39 +63,31 @@ class _Lane(Generic[Item, Result]):
         return future
 
     async def _run(self) -> None:
+        batch: list[tuple[Item, asyncio.Future[Result | Exception]]] = []
         try:
             while self._waiting:
-                size = min(len(self._waiting), MAX_BATCH)
-                batch = [self._waiting.popleft() for _ in range(size)]
+                taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
                 # Who gave up waiting before its turn wants nothing written any more.
-                await self._serve([(item, future) for item, future in batch if not future.done()])
+                batch = [(item, future) for item, future in taken if not future.done()]
+                results = await self._results([item for item, _ in batch])
+                for (_, future), result in zip(batch, results, strict=True):
+                    if not future.done():
+                        future.set_result(result)
         finally:
             self._drain = None
-            for _, future in self._waiting:
+            for _, future in [*batch, *self._waiting]:
                 future.cancel()
             self._waiting.clear()
 
-    async def _serve(self, batch: list[tuple[Item, asyncio.Future[Result | ProblemException]]]) -> None:
-        if not batch:
-            return
+    async def _results(self, items: list[Item]) -> Sequence[Result | Exception]:
+        if not items:
+            return []
         try:
-            results = await self._commit([item for item, _ in batch])
+            return await self._commit(items)
         except ServiceUnavailable as problem:
-            results = [problem] * len(batch)
-        except Exception as error:  # noqa: BLE001 - whatever broke the batch is given to the one that did it
-            if len(batch) > 1:
-                logger.warning("a batch of %d broke, trying one by one: %r", len(batch), error)
-                for single in batch:
-                    await self._serve([single])
-                return
-            [(_, future)] = batch
-            if not future.done():
-                future.set_exception(error)
-            return
-        except BaseException:
-            for _, future in batch:
-                future.cancel()
-            raise
-        for (_, future), result in zip(batch, results, strict=True):
-            if not future.done():
-                future.set_result(result)
+            return [problem] * len(items)
+        except Exception as error:
+            if len(items) == 1:
+                return [error]
+            logger.warning("a batch of %d broke, trying one by one: %r", len(items), error)
+            return [result for item in items for result in await self._results([item])]

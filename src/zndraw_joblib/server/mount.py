@@ -37,7 +37,7 @@ class JobLib:
     the schema up (SQLite) or checks it, and runs the sweeper.
     """
 
-    def __init__(  # noqa: PLR0913 - each is one thing a host brings
+    def __init__(
         self,
         *,
         session_maker: SessionMaker,

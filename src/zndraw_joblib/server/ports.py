@@ -15,10 +15,17 @@ class Identity(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """Wake up to `count` of those that sleep on `key`; all of them where `count` is None."""
+    """Wake the first `limit` of those that sleep on `key`; all of them where it is None."""
 
     key: str
-    count: int | None = None
+    limit: int | None = None
+
+
+class Page(NamedTuple):
+    """Which part of a list: at most `limit` items after the first `offset`."""
+
+    limit: int
+    offset: int
 
 
 class Publisher(Protocol):

@@ -242,14 +242,14 @@ class Runtime:
                         await walk
         except TimeoutError:
             return f"a claim and a heartbeat took more than {_PROBE_SECONDS:g} s"
-        except Exception as error:  # noqa: BLE001 - whatever it is, work does not go through
+        except Exception as error:
             logger.warning("a probe of the write path failed: %r", error)
             return f"a claim and a heartbeat did not go through ({type(error).__name__})"
         return "ok"
 
     async def recheck(self) -> None:
         """Wake the sleepers for whom something is there, whatever became of their wake-ups."""
-        slept_on = [key.split(":", 1) for key in self.sleepers.keys()]
+        slept_on = [key.split(":", 1) for key in self.sleepers.slept_on]
         ids = [UUID(rest) for kind, rest in slept_on if kind == "task"]
         names = [rest for kind, rest in slept_on if kind == "job"]
         async with self.database.read() as tx:

@@ -1,6 +1,6 @@
 """Settings, from arguments, the environment (``ZNDRAW_JOBLIB_…``) and ``[tool.zndraw.joblib]``."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import (
@@ -14,7 +14,6 @@ from pydantic_settings import (
 from zndraw_joblib.contract.work import Category
 
 DEFAULT_DATABASE_URL = "sqlite+aiosqlite:///zndraw-joblib.db"
-MIN_BEATS = 3
 BEATS_PER_TIMEOUT = 4
 
 
@@ -57,11 +56,16 @@ class JobLibSettings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **sources: Any
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read arguments first, then the environment, then the pyproject.toml of the working directory."""
         pyproject = PyprojectTomlConfigSettingsSource(settings_cls)
-        return init_settings, sources["env_settings"], pyproject
+        return init_settings, env_settings, pyproject
 
 
 class ServerSettings(JobLibSettings):

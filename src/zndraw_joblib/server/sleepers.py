@@ -130,14 +130,15 @@ class Sleepers:
         for key, count in wakes:
             self.wake(key, count)
 
-    def keys(self) -> list[str]:
-        """Return what is slept on."""
+    @property
+    def slept_on(self) -> list[str]:
+        """The keys under which somebody sleeps."""
         return list(self._queues)
 
     def close(self) -> None:
         """Wake everybody for good: the server stops."""
         self.is_closed = True
-        for key in self.keys():
+        for key in self.slept_on:
             self.wake(key)
 
     def _stand(self, sleeper: Sleeper, *, first: bool = False) -> None:

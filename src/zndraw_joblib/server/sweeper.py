@@ -18,7 +18,7 @@ from uuid import UUID
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.server.adapters.socketio import emit
 from zndraw_joblib.server.service import sweep, workers
-from zndraw_joblib.server.settings import MIN_BEATS, JobLibSettings
+from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Database, Transaction, begin
 from zndraw_joblib.server.store.tables import Worker
 
@@ -129,7 +129,7 @@ class Sweeper:
         held_already = self.last_cycle is not None and self.last_cycle.is_held_back
         if many and not held_already:
             logger.warning(
-                "%d of %d workers are silent: the fault may be on this side, waiting one cycle before judging",
+                "%d of %d workers are silent: the fault may be here, waiting one cycle before judging",
                 cycle.stale,
                 cycle.scanned,
             )

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from functools import wraps
@@ -21,7 +21,7 @@ from zndraw_joblib.contract.messages import MAX_JSON_BYTES, MAX_PAGE
 from zndraw_joblib.contract.names import JobName, parse_job_name, validate_room_id
 from zndraw_joblib.contract.problems import ContentTooLarge, ProblemException, Unauthorized
 from zndraw_joblib.server.http.problems import as_problem, respond
-from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.ports import Identity, Page
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.sleepers import Gone
 
@@ -35,7 +35,7 @@ _WAIT = re.compile(r'^wait\s*=\s*"?(\d{1,9})"?$', re.IGNORECASE)
 class BoundedRequest(Request):
     """A request whose body is bounded, and whose JSON is strict: no NaN, no lone surrogates."""
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yield the body. Raises `ContentTooLarge` past the limit."""
         size = 0
         async for chunk in super().stream():
@@ -81,7 +81,7 @@ class Route(APIRoute):
                     return await handle(BoundedRequest(request.scope, request.receive))
             except (ProblemException, RequestValidationError, HTTPException) as error:
                 return respond(as_problem(error))
-            except Exception as error:  # noqa: BLE001 - logged, and answered like every error
+            except Exception as error:
                 return respond(as_problem(error))
 
         return handle_with_care
@@ -151,14 +151,19 @@ async def _seconds_to_wait(
     return 0
 
 
+async def _page(
+    limit: Annotated[int, Query(ge=0, le=MAX_PAGE)] = 50, offset: Annotated[int, Query(ge=0, le=2**62)] = 0
+) -> Page:
+    return Page(limit, offset)
+
+
 CurrentRuntime = Annotated[Runtime, Depends(get_runtime)]
 Caller = Annotated[Identity, Depends(current_identity)]
 ReadableRoom = Annotated[str, Depends(verify_readable_room)]
 WritableRoom = Annotated[str, Depends(verify_writable_room)]
 NamedJob = Annotated[JobName, Depends(_job_name)]
 Wait = Annotated[float, Depends(_seconds_to_wait)]
-Limit = Annotated[int, Query(ge=0, le=MAX_PAGE)]
-Offset = Annotated[int, Query(ge=0, le=2**62)]
+Paging = Annotated[Page, Depends(_page)]
 
 
 def answer(body: BaseModel, status_code: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -15,9 +15,8 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.http.deps import (
     Caller,
     CurrentRuntime,
-    Limit,
     NamedJob,
-    Offset,
+    Paging,
     ReadableRoom,
     Route,
     WritableRoom,
@@ -45,12 +44,10 @@ async def register_job(
 
 
 @router.get("/rooms/{room_id}/jobs", response_model=PaginatedResponse[JobSummary])
-async def list_jobs(
-    runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, limit: Limit = 50, offset: Offset = 0
-) -> Response:
+async def list_jobs(runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging) -> Response:
     """List the jobs that a room sees: its own and those of the reserved rooms."""
     async with runtime.database.read() as tx:
-        return answer(await jobs.page(tx, room_id, limit, offset))
+        return answer(await jobs.page(tx, room_id, page))
 
 
 @router.get("/rooms/{room_id}/jobs/{name:path}/tasks", response_model=PaginatedResponse[TaskResponse])
@@ -59,14 +56,13 @@ async def list_job_tasks(
     caller: Caller,
     room_id: ReadableRoom,
     name: NamedJob,
+    page: Paging,
     status: TaskStatus | None = None,
-    limit: Limit = 50,
-    offset: Offset = 0,
 ) -> Response:
     """List a room's tasks of one job, newest first, also where the job is not active any more."""
     async with runtime.database.read() as tx:
         job_id = await jobs.id_of(tx, room_id, name, cross_room=runtime.settings.cross_room_jobs)
-        return answer(await tasks.page(tx, room_id, status, limit=limit, offset=offset, job=job_id))
+        return answer(await tasks.page(tx, room_id, status, page=page, job=job_id))
 
 
 @router.get("/rooms/{room_id}/jobs/{name:path}", response_model=JobResponse)

@@ -17,9 +17,8 @@ from zndraw_joblib.server.http.deps import (
     Caller,
     CurrentRuntime,
     Hangup,
-    Limit,
     NamedJob,
-    Offset,
+    Paging,
     ReadableRoom,
     Route,
     Wait,
@@ -85,10 +84,9 @@ async def list_tasks(
     runtime: CurrentRuntime,
     caller: Caller,
     room_id: ReadableRoom,
+    page: Paging,
     status: TaskStatus | None = None,
-    limit: Limit = 50,
-    offset: Offset = 0,
 ) -> Response:
     """List a room's tasks, newest first."""
     async with runtime.database.read() as tx:
-        return answer(await tasks.page(tx, room_id, status, limit=limit, offset=offset))
+        return answer(await tasks.page(tx, room_id, status, page=page))

@@ -9,9 +9,8 @@ from zndraw_joblib.contract.messages import PaginatedResponse, WorkerResponse, W
 from zndraw_joblib.server.http.deps import (
     Caller,
     CurrentRuntime,
-    Limit,
     NamedJob,
-    Offset,
+    Paging,
     ReadableRoom,
     Route,
     answer,
@@ -29,12 +28,10 @@ async def create_worker(runtime: CurrentRuntime, caller: Caller) -> Response:
 
 
 @router.get("/workers", response_model=PaginatedResponse[WorkerSummary])
-async def list_workers(
-    runtime: CurrentRuntime, caller: Caller, limit: Limit = 50, offset: Offset = 0
-) -> Response:
+async def list_workers(runtime: CurrentRuntime, caller: Caller, page: Paging) -> Response:
     """List all workers, newest first."""
     async with runtime.database.read() as tx:
-        return answer(await workers.page(tx, None, limit, offset))
+        return answer(await workers.page(tx, None, page))
 
 
 @router.patch("/workers/{worker_id}", response_model=WorkerResponse)
@@ -61,8 +58,8 @@ async def remove_job_from_worker(
 
 @router.get("/rooms/{room_id}/workers", response_model=PaginatedResponse[WorkerSummary])
 async def list_room_workers(
-    runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, limit: Limit = 50, offset: Offset = 0
+    runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging
 ) -> Response:
     """List the workers that serve a job which the room sees."""
     async with runtime.database.read() as tx:
-        return answer(await workers.page(tx, room_id, limit, offset))
+        return answer(await workers.page(tx, room_id, page))

@@ -14,7 +14,7 @@ from zndraw_joblib.contract.problems import (
     SchemaConflict,
     WorkerNotFound,
 )
-from zndraw_joblib.server.ports import Identity, worker_key
+from zndraw_joblib.server.ports import Identity, Page, worker_key
 from zndraw_joblib.server.service import rules
 from zndraw_joblib.server.store import jobs as store
 from zndraw_joblib.server.store import workers as worker_store
@@ -108,9 +108,9 @@ async def id_of(tx: Transaction, room_id: str, name: JobName, *, cross_room: boo
     return found
 
 
-async def page(tx: Transaction, room_id: str, limit: int, offset: int) -> PaginatedResponse[JobSummary]:
+async def page(tx: Transaction, room_id: str, page: Page) -> PaginatedResponse[JobSummary]:
     """Return one page of the jobs that a room sees."""
-    rows, total = await store.page(tx, room_id, limit, offset)
+    rows, total = await store.page(tx, room_id, page)
     served_by = await worker_store.serving(tx, [row.id for row in rows]) if rows else {}
     items = [
         JobSummary(
@@ -121,7 +121,7 @@ async def page(tx: Transaction, room_id: str, limit: int, offset: int) -> Pagina
         )
         for row in rows
     ]
-    return PaginatedResponse[JobSummary](items=items, total=total, limit=limit, offset=offset)
+    return PaginatedResponse[JobSummary](items=items, total=total, limit=page.limit, offset=page.offset)
 
 
 def _response(job_id: UUID, name: JobName, schema: dict[str, object], served_by: list[UUID]) -> JobResponse:

@@ -17,7 +17,7 @@ from zndraw_joblib.contract.problems import (
     TaskNotFound,
 )
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.server.ports import Identity, job_key
+from zndraw_joblib.server.ports import Identity, Page, job_key
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import rules, views
 from zndraw_joblib.server.store import jobs as job_store
@@ -159,16 +159,15 @@ async def page(
     room_id: str,
     status: TaskStatus | None,
     *,
-    limit: int,
-    offset: int,
+    page: Page,
     job: UUID | None = None,
 ) -> PaginatedResponse[TaskResponse]:
     """Return one page of a room's tasks, of one status and one job where these are given."""
-    found, total = await store.page(tx, store.in_room(room_id, status, job), limit, offset)
+    found, total = await store.page(tx, store.in_room(room_id, status, job), page)
     standing = await positions(tx, found)
     items = [views.response(task, standing.get(task.id)) for task in found]
     return PaginatedResponse[TaskResponse].model_construct(
-        items=items, total=total, limit=limit, offset=offset
+        items=items, total=total, limit=page.limit, offset=page.offset
     )
 
 

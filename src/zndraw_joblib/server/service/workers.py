@@ -8,7 +8,7 @@ from zndraw_joblib.contract.events import Emission, JobsInvalidate, room_of
 from zndraw_joblib.contract.messages import PaginatedResponse, WorkerResponse, WorkerSummary
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import Forbidden, JobNotFound, ProblemException, WorkerNotFound
-from zndraw_joblib.server.ports import Identity, worker_key
+from zndraw_joblib.server.ports import Identity, Page, worker_key
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import views
 from zndraw_joblib.server.store import jobs as job_store
@@ -97,10 +97,8 @@ async def _owned(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
         raise Forbidden("Not authorized: the worker belongs to somebody else")
 
 
-async def page(
-    tx: Transaction, room_id: str | None, limit: int, offset: int
-) -> PaginatedResponse[WorkerSummary]:
+async def page(tx: Transaction, room_id: str | None, page: Page) -> PaginatedResponse[WorkerSummary]:
     """Return one page of all workers, or of those that serve a job which a room sees."""
-    rows, total = await store.page(tx, room_id, limit, offset)
+    rows, total = await store.page(tx, room_id, page)
     items = [WorkerSummary(**row._mapping) for row in rows]
-    return PaginatedResponse[WorkerSummary](items=items, total=total, limit=limit, offset=offset)
+    return PaginatedResponse[WorkerSummary](items=items, total=total, limit=page.limit, offset=page.offset)

@@ -45,7 +45,7 @@ class Transaction:
 
     async def execute(
         self, statement: Executable, parameters: Sequence[dict[str, Any]] | None = None
-    ) -> CursorResult[Any]:
+    ) -> CursorResult[*tuple[Any, ...]]:
         """Run one statement; with a list of parameters, once for each."""
         return await self._connection.execute(statement, parameters)
 
@@ -147,7 +147,7 @@ def dialect(tx: Transaction) -> ModuleType:
 def padded(values: Sequence[Result]) -> list[Result]:
     """Repeat the last value up to a power of two, so that `IN` lists have few shapes to prepare."""
     size = 1 << max(len(values) - 1, 0).bit_length()
-    return [*values, *values[-1:] * (size - len(values))]
+    return [*values, *[values[-1]] * (size - len(values))] if values else []
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import ColumnElement, Row, and_, case, func, or_, select, update
 
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL, RESERVED, JobName
+from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store.database import Transaction, dialect, padded
 from zndraw_joblib.server.store.tables import Job, WorkerJobLink
 
@@ -20,17 +21,17 @@ def visible_from(room_id: str) -> ColumnElement[bool]:
     return jobs.c.room_id.in_(rooms)
 
 
-async def by_name(tx: Transaction, name: JobName) -> Row[Any] | None:
+async def by_name(tx: Transaction, name: JobName) -> Row[*tuple[Any, ...]] | None:
     """Return the active job of this name."""
     return (await tx.execute(select(jobs).where(_is(name), ~jobs.c.deleted))).first()
 
 
-async def any_by_name(tx: Transaction, name: JobName) -> Row[Any] | None:
+async def any_by_name(tx: Transaction, name: JobName) -> Row[*tuple[Any, ...]] | None:
     """Return the job of this name, hidden or not."""
     return (await tx.execute(select(jobs).where(_is(name)))).first()
 
 
-async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobName, Row[Any]]:
+async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobName, Row[*tuple[Any, ...]]]:
     """Return the active jobs of these names, and keep their counts as they are until the commit."""
     wanted = or_(*[_is(name) for name in padded(names)])
     statement = select(jobs).where(wanted, ~jobs.c.deleted).order_by(jobs.c.id)
@@ -38,7 +39,9 @@ async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobNa
     return {JobName(row.room_id, row.category, row.name): row for row in found}
 
 
-async def add_or_lock(tx: Transaction, name: JobName, schema: dict[str, Any]) -> tuple[Row[Any], bool]:
+async def add_or_lock(
+    tx: Transaction, name: JobName, schema: dict[str, Any]
+) -> tuple[Row[*tuple[Any, ...]], bool]:
     """Return the job of this name, locked, made now if there is none. Tell whether it is new."""
     values = {**name._asdict(), "id": uuid4(), "schema": schema, "created_at": await tx.now()}
     statement = dialect(tx).insert(jobs).values(deleted=False, pending=0, **values)
@@ -53,7 +56,7 @@ async def revive(tx: Transaction, job_id: UUID, schema: dict[str, Any]) -> None:
     await tx.execute(update(jobs).where(jobs.c.id == job_id).values(deleted=False, schema=schema))
 
 
-async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[Row[Any]]:
+async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[Row[*tuple[Any, ...]]]:
     """Hide those of these jobs that have no worker and no pending task. Return what was hidden.
 
     The rows are locked before they are judged: a registration that just linked a worker is seen.
@@ -103,14 +106,16 @@ async def waiting(tx: Transaction) -> dict[JobName, int]:
     """Return the jobs that have pending tasks, and how many."""
     statement = select(jobs.c.room_id, jobs.c.category, jobs.c.name, jobs.c.pending)
     rows = await tx.execute(statement.where(jobs.c.pending > 0))
-    return {JobName(*name): pending for *name, pending in rows}
+    return {JobName(row.room_id, row.category, row.name): row.pending for row in rows}
 
 
-async def page(tx: Transaction, room_id: str, limit: int, offset: int) -> tuple[list[Row[Any]], int]:
+async def page(tx: Transaction, room_id: str, page: Page) -> tuple[list[Row[*tuple[Any, ...]]], int]:
     """Return one page of the jobs a room sees, newest first, and the count of all."""
     wanted = [visible_from(room_id), ~jobs.c.deleted]
     order = jobs.c.created_at.desc(), jobs.c.id.desc()
-    rows = await tx.execute(select(jobs).where(*wanted).order_by(*order).limit(limit).offset(offset))
+    rows = await tx.execute(
+        select(jobs).where(*wanted).order_by(*order).limit(page.limit).offset(page.offset)
+    )
     total = await tx.execute(select(func.count()).select_from(jobs).where(*wanted))
     return list(rows), total.scalar_one()
 

@@ -28,9 +28,7 @@ def scripts() -> Path:
 
 def newest() -> str:
     """Return the version that this code needs."""
-    head = ScriptDirectory(str(scripts())).get_current_head()
-    assert head is not None
-    return head
+    return str(ScriptDirectory(str(scripts())).get_current_head())
 
 
 async def current(session_maker: SessionMaker) -> str | None:
@@ -59,8 +57,9 @@ async def prepare(session_maker: SessionMaker) -> None:
         is_sqlite = (await session.connection()).dialect.name == "sqlite"
     if not is_sqlite:
         raise OutdatedSchema(
-            f"The database's schema is {found or 'missing'}, this version needs {newest()}. It is not changed "
-            "without being asked: run 'zndraw-joblib db upgrade' with the same database URL, then start again."
+            f"The database's schema is {found or 'missing'}, this version needs {newest()}. It is not "
+            "changed without being asked: run 'zndraw-joblib db upgrade' with the same database URL, "
+            "then start again."
         )
     await upgrade(session_maker)
 

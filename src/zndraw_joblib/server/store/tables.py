@@ -132,8 +132,8 @@ class WorkerJobLink(_Base, table=True):
 
     __tablename__ = "joblib_worker_job"
 
-    worker_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey(Worker.id), primary_key=True))
-    job_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey(Job.id), primary_key=True, index=True))
+    worker_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_worker.id"), primary_key=True))
+    job_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_job.id"), primary_key=True, index=True))
 
 
 class Task(_Base, table=True):
@@ -166,7 +166,7 @@ class Task(_Base, table=True):
 
     seq: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
     id: UUID = Field(default_factory=uuid4, sa_column=Column(SqlUuid, unique=True, nullable=False))
-    job_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey(Job.id), nullable=False))
+    job_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_job.id"), nullable=False))
     room_id: str = Field(max_length=128)
     status: str = TaskStatus.PENDING.value
     created_by: str

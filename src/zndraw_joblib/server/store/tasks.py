@@ -25,6 +25,7 @@ from sqlalchemy import (
 
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
+from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store.database import Transaction, padded
 from zndraw_joblib.server.store.tables import Job, Task, Worker
@@ -85,7 +86,7 @@ _INSERTED = [column.name for column in _FIELDS if column.name != "seq"]
 _NAME = [jobs.c.room_id.label("job_room"), jobs.c.category, jobs.c.name]
 
 
-def _record(row: Row[Any]) -> Record:
+def _record(row: Row[*tuple[Any, ...]]) -> Record:
     seq, task_id, job_id, room_id, status, *rest, job_room, category, name = row
     job = JobName(job_room, category, name)
     return Record(seq, task_id, job_id, job, room_id, TaskStatus(status), *rest)
@@ -236,11 +237,11 @@ def in_room(room_id: str, status: TaskStatus | None, job_id: UUID | None = None)
     return wanted
 
 
-async def page(
-    tx: Transaction, wanted: list[ColumnElement[bool]], limit: int, offset: int
-) -> tuple[list[Record], int]:
+async def page(tx: Transaction, wanted: list[ColumnElement[bool]], page: Page) -> tuple[list[Record], int]:
     """Return one page, newest first, and the count of all that match."""
     order = tasks.c.created_at.desc(), tasks.c.seq.desc()
-    found = await _records(tx, _select().where(*wanted).order_by(*order).limit(limit).offset(offset))
+    found = await _records(
+        tx, _select().where(*wanted).order_by(*order).limit(page.limit).offset(page.offset)
+    )
     total = await tx.execute(select(func.count()).select_from(tasks).where(*wanted))
     return found, total.scalar_one()

@@ -20,19 +20,20 @@ async def add(tx: Transaction, name: str, digest: str, *, is_superuser: bool) ->
     return True
 
 
-async def by_digest(tx: Transaction, digest: str) -> Row[Any] | None:
+async def by_digest(tx: Transaction, digest: str) -> Row[*tuple[Any, ...]] | None:
     """Return the token with this digest."""
     return (await tx.execute(select(tokens).where(tokens.c.digest == digest))).first()
 
 
-async def every(tx: Transaction) -> list[Row[Any]]:
+async def every(tx: Transaction) -> list[Row[*tuple[Any, ...]]]:
     """Return all tokens by name."""
     return list(await tx.execute(select(tokens).order_by(tokens.c.name)))
 
 
 async def count(tx: Transaction) -> int:
     """Count the tokens."""
-    return (await tx.execute(select(func.count()).select_from(tokens))).scalar_one()
+    found: int = (await tx.execute(select(func.count()).select_from(tokens))).scalar_one()
+    return found
 
 
 async def remove(tx: Transaction, name: str) -> bool:

@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Row, and_, delete, exists, func, insert, select, update
 
 from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store.database import Transaction, dialect, padded
 from zndraw_joblib.server.store.jobs import visible_from
 from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
@@ -25,7 +26,7 @@ async def add(tx: Transaction, owner_id: str) -> UUID:
     return worker_id
 
 
-async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Row[Any]]:
+async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Row[*tuple[Any, ...]]]:
     """Return the workers that exist, by id, and keep them from being removed until the commit."""
     statement = select(workers).where(workers.c.id.in_(padded(ids))).order_by(workers.c.id)
     found = await tx.execute(statement.with_for_update(key_share=True))
@@ -81,7 +82,7 @@ async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:
     return (await tx.execute(statement.returning(links.c.job_id))).first() is not None
 
 
-async def claimable_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> list[Row[Any]]:
+async def claimable_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> list[Row[*tuple[Any, ...]]]:
     """Return (worker_id, job id, room_id, category, name) of all that these workers may claim from."""
     statement = (
         select(links.c.worker_id, jobs.c.id, jobs.c.room_id, jobs.c.category, jobs.c.name, jobs.c.pending)
@@ -106,10 +107,11 @@ async def count(tx: Transaction, silent_since: datetime | None = None) -> int:
     statement = select(func.count()).select_from(workers)
     if silent_since is not None:
         statement = statement.where(workers.c.last_heartbeat < silent_since)
-    return (await tx.execute(statement)).scalar_one()
+    found: int = (await tx.execute(statement)).scalar_one()
+    return found
 
 
-async def page(tx: Transaction, room_id: str | None, limit: int, offset: int) -> tuple[list[Row[Any]], int]:
+async def page(tx: Transaction, room_id: str | None, page: Page) -> tuple[list[Row[*tuple[Any, ...]]], int]:
     """Return one page of (id, last_heartbeat, job_count), newest first, and the count of all.
 
     With a room, of the workers that serve a job which is visible there.
@@ -123,8 +125,8 @@ async def page(tx: Transaction, room_id: str | None, limit: int, offset: int) ->
         select(workers.c.id, workers.c.last_heartbeat, job_count.label("job_count"))
         .where(wanted)
         .order_by(workers.c.created_at.desc(), workers.c.id.desc())
-        .limit(limit)
-        .offset(offset)
+        .limit(page.limit)
+        .offset(page.offset)
     )
     total = await tx.execute(select(func.count()).select_from(workers).where(wanted))
     return list(rows), total.scalar_one()
