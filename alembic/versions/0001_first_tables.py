@@ -17,12 +17,19 @@ def upgrade() -> None:
         sa.Column("room_id", sa.String(length=128), nullable=False),
         sa.Column("category", sa.String(length=128), nullable=False),
         sa.Column("name", sa.String(length=128), nullable=False),
+        sa.Column(
+            "full_name",
+            sa.Text(),
+            sa.Computed("room_id || ':' || category || ':' || name", persisted=True),
+            nullable=False,
+        ),
         sa.Column("schema", sa.Text(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("deleted", sa.Boolean(), nullable=False),
         sa.Column("pending", sa.Integer(), nullable=False),
         sa.CheckConstraint("pending >= 0", name="ck_joblib_job_pending_counts"),
         sa.PrimaryKeyConstraint("id", name="pk_joblib_job"),
+        sa.UniqueConstraint("full_name", name="uq_joblib_job_full_name"),
         sa.UniqueConstraint("room_id", "category", "name", name="uq_joblib_job_room_id_category_name"),
     )
     op.create_table(

@@ -11,22 +11,20 @@ from zndraw_joblib.server.http import health
 from zndraw_joblib.server.http.problems import install_exception_handlers
 from zndraw_joblib.server.mount import JobLib
 from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store.database import Database
-from zndraw_joblib.server.store.engine import open_engine, open_sessions
+from zndraw_joblib.server.store.engine import open_database
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
     """Return the standalone app. Raises `InvalidDatabaseUrl`; its start may raise `OutdatedSchema`."""
-    engine = open_engine(settings.database_url)
-    sessions = open_sessions(engine)
-    tokens = BearerTokens(Database(sessions), settings.admin_token)
+    database = open_database(settings.database_url)
+    tokens = BearerTokens(database, settings.admin_token)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            await engine.dispose()
+            await database.close()
 
     app = FastAPI(title="zndraw-joblib", lifespan=lifespan)
     install_exception_handlers(app)
@@ -39,5 +37,5 @@ def create_app(settings: ServerSettings) -> FastAPI:
             expose_headers=["Location", "Preference-Applied", "Retry-After"],
         )
     app.include_router(health.router)
-    JobLib(session_maker=sessions, identity=tokens, settings=settings).mount(app)
+    JobLib(session_maker=database, identity=tokens, settings=settings).mount(app)
     return app

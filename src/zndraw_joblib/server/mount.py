@@ -7,19 +7,20 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from types import FrameType
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 
-from zndraw_joblib.contract.problems import Unauthorized
 from zndraw_joblib.server.adapters.socketio import emit
-from zndraw_joblib.server.http import router
+from zndraw_joblib.server.adapters.tokens import BearerTokens
+from zndraw_joblib.server.http import PREFIX, TAG, routes
 from zndraw_joblib.server.http.problems import router as problem_pages
+from zndraw_joblib.server.http.routing import Route, solve
 from zndraw_joblib.server.ports import Identity, Publisher, SessionMaker
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import Clock
+from zndraw_joblib.server.store.database import Clock, Database
 from zndraw_joblib.server.sweeper import Sweeper
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class JobLib:
     def __init__(
         self,
         *,
-        session_maker: SessionMaker,
+        session_maker: SessionMaker | Database,
         identity: Callable[..., Any],
         settings: JobLibSettings | None = None,
         tsio: Any = None,
@@ -49,14 +50,27 @@ class JobLib:
         self.settings = settings or JobLibSettings()
         self.runtime = Runtime(session_maker, self.settings, publish=_publisher(tsio), clock=clock)
         self.sweeper = Sweeper(self.runtime.write, self.settings)
-        self._session_maker = session_maker
         self._identity = identity
         self.runtime.checks["sweeper"] = self._check_sweeper
 
     def mount(self, app: FastAPI) -> None:
         """Add the routes under ``/v1/joblib`` and the pages of the problems; join the app's lifespan."""
         app.state.joblib = self.runtime
-        app.include_router(router, dependencies=[Depends(_binding(self._identity))])
+        app.state.joblib_identify = self._identify
+        for route in routes:
+            # Straight into the app: an included router is searched twice for each request.
+            app.router.add_api_route(
+                PREFIX + route.path,
+                route.endpoint,
+                methods=list(route.methods or ()),
+                name=route.name,
+                tags=[TAG],
+                status_code=route.status_code,
+                response_model=route.response_model,
+                responses=route.responses,
+                dependencies=[Depends(self._identity)],
+                route_class_override=Route,
+            )
         app.include_router(problem_pages)
         hosts_own = app.router.lifespan_context
 
@@ -73,7 +87,7 @@ class JobLib:
 
         Raises `OutdatedSchema` for a PostgreSQL database that was not upgraded.
         """
-        await schema.prepare(self._session_maker)
+        await schema.prepare(self.runtime.database)
         sweeping = asyncio.create_task(self.sweeper.run(), name="zndraw-joblib sweeper")
         try:
             with _on_stop_signals(self.runtime.sleepers.close):
@@ -83,6 +97,12 @@ class JobLib:
             sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await sweeping
+
+    async def _identify(self, request: Request) -> Identity | None:
+        if isinstance(self._identity, BearerTokens):
+            return await self._identity.of(request)
+        user = await solve(request, self._identity)
+        return None if user is None else Identity(str(user.id), bool(user.is_superuser))
 
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"
@@ -96,15 +116,6 @@ def _publisher(tsio: Any) -> Publisher | None:
         await emit(tsio, emissions)
 
     return publish
-
-
-def _binding(identity: Callable[..., Any]) -> Callable[..., Any]:
-    async def bind_identity(request: Request, user: Annotated[Any, Depends(identity)]) -> None:
-        if user is None:
-            raise Unauthorized("This needs an identity")
-        request.state.joblib_identity = Identity(str(user.id), bool(user.is_superuser))
-
-    return bind_identity
 
 
 @contextmanager

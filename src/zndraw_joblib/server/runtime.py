@@ -27,7 +27,7 @@ from zndraw_joblib.server.ports import (
 from zndraw_joblib.server.service import claims, internal, jobs, tasks, workers
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.sleepers import Gone, Sleepers
-from zndraw_joblib.server.store.database import Clock, Database, Transaction
+from zndraw_joblib.server.store.database import Clock, Database, Sessions, Transaction
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -42,14 +42,14 @@ class Runtime:
 
     def __init__(
         self,
-        session_maker: SessionMaker,
+        database: Database | SessionMaker,
         settings: JobLibSettings,
         *,
         publish: Publisher | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.settings = settings
-        self.database = Database(session_maker, clock=clock)
+        self.database = database if isinstance(database, Database) else Sessions(database, clock)
         self.sleepers = Sleepers(lambda: self.settings.max_sleepers)
         self.internal_tasks: Mapping[str, InternalTask] = {}
         self.publish = publish
@@ -75,13 +75,13 @@ class Runtime:
     async def tell(self, tx: Transaction) -> None:
         """Wake sleepers and send events, after the commit. A publisher that fails is logged."""
         self.sleepers.notify(tx.wakes)
-        if self.publish is None or not tx.emissions:
+        if self.publish is None or not (emissions := tx.emissions):
             return
         async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             try:
-                await self.publish(tx.emissions)
+                await self.publish(emissions)
             except Exception:
-                logger.exception("%d events were not sent; what they tell of is committed", len(tx.emissions))
+                logger.exception("%d events were not sent; what they tell of is committed", len(emissions))
 
     async def submit(
         self, caller: Identity, room_id: str, job: JobName, payload: dict[str, Any]
@@ -188,8 +188,7 @@ class Runtime:
                 await sleeper.sleep(deadline - time.monotonic(), gone)
 
     async def _read_task(self, task_id: UUID) -> TaskResponse:
-        async with self.database.read() as tx:
-            return await tasks.get(tx, task_id)
+        return await self.database.read(partial(tasks.get, task_id=task_id))
 
     async def _note_life(self, caller: Identity, worker_id: UUID) -> None:
         """Count any request of a worker as a heartbeat, unless one was noted lately."""
@@ -252,9 +251,8 @@ class Runtime:
         slept_on = [key.split(":", 1) for key in self.sleepers.slept_on]
         ids = [UUID(rest) for kind, rest in slept_on if kind == "task"]
         names = [rest for kind, rest in slept_on if kind == "job"]
-        async with self.database.read() as tx:
-            ended = await tasks.ended(tx, ids) if ids else []
-            waiting = await jobs.waiting(tx, names) if names else {}
+        ended = await self.database.read(partial(tasks.ended, ids=ids)) if ids else []
+        waiting = await self.database.read(partial(jobs.waiting, full_names=names)) if names else {}
         for task_id in ended:
             self.sleepers.wake(task_key(task_id))
         for name, count in waiting.items():

@@ -19,7 +19,7 @@ from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.server.adapters.socketio import emit
 from zndraw_joblib.server.service import sweep, workers
 from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.database import Database, Transaction, begin
+from zndraw_joblib.server.store.database import Sessions, Transaction, begin
 from zndraw_joblib.server.store.tables import Worker
 
 logger = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ async def run_sweeper(get_session: Callable[[], Any], settings: JobLibSettings, 
 
     `get_session` is an async generator function that yields a session, or an `async_sessionmaker`.
     """
-    database = Database(partial(_open, get_session))
+    database = Sessions(partial(_open, get_session))
 
     async def write(work: Callable[[Transaction], Awaitable[Result]]) -> Result:
         result, tx = await database.write(work)

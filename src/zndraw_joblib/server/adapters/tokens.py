@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -41,14 +42,19 @@ class BearerTokens:
         self._trusted: dict[str, tuple[Identity, float]] = {}
 
     async def __call__(
-        self, request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+        self, request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
     ) -> Identity:
         """Return who asks. Raises `Unauthorized`."""
-        if credentials is None:
+        return await self.of(request)
+
+    async def of(self, request: Request) -> Identity:
+        """Return who asks. Raises `Unauthorized`."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token:
             raise Unauthorized(
                 "A bearer token is needed: send the header 'Authorization: Bearer <token>'", headers=CHALLENGE
             )
-        return await self.identify(credentials.credentials)
+        return await self.identify(token.strip())
 
     async def identify(self, token: str) -> Identity:
         """Return whose token this is. Raises `Unauthorized`."""
@@ -62,8 +68,7 @@ class BearerTokens:
 
     async def _look_up(self, hashed: str) -> Identity:
         self._trusted.pop(hashed, None)
-        async with self._database.read() as tx:
-            row = await tokens.by_digest(tx, hashed)
+        row = await self._database.read(partial(tokens.by_digest, digest=hashed))
         if row is None:
             raise Unauthorized("The token is unknown or was revoked", headers=CHALLENGE)
         identity = Identity(row.name, row.is_superuser)

@@ -1,11 +1,17 @@
 """HTTP: one router a noun. `router` is all of them, under ``/v1/joblib``."""
 
 from fastapi import APIRouter
+from fastapi.routing import APIRoute
 
 from zndraw_joblib.server.http import jobs, tasks, workers
 
 PREFIX = "/v1/joblib"
+TAG = "joblib"
 
-router = APIRouter(prefix=PREFIX, tags=["joblib"])
-for _noun in (workers, jobs, tasks):
+# The busiest first: routes are tried one after another.
+routes = [
+    route for noun in (tasks, workers, jobs) for route in noun.router.routes if isinstance(route, APIRoute)
+]
+router = APIRouter(prefix=PREFIX, tags=[TAG])
+for _noun in (tasks, workers, jobs):
     router.include_router(_noun.router)

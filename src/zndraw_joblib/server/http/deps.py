@@ -1,93 +1,28 @@
-"""What the endpoints share: who asks, of which room, how long they wait, and how routes behave."""
+"""What the endpoints share: who asks, of which room, how long they wait."""
 
 import asyncio
-import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
-from contextvars import ContextVar
-from functools import wraps
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Path, Query, Request, Response
-from fastapi.dependencies.utils import get_dependant, solve_dependencies
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from pydantic_core import from_json
-from starlette.exceptions import HTTPException
 
-from zndraw_joblib.contract.messages import MAX_JSON_BYTES, MAX_PAGE
+from zndraw_joblib.contract.messages import MAX_PAGE
 from zndraw_joblib.contract.names import JobName, parse_job_name, validate_room_id
-from zndraw_joblib.contract.problems import ContentTooLarge, ProblemException, Unauthorized
-from zndraw_joblib.server.http.problems import as_problem, respond
+from zndraw_joblib.contract.problems import InvalidRequest, Unauthorized
+from zndraw_joblib.server.http.routing import RESOLVERS, solve
 from zndraw_joblib.server.ports import Identity, Page
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.sleepers import Gone
 
-# One body carries at most one JSON value of 1 MiB and an error text, however it is escaped.
-MAX_BODY_BYTES = 2 * MAX_JSON_BYTES
 JSON_MEDIA_TYPE = "application/json"
-_open_dependencies: ContextVar[AsyncExitStack] = ContextVar("open_dependencies")
-_WAIT = re.compile(r'^wait\s*=\s*"?(\d{1,9})"?$', re.IGNORECASE)
+MAX_OFFSET = 2**62
+_WAIT = re.compile(r'wait\s*=\s*"?(\d{1,9})"?', re.IGNORECASE)
+_WHOLE = re.compile(r"\d{1,19}")
 
 
-class BoundedRequest(Request):
-    """A request whose body is bounded, and whose JSON is strict: no NaN, no lone surrogates."""
-
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body. Raises `ContentTooLarge` past the limit."""
-        size = 0
-        async for chunk in super().stream():
-            size += len(chunk)
-            if size > MAX_BODY_BYTES:
-                raise ContentTooLarge(f"The body has more than {MAX_BODY_BYTES} bytes")
-            yield chunk
-
-    async def json(self) -> Any:
-        """Return the parsed body."""
-        body = await self.body()
-        try:
-            return from_json(body, allow_inf_nan=False)
-        except ValueError as error:
-            raise json.JSONDecodeError(str(error), "", 0) from error
-
-
-class Route(APIRoute):
-    """A route that answers every error as a problem, and lets go of its dependencies before it works.
-
-    A host's dependency may hold a database session, even a lock around it, until it is closed;
-    FastAPI closes it after the answer. Here it is closed once it has given what it has to give.
-    """
-
-    def __init__(self, path: str, endpoint: Callable[..., Awaitable[Response]], **options: Any) -> None:
-        @wraps(endpoint)
-        async def run(**values: Any) -> Response:
-            await _open_dependencies.get().aclose()
-            return await endpoint(**values)
-
-        super().__init__(path, run, **options)
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler inside ours."""
-        handle = super().get_route_handler()
-
-        async def handle_with_care(request: Request) -> Response:
-            try:
-                async with AsyncExitStack() as stack:
-                    request.scope["fastapi_inner_astack"] = stack
-                    request.scope["fastapi_function_astack"] = stack
-                    _open_dependencies.set(stack)
-                    return await handle(BoundedRequest(request.scope, request.receive))
-            except (ProblemException, RequestValidationError, HTTPException) as error:
-                return respond(as_problem(error))
-            except Exception as error:
-                return respond(as_problem(error))
-
-        return handle_with_care
-
-
-async def get_runtime(request: Request) -> Runtime:
+def get_runtime(request: Request) -> Runtime:
     """Return what this server process is made of."""
     runtime = getattr(request.app.state, "joblib", None)
     if not isinstance(runtime, Runtime):
@@ -97,7 +32,10 @@ async def get_runtime(request: Request) -> Runtime:
 
 async def current_identity(request: Request) -> Identity:
     """Return who asks. Closed by default: without an identity nothing is answered."""
-    identity = getattr(request.state, "joblib_identity", None)
+    identify = getattr(request.app.state, "joblib_identify", None)
+    if identify is None:
+        raise RuntimeError("zndraw_joblib has no identity to ask for: call JobLib(..., identity=...)")
+    identity = await identify(request)
     if not isinstance(identity, Identity):
         raise Unauthorized("This needs an identity", headers={"WWW-Authenticate": "Bearer"})
     return identity
@@ -113,56 +51,73 @@ async def verify_writable_room(room_id: Annotated[str, Path()]) -> str:
     return validate_room_id(room_id)
 
 
-async def _ask(room_id: Annotated[str, Depends(verify_readable_room)]) -> str:
-    return room_id
-
-
-_READING = get_dependant(path="/{room_id}", call=_ask)
-
-
 async def check_readable(request: Request, room_id: str) -> None:
     """Ask the host whether a room may be read that is known only once the task has been found."""
-    if verify_readable_room not in request.app.dependency_overrides:
-        return
-    async with AsyncExitStack() as stack:
-        scope = {**request.scope, "path_params": {"room_id": room_id}}
-        scope |= {"fastapi_inner_astack": stack, "fastapi_function_astack": stack}
-        solved = await solve_dependencies(
-            request=Request(scope),
-            dependant=_READING,
-            dependency_overrides_provider=request.app,
-            async_exit_stack=stack,
-            embed_body_fields=False,
-        )
-    if solved.errors:
-        raise RequestValidationError(solved.errors)
+    if verify_readable_room in request.app.dependency_overrides:
+        await solve(request, verify_readable_room, room_id=room_id)
 
 
-async def _job_name(name: Annotated[str, Path(description="room:category:name")]) -> JobName:
-    return parse_job_name(name)
+def _guard(dependency: Callable[..., Any]) -> Callable[[Request], Any]:
+    def resolve(request: Request) -> Any:
+        if dependency in request.app.dependency_overrides:
+            return solve(request, dependency)
+        return validate_room_id(request.path_params["room_id"])
+
+    return resolve
 
 
-async def _seconds_to_wait(
-    prefer: Annotated[list[str] | None, Header(description="RFC 7240: wait=N")] = None,
-) -> float:
-    for preference in ",".join(prefer or []).split(","):
-        if match := _WAIT.match(preference.split(";")[0].strip()):
-            return float(match[1])
-    return 0
+async def _job_name(name: Annotated[str, Path(description="room:category:name")]) -> None:
+    """Declare the parameter; `RESOLVERS` has what it does."""
+
+
+async def _wait(prefer: Annotated[list[str] | None, Header(description="RFC 7240: wait=N")] = None) -> None:
+    """Declare the parameter; `RESOLVERS` has what it does."""
 
 
 async def _page(
-    limit: Annotated[int, Query(ge=0, le=MAX_PAGE)] = 50, offset: Annotated[int, Query(ge=0, le=2**62)] = 0
-) -> Page:
-    return Page(limit, offset)
+    limit: Annotated[int, Query(ge=0, le=MAX_PAGE)] = 50, offset: Annotated[int, Query(ge=0)] = 0
+) -> None:
+    """Declare the parameters; `RESOLVERS` has what they do."""
 
+
+def _seconds_to_wait(request: Request) -> float:
+    for header in request.headers.getlist("prefer"):
+        for preference in header.split(","):
+            if match := _WAIT.fullmatch(preference.split(";")[0].strip()):
+                return float(match[1])
+    return 0
+
+
+def _paging(request: Request) -> Page:
+    query = request.query_params
+    return Page(
+        _bounded(query.get("limit", "50"), "limit", MAX_PAGE),
+        _bounded(query.get("offset", "0"), "offset", MAX_OFFSET),
+    )
+
+
+def _bounded(text: str, name: str, most: int) -> int:
+    if not _WHOLE.fullmatch(text) or int(text) > most:
+        raise InvalidRequest(f"query.{name}: it must be a whole number from 0 to {most}, not {text[:40]!r}")
+    return int(text)
+
+
+RESOLVERS |= {
+    get_runtime: get_runtime,
+    current_identity: current_identity,
+    verify_readable_room: _guard(verify_readable_room),
+    verify_writable_room: _guard(verify_writable_room),
+    _job_name: lambda request: parse_job_name(request.path_params["name"]),
+    _wait: _seconds_to_wait,
+    _page: _paging,
+}
 
 CurrentRuntime = Annotated[Runtime, Depends(get_runtime)]
 Caller = Annotated[Identity, Depends(current_identity)]
 ReadableRoom = Annotated[str, Depends(verify_readable_room)]
 WritableRoom = Annotated[str, Depends(verify_writable_room)]
 NamedJob = Annotated[JobName, Depends(_job_name)]
-Wait = Annotated[float, Depends(_seconds_to_wait)]
+Wait = Annotated[float, Depends(_wait)]
 Paging = Annotated[Page, Depends(_page)]
 
 

@@ -18,10 +18,10 @@ from zndraw_joblib.server.http.deps import (
     NamedJob,
     Paging,
     ReadableRoom,
-    Route,
     WritableRoom,
     answer,
 )
+from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.service import jobs, tasks
 
 router = APIRouter(route_class=Route)
@@ -46,8 +46,7 @@ async def register_job(
 @router.get("/rooms/{room_id}/jobs", response_model=PaginatedResponse[JobSummary])
 async def list_jobs(runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging) -> Response:
     """List the jobs that a room sees: its own and those of the reserved rooms."""
-    async with runtime.database.read() as tx:
-        return answer(await jobs.page(tx, room_id, page))
+    return answer(await runtime.database.read(partial(jobs.page, room_id=room_id, part=page)))
 
 
 @router.get("/rooms/{room_id}/jobs/{name:path}/tasks", response_model=PaginatedResponse[TaskResponse])
@@ -60,13 +59,16 @@ async def list_job_tasks(
     status: TaskStatus | None = None,
 ) -> Response:
     """List a room's tasks of one job, newest first, also where the job is not active any more."""
-    async with runtime.database.read() as tx:
-        job_id = await jobs.id_of(tx, room_id, name, cross_room=runtime.settings.cross_room_jobs)
-        return answer(await tasks.page(tx, room_id, status, page=page, job=job_id))
+    cross_room = runtime.settings.cross_room_jobs
+    find = partial(jobs.id_of, room_id=room_id, name=name, cross_room=cross_room)
+    job_id = await runtime.database.read(find)
+    work = partial(tasks.page, room_id=room_id, status=status, part=page, job=job_id)
+    return answer(await runtime.database.read(work))
 
 
 @router.get("/rooms/{room_id}/jobs/{name:path}", response_model=JobResponse)
 async def get_job(runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, name: NamedJob) -> Response:
     """Show an active job."""
-    async with runtime.database.read() as tx:
-        return answer(await jobs.get(tx, room_id, name, cross_room=runtime.settings.cross_room_jobs))
+    cross_room = runtime.settings.cross_room_jobs
+    work = partial(jobs.get, room_id=room_id, name=name, cross_room=cross_room)
+    return answer(await runtime.database.read(work))

@@ -1,5 +1,6 @@
 """Tasks: T1-T5 of the contract."""
 
+from functools import partial
 from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
@@ -20,12 +21,12 @@ from zndraw_joblib.server.http.deps import (
     NamedJob,
     Paging,
     ReadableRoom,
-    Route,
     Wait,
     WritableRoom,
     answer,
     check_readable,
 )
+from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.service import rules, tasks
 
 router = APIRouter(route_class=Route)
@@ -88,5 +89,5 @@ async def list_tasks(
     status: TaskStatus | None = None,
 ) -> Response:
     """List a room's tasks, newest first."""
-    async with runtime.database.read() as tx:
-        return answer(await tasks.page(tx, room_id, status, page=page))
+    work = partial(tasks.page, room_id=room_id, status=status, part=page)
+    return answer(await runtime.database.read(work))

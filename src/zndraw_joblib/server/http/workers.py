@@ -12,9 +12,9 @@ from zndraw_joblib.server.http.deps import (
     NamedJob,
     Paging,
     ReadableRoom,
-    Route,
     answer,
 )
+from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.service import workers
 
 router = APIRouter(route_class=Route)
@@ -30,8 +30,7 @@ async def create_worker(runtime: CurrentRuntime, caller: Caller) -> Response:
 @router.get("/workers", response_model=PaginatedResponse[WorkerSummary])
 async def list_workers(runtime: CurrentRuntime, caller: Caller, page: Paging) -> Response:
     """List all workers, newest first."""
-    async with runtime.database.read() as tx:
-        return answer(await workers.page(tx, None, page))
+    return answer(await runtime.database.read(partial(workers.page, room_id=None, part=page)))
 
 
 @router.patch("/workers/{worker_id}", response_model=WorkerResponse)
@@ -61,5 +60,4 @@ async def list_room_workers(
     runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging
 ) -> Response:
     """List the workers that serve a job which the room sees."""
-    async with runtime.database.read() as tx:
-        return answer(await workers.page(tx, room_id, page))
+    return answer(await runtime.database.read(partial(workers.page, room_id=room_id, part=page)))

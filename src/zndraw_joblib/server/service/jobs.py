@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.contract.events import Emission, JobsInvalidate, room_of
 from zndraw_joblib.contract.messages import JobRegisterRequest, JobResponse, JobSummary, PaginatedResponse
 from zndraw_joblib.contract.names import INTERNAL, RESERVED, JobName
 from zndraw_joblib.contract.problems import (
@@ -15,7 +14,7 @@ from zndraw_joblib.contract.problems import (
     WorkerNotFound,
 )
 from zndraw_joblib.server.ports import Identity, Page, worker_key
-from zndraw_joblib.server.service import rules
+from zndraw_joblib.server.service import rules, views
 from zndraw_joblib.server.store import jobs as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
@@ -61,7 +60,7 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
         await worker_store.link(tx, worker_id, job.id)
         # Open claims of the worker look again at what it may claim.
         tx.wake(worker_key(worker_id))
-    tx.emit(Emission(JobsInvalidate(), room_of(room_id)))
+    views.tell_jobs(tx, room_id)
     served_by = await worker_store.serving(tx, [job.id])
     answer = _response(job.id, name, request.schema_, served_by[job.id])
     return answer.model_copy(update={"worker_id": worker_id}), is_new or job.deleted
@@ -79,7 +78,7 @@ async def _worker(tx: Transaction, caller: Identity, worker_id: UUID | None) -> 
 async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> None:
     """Hide those of these jobs that have no worker and no pending task, and tell their rooms."""
     for job in await store.hide_orphans(tx, job_ids):
-        tx.emit(Emission(JobsInvalidate(), room_of(job.room_id)))
+        views.tell_jobs(tx, job.room_id)
 
 
 async def waiting(tx: Transaction, full_names: Sequence[str]) -> dict[str, int]:
@@ -108,9 +107,9 @@ async def id_of(tx: Transaction, room_id: str, name: JobName, *, cross_room: boo
     return found
 
 
-async def page(tx: Transaction, room_id: str, page: Page) -> PaginatedResponse[JobSummary]:
+async def page(tx: Transaction, room_id: str, part: Page) -> PaginatedResponse[JobSummary]:
     """Return one page of the jobs that a room sees."""
-    rows, total = await store.page(tx, room_id, page)
+    rows, total = await store.page(tx, room_id, part)
     served_by = await worker_store.serving(tx, [row.id for row in rows]) if rows else {}
     items = [
         JobSummary(
@@ -121,7 +120,7 @@ async def page(tx: Transaction, room_id: str, page: Page) -> PaginatedResponse[J
         )
         for row in rows
     ]
-    return PaginatedResponse[JobSummary](items=items, total=total, limit=page.limit, offset=page.offset)
+    return PaginatedResponse[JobSummary](items=items, total=total, limit=part.limit, offset=part.offset)
 
 
 def _response(job_id: UUID, name: JobName, schema: dict[str, object], served_by: list[UUID]) -> JobResponse:

@@ -1,13 +1,11 @@
 """Submit, report and read tasks. The writers take a list and give a result or a problem for each item."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from zndraw_joblib.contract.events import Emission, TaskAvailable, workers_of
 from zndraw_joblib.contract.messages import PaginatedResponse, TaskResponse, TaskUpdateRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import (
@@ -17,7 +15,7 @@ from zndraw_joblib.contract.problems import (
     TaskNotFound,
 )
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.server.ports import Identity, Page, job_key
+from zndraw_joblib.server.ports import Identity, Page
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import rules, views
 from zndraw_joblib.server.store import jobs as job_store
@@ -56,16 +54,20 @@ async def submit(tx: Transaction, items: Sequence[Submission]) -> list[Answer]:
     now = await tx.now()
     made = [_check(item, jobs.get(item.job)) or _task(item, jobs[item.job].id, now) for item in items]
     tasks = [task for task in made if isinstance(task, Record)]
-    pending = Counter(task.job_id for task in tasks if task.status == TaskStatus.PENDING)
-    last = await store.add(tx, tasks) if tasks else {}
+    if tasks:
+        await store.add(tx, tasks)
+    pending = {job.id: job.pending for job in jobs.values()}
     answers: list[Answer] = []
     for task in made:
         if isinstance(task, ProblemException):
             answers.append(task)
             continue
-        pending[task.job_id] -= 1
-        position = last[task.job_id] - pending[task.job_id] if task.status == TaskStatus.PENDING else None
-        _announce(tx, task, position)
+        position = None
+        if task.status == TaskStatus.PENDING:
+            position = pending[task.job_id] = pending[task.job_id] + 1
+        views.tell(tx, task, position)
+        if position is not None:
+            views.tell_available(tx, task)
         answers.append(views.response(task, position))
     return answers
 
@@ -99,16 +101,6 @@ def _task(item: Submission, job_id: UUID, now: datetime) -> Record:
         claimed_at=now if internal else None,
         attempt=1 if internal else 0,
     )
-
-
-def _announce(tx: Transaction, task: Record, position: int | None) -> None:
-    views.tell(tx, task, position)
-    if task.status == TaskStatus.PENDING:
-        available = TaskAvailable.model_construct(
-            job_name=str(task.job), room_id=task.room_id, task_id=task.id
-        )
-        tx.emit(Emission(available, workers_of(str(task.job))))
-        tx.wake(job_key(task.job), 1)
 
 
 async def report(tx: Transaction, items: Sequence[Report]) -> list[Answer]:
@@ -159,15 +151,15 @@ async def page(
     room_id: str,
     status: TaskStatus | None,
     *,
-    page: Page,
+    part: Page,
     job: UUID | None = None,
 ) -> PaginatedResponse[TaskResponse]:
     """Return one page of a room's tasks, of one status and one job where these are given."""
-    found, total = await store.page(tx, store.in_room(room_id, status, job), page)
+    found, total = await store.page(tx, store.in_room(room_id, status, job), part)
     standing = await positions(tx, found)
     items = [views.response(task, standing.get(task.id)) for task in found]
     return PaginatedResponse[TaskResponse].model_construct(
-        items=items, total=total, limit=page.limit, offset=page.offset
+        items=items, total=total, limit=part.limit, offset=part.offset
     )
 
 

@@ -1,9 +1,18 @@
 """Records as the messages and events that tell of them."""
 
-from zndraw_joblib.contract.events import Emission, TaskStatusEvent, room_of
+from functools import partial
+
+from zndraw_joblib.contract.events import (
+    Emission,
+    JobsInvalidate,
+    TaskAvailable,
+    TaskStatusEvent,
+    room_of,
+    workers_of,
+)
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.status import TERMINAL
-from zndraw_joblib.server.ports import task_key
+from zndraw_joblib.server.ports import job_key, task_key
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import Record
 
@@ -30,6 +39,28 @@ def response(task: Record, position: int | None = None) -> TaskResponse:
 
 def tell(tx: Transaction, task: Record, position: int | None = None) -> None:
     """Let the room know of a task's new status, and its waiters of its end, after the commit."""
+    tx.emit((task.id, task.status), partial(_status_emission, task, position))
+    if task.status in TERMINAL:
+        tx.wake(task_key(task.id))
+
+
+def tell_available(tx: Transaction, task: Record) -> None:
+    """Let the workers of a pending task's job know of it, after the commit."""
+    tx.emit((task.id, "available"), partial(_available_emission, task))
+    tx.wake(job_key(task.job), 1)
+
+
+def tell_jobs(tx: Transaction, room_id: str) -> None:
+    """Let a room know, after the commit, that its list of jobs or of their workers has changed."""
+    tx.emit(room_id, lambda: Emission(JobsInvalidate(), room_of(room_id)))
+
+
+def _available_emission(task: Record) -> Emission:
+    event = TaskAvailable.model_construct(job_name=str(task.job), room_id=task.room_id, task_id=task.id)
+    return Emission(event, workers_of(str(task.job)))
+
+
+def _status_emission(task: Record, position: int | None) -> Emission:
     event = TaskStatusEvent.model_construct(
         id=task.id,
         name=str(task.job),
@@ -42,6 +73,4 @@ def tell(tx: Transaction, task: Record, position: int | None = None) -> None:
         worker_id=task.worker_id,
         error=task.error,
     )
-    tx.emit(Emission(event, room_of(task.room_id)))
-    if task.status in TERMINAL:
-        tx.wake(task_key(task.id))
+    return Emission(event, room_of(task.room_id))

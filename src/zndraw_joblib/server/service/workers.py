@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.contract.events import Emission, JobsInvalidate, room_of
 from zndraw_joblib.contract.messages import PaginatedResponse, WorkerResponse, WorkerSummary
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import Forbidden, JobNotFound, ProblemException, WorkerNotFound
@@ -71,7 +70,7 @@ async def retire(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
         views.tell(tx, task)
     job_ids = await store.remove(tx, worker_ids)
     for room_id in await job_store.rooms(tx, job_ids) if job_ids else []:
-        tx.emit(Emission(JobsInvalidate(), room_of(room_id)))
+        views.tell_jobs(tx, room_id)
     await job_service.hide_orphans(tx, job_ids)
     for worker_id in worker_ids:
         tx.wake(worker_key(worker_id))
@@ -83,7 +82,7 @@ async def leave_job(tx: Transaction, caller: Identity, worker_id: UUID, name: Jo
     job = await job_store.any_by_name(tx, name)
     if job is None or not await store.unlink(tx, worker_id, job.id):
         raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
-    tx.emit(Emission(JobsInvalidate(), room_of(name.room_id)))
+    views.tell_jobs(tx, name.room_id)
     await job_service.hide_orphans(tx, [job.id])
     # Open claims of the worker look again at what it may claim.
     tx.wake(worker_key(worker_id))
@@ -97,8 +96,8 @@ async def _owned(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
         raise Forbidden("Not authorized: the worker belongs to somebody else")
 
 
-async def page(tx: Transaction, room_id: str | None, page: Page) -> PaginatedResponse[WorkerSummary]:
+async def page(tx: Transaction, room_id: str | None, part: Page) -> PaginatedResponse[WorkerSummary]:
     """Return one page of all workers, or of those that serve a job which a room sees."""
-    rows, total = await store.page(tx, room_id, page)
+    rows, total = await store.page(tx, room_id, part)
     items = [WorkerSummary(**row._mapping) for row in rows]
-    return PaginatedResponse[WorkerSummary](items=items, total=total, limit=page.limit, offset=page.offset)
+    return PaginatedResponse[WorkerSummary](items=items, total=total, limit=part.limit, offset=part.offset)

@@ -1,31 +1,39 @@
-"""Transactions on a host's or our own sessions, alike on SQLite and PostgreSQL."""
+"""Transactions, alike on SQLite and PostgreSQL, on databases of our own and on a host's sessions."""
 
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from types import ModuleType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import CursorResult, Executable, delete, false, func, select
+from sqlalchemy import Connection, CursorResult, Engine, Executable, delete, false, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from zndraw_joblib.contract.events import Emission
-from zndraw_joblib.contract.problems import ServiceUnavailable
+from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
 from zndraw_joblib.server.ports import SessionMaker, Wake
 from zndraw_joblib.server.store.tables import Token
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Clock = Callable[[], datetime]
+Rows = CursorResult[*tuple[Any, ...]]
+Execute = Callable[..., Awaitable[Rows]]
+Work = Callable[["Transaction"], Awaitable[Result]]
 
 _ATTEMPTS = 5
+_READERS = 4
+_NOW = select(func.now())
+_LOCK = "BEGIN IMMEDIATE"
 # PostgreSQL: serialization failure, deadlock. Both say: nothing was written, try again.
 _RETRIABLE = frozenset({"40001", "40P01"})
 # Connection lost, out of resources, shut down by an operator.
@@ -33,21 +41,21 @@ _UNAVAILABLE_CLASSES = frozenset({"08", "53", "57"})
 
 
 class Transaction:
-    """A connection inside a transaction, and what is to be told once it is committed."""
+    """One transaction's statements, and what is to be told once it is committed."""
 
-    def __init__(self, connection: AsyncConnection, clock: Clock | None = None) -> None:
-        self._connection = connection
+    def __init__(self, execute: Execute, *, is_sqlite: bool, clock: Clock | None = None) -> None:
+        self._execute = execute
         self._clock = clock
         self._now: datetime | None = None
-        self.is_sqlite = connection.dialect.name == "sqlite"
-        self.emissions: list[Emission] = []
+        self.is_sqlite = is_sqlite
+        self._told: dict[object, Callable[[], Emission]] = {}
         self.wakes: list[Wake] = []
 
     async def execute(
-        self, statement: Executable, parameters: Sequence[dict[str, Any]] | None = None
-    ) -> CursorResult[*tuple[Any, ...]]:
+        self, statement: Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    ) -> Rows:
         """Run one statement; with a list of parameters, once for each."""
-        return await self._connection.execute(statement, parameters)
+        return await self._execute(statement, parameters)
 
     async def now(self) -> datetime:
         """Return the one time of this transaction, from the database's clock.
@@ -60,47 +68,39 @@ class Transaction:
             elif self.is_sqlite:
                 self._now = datetime.now(UTC)
             else:
-                self._now = (await self.execute(select(func.now()))).scalar_one().astimezone(UTC)
+                self._now = (await self.execute(_NOW)).scalar_one().astimezone(UTC)
         return self._now
 
-    def emit(self, *emissions: Emission) -> None:
-        """Remember events to send after the commit, each once."""
-        self.emissions += [emission for emission in emissions if emission not in self.emissions]
+    def emit(self, key: object, make: Callable[[], Emission]) -> None:
+        """Remember an event to send after the commit, once for each key; made only if somebody listens."""
+        self._told.setdefault(key, make)
 
-    def wake(self, key: str, count: int | None = None) -> None:
+    @property
+    def emissions(self) -> list[Emission]:
+        """The events to send after the commit, in the order they happened."""
+        return [make() for make in self._told.values()]
+
+    def wake(self, key: str, limit: int | None = None) -> None:
         """Remember sleepers to wake after the commit."""
-        self.wakes.append(Wake(key, count))
-
-    async def lock_sqlite(self) -> None:
-        """Take SQLite's write lock now: a read that turns into a write later can fail at once."""
-        raw = (await self._connection.get_raw_connection()).driver_connection
-        if getattr(raw, "in_transaction", False):
-            await self.execute(delete(Token).where(false()))
-        else:
-            await self._connection.exec_driver_sql("BEGIN IMMEDIATE")
+        self.wakes.append(Wake(key, limit))
 
 
-class Database:
-    """Opens transactions. A writer waits its turn on SQLite, which takes one at a time."""
+class Database(ABC):
+    """Runs work in transactions, alike on every database."""
 
-    def __init__(self, session_maker: SessionMaker, *, clock: Clock | None = None) -> None:
-        self._session_maker = session_maker
+    def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock
-        self._is_sqlite: bool | None = None
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
-    @asynccontextmanager
-    async def read(self) -> AsyncIterator[Transaction]:
-        """Open a transaction that writes nothing.
+    async def read(self, work: Work[Result]) -> Result:
+        """Run `work`, which writes nothing.
 
         Raises `ServiceUnavailable` when the database does not answer.
         """
         with _translated():
-            async with self._session_maker() as session:
-                yield Transaction(await session.connection(), self._clock)
+            return await self._read(work)
 
-    async def write(self, work: Callable[[Transaction], Awaitable[Result]]) -> tuple[Result, Transaction]:
-        """Run `work` in a transaction and commit it; run it again after a deadlock.
+    async def write(self, work: Work[Result]) -> tuple[Result, Transaction]:
+        """Run `work` and commit; run it again after a deadlock.
 
         Raises `ServiceUnavailable` when the database does not answer. Whatever `work` raises
         rolls everything back.
@@ -108,17 +108,64 @@ class Database:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 with _translated():
-                    return await self._write_once(work)
+                    return await self._write(work)
             except DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) not in _RETRIABLE or attempt == _ATTEMPTS:
                     raise
                 await asyncio.sleep(0.005 * 2**attempt * random.random())  # noqa: S311 - jitter
         raise AssertionError("unreachable")
 
-    async def _write_once(
-        self, work: Callable[[Transaction], Awaitable[Result]]
-    ) -> tuple[Result, Transaction]:
-        async with self._turn(), self._session_maker() as session:
+    @abstractmethod
+    async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
+        """Run `work` on a plain connection and commit: for migrations."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of connections and threads that are our own."""
+
+    @abstractmethod
+    async def _read(self, work: Work[Result]) -> Result: ...
+
+    @abstractmethod
+    async def _write(self, work: Work[Result]) -> tuple[Result, Transaction]: ...
+
+
+class Sessions(Database):
+    """A database behind a session maker: PostgreSQL, or whatever a host brings.
+
+    A writer waits its turn on SQLite, which takes one at a time.
+    """
+
+    def __init__(
+        self,
+        session_maker: SessionMaker,
+        clock: Clock | None = None,
+        dispose: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        super().__init__(clock)
+        self._open = session_maker
+        self._dispose = dispose
+        self._is_sqlite: bool | None = None
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+    async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
+        """Run `work` on a plain connection and commit."""
+        async with self._turn(), self._open() as session:
+            result: Result = await (await session.connection()).run_sync(work)
+            await session.commit()
+            return result
+
+    async def close(self) -> None:
+        """Let go of the connections, unless they are a host's."""
+        if self._dispose is not None:
+            await self._dispose()
+
+    async def _read(self, work: Work[Result]) -> Result:
+        async with self._open() as session:
+            return await work(_of(await session.connection(), self._clock))
+
+    async def _write(self, work: Work[Result]) -> tuple[Result, Transaction]:
+        async with self._turn(), self._open() as session:
             tx = await begin(session, self._clock)
             self._is_sqlite = tx.is_sqlite
             result = await work(tx)
@@ -131,11 +178,88 @@ class Database:
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
+class SqliteFile(Database):
+    """A SQLite database of our own: each transaction runs as a whole in a thread.
+
+    A trip to a thread for each statement, as aiosqlite makes it, costs more than the statements.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
+        super().__init__(clock)
+        self._engine = engine
+        self._writer = ThreadPoolExecutor(1, "joblib-writer")
+        in_memory = engine.url.database in {None, "", ":memory:"}
+        self._readers = self._writer if in_memory else ThreadPoolExecutor(_READERS, "joblib-reader")
+
+    async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
+        """Run `work` on a plain connection and commit."""
+
+        def run() -> Result:
+            with self._engine.begin() as connection:
+                return work(connection)
+
+        return await asyncio.get_running_loop().run_in_executor(self._writer, run)
+
+    async def close(self) -> None:
+        """Let go of connections and threads."""
+        for threads in {self._writer, self._readers}:
+            threads.shutdown(wait=True)
+        self._engine.dispose()
+
+    async def _read(self, work: Work[Result]) -> Result:
+        def run() -> Result:
+            with self._engine.connect() as connection:
+                return _drive(work(_at_once(connection, self._clock)))
+
+        return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+
+    async def _write(self, work: Work[Result]) -> tuple[Result, Transaction]:
+        def run() -> tuple[Result, Transaction]:
+            with self._engine.connect() as connection:
+                connection.exec_driver_sql(_LOCK)
+                tx = _at_once(connection, self._clock)
+                result = _drive(work(tx))
+                connection.commit()
+                return result, tx
+
+        return await asyncio.get_running_loop().run_in_executor(self._writer, run)
+
+
+def _at_once(connection: Connection, clock: Clock | None) -> Transaction:
+    async def execute(statement: Executable, parameters: Any = None) -> Rows:
+        return connection.execute(statement, parameters)
+
+    return Transaction(execute, is_sqlite=True, clock=clock)
+
+
+def _drive(work: Awaitable[Result]) -> Result:
+    """Run a coroutine that awaits nothing but statements which are done at once."""
+    steps = work.__await__()
+    try:
+        next(steps)
+    except StopIteration as done:
+        result: Result = done.value
+        return result
+    raise RuntimeError("inside a transaction only the database may be awaited")
+
+
+def _of(connection: AsyncConnection, clock: Clock | None) -> Transaction:
+    return Transaction(connection.execute, is_sqlite=connection.dialect.name == "sqlite", clock=clock)
+
+
 async def begin(session: AsyncSession, clock: Clock | None = None) -> Transaction:
-    """Turn a session, ours or a host's, into a transaction that may write."""
-    tx = Transaction(await session.connection(), clock)
+    """Turn a session, ours or a host's, into a transaction that may write.
+
+    On SQLite it takes the write lock now: a read that turns into a write later can fail at once.
+    """
+    connection = await session.connection()
+    tx = _of(connection, clock)
     if tx.is_sqlite:
-        await tx.lock_sqlite()
+        raw = (await connection.get_raw_connection()).driver_connection
+        if getattr(raw, "in_transaction", False):
+            await tx.execute(delete(Token).where(false()))
+        else:
+            await connection.exec_driver_sql(_LOCK)
     return tx
 
 
@@ -155,7 +279,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (DBAPIError, PoolTimeout, OSError) as error:
-        if isinstance(error, ServiceUnavailable) or not _is_unavailable(error):
+        if isinstance(error, ProblemException) or not _is_unavailable(error):
             raise
         logger.error("the database does not answer: %s: %s", type(error).__name__, error)
         raise ServiceUnavailable(

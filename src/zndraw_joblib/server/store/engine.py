@@ -3,10 +3,12 @@
 import sqlite3
 from typing import Any
 
-from sqlalchemy import event
-from sqlalchemy.engine import make_url
+from sqlalchemy import create_engine, event
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+
+from zndraw_joblib.server.store.database import Clock, Database, Sessions, SqliteFile
 
 _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -20,11 +22,39 @@ class InvalidDatabaseUrl(ValueError):
     """The URL names no database that we can use."""
 
 
-def open_engine(url: str) -> AsyncEngine:
-    """Return an engine for ``sqlite:///file.db`` or ``postgresql://…``.
+def open_database(url: str, clock: Clock | None = None) -> Database:
+    """Return the database at ``sqlite:///file.db`` or ``postgresql://…``.
 
     Raises `InvalidDatabaseUrl` for anything else, without the password that may be in it.
     """
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "sqlite":
+        file = create_engine(
+            parsed.set(drivername="sqlite"),
+            connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False},
+        )
+        event.listen(file, "connect", _prepare_sqlite)
+        return SqliteFile(file, clock)
+    engine = open_engine(url)
+    return Sessions(open_sessions(engine), clock, engine.dispose)
+
+
+def open_engine(url: str) -> AsyncEngine:
+    """Return an asynchronous engine, as a host would make it."""
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "sqlite":
+        engine = create_async_engine(parsed, connect_args={"timeout": _BUSY_SECONDS})
+        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+        return engine
+    return create_async_engine(parsed, pool_pre_ping=True, pool_size=10, max_overflow=10)
+
+
+def open_sessions(engine: AsyncEngine) -> async_sessionmaker[AsyncSession]:
+    """Return the session maker of an engine."""
+    return async_sessionmaker(engine, expire_on_commit=False)
+
+
+def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
@@ -36,17 +66,7 @@ def open_engine(url: str) -> AsyncEngine:
         raise InvalidDatabaseUrl(
             f"There is no support for {parsed.get_backend_name()!r} databases; use sqlite:// or postgresql://"
         )
-    parsed = parsed.set(drivername=driver)
-    if driver.startswith("sqlite"):
-        engine = create_async_engine(parsed, connect_args={"timeout": _BUSY_SECONDS})
-        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
-        return engine
-    return create_async_engine(parsed, pool_pre_ping=True, pool_size=10, max_overflow=10)
-
-
-def open_sessions(engine: AsyncEngine) -> async_sessionmaker[AsyncSession]:
-    """Return the session maker of an engine."""
-    return async_sessionmaker(engine, expire_on_commit=False)
+    return parsed.set(drivername=driver)
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:

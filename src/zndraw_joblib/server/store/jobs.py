@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement, Row, and_, case, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, and_, bindparam, func, select, update
 
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL, RESERVED, JobName
 from zndraw_joblib.server.ports import Page
@@ -13,6 +13,17 @@ from zndraw_joblib.server.store.tables import Job, WorkerJobLink
 
 jobs = Job.__table__
 links = WorkerJobLink.__table__
+
+# Statements of the hot paths are built once.
+_LOCK_NAMED = (
+    select(jobs)
+    .where(jobs.c.full_name.in_(bindparam("names", expanding=True)), ~jobs.c.deleted)
+    .order_by(jobs.c.id)
+    .with_for_update(key_share=True)
+)
+_COUNT = (
+    update(jobs).where(jobs.c.id == bindparam("job")).values(pending=jobs.c.pending + bindparam("change"))
+)
 
 
 def visible_from(room_id: str) -> ColumnElement[bool]:
@@ -23,19 +34,17 @@ def visible_from(room_id: str) -> ColumnElement[bool]:
 
 async def by_name(tx: Transaction, name: JobName) -> Row[*tuple[Any, ...]] | None:
     """Return the active job of this name."""
-    return (await tx.execute(select(jobs).where(_is(name), ~jobs.c.deleted))).first()
+    return (await tx.execute(select(jobs).where(_named([name]), ~jobs.c.deleted))).first()
 
 
 async def any_by_name(tx: Transaction, name: JobName) -> Row[*tuple[Any, ...]] | None:
     """Return the job of this name, hidden or not."""
-    return (await tx.execute(select(jobs).where(_is(name)))).first()
+    return (await tx.execute(select(jobs).where(_named([name])))).first()
 
 
 async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobName, Row[*tuple[Any, ...]]]:
     """Return the active jobs of these names, and keep their counts as they are until the commit."""
-    wanted = or_(*[_is(name) for name in padded(names)])
-    statement = select(jobs).where(wanted, ~jobs.c.deleted).order_by(jobs.c.id)
-    found = await tx.execute(statement.with_for_update(key_share=True))
+    found = await tx.execute(_LOCK_NAMED, {"names": padded([str(name) for name in names])})
     return {JobName(row.room_id, row.category, row.name): row for row in found}
 
 
@@ -47,7 +56,7 @@ async def add_or_lock(
     statement = dialect(tx).insert(jobs).values(deleted=False, pending=0, **values)
     made = await tx.execute(statement.on_conflict_do_nothing().returning(jobs.c.id))
     is_new = made.first() is not None
-    row = (await tx.execute(select(jobs).where(_is(name)).with_for_update())).one()
+    row = (await tx.execute(select(jobs).where(_named([name])).with_for_update())).one()
     return row, is_new
 
 
@@ -71,29 +80,14 @@ async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[Row[*tu
     return list(await tx.execute(statement.returning(jobs.c.room_id, jobs.c.category, jobs.c.name)))
 
 
-async def count_pending(tx: Transaction, changes: Mapping[UUID, int]) -> dict[UUID, int]:
-    """Add to the counts of pending tasks. Return the new counts of those jobs that are active.
+async def count_pending(tx: Transaction, changes: Mapping[UUID, int]) -> None:
+    """Add to the counts of pending tasks, in the order of the ids.
 
     The callers are the functions that write a task's status, and nobody else.
     """
-    ids = sorted(job_id for job_id, change in changes.items() if change)
-    if not ids:
-        return {}
-    if len(ids) > 1:
-        await tx.execute(
-            select(jobs.c.id)
-            .where(jobs.c.id.in_(padded(ids)))
-            .order_by(jobs.c.id)
-            .with_for_update(key_share=True)
-        )
-    change = (
-        case({job_id: changes[job_id] for job_id in ids}, value=jobs.c.id, else_=0)
-        if len(ids) > 1
-        else changes[ids[0]]
-    )
-    statement = update(jobs).where(jobs.c.id.in_(padded(ids))).values(pending=jobs.c.pending + change)
-    counted = await tx.execute(statement.returning(jobs.c.id, jobs.c.pending, jobs.c.deleted))
-    return {row.id: row.pending for row in counted if not row.deleted}
+    counted = [{"job": job_id, "change": changes[job_id]} for job_id in sorted(changes) if changes[job_id]]
+    if counted:
+        await tx.execute(_COUNT, counted)
 
 
 async def rooms(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
@@ -109,16 +103,16 @@ async def waiting(tx: Transaction) -> dict[JobName, int]:
     return {JobName(row.room_id, row.category, row.name): row.pending for row in rows}
 
 
-async def page(tx: Transaction, room_id: str, page: Page) -> tuple[list[Row[*tuple[Any, ...]]], int]:
+async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[Row[*tuple[Any, ...]]], int]:
     """Return one page of the jobs a room sees, newest first, and the count of all."""
     wanted = [visible_from(room_id), ~jobs.c.deleted]
     order = jobs.c.created_at.desc(), jobs.c.id.desc()
     rows = await tx.execute(
-        select(jobs).where(*wanted).order_by(*order).limit(page.limit).offset(page.offset)
+        select(jobs).where(*wanted).order_by(*order).limit(part.limit).offset(part.offset)
     )
     total = await tx.execute(select(func.count()).select_from(jobs).where(*wanted))
     return list(rows), total.scalar_one()
 
 
-def _is(name: JobName) -> ColumnElement[bool]:
-    return (jobs.c.room_id == name.room_id) & (jobs.c.category == name.category) & (jobs.c.name == name.name)
+def _named(names: Sequence[JobName]) -> ColumnElement[bool]:
+    return jobs.c.full_name.in_([str(name) for name in names])

@@ -8,7 +8,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from zndraw_joblib.server.ports import SessionMaker
+from zndraw_joblib.server.store.database import Database
 
 VERSION_TABLE = "joblib_alembic_version"
 # PostgreSQL: two upgrades at once would both see the old version.
@@ -31,37 +31,31 @@ def newest() -> str:
     return str(ScriptDirectory(str(scripts())).get_current_head())
 
 
-async def current(session_maker: SessionMaker) -> str | None:
+async def current(database: Database) -> str | None:
     """Return the database's version, None for one without our tables."""
-    async with session_maker() as session:
-        found: str | None = await (await session.connection()).run_sync(_current)
-        return found
+    return await database.run_sync(_current)
 
 
-async def upgrade(session_maker: SessionMaker) -> None:
+async def upgrade(database: Database) -> None:
     """Bring the database to the newest version; safe beside another upgrade."""
-    async with session_maker() as session:
-        await (await session.connection()).run_sync(_upgrade)
-        await session.commit()
+    await database.run_sync(_upgrade)
 
 
-async def prepare(session_maker: SessionMaker) -> None:
+async def prepare(database: Database) -> None:
     """Upgrade SQLite; check anything else.
 
     Raises `OutdatedSchema` with the command to run.
     """
-    found = await current(session_maker)
+    found = await current(database)
     if found == newest():
         return
-    async with session_maker() as session:
-        is_sqlite = (await session.connection()).dialect.name == "sqlite"
-    if not is_sqlite:
+    if not await database.run_sync(lambda connection: connection.dialect.name == "sqlite"):
         raise OutdatedSchema(
             f"The database's schema is {found or 'missing'}, this version needs {newest()}. It is not "
             "changed without being asked: run 'zndraw-joblib db upgrade' with the same database URL, "
             "then start again."
         )
-    await upgrade(session_maker)
+    await upgrade(database)
 
 
 def _current(connection: Connection) -> str | None:

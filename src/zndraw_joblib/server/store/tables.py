@@ -9,6 +9,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    Computed,
     Dialect,
     ForeignKey,
     Index,
@@ -109,6 +110,14 @@ class Job(_Base, table=True):
     room_id: str = Field(max_length=128)
     category: str = Field(max_length=128)
     name: str = Field(max_length=128)
+    full_name: str = Field(
+        sa_column=Column(
+            Text,
+            Computed("room_id || ':' || category || ':' || name", persisted=True),
+            unique=True,
+            nullable=False,
+        )
+    )
     schema_: dict[str, Any] = Field(sa_column=Column("schema", JsonText, nullable=False))
     created_at: datetime = _time()
     deleted: bool = False

@@ -99,14 +99,44 @@ def _select(*, bodies: bool = True) -> Select[Any]:
     return select(*columns, *_NAME).join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
 
 
-async def _records(tx: Transaction, statement: Select[Any]) -> list[Record]:
-    return [_record(row) for row in await tx.execute(statement)]
+_FULL = _select()
+_ADD = insert(tasks)
+_MOVE = (
+    update(tasks)
+    .where(
+        tasks.c.seq == bindparam("old_seq"),
+        tasks.c.status == bindparam("old_status"),
+        tasks.c.attempt == bindparam("old_attempt"),
+    )
+    .values({name: bindparam(f"new_{name}") for name in _WRITTEN})
+)
+_BY_ID = _FULL.where(tasks.c.id == bindparam("task"))
+_LOCK = (
+    _FULL.where(tasks.c.id.in_(bindparam("ids", expanding=True)))
+    .order_by(tasks.c.seq)
+    .with_for_update(of=tasks)
+)
+_LOCK_OLDEST = (
+    _FULL.where(tasks.c.job_id == bindparam("job"), _PENDING)
+    .order_by(tasks.c.seq)
+    .limit(bindparam("count"))
+    .with_for_update(of=tasks, skip_locked=True)
+)
+_LOCK_PENDING = (
+    _FULL.where(tasks.c.seq.in_(bindparam("seqs", expanding=True)), _PENDING)
+    .order_by(tasks.c.seq)
+    .with_for_update(of=tasks, skip_locked=True)
+)
 
 
-async def add(tx: Transaction, new: Sequence[Record]) -> dict[UUID, int]:
-    """Add tasks in their order. Return how many pending tasks each job has now."""
-    await tx.execute(insert(tasks), [{name: getattr(task, name) for name in _INSERTED} for task in new])
-    return await job_store.count_pending(
+async def _records(tx: Transaction, statement: Select[Any], **parameters: Any) -> list[Record]:
+    return [_record(row) for row in await tx.execute(statement, parameters)]
+
+
+async def add(tx: Transaction, new: Sequence[Record]) -> None:
+    """Add tasks in their order. Their jobs are locked: else one could be hidden meanwhile."""
+    await tx.execute(_ADD, [{name: getattr(task, name) for name in _INSERTED} for task in new])
+    await job_store.count_pending(
         tx, Counter(task.job_id for task in new if task.status == TaskStatus.PENDING)
     )
 
@@ -118,13 +148,7 @@ async def move(tx: Transaction, moves: Sequence[tuple[Record, Record]]) -> None:
     """
     if not moves:
         return
-    guard = and_(
-        tasks.c.seq == bindparam("old_seq"),
-        tasks.c.status == bindparam("old_status"),
-        tasks.c.attempt == bindparam("old_attempt"),
-    )
-    statement = update(tasks).where(guard).values({name: bindparam(f"new_{name}") for name in _WRITTEN})
-    await tx.execute(statement, [_parameters(before, after) for before, after in moves])
+    await tx.execute(_MOVE, [_parameters(before, after) for before, after in moves])
     changes: Counter[UUID] = Counter()
     for before, after in moves:
         changes[before.job_id] += (after.status == TaskStatus.PENDING) - (before.status == TaskStatus.PENDING)
@@ -172,27 +196,24 @@ def abandoned() -> ColumnElement[bool]:
 
 async def by_id(tx: Transaction, task_id: UUID) -> Record | None:
     """Return one task."""
-    found = await _records(tx, _select().where(tasks.c.id == task_id))
+    found = await _records(tx, _BY_ID, task=task_id)
     return found[0] if found else None
 
 
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Record]:
     """Return the tasks that exist, by id, and keep them as they are until the commit."""
-    statement = _select().where(tasks.c.id.in_(padded(ids))).order_by(tasks.c.seq)
-    found = await _records(tx, statement.with_for_update(of=tasks))
+    found = await _records(tx, _LOCK, ids=padded(ids))
     return {record.id: record for record in found}
 
 
 async def lock_oldest(tx: Transaction, job_id: UUID, count: int) -> list[Record]:
     """Lock the oldest pending tasks of a job, passing over those a rival has locked."""
-    statement = _select().where(tasks.c.job_id == job_id, _PENDING).order_by(tasks.c.seq).limit(count)
-    return await _records(tx, statement.with_for_update(of=tasks, skip_locked=True))
+    return await _records(tx, _LOCK_OLDEST, job=job_id, count=count)
 
 
 async def lock_pending(tx: Transaction, seqs: Sequence[int]) -> dict[int, Record]:
     """Lock those of these tasks that are pending and that no rival has locked, by `seq`."""
-    statement = _select().where(tasks.c.seq.in_(padded(seqs)), _PENDING).order_by(tasks.c.seq)
-    found = await _records(tx, statement.with_for_update(of=tasks, skip_locked=True))
+    found = await _records(tx, _LOCK_PENDING, seqs=padded(seqs))
     return {record.seq: record for record in found}
 
 
@@ -237,11 +258,9 @@ def in_room(room_id: str, status: TaskStatus | None, job_id: UUID | None = None)
     return wanted
 
 
-async def page(tx: Transaction, wanted: list[ColumnElement[bool]], page: Page) -> tuple[list[Record], int]:
+async def page(tx: Transaction, wanted: list[ColumnElement[bool]], part: Page) -> tuple[list[Record], int]:
     """Return one page, newest first, and the count of all that match."""
     order = tasks.c.created_at.desc(), tasks.c.seq.desc()
-    found = await _records(
-        tx, _select().where(*wanted).order_by(*order).limit(page.limit).offset(page.offset)
-    )
+    found = await _records(tx, _FULL.where(*wanted).order_by(*order).limit(part.limit).offset(part.offset))
     total = await tx.execute(select(func.count()).select_from(tasks).where(*wanted))
     return found, total.scalar_one()

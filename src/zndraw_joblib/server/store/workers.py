@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Row, and_, delete, exists, func, insert, select, update
+from sqlalchemy import BindParameter, Row, and_, bindparam, delete, exists, func, insert, select, update
 
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.server.ports import Page
@@ -16,6 +16,20 @@ from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
 workers = Worker.__table__
 links = WorkerJobLink.__table__
 jobs = Job.__table__
+
+# Statements of the hot paths are built once.
+_IDS: BindParameter[Sequence[UUID]] = bindparam("ids", expanding=True)
+_LOCK = select(workers).where(workers.c.id.in_(_IDS)).order_by(workers.c.id).with_for_update(key_share=True)
+_ALIVE = select(workers.c.id).where(workers.c.id.in_(_IDS)).with_for_update(skip_locked=True)
+_BEAT = (
+    update(workers).where(workers.c.id.in_(_ALIVE.scalar_subquery())).values(last_heartbeat=bindparam("at"))
+)
+_CLAIMABLE = (
+    select(links.c.worker_id, jobs.c.id, jobs.c.room_id, jobs.c.category, jobs.c.name, jobs.c.pending)
+    .join_from(links, jobs, links.c.job_id == jobs.c.id)
+    .where(links.c.worker_id.in_(_IDS), jobs.c.room_id != INTERNAL)
+    .order_by(jobs.c.id)
+)
 
 
 async def add(tx: Transaction, owner_id: str) -> UUID:
@@ -28,8 +42,7 @@ async def add(tx: Transaction, owner_id: str) -> UUID:
 
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Row[*tuple[Any, ...]]]:
     """Return the workers that exist, by id, and keep them from being removed until the commit."""
-    statement = select(workers).where(workers.c.id.in_(padded(ids))).order_by(workers.c.id)
-    found = await tx.execute(statement.with_for_update(key_share=True))
+    found = await tx.execute(_LOCK, {"ids": padded(ids)})
     return {row.id: row for row in found}
 
 
@@ -49,9 +62,8 @@ async def lock_if_stale(
 
 async def beat(tx: Transaction, ids: Sequence[UUID]) -> None:
     """Note a sign of life of each. A worker that is locked elsewhere is passed over."""
-    alive = select(workers.c.id).where(workers.c.id.in_(padded(ids))).with_for_update(skip_locked=True)
-    statement = update(workers).where(workers.c.id.in_(alive.scalar_subquery()))
-    await tx.execute(statement.values(last_heartbeat=await tx.now()))
+    if ids:
+        await tx.execute(_BEAT, {"ids": padded(ids), "at": await tx.now()})
 
 
 async def mend_future(tx: Transaction, tolerance: timedelta) -> None:
@@ -84,13 +96,7 @@ async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:
 
 async def claimable_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> list[Row[*tuple[Any, ...]]]:
     """Return (worker_id, job id, room_id, category, name) of all that these workers may claim from."""
-    statement = (
-        select(links.c.worker_id, jobs.c.id, jobs.c.room_id, jobs.c.category, jobs.c.name, jobs.c.pending)
-        .join_from(links, jobs, links.c.job_id == jobs.c.id)
-        .where(links.c.worker_id.in_(padded(worker_ids)), jobs.c.room_id != INTERNAL)
-        .order_by(jobs.c.id)
-    )
-    return list(await tx.execute(statement))
+    return list(await tx.execute(_CLAIMABLE, {"ids": padded(worker_ids)}))
 
 
 async def serving(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
@@ -111,7 +117,7 @@ async def count(tx: Transaction, silent_since: datetime | None = None) -> int:
     return found
 
 
-async def page(tx: Transaction, room_id: str | None, page: Page) -> tuple[list[Row[*tuple[Any, ...]]], int]:
+async def page(tx: Transaction, room_id: str | None, part: Page) -> tuple[list[Row[*tuple[Any, ...]]], int]:
     """Return one page of (id, last_heartbeat, job_count), newest first, and the count of all.
 
     With a room, of the workers that serve a job which is visible there.
@@ -125,8 +131,8 @@ async def page(tx: Transaction, room_id: str | None, page: Page) -> tuple[list[R
         select(workers.c.id, workers.c.last_heartbeat, job_count.label("job_count"))
         .where(wanted)
         .order_by(workers.c.created_at.desc(), workers.c.id.desc())
-        .limit(page.limit)
-        .offset(page.offset)
+        .limit(part.limit)
+        .offset(part.offset)
     )
     total = await tx.execute(select(func.count()).select_from(workers).where(wanted))
     return list(rows), total.scalar_one()

@@ -1,0 +1,73 @@
+"""The servers that are measured, each in a process of its own."""
+
+import argparse
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+TOKEN = "token-of-the-benchmark"
+
+
+@contextmanager
+def serving(kind: str, database_url: str = "") -> Iterator[str]:
+    """Run a server and return its URL; `kind` is `noop` or `joblib`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "benchmarks.servers", kind, str(port), database_url]
+    process = subprocess.Popen(command)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(f"{url}/health/live", process)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(400):
+        if process.poll() is not None:
+            sys.exit("the server that was to be measured did not start")
+        try:
+            urllib.request.urlopen(url, timeout=1).close()  # noqa: S310 - our own server
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    sys.exit("the server that was to be measured does not answer")
+
+
+def _run() -> None:
+    import uvicorn  # noqa: PLC0415 - only the server's process needs them
+    from fastapi import FastAPI  # noqa: PLC0415
+
+    from zndraw_joblib.server.app import create_app  # noqa: PLC0415
+    from zndraw_joblib.server.settings import ServerSettings  # noqa: PLC0415
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind")
+    parser.add_argument("port", type=int)
+    parser.add_argument("database_url")
+    arguments = parser.parse_args()
+    if arguments.kind == "noop":
+        app = FastAPI()
+
+        @app.post("/noop")
+        async def noop() -> dict[str, bool]:
+            return {"ok": True}
+
+        @app.get("/health/live")
+        async def live() -> dict[str, bool]:
+            return {"ok": True}
+    else:
+        app = create_app(ServerSettings(database_url=arguments.database_url, admin_token=TOKEN))
+    uvicorn.run(app, port=arguments.port, log_level="warning", access_log=False, loop="uvloop", http="httptools")
+
+
+if __name__ == "__main__":
+    _run()
