@@ -36,6 +36,6 @@ def create_app(settings: ServerSettings) -> FastAPI:
             allow_headers=["Authorization", "Content-Type", "Prefer"],
             expose_headers=["Location", "Preference-Applied", "Retry-After"],
         )
-    app.include_router(health.router)
     JobLib(session_maker=database, identity=tokens, settings=settings).mount(app)
+    app.include_router(health.router)
     return app

@@ -41,53 +41,47 @@ class Claimed:
 
 @dataclass(slots=True)
 class _Asker:
-    """A claim that may be served: its worker, the queues it may take from."""
+    """A claim that may be served: the queues that wait for it, and how long they are."""
 
     claim: Claim
-    owner_id: str
-    jobs: dict[UUID, JobName] = field(default_factory=dict)
-    waiting: dict[UUID, int] = field(default_factory=dict)
+    waiting: dict[UUID, int]
     seq: int | None = None
 
 
 async def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed | ProblemException]:
     """Give each worker the oldest task it may have, first come, first served."""
-    workers = await worker_store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
-    askers: list[_Asker | ProblemException] = []
-    for item in items:
-        row = workers.get(item.worker_id)
-        if row is None:
-            askers.append(WorkerNotFound(f"Worker {item.worker_id} not found"))
-        elif row.owner_id != item.caller.id:
-            askers.append(Forbidden("Not authorized: the worker belongs to somebody else"))
-        else:
-            askers.append(_Asker(item, row.owner_id))
+    workers = await worker_store.lock_claiming(tx, list(dict.fromkeys(item.worker_id for item in items)))
+    askers = [_asker(item, workers.get(item.worker_id)) for item in items]
     served = [asker for asker in askers if isinstance(asker, _Asker)]
     await _note_life(tx, served, workers)
-    got = await _serve(tx, served) if served else {}
+    got = await _serve(tx, served)
+    idle = [asker.claim.worker_id for asker in served if asker.seq not in got]
+    jobs = await worker_store.served_jobs(tx, idle) if idle else {}
     taken = Counter(task.job_id for task in got.values())
-    return [_answer(asker, got, taken) if isinstance(asker, _Asker) else asker for asker in askers]
+    return [_answer(asker, got, taken, jobs) if isinstance(asker, _Asker) else asker for asker in askers]
+
+
+def _asker(item: Claim, rows: Sequence[Any] | None) -> _Asker | ProblemException:
+    if not rows:
+        return WorkerNotFound(f"Worker {item.worker_id} not found")
+    if rows[0].owner_id != item.caller.id:
+        return Forbidden("Not authorized: the worker belongs to somebody else")
+    return _Asker(item, {row.job_id: row.pending for row in rows if row.job_id is not None})
 
 
 async def _note_life(tx: Transaction, askers: Sequence[_Asker], workers: dict[UUID, Any]) -> None:
     # Whoever claims lives; written at most four times in the interval of its heartbeats.
     now = await tx.now()
     ids = {asker.claim.worker_id: timedelta(seconds=asker.claim.interval / 4) for asker in askers}
-    late = [worker_id for worker_id, age in ids.items() if workers[worker_id].last_heartbeat < now - age]
-    if late:
-        await worker_store.beat(tx, late)
+    late = [worker_id for worker_id, age in ids.items() if workers[worker_id][0].last_heartbeat < now - age]
+    await worker_store.beat(tx, late)
 
 
-async def _serve(tx: Transaction, askers: Sequence[_Asker]) -> dict[int, Record]:
-    links = await worker_store.claimable_jobs(tx, list(dict.fromkeys(a.claim.worker_id for a in askers)))
-    for asker in askers:
-        mine = [row for row in links if row.worker_id == asker.claim.worker_id]
-        asker.jobs = {row.id: JobName(row.room_id, row.category, row.name) for row in mine}
-        asker.waiting = {row.id: row.pending for row in mine if row.pending}
+async def _serve(tx: Transaction, askers: Sequence[_Asker]) -> dict[int | None, Record]:
     locked = await _pick(tx, askers)
     now = await tx.now()
     moves = [
-        (task, _claimed(task, asker, now))
+        (task, _claimed(task, asker.claim, now))
         for asker in askers
         if asker.seq is not None and (task := locked.get(asker.seq)) is not None
     ]
@@ -97,22 +91,19 @@ async def _serve(tx: Transaction, askers: Sequence[_Asker]) -> dict[int, Record]
     return {after.seq: after for _, after in moves}
 
 
-def _claimed(task: Record, asker: _Asker, now: datetime) -> Record:
+def _claimed(task: Record, claim: Claim, now: datetime) -> Record:
     return replace(
         task,
         status=TaskStatus.CLAIMED,
-        worker_id=asker.claim.worker_id,
-        worker_owner_id=asker.owner_id,
+        worker_id=claim.worker_id,
+        worker_owner_id=claim.caller.id,
         attempt=task.attempt + 1,
         claimed_at=now,
     )
 
 
 async def _pick(tx: Transaction, askers: Sequence[_Asker]) -> dict[int, Record]:
-    demand: dict[UUID, int] = {}
-    for asker in askers:
-        for job_id in asker.waiting:
-            demand[job_id] = demand.get(job_id, 0) + 1
+    demand = Counter(job_id for asker in askers for job_id in asker.waiting)
     if not demand:
         return {}
     if len(demand) == 1:
@@ -123,7 +114,7 @@ async def _pick(tx: Transaction, askers: Sequence[_Asker]) -> dict[int, Record]:
     oldest = await store.oldest(tx, demand)
     _assign(askers, {job_id: deque(seqs) for job_id, seqs in oldest.items()})
     chosen = [asker.seq for asker in askers if asker.seq is not None]
-    return await store.lock_pending(tx, chosen) if chosen else {}
+    return await store.lock_pending(tx, chosen)
 
 
 def _assign(askers: Sequence[_Asker], queues: dict[UUID, deque[int]]) -> None:
@@ -133,9 +124,12 @@ def _assign(askers: Sequence[_Asker], queues: dict[UUID, deque[int]]) -> None:
             asker.seq = min(open_queues, key=lambda queue: queue[0]).popleft()
 
 
-def _answer(asker: _Asker, got: dict[int, Record], taken: Counter[UUID]) -> Claimed:
-    task = got.get(asker.seq) if asker.seq is not None else None
+def _answer(
+    asker: _Asker, got: dict[int | None, Record], taken: Counter[UUID], jobs: dict[UUID, list[JobName]]
+) -> Claimed:
+    task = got.get(asker.seq)
     if task is not None:
         return Claimed(task=views.response(task))
+    # What is left of a queue that was not empty is in the hands of a rival just now.
     is_contended = any(pending > taken[job_id] for job_id, pending in asker.waiting.items())
-    return Claimed(jobs=list(asker.jobs.values()), is_contended=is_contended)
+    return Claimed(jobs=jobs[asker.claim.worker_id], is_contended=is_contended)

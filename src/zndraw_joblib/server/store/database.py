@@ -34,6 +34,7 @@ _ATTEMPTS = 5
 _READERS = 4
 _NOW = select(func.now())
 _LOCK = "BEGIN IMMEDIATE"
+_IN_DOUBT = "whether it was committed is not known"
 # PostgreSQL: serialization failure, deadlock. Both say: nothing was written, try again.
 _RETRIABLE = frozenset({"40001", "40P01"})
 # Connection lost, out of resources, shut down by an operator.
@@ -71,6 +72,11 @@ class Transaction:
                 self._now = (await self.execute(_NOW)).scalar_one().astimezone(UTC)
         return self._now
 
+    def note_now(self, rows: Sequence[Any]) -> None:
+        """Take the time from the column `now` of the first statement, which saves asking for it."""
+        if rows and self._now is None and self._clock is None and not self.is_sqlite:
+            self._now = rows[0].now.astimezone(UTC)
+
     def emit(self, key: object, make: Callable[[], Emission]) -> None:
         """Remember an event to send after the commit, once for each key; made only if somebody listens."""
         self._told.setdefault(key, make)
@@ -105,15 +111,15 @@ class Database(ABC):
         Raises `ServiceUnavailable` when the database does not answer. Whatever `work` raises
         rolls everything back.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                with _translated():
+        with _translated():
+            for attempt in range(1, _ATTEMPTS):
+                try:
                     return await self._write(work)
-            except DBAPIError as error:
-                if getattr(error.orig, "sqlstate", None) not in _RETRIABLE or attempt == _ATTEMPTS:
-                    raise
+                except DBAPIError as error:
+                    if not _is_void(error):
+                        raise
                 await asyncio.sleep(0.005 * 2**attempt * random.random())  # noqa: S311 - jitter
-        raise AssertionError("unreachable")
+            return await self._write(work)
 
     @abstractmethod
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
@@ -169,7 +175,12 @@ class Sessions(Database):
             tx = await begin(session, self._clock)
             self._is_sqlite = tx.is_sqlite
             result = await work(tx)
-            await session.commit()
+            try:
+                await session.commit()
+            except DBAPIError as error:
+                # The answer may be lost after the commit: this must not be run again.
+                error.add_detail(_IN_DOUBT)
+                raise
             return result, tx
 
     def _turn(self) -> Any:
@@ -286,6 +297,13 @@ def _translated() -> Iterator[None]:
             "The database does not answer. Nothing was changed, or the answer was lost; try again.",
             headers={"Retry-After": "1"},
         ) from error
+
+
+def _is_void(error: DBAPIError) -> bool:
+    """Tell whether nothing was written for sure, and another try may do better."""
+    if getattr(error.orig, "sqlstate", None) in _RETRIABLE:
+        return True
+    return error.connection_invalidated and _IN_DOUBT not in error.detail
 
 
 def _is_unavailable(error: BaseException) -> bool:

@@ -46,7 +46,7 @@ def open_engine(url: str) -> AsyncEngine:
         engine = create_async_engine(parsed, connect_args={"timeout": _BUSY_SECONDS})
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         return engine
-    return create_async_engine(parsed, pool_pre_ping=True, pool_size=10, max_overflow=10)
+    return create_async_engine(parsed, pool_size=10, max_overflow=10)
 
 
 def open_sessions(engine: AsyncEngine) -> async_sessionmaker[AsyncSession]:

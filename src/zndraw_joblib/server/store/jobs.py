@@ -16,7 +16,7 @@ links = WorkerJobLink.__table__
 
 # Statements of the hot paths are built once.
 _LOCK_NAMED = (
-    select(jobs)
+    select(jobs, func.now().label("now"))
     .where(jobs.c.full_name.in_(bindparam("names", expanding=True)), ~jobs.c.deleted)
     .order_by(jobs.c.id)
     .with_for_update(key_share=True)
@@ -44,7 +44,8 @@ async def any_by_name(tx: Transaction, name: JobName) -> Row[*tuple[Any, ...]] |
 
 async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobName, Row[*tuple[Any, ...]]]:
     """Return the active jobs of these names, and keep their counts as they are until the commit."""
-    found = await tx.execute(_LOCK_NAMED, {"names": padded([str(name) for name in names])})
+    found = (await tx.execute(_LOCK_NAMED, {"names": padded([str(name) for name in names])})).all()
+    tx.note_now(found)
     return {JobName(row.room_id, row.category, row.name): row for row in found}
 
 

@@ -9,7 +9,6 @@ from uuid import UUID
 
 from sqlalchemy import (
     ColumnElement,
-    Row,
     Select,
     and_,
     bindparam,
@@ -86,7 +85,7 @@ _INSERTED = [column.name for column in _FIELDS if column.name != "seq"]
 _NAME = [jobs.c.room_id.label("job_room"), jobs.c.category, jobs.c.name]
 
 
-def _record(row: Row[*tuple[Any, ...]]) -> Record:
+def _record(row: Sequence[Any]) -> Record:
     seq, task_id, job_id, room_id, status, *rest, job_room, category, name = row
     job = JobName(job_room, category, name)
     return Record(seq, task_id, job_id, job, room_id, TaskStatus(status), *rest)
@@ -112,7 +111,8 @@ _MOVE = (
 )
 _BY_ID = _FULL.where(tasks.c.id == bindparam("task"))
 _LOCK = (
-    _FULL.where(tasks.c.id.in_(bindparam("ids", expanding=True)))
+    _FULL.add_columns(func.now().label("now"))
+    .where(tasks.c.id.in_(bindparam("ids", expanding=True)))
     .order_by(tasks.c.seq)
     .with_for_update(of=tasks)
 )
@@ -202,7 +202,9 @@ async def by_id(tx: Transaction, task_id: UUID) -> Record | None:
 
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Record]:
     """Return the tasks that exist, by id, and keep them as they are until the commit."""
-    found = await _records(tx, _LOCK, ids=padded(ids))
+    rows = (await tx.execute(_LOCK, {"ids": padded(ids)})).all()
+    tx.note_now(rows)
+    found = [_record(row[:-1]) for row in rows]
     return {record.id: record for record in found}
 
 

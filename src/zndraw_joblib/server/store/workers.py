@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import BindParameter, Row, and_, bindparam, delete, exists, func, insert, select, update
 
-from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store.database import Transaction, dialect, padded
 from zndraw_joblib.server.store.jobs import visible_from
@@ -24,11 +24,26 @@ _ALIVE = select(workers.c.id).where(workers.c.id.in_(_IDS)).with_for_update(skip
 _BEAT = (
     update(workers).where(workers.c.id.in_(_ALIVE.scalar_subquery())).values(last_heartbeat=bindparam("at"))
 )
-_CLAIMABLE = (
-    select(links.c.worker_id, jobs.c.id, jobs.c.room_id, jobs.c.category, jobs.c.name, jobs.c.pending)
+_SERVED = (
+    select(links.c.worker_id, jobs.c.room_id, jobs.c.category, jobs.c.name)
     .join_from(links, jobs, links.c.job_id == jobs.c.id)
     .where(links.c.worker_id.in_(_IDS), jobs.c.room_id != INTERNAL)
     .order_by(jobs.c.id)
+)
+_WAITING = links.join(jobs, and_(jobs.c.id == links.c.job_id, jobs.c.pending > 0, jobs.c.room_id != INTERNAL))
+_LOCK_CLAIMING = (
+    select(
+        workers.c.id,
+        workers.c.owner_id,
+        workers.c.last_heartbeat,
+        jobs.c.id.label("job_id"),
+        jobs.c.pending,
+        func.now().label("now"),
+    )
+    .select_from(workers.outerjoin(_WAITING, links.c.worker_id == workers.c.id))
+    .where(workers.c.id.in_(_IDS))
+    .order_by(workers.c.id)
+    .with_for_update(key_share=True, of=workers)
 )
 
 
@@ -42,7 +57,8 @@ async def add(tx: Transaction, owner_id: str) -> UUID:
 
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Row[*tuple[Any, ...]]]:
     """Return the workers that exist, by id, and keep them from being removed until the commit."""
-    found = await tx.execute(_LOCK, {"ids": padded(ids)})
+    found = (await tx.execute(_LOCK, {"ids": padded(ids)})).all()
+    tx.note_now(found)
     return {row.id: row for row in found}
 
 
@@ -94,9 +110,25 @@ async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:
     return (await tx.execute(statement.returning(links.c.job_id))).first() is not None
 
 
-async def claimable_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> list[Row[*tuple[Any, ...]]]:
-    """Return (worker_id, job id, room_id, category, name) of all that these workers may claim from."""
-    return list(await tx.execute(_CLAIMABLE, {"ids": padded(worker_ids)}))
+async def lock_claiming(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, list[Row[*tuple[Any, ...]]]]:
+    """Lock workers as `lock` does. Return a row for each queue with pending tasks that they may claim from.
+
+    A worker without one has a single row, without `job_id`.
+    """
+    rows = (await tx.execute(_LOCK_CLAIMING, {"ids": padded(ids)})).all()
+    tx.note_now(rows)
+    found: dict[UUID, list[Row[*tuple[Any, ...]]]] = {}
+    for row in rows:
+        found.setdefault(row.id, []).append(row)
+    return found
+
+
+async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, list[JobName]]:
+    """Return the names of the jobs that each worker may claim from."""
+    found: dict[UUID, list[JobName]] = {worker_id: [] for worker_id in worker_ids}
+    for row in await tx.execute(_SERVED, {"ids": padded(worker_ids)}):
+        found[row.worker_id].append(JobName(row.room_id, row.category, row.name))
+    return found
 
 
 async def serving(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
