@@ -1,1 +1,1 @@
-"""Measurements. `python -m benchmarks` prints them all; every speed is a ratio to a no-op of the same minute."""
+"""Measurements: `python -m benchmarks`. Every speed is a ratio to a no-op of the same minute."""

@@ -48,7 +48,9 @@ class Connection(asyncio.Protocol):
         """Send a request and return (status, body)."""
         content = b"" if body is None else json.dumps(body).encode()
         kind = "Content-Type: application/json\r\n" if content else ""
-        head = f"{method} {path} HTTP/1.1\r\n{self._head}{headers}{kind}Content-Length: {len(content)}\r\n\r\n"
+        head = (
+            f"{method} {path} HTTP/1.1\r\n{self._head}{headers}{kind}Content-Length: {len(content)}\r\n\r\n"
+        )
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(head.encode() + content)
         return await self._answer

@@ -36,39 +36,26 @@ async def _submit(connection: Connection, _: int = 0) -> Any:
     return await connection.json("POST", f"{ROOM}/tasks/{NAME}", PAYLOAD)
 
 
-async def claim(url: str, count: int, seconds: float, backlog: int) -> Rate:
+async def claim(url: str, count: int, seconds: float) -> Rate:
     """Claim one task after another, each connection as a worker of its own, from a backlog."""
     async with connections(url, TOKEN, count) as opened:
         workers = {c: await register(c) for c in opened}
-        await fill(opened, backlog)
-
-        async def one(c: Connection, _: int) -> None:
-            got = await c.json("POST", "/v1/joblib/tasks/claim", {"worker_id": workers[c]})
-            assert got["task"] is not None, "the backlog was too small"
-
-        return await measure(opened, one, seconds)
+        return await measure(opened, lambda c, _: _claim(c, workers[c]), seconds)
 
 
-async def fill(opened: list[Connection], backlog: int) -> None:
-    """Submit `backlog` tasks."""
-    left = iter(range(backlog))
-
-    async def work(connection: Connection) -> None:
-        for _ in left:
-            await _submit(connection)
-
-    await asyncio.gather(*[work(connection) for connection in opened])
+async def _claim(connection: Connection, worker_id: str) -> Any:
+    got = await connection.json("POST", "/v1/joblib/tasks/claim", {"worker_id": worker_id})
+    assert got["task"] is not None, "the backlog was too small"
+    return got["task"]
 
 
-async def life_cycle(url: str, count: int, seconds: float, backlog: int) -> Rate:
+async def life_cycle(url: str, count: int, seconds: float) -> Rate:
     """Claim, start and complete one task after another, each connection as a worker of its own."""
     async with connections(url, TOKEN, count) as opened:
         workers = {c: await register(c) for c in opened}
-        await fill(opened, backlog)
 
         async def one(c: Connection, _: int) -> None:
-            got = await c.json("POST", "/v1/joblib/tasks/claim", {"worker_id": workers[c]})
-            task = got["task"]
+            task = await _claim(c, workers[c])
             token = {"worker_id": workers[c], "attempt": task["attempt"]}
             for status in ("running", "completed"):
                 await c.json("PATCH", f"/v1/joblib/tasks/{task['id']}", {"status": status, **token})
@@ -77,7 +64,7 @@ async def life_cycle(url: str, count: int, seconds: float, backlog: int) -> Rate
 
 
 async def latencies(url: str, rounds: int) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return p50 and p95 in ms from a submit to the task at a long-polling worker, and from its completed report to the waiting submitter."""
+    """Return p50 and p95 in ms: from a submit to the long-polling worker, from the report to the waiter."""
     async with connections(url, TOKEN, 3) as (submitter, worker, waiter):
         worker_id = await register(worker, "Quick")
         pick_ups: list[float] = []

@@ -66,7 +66,9 @@ def _run() -> None:
             return {"ok": True}
     else:
         app = create_app(ServerSettings(database_url=arguments.database_url, admin_token=TOKEN))
-    uvicorn.run(app, port=arguments.port, log_level="warning", access_log=False, loop="uvloop", http="httptools")
+    uvicorn.run(
+        app, port=arguments.port, log_level="warning", access_log=False, loop="uvloop", http="httptools"
+    )
 
 
 if __name__ == "__main__":

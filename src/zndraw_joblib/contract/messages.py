@@ -4,16 +4,30 @@ from datetime import datetime
 from typing import Annotated, Any, Generic, TypeVar
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from zndraw_joblib.contract.names import MAX_NAME_LENGTH, NAME_PATTERN
+from zndraw_joblib.contract.names import MAX_NAME_LENGTH, NAME_PATTERN, is_name
 from zndraw_joblib.contract.status import TaskStatus
 
 MAX_JSON_BYTES = 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
 MAX_PAGE = 500
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH, pattern=NAME_PATTERN)]
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(
+            f"a name has 1 to {MAX_NAME_LENGTH} letters, digits, '_', '-', '.', not starting with '-' or '.'"
+        )
+    return text
+
+
+# Not a pattern of pydantic's: its engine and Python's do not agree on what a letter is.
+Name = Annotated[
+    str,
+    AfterValidator(_name),
+    Field(json_schema_extra={"minLength": 1, "maxLength": MAX_NAME_LENGTH, "pattern": NAME_PATTERN}),
+]
 JsonObject = dict[str, Any]
 Item = TypeVar("Item")
 

@@ -57,7 +57,7 @@ def validate_room_id(room_id: str) -> str:
         raise InvalidRoomId(f"Room ID '{room_id[:200]}' contains invalid characters (@ or :)")
     if not _is_room(room_id):
         raise InvalidRoomId(
-            f"Room ID {room_id[:200]!r} must have 1 to {MAX_NAME_LENGTH} printable characters and no '/'"
+            f"Room ID {room_id[:200]!r} must have 1 to {MAX_NAME_LENGTH} printable characters, no '/'"
         )
     return room_id
 

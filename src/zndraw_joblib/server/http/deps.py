@@ -18,7 +18,9 @@ from zndraw_joblib.server.sleepers import Gone
 
 JSON_MEDIA_TYPE = "application/json"
 MAX_OFFSET = 2**62
-_WAIT = re.compile(r'wait\s*=\s*"?(\d{1,9})"?', re.IGNORECASE)
+_PREFERENCES = re.compile(r'(?:[^,"]|"[^"]*")+')
+_WAIT = re.compile(r'\s*wait\s*=\s*("?)(\d+)\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
+_MAX_WAIT = 10**6
 _WHOLE = re.compile(r"\d{1,19}")
 
 
@@ -82,9 +84,9 @@ async def _page(
 
 def _seconds_to_wait(request: Request) -> float:
     for header in request.headers.getlist("prefer"):
-        for preference in header.split(","):
-            if match := _WAIT.fullmatch(preference.split(";")[0].strip()):
-                return float(match[1])
+        for preference in _PREFERENCES.findall(header):
+            if match := _WAIT.fullmatch(preference):
+                return min(float(match[2]), _MAX_WAIT)
     return 0
 
 

@@ -7,6 +7,8 @@ a database session, even a lock around it.
 """
 
 import inspect
+import json
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import lru_cache
@@ -25,8 +27,10 @@ from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 from zndraw_joblib.contract.problems import ContentTooLarge, InvalidRequest
 from zndraw_joblib.server.http.problems import as_problem, respond
 
-# One body carries at most one JSON value of 1 MiB and an error text, however it is escaped.
-MAX_BODY_BYTES = 2 * MAX_JSON_BYTES
+# One body carries at most one JSON value of 1 MiB and an error text; escaped, text takes up to three times.
+MAX_BODY_BYTES = 4 * MAX_JSON_BYTES
+# Whatever may be a number beyond the floats, which every parser turns into infinity.
+_HUGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")
 Endpoint = Callable[..., Awaitable[Response]]
 Resolve = Callable[[Request], Any]
 
@@ -98,8 +102,11 @@ def _body(model: type[BaseModel]) -> Resolve:
         if not content:
             raise InvalidRequest("body: a JSON object is needed, there is none")
         try:
-            # Strict JSON: neither NaN, which no database takes for JSON, nor half a surrogate pair.
-            return model.model_validate(from_json(content, allow_inf_nan=False))
+            # Strict JSON: no NaN, no infinity, no half of a surrogate pair.
+            value = from_json(content, allow_inf_nan=False)
+            if _HUGE.search(content):
+                json.dumps(value, allow_nan=False)
+            return model.model_validate(value)
         except ValidationError as error:
             raise invalid(error, "body") from error
         except ValueError as error:

@@ -46,6 +46,7 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
     for an active job with another schema.
     """
     caller, room_id, request = item
+    # Locks are taken in the order worker, job; faults are told in the order of the contract.
     worker_id = None if room_id == INTERNAL else await _worker(tx, caller, request.worker_id)
     name = JobName(room_id, request.category, request.name)
     job, is_new = await store.add_or_lock(tx, name, request.schema_)
@@ -56,7 +57,9 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
             f"Schema mismatch: {str(name)!r} is active with another schema. It must be the same, "
             "or every worker of the job has to leave and its pending tasks have to end first."
         )
-    if worker_id is not None:
+    if room_id != INTERNAL:
+        if worker_id is None:
+            raise WorkerNotFound(f"Worker {request.worker_id} not found")
         await worker_store.link(tx, worker_id, job.id)
         # Open claims of the worker look again at what it may claim.
         tx.wake(worker_key(worker_id))
@@ -66,13 +69,11 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
     return answer.model_copy(update={"worker_id": worker_id}), is_new or job.deleted
 
 
-async def _worker(tx: Transaction, caller: Identity, worker_id: UUID | None) -> UUID:
+async def _worker(tx: Transaction, caller: Identity, worker_id: UUID | None) -> UUID | None:
     if worker_id is None:
         return await worker_store.add(tx, caller.id)
     row = (await worker_store.lock(tx, [worker_id])).get(worker_id)
-    if row is None or row.owner_id != caller.id:
-        raise WorkerNotFound(f"Worker {worker_id} not found")
-    return worker_id
+    return None if row is None or row.owner_id != caller.id else worker_id
 
 
 async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> None:

