@@ -16,6 +16,8 @@ Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Result | ProblemException
 
 MAX_BATCH = 256
 MAX_WAITING = 10_000
+# A turn to read a request, and one to run its handler up to here.
+_TURNS_TO_ARRIVE = 2
 
 
 class Combiner(Generic[Item, Result]):
@@ -66,6 +68,7 @@ class _Lane(Generic[Item, Result]):
         batch: list[tuple[Item, asyncio.Future[Result | Exception]]] = []
         try:
             while self._waiting:
+                await self._gather()
                 taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
                 # Who gave up waiting before its turn wants nothing written any more.
                 batch = [(item, future) for item, future in taken if not future.done()]
@@ -78,6 +81,17 @@ class _Lane(Generic[Item, Result]):
             for _, future in [*batch, *self._waiting]:
                 future.cancel()
             self._waiting.clear()
+
+    async def _gather(self) -> None:
+        """Let the event loop read what has arrived already: it would have to wait for a whole batch.
+
+        While requests come in at every turn of the loop, they join; when none does, nothing is waited for.
+        """
+        size = 0
+        while size < len(self._waiting) < MAX_BATCH:
+            size = len(self._waiting)
+            for _ in range(_TURNS_TO_ARRIVE):
+                await asyncio.sleep(0)
 
     async def _results(self, items: list[Item]) -> Sequence[Result | Exception]:
         if not items:
