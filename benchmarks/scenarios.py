@@ -13,10 +13,10 @@ PAYLOAD = {"payload": {"angle": 1.5, "name": "benchmark"}}
 NAME = "@global:modifiers:Work"
 
 
-async def noop(url: str, count: int, seconds: float) -> Rate:
-    """POST to an endpoint that does nothing."""
+async def noop(url: str, count: int, seconds: float, path: str = "/noop/bench/work") -> Rate:
+    """POST a submit's body to a FastAPI endpoint that does nothing: it is validated and sent back."""
     async with connections(url, TOKEN, count) as opened:
-        return await measure(opened, lambda c, _: c.request("POST", "/noop", PAYLOAD), seconds)
+        return await measure(opened, lambda c, _: c.json("POST", path, PAYLOAD), seconds)
 
 
 async def register(connection: Connection, name: str = "Work") -> str:

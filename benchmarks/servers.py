@@ -46,6 +46,7 @@ def _run() -> None:
     import uvicorn  # noqa: PLC0415 - only the server's process needs them
     from fastapi import FastAPI  # noqa: PLC0415
 
+    from zndraw_joblib.contract.messages import TaskSubmitRequest  # noqa: PLC0415
     from zndraw_joblib.server.app import create_app  # noqa: PLC0415
     from zndraw_joblib.server.settings import ServerSettings  # noqa: PLC0415
 
@@ -57,9 +58,13 @@ def _run() -> None:
     if arguments.kind == "noop":
         app = FastAPI()
 
-        @app.post("/noop")
-        async def noop() -> dict[str, bool]:
+        @app.post("/empty")
+        async def empty() -> dict[str, bool]:
             return {"ok": True}
+
+        @app.post("/noop/{room}/{name}", status_code=202)
+        async def noop(room: str, name: str, body: TaskSubmitRequest) -> TaskSubmitRequest:
+            return body
 
         @app.get("/health/live")
         async def live() -> dict[str, bool]:

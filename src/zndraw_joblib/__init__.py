@@ -61,15 +61,15 @@ _HOMES = {
     "server.http": ("router",),
     "server.http.deps": ("Identity", "verify_readable_room", "verify_writable_room"),
     "server.http.problems": ("problem_exception_handler",),
-    "server.mount": (
-        "JobLib",
+    "server.mount": ("JobLib",),
+    "server.settings": ("JobLibSettings",),
+    "server.store.tables": ("Job", "Task", "Worker", "WorkerJobLink"),
+    "server.sweeper": (
         "cleanup_stale_workers",
         "cleanup_stuck_internal_tasks",
         "cleanup_worker",
+        "run_sweeper",
     ),
-    "server.settings": ("JobLibSettings",),
-    "server.store.tables": ("Job", "Task", "Worker", "WorkerJobLink"),
-    "server.sweeper": ("run_sweeper",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

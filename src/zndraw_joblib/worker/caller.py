@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
+from pydantic_core import to_jsonable_python
+
 from zndraw_joblib.contract.messages import JobSummary, PaginatedResponse, TaskResponse, WorkerSummary
 from zndraw_joblib.contract.names import GLOBAL, JobName, parse_job_name
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.worker.remote import Remote, quoted
 from zndraw_joblib.worker.retry import Backoff, describe, unreachable
-from zndraw_joblib.worker.tasks import json_of
 
 log = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 20.0
-_UNHEARD_PAUSE_SECONDS = 0.5
+_UNHEARD_PAUSE_SECONDS = 0.25
 
 
 class Caller:
@@ -37,16 +38,17 @@ class Caller:
 
         `job` is a full name, which `payload` goes with, or an instance of an extension, which is its own
         payload. An extension's job is looked for in `job_room`, else where this manager registered its
-        class, else in ``@global``. Without `room` the task belongs to the job's own room.
+        class, else in ``@global``. Without `room` the task belongs to the job's own room. Raises ValueError
+        for a payload that JSON cannot say.
         """
         if isinstance(job, str):
             name = parse_job_name(job)
-            body = json_of(dict(payload or {}))
+            body = to_jsonable_python(dict(payload or {}))
         else:
             if payload is not None:
                 raise TypeError("An extension is its own payload")
             name = name_of(type(job), job_room or self._home_of(type(job)))
-            body = json_of(job.model_dump(mode="json"))
+            body = job.model_dump(mode="json")
         return str(self._remote.submit(room or name.room_id, str(name), body).id)
 
     def get_task(self, task_id: str | UUID) -> TaskResponse:
@@ -98,7 +100,7 @@ class Caller:
         """Return the task and the pause before the next look, none where the server did the waiting."""
         began = time.monotonic()
         try:
-            task, applied = self._remote.task(task_id, int(wait))
+            task, applied = self._remote.task(task_id, round(wait))
         except Exception as error:
             if not unreachable(error):
                 raise

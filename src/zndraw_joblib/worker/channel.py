@@ -1,12 +1,11 @@
 """The worker's Socket.IO: it hears of tasks sooner. Whatever fails here costs latency, and nothing else."""
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
-
-from socketio import Client
 
 from zndraw_joblib.contract.events import Event, JoinJobRoom, LeaveJobRoom, TaskAvailable
 from zndraw_joblib.worker.retry import describe
@@ -49,7 +48,7 @@ class Channel:
         if self._tsio is None:
             return
         try:
-            if isinstance(self._tsio, Client):
+            if _is_plain(self._tsio):
                 self._tsio.emit(event.event_name, event.model_dump(mode="json"))
             else:
                 self._tsio.emit(event)
@@ -64,6 +63,12 @@ class Channel:
             return former(*args) if former else None
 
         self._tsio.on(event, handler)
+
+
+def _is_plain(tsio: Any) -> bool:
+    # Not imported here: it takes as long as all the rest, and who has a client of it has it loaded.
+    socketio = sys.modules.get("socketio")
+    return socketio is not None and isinstance(tsio, socketio.Client)
 
 
 def _former_handler(tsio: Any, event: str) -> Callable[..., Any] | None:

@@ -13,7 +13,7 @@ from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.worker.line import Line
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.reports import Reports
-from zndraw_joblib.worker.retry import Backoff, describe, passing
+from zndraw_joblib.worker.retry import Backoff, describe, passing, status_of
 from zndraw_joblib.worker.roster import Roster
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 _EARLY_PAUSE_SECONDS = 0.1
 _HANG_UP_SECONDS = 2.0
+_TOO_MANY_WAIT = 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,8 @@ class Claims:
             if self.stopped:
                 log.debug("The open claim ended: %s", describe(error))
                 return None, 0
+            if wait and status_of(error) == _TOO_MANY_WAIT:
+                return self._remote.claim(worker_id)
             if not self._roster.lost(worker_id, error):
                 raise
         return self._remote.claim(self._roster.worker(), wait, self._line if wait else None)

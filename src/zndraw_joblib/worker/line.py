@@ -55,4 +55,5 @@ class Line:
         if event.endswith(_OPENED):
             self._stream = info["return_value"]
             if self._hung_up:
+                self._stream.close()
                 raise HungUp("The worker stops")

@@ -121,7 +121,7 @@ class JobManager(Caller):
         yield from self._working().claims.stream(Pace(min(pause, self._plan.pace.poll), pause), stop_event)
 
     def start(self, task: ClaimedTask) -> TaskResponse:
-        """Report that the work begins. Reports raise `StaleReport` where the task was taken away."""
+        """Report that the work begins. Raises `InvalidTaskTransition` where the task was taken away."""
         return self._working().reports.start(task)
 
     def complete(self, task: ClaimedTask, result: Any = None) -> TaskResponse:

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import httpx
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from zndraw_joblib.contract import messages
 from zndraw_joblib.contract.problems import ProblemException
@@ -89,7 +90,7 @@ class Remote:
         headers = self.api.get_headers()
         content = None
         if body is not None:
-            content = encode(body.model_dump(mode="json", by_alias=True, exclude_unset=True))
+            content = encode(to_jsonable_python(body.model_dump(by_alias=True, exclude_unset=True)))
             headers = {**headers, "Content-Type": "application/json"}
         if wait:
             headers = {**headers, "Prefer": f"wait={wait}"}
@@ -133,5 +134,5 @@ def _applied(response: httpx.Response) -> int:
 
 
 def quoted(text: str) -> str:
-    """Return `text` as one part of a path."""
-    return quote(text, safe="")
+    """Return `text` as one part of a path, also where it is ``.`` or ``..``."""
+    return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")

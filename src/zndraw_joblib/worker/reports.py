@@ -21,7 +21,7 @@ class Reports:
     """Start, complete, fail and cancel tasks, with the token of their claim.
 
     Each is repeated for 15 minutes while the server cannot be asked, unless `over` is set. The problem of
-    a server that refuses is raised; a task that was taken away is a 409 (`StaleReport`).
+    a server that refuses is raised; a task that was taken away is an `InvalidTaskTransition`.
     """
 
     def __init__(self, remote: Remote, over: threading.Event) -> None:

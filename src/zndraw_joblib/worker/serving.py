@@ -57,6 +57,6 @@ def _leave() -> None:
 def _takes_argument(function: Callable[..., Any]) -> bool:
     try:
         inspect.signature(function).bind(None)
-    except TypeError:
+    except (TypeError, ValueError):  # a builtin may tell no signature
         return False
     return True

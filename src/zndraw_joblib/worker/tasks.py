@@ -32,16 +32,6 @@ class ResultRefused(ValueError):
     """The result of a task cannot be sent: it is not JSON, or too large."""
 
 
-def json_of(value: Any) -> Any:
-    """Return `value` as plain JSON; models, paths, UUIDs, times and enums are turned into it.
-
-    Raises ValueError for what JSON cannot say, NaN and infinity included.
-    """
-    plain = to_jsonable_python(value)
-    encode(plain)
-    return plain
-
-
 def encode(plain: Any) -> bytes:
     """Return plain JSON as bytes. Raises ValueError if it is none."""
     return json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

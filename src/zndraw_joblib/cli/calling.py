@@ -1,0 +1,158 @@
+"""Commands for who calls jobs: submit, task, cancel."""
+
+import json
+import sys
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from zndraw_joblib.cli import client, logs
+from zndraw_joblib.cli.client import Client
+from zndraw_joblib.cli.display import console, note, show_fields, show_json, span
+from zndraw_joblib.cli.options import ROOM, AsJson, Url
+from zndraw_joblib.cli.refusal import Misuse, Refusal
+from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.names import RESERVED, JobName, parse_job_name
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.api import DEFAULT_URL
+
+TaskId = Annotated[UUID, typer.Argument(metavar="TASK", help="The task's id.", show_default=False)]
+Job = Annotated[
+    str, typer.Argument(metavar="JOB", help="room:category:Name; Name alone if it is the only one.")
+]
+Values = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="The payload. A value is JSON, else text."),
+]
+Payload = Annotated[
+    str | None,
+    typer.Option("--json", metavar="JSON", help="The payload as an object; - reads standard input."),
+]
+Room = Annotated[
+    str | None,
+    typer.Option("--room", metavar="ROOM", help=f"Where the task belongs: the job's room, else {ROOM!r}."),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end, and print the result.")]
+
+
+def submit(
+    job: Job,
+    values: Values = None,
+    *,
+    payload: Payload = None,
+    room: Room = None,
+    wait: Wait = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Call a job, and print the task's id.
+
+    With --wait, the result is printed as JSON once there is one; the exit code is 1 if the task did not
+    complete.
+    """
+    logs.set_up()
+    body = _read_payload(payload) | _read_values(values or [])
+    with client.asking(url) as server:
+        name = _find_job(server, job, room)
+        place = room or (ROOM if name.room_id in RESERVED else name.room_id)
+        task_id = server.submit(str(name), body, room=place)
+        if not wait:
+            typer.echo(task_id)
+            return
+        task = _wait_for(server, task_id)
+    _tell_end(task)
+
+
+def task(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Show a task."""
+    with client.asking(url) as server:
+        _show(server.get_task(task_id), as_json=as_json)
+
+
+def cancel(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Cancel a task that has not ended."""
+    with client.asking(url) as server:
+        _show(server.cancel(task_id), as_json=as_json)
+
+
+def _read_payload(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        payload = json.loads(sys.stdin.read() if text == "-" else text)
+    except ValueError as error:
+        raise Misuse(f"--json is not JSON: {error}") from error
+    if not isinstance(payload, dict):
+        raise Misuse('--json must be an object, like {"key": 1}')
+    return payload
+
+
+def _read_values(values: list[str]) -> dict[str, Any]:
+    payload: dict[str, Any] = {}
+    for pair in values:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise Misuse(f"{pair!r} is not of the form KEY=VALUE")
+        if key in payload:
+            raise Misuse(f"{key!r} is given twice")
+        payload[key] = _read_value(value)
+    return payload
+
+
+def _read_value(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _find_job(server: Client, job: str, room: str | None) -> JobName:
+    """Return a job by its full name, or by its own name where the room sees one such job."""
+    if ":" in job:
+        return parse_job_name(job)
+    place = room or ROOM
+    seen = [parse_job_name(known.full_name) for known in server.every_job(place)]
+    found = [name for name in seen if name.name == job]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise Refusal(f"There are several jobs {job!r}, give the full name: {', '.join(map(str, found))}")
+    others = f"it sees {', '.join(map(str, seen[:10]))}" if seen else "no worker serves any job there"
+    raise Refusal(f"Room {place!r} sees no job {job!r}: {others}")
+
+
+def _wait_for(server: Client, task_id: str) -> TaskResponse:
+    terminal = console(stderr=True)
+    try:
+        if not terminal.is_terminal:
+            return server.wait_for(task_id)
+        with terminal.status(f"Waiting for task {task_id}"):
+            return server.wait_for(task_id)
+    except KeyboardInterrupt:
+        note(f"Task {task_id} goes on; 'zndraw-joblib task {task_id}' shows it, 'cancel' ends it.")
+        raise
+
+
+def _tell_end(task: TaskResponse) -> None:
+    """Say how a task ended. Raises `Refusal` unless it was completed."""
+    if task.status != TaskStatus.COMPLETED:
+        raise Refusal(f"Task {task.id} {task.status}" + (f": {task.error}" if task.error else ""))
+    took = f" in {span(task.completed_at - task.started_at)}" if task.completed_at and task.started_at else ""
+    note(f"Task {task.id} completed{took}.")
+    show_json(task.result)
+
+
+def _show(task: TaskResponse, *, as_json: bool) -> None:
+    if as_json:
+        show_json(task)
+        return
+    shown = task.model_dump()
+    show_fields({**shown, "payload": _inline(task.payload), "result": _inline(task.result)})
+
+
+def _inline(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""What the operator's commands do. It needs the server's libraries."""

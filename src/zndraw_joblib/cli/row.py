@@ -1,0 +1,76 @@
+"""Be one worker, or a row of worker processes, until a signal ends it."""
+
+import logging
+import multiprocessing
+import threading
+import traceback
+from functools import partial
+from multiprocessing.sharedctypes import Synchronized
+
+from zndraw_joblib.cli import client, logs
+from zndraw_joblib.cli.client import Access
+from zndraw_joblib.cli.display import note
+from zndraw_joblib.cli.options import LogLevel
+from zndraw_joblib.cli.refusal import Refusal
+from zndraw_joblib.worker import processes
+from zndraw_joblib.worker.caller import Caller
+from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
+from zndraw_joblib.worker.processes import ProcessPlan
+from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.retry import persist, unreachable
+from zndraw_joblib.worker.serving import serve
+
+_PATIENCE_SECONDS = 10.0
+
+
+def run_one(access: Access, plan: ProcessPlan) -> None:
+    """Serve in this process. Raises `Refusal`."""
+    try:
+        extensions = load_extensions(plan.target)
+        context = load_context(plan.context) if plan.context else None
+    except CannotLoad as error:
+        place = _place_of(error.__cause__) if isinstance(error, TargetBroken) else ""
+        raise Refusal(f"{error}{place}") from error
+    _wait_for_server(access)
+    names = ", ".join(cls.__name__ for cls in extensions)
+    note(f"Serving {names} in {plan.room} at {access.url}; Ctrl-C stops it.")
+    with client.opened(access) as api:
+        serve(api, extensions, room=plan.room, context=context, concurrency=plan.concurrency)
+
+
+def run_several(access: Access, plan: ProcessPlan, count: int, log_level: LogLevel) -> int:
+    """Serve in processes that are replaced when they crash; return the exit code. Raises `Refusal`."""
+    _wait_for_server(access)
+    note(f"{count} processes serve {plan.target} in {plan.room} at {access.url}; Ctrl-C stops them.")
+    said = multiprocessing.get_context("spawn").Value("b", 0)
+    return min(1, processes.serve_processes(plan, count, partial(_prepare, log_level, said)))
+
+
+def _wait_for_server(access: Access) -> None:
+    """Ask the server once, so that a wrong URL or token is said here; one that is starting is waited for."""
+    with client.opened(access) as api:
+        ask = partial(Caller(Remote(api)).workers, limit=1)
+        never = threading.Event()
+        persist(ask, f"Asking {access.url}", patience=_PATIENCE_SECONDS, over=never, again=unreachable)
+
+
+def _place_of(error: BaseException | None) -> str:
+    """Return the file and line where an import failed."""
+    if error is None or isinstance(error, SyntaxError):
+        return ""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})"
+
+
+def _prepare(log_level: LogLevel, said: "Synchronized[int]") -> None:
+    """Set up logging in a process. All are refused for the same reason: the first of them says it."""
+    logs.set_up(log_level)
+    logging.getLogger(processes.__name__).addFilter(partial(_is_first, said))
+
+
+def _is_first(said: "Synchronized[int]", record: logging.LogRecord) -> bool:
+    if record.levelno < logging.ERROR:
+        return True
+    with said.get_lock():
+        is_first, said.value = not said.value, 1
+    return is_first

@@ -1,0 +1,93 @@
+"""What cannot be done is said in one line on standard error, with exit code 2 for a wrong use, else 1."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from cli.program import Program, Serving
+
+Case = tuple[list[str], str]
+NOWHERE = ("--url", "http://127.0.0.1:1")
+MISUSES: dict[str, Case] = {
+    "command": (["nope"], "No such command 'nope'"),
+    "option": (["tasks", "--nope"], "No such option: --nope"),
+    "status": (["tasks", "--status", "x"], "'x' is not one of 'pending'"),
+    "argument": (["submit"], "Missing argument 'JOB'"),
+    "task id": (["task", "7"], "Invalid value for 'TASK'"),
+    "url": (["jobs", "--url", "localhost:8000"], "'localhost:8000' is not the URL of a server"),
+    "port": (["jobs", "--url", "http://localhost:80000"], "is not a URL: Port out of range"),
+    "payload": (["submit", "A", "--json", "[1]"], "--json must be an object"),
+    "value": (["submit", "A", "value"], "'value' is not of the form KEY=VALUE"),
+    "database": (["serve", "--database-url", "mysql://u:secret@h/x"], "no support for 'mysql' databases"),
+    "database port": (["serve", "--database-url", "postgresql://u:secret@h:x/x"], "URL cannot be read"),
+    "database text": (["token", "list", "--database-url", "secret"], "URL cannot be read"),
+    "memory": (["serve", "--port", "0", "--database-url", "sqlite://"], "needs ZNDRAW_JOBLIB_ADMIN_TOKEN"),
+}
+FAILURES: dict[str, Case] = {
+    "server": (["jobs", *NOWHERE], "The server at http://127.0.0.1:1 cannot be reached: Connection refused"),
+    "submit": (["submit", "A", *NOWHERE], "cannot be reached"),
+    "file": (["worker", "nope.py", *NOWHERE], "There is no file 'nope.py'"),
+    "module": (["worker", "nope", *NOWHERE], "There is no module 'nope'"),
+    "folder": (
+        ["serve", "--port", "0", "--database-url", "sqlite:////no/x.db"],
+        "The database /no/x.db ",
+    ),
+    "postgres": (
+        ["serve", "--port", "0", "--database-url", "postgresql://u:secret@127.0.0.1:1/x"],
+        "The database postgresql://u@127.0.0.1:1/x cannot be used: Connection refused",
+    ),
+}
+
+
+@pytest.mark.parametrize(("cases", "code"), [(MISUSES, 2), (FAILURES, 1)], ids=["misuse", "failure"])
+def test_what_cannot_be_done_is_one_line(program: Program, cases: dict[str, Case], code: int) -> None:
+    """What can never work ends with exit code 2, what might at another time or place with 1."""
+    for done, (arguments, text) in zip(
+        program.each([arguments for arguments, _ in cases.values()]), cases.values(), strict=True
+    ):
+        assert (done.code, done.is_refusal) == (code, True), (arguments, done)
+        assert text in done.err
+        assert "secret" not in done.err
+
+
+def test_a_wrong_setting_is_named(program: Program) -> None:
+    """The variable, or the entry of pyproject.toml, and what is wrong with it; no secret."""
+    said = program.refused("serve", code=2, ADMIN_TOKEN="short")
+    assert "ZNDRAW_JOBLIB_ADMIN_TOKEN: admin_token must have at least 16 characters" in said
+    assert "short" not in said
+    (program.folder / "pyproject.toml").write_text('[tool.zndraw.joblib]\nmax_sleepers = "many"\n')
+    said = program.refused("serve", code=2, WORKER_TIMEOUT_SECONDS="-1")
+    assert "ZNDRAW_JOBLIB_WORKER_TIMEOUT_SECONDS: Input should be greater than 0 (it is '-1')" in said
+    assert "max_sleepers in [tool.zndraw.joblib]" in said
+
+
+def test_a_taken_port_is_named(program: Program) -> None:
+    """No database is made for a server that cannot listen."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"Port {port} of 127.0.0.1 is taken" in program.refused("serve", "--port", str(port))
+    assert not list(program.folder.iterdir())
+
+
+def test_a_broken_module_is_named_with_its_line(program: Program) -> None:
+    """A worker's author sees where the import failed."""
+    path: Path = program.folder / "broken.py"
+    path.write_text("import json\n\nx = 1 / 0\n")
+    said = program.refused("worker", "broken.py", *NOWHERE)
+    assert f"ZeroDivisionError: division by zero ({path}:3)" in said
+    path.write_text("x = (\n")
+    assert "'broken.py' is not valid Python" in program.refused("worker", "broken.py", *NOWHERE)
+
+
+def test_a_worker_says_what_the_server_refuses(program: Program) -> None:
+    """Also when several processes hear the same."""
+    (program.folder / "jobs.py").write_text(
+        "from zndraw_joblib import Extension\n\n\nclass Odd(Extension):\n    category = 'odd'\n\n"
+        "    def run(self, vis, **kwargs): ...\n"
+    )
+    with Serving(program) as server:
+        for count in ("1", "3"):
+            done = program.run("worker", "jobs.py", "--processes", count, "--url", server.url)
+            assert done.code == 1
+            assert done.err.count("Category 'odd' is not allowed") == 1

@@ -1,0 +1,29 @@
+"""Ctrl-C and SIGTERM end a server cleanly, whoever sleeps there."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+from cli.program import Program, Serving, until
+from zndraw_joblib.worker.caller import Caller
+from zndraw_joblib.worker.remote import Remote
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_stops_with_long_polls_open(program: Program, number: int) -> None:
+    """Within two seconds and without a traceback; the sleeper gets its answer: no task."""
+    with Serving(program) as server, server.connect() as connection:
+        remote = Remote(connection)
+        worker = remote.create_worker()
+        answers: list[object] = []
+        poll = threading.Thread(target=lambda: answers.append(remote.claim(worker.id, wait=30)))
+        poll.start()
+        until(lambda: Caller(remote).workers().items[0].last_heartbeat > worker.last_heartbeat)
+        began = time.monotonic()
+        done = server.stop(number)
+        assert time.monotonic() - began < 2
+        poll.join(2)
+    assert (done.code, done.out) == (0, "")
+    assert answers == [(None, 30)]

@@ -1,0 +1,49 @@
+"""Hosts: apps that are not ours, with the queue mounted into them."""
+
+import importlib.util
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import ModuleType
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from host.people import Client
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "host_app.py"
+
+
+@pytest.fixture(scope="session")
+def host_app() -> ModuleType:
+    """Return the example, loaded from its file."""
+    spec = importlib.util.spec_from_file_location("host_app", EXAMPLE)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def async_url(database_url: str) -> str:
+    """Return the database's URL as a host writes it, with the driver in it."""
+    kind, rest = database_url.split(":", 1)
+    return f"{ {'sqlite': 'sqlite+aiosqlite', 'postgresql': 'postgresql+asyncpg'}[kind] }:{rest}"
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Callable[..., Client]]:
+    """Return a function that runs a host's lifespan, and gives a client of it with some headers."""
+    async with AsyncExitStack() as stack:
+        started: set[int] = set()
+
+        async def begin(app: FastAPI, **headers: str | bytes) -> httpx.AsyncClient:
+            if id(app) not in started:
+                started.add(id(app))
+                await stack.enter_async_context(app.router.lifespan_context(app))
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            client = httpx.AsyncClient(transport=transport, base_url="http://host", headers=headers)
+            return await stack.enter_async_context(client)
+
+        yield begin

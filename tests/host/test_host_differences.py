@@ -1,0 +1,371 @@
+"""Hosts differ: in their sessions, their locks, their loops, their identities, their errors, their tables."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import httpx
+import pytest
+import sqlmodel.ext.asyncio.session
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
+from sqlalchemy import NullPool, inspect, text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from host.people import ON_SQLITE, ROTATE, V1, Start, claim, register, report, submit, walk
+from zndraw_joblib import JobLib, JobLibSettings, verify_readable_room, verify_writable_room
+
+BOUND = 10
+ADA = uuid.UUID(int=5)
+ANY_SESSION = [AsyncSession, sqlmodel.ext.asyncio.session.AsyncSession]
+
+
+class Base(DeclarativeBase):
+    """A host's own tables."""
+
+
+class Account(Base):
+    """Whom the host knows."""
+
+    __tablename__ = "account"
+
+    id: Mapped[uuid.UUID] = mapped_column(primary_key=True)
+    is_superuser: Mapped[bool] = mapped_column(default=True)
+
+
+@dataclass
+class Person:
+    """Somebody that no table knows."""
+
+    id: Any
+    is_superuser: bool = False
+
+
+@pytest.fixture
+async def engine(async_url: str) -> AsyncIterator[AsyncEngine]:
+    """Return the host's engine, on a database with the host's tables and one account."""
+    engine = create_async_engine(async_url)
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    async with async_sessionmaker(engine)() as session:
+        session.add(Account(id=ADA))
+        await session.commit()
+    yield engine
+    await engine.dispose()
+
+
+def person_from_header(convert: Callable[[str], Any] = str) -> Callable[..., Any]:
+    """Return a dependency that believes what the header `X-Id` says."""
+
+    async def current_person(x_id: Annotated[str, Header()]) -> Person:
+        return Person(convert(x_id), is_superuser=x_id in {"1", str(uuid.UUID(int=1))})
+
+    return current_person
+
+
+def mounted(session_maker: Any, identity: Callable[..., Any], **options: Any) -> FastAPI:
+    """Return a host that has nothing but the queue."""
+    app = FastAPI()
+    JobLib(session_maker=session_maker, identity=identity, **options).mount(app)
+    return app
+
+
+def in_dependency(sessions: Any) -> Callable[..., Any]:
+    """Return an identity whose session is open as long as FastAPI keeps it, and commits at its end."""
+
+    async def open_session() -> AsyncIterator[AsyncSession]:
+        async with sessions() as session:
+            yield session
+            await session.commit()
+
+    async def current_account(session: Annotated[AsyncSession, Depends(open_session)]) -> Account | None:
+        return await session.get(Account, ADA)
+
+    return current_account
+
+
+async def test_a_lock_around_every_session_does_not_deadlock(engine: AsyncEngine, start: Start) -> None:
+    """A host may let in one session at a time, its identity's own included: all goes on, waiting too."""
+    maker, lock = async_sessionmaker(engine, expire_on_commit=False), asyncio.Lock()
+
+    @asynccontextmanager
+    async def one_at_a_time() -> AsyncIterator[AsyncSession]:
+        async with lock, maker() as session:
+            yield session
+
+    client = await start(mounted(one_at_a_time, in_dependency(one_at_a_time)))
+    async with asyncio.timeout(BOUND):
+        await walk(client)
+        job = await register(client)
+        waiting = [asyncio.ensure_future(claim(client, job["worker_id"], 30)) for _ in range(2)]
+        tasks = await asyncio.gather(*(submit(client, job) for _ in range(8)))
+        got = await asyncio.gather(*waiting)
+        url = f"{V1}/tasks/{got[0]['id']}"
+        ended = asyncio.ensure_future(client.get(url, headers={"Prefer": "wait=30"}))
+        assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == len(tasks) + 1
+        await client.delete(f"{V1}/workers/{job['worker_id']}")
+        assert (await ended).json()["status"] == "failed"
+        assert not lock.locked()
+
+
+@pytest.mark.parametrize("expire", [True, False], ids=["expire", "keep"])
+@pytest.mark.parametrize("kind", ANY_SESSION, ids=["sqlalchemy", "sqlmodel"])
+async def test_any_session_will_do(
+    engine: AsyncEngine, start: Start, kind: type[AsyncSession], expire: bool
+) -> None:
+    """SQLAlchemy's or SQLModel's, and users that expire with the commit of their session or do not."""
+    sessions = async_sessionmaker(engine, class_=kind, expire_on_commit=expire)
+    client = await start(mounted(sessions, in_dependency(sessions)))
+    assert (await walk(client))["created_by"] == str(ADA)
+
+
+@pytest.fixture
+def ask(async_url: str) -> Callable[..., httpx.Response]:
+    """Return a function that sends a request in an event loop of its own, to a host without lifespan."""
+    sessions = async_sessionmaker(create_async_engine(async_url, poolclass=NullPool))
+
+    async def make_schema() -> None:
+        app = mounted(sessions, person_from_header())
+        async with app.router.lifespan_context(app):
+            pass
+
+    asyncio.run(make_schema())
+    app = mounted(sessions, person_from_header())
+
+    def send(method: str, url: str, wait: int = 0, **options: Any) -> httpx.Response:
+        headers = {"X-Id": "7", "Prefer": f"wait={wait}"}
+
+        async def alone() -> httpx.Response:
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://host") as client:
+                return await client.request(method, f"{V1}{url}", headers=headers, **options)
+
+        return asyncio.run(alone())
+
+    return send
+
+
+def test_each_request_may_have_a_loop_of_its_own(ask: Callable[..., httpx.Response]) -> None:
+    """As a host's synchronous test client drives it: every step works, waiting too."""
+    job = ask("PUT", "/rooms/lab/jobs", json=ROTATE).json()
+    worker = {"worker_id": job["worker_id"]}
+    for wait in (0, 1):
+        assert ask("POST", "/tasks/claim", wait, json=worker).json() == {"task": None}
+        task = ask("POST", f"/rooms/lab/tasks/{job['full_name']}", json={}).json()
+        claimed = ask("POST", "/tasks/claim", wait, json=worker).json()["task"]
+        assert claimed["id"] == task["id"]
+        assert ask("GET", f"/tasks/{task['id']}", wait).json() == claimed
+        assert ask("PATCH", f"/workers/{job['worker_id']}").status_code == 200
+        for status in ("running", "completed"):
+            assert ask("PATCH", f"/tasks/{task['id']}", json={"status": status}).json()["status"] == status
+    assert ask("DELETE", f"/workers/{job['worker_id']}").status_code == 204
+
+
+@ON_SQLITE
+async def test_a_host_changes_settings_while_it_runs(engine: AsyncEngine, start: Start) -> None:
+    """Every request reads them anew."""
+    settings = JobLibSettings()
+    client = await start(
+        mounted(async_sessionmaker(engine), person_from_header(), settings=settings), **{"X-Id": "7"}
+    )
+    job = await register(client, schema={"required": ["y"]})
+    url = f"{V1}/rooms/attic/tasks/{job['full_name']}"
+    assert (await client.post(url, json={})).status_code == 404
+    settings.cross_room_jobs = True
+    assert (await client.post(url, json={})).status_code == 422
+    settings.validate_payload = False
+    assert (await client.post(url, json={})).status_code == 202
+    settings.allowed_categories = ["analysis"]
+    answer = await client.put(f"{V1}/rooms/lab/jobs", json={**ROTATE, "name": "Other"})
+    assert answer.json()["type"] == "/v1/problems/invalid-category"
+    settings.worker_timeout_seconds = 8
+    assert (await client.post(f"{V1}/workers")).json()["heartbeat_interval_seconds"] == 2
+
+
+@ON_SQLITE
+@pytest.mark.parametrize(
+    ("ids", "convert"),
+    [
+        (("1", "7", "77"), int),
+        ((str(uuid.UUID(int=1)), str(uuid.UUID(int=7)), str(uuid.UUID(int=8))), uuid.UUID),
+        (("1", "\xe4@x.org", "\xc4@x.org"), str),
+    ],
+    ids=["int", "uuid", "text"],
+)
+async def test_an_identity_may_have_any_kind_of_id(
+    engine: AsyncEngine, start: Start, ids: tuple[str, ...], convert: Callable[[str], Any]
+) -> None:
+    """Numbers, UUIDs, addresses: compared as text, each is somebody of its own."""
+    app = mounted(async_sessionmaker(engine), person_from_header(convert))
+    root, ada, bob = [await start(app, **{"X-Id": name.encode("latin-1")}) for name in ids]
+    job = await register(root, "@global")
+    assert (await ada.put(f"{V1}/rooms/@global/jobs", json=ROTATE)).status_code == 403
+    task = await submit(ada, job)
+    assert (await report(bob, task, "cancelled")).status_code == 403
+    assert (await report(ada, task, "cancelled")).status_code == 200
+    worker = (await ada.post(f"{V1}/workers")).json()
+    assert (await bob.patch(f"{V1}/workers/{worker['id']}")).status_code == 403
+    assert (await ada.patch(f"{V1}/workers/{worker['id']}")).status_code == 200
+
+
+@ON_SQLITE
+async def test_an_identity_that_is_none_is_refused(engine: AsyncEngine, start: Start) -> None:
+    """A host whose dependency gives None for strangers opens nothing to them."""
+
+    async def nobody() -> None:
+        return None
+
+    client = await start(mounted(async_sessionmaker(engine), nobody))
+    answer = await client.get(f"{V1}/workers")
+    assert (answer.status_code, answer.json()["type"]) == (401, "/v1/problems/unauthorized")
+
+
+@ON_SQLITE
+async def test_the_hosts_own_errors_keep_their_shape(engine: AsyncEngine, start: Start) -> None:
+    """Beside our routes a host answers as it always did: 404, 405, 422 and what it raises itself."""
+    app = mounted(async_sessionmaker(engine), person_from_header())
+
+    @app.get("/own/{number}")
+    async def own(number: int) -> int:
+        raise HTTPException(418, {"own": "shape"})
+
+    client = await start(app, **{"X-Id": "7"})
+    assert (await client.get("/nowhere")).json() == {"detail": "Not Found"}
+    assert (await client.post("/own/1")).json() == {"detail": "Method Not Allowed"}
+    assert (await client.get("/own/1")).json() == {"detail": {"own": "shape"}}
+    answer = await client.get("/own/x")
+    assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["path", "number"])
+    assert answer.headers["content-type"] == "application/json"
+    ours = await client.get(f"{V1}/workers", params={"limit": "x"})
+    assert ours.headers["content-type"] == "application/problem+json"
+
+
+@ON_SQLITE
+async def test_what_a_host_raises_for_our_routes_is_answered_its_way(
+    engine: AsyncEngine, start: Start
+) -> None:
+    """An error class of the host's own, with its handler, from the identity and from a guard."""
+
+    class NotHere(Exception):
+        pass
+
+    app = mounted(async_sessionmaker(engine), person_from_header())
+
+    @app.exception_handler(NotHere)
+    async def answer_it(request: Request, error: NotHere) -> Response:
+        return JSONResponse({"own": str(error)}, 423)
+
+    async def guard(room_id: str) -> str:
+        raise NotHere(room_id)
+
+    app.dependency_overrides[verify_writable_room] = guard
+    client = await start(app, **{"X-Id": "7"})
+    answer = await client.put(f"{V1}/rooms/lab/jobs", json=ROTATE)
+    assert (answer.status_code, answer.json()) == (423, {"own": "lab"})
+
+
+@ON_SQLITE
+async def test_what_a_host_asks_of_every_request_it_asks_of_ours(engine: AsyncEngine, start: Start) -> None:
+    """Dependencies of the whole app hold for our routes too: a host may guard them all in one place."""
+
+    async def gate(x_gate: Annotated[str, Header()] = "") -> None:
+        if x_gate != "open":
+            raise HTTPException(403, "closed")
+
+    app = FastAPI(dependencies=[Depends(gate)])
+    JobLib(session_maker=async_sessionmaker(engine), identity=person_from_header()).mount(app)
+    client = await start(app, **{"X-Id": "7"})
+    assert (await client.get(f"{V1}/workers")).status_code == 403
+    assert (await client.get(f"{V1}/workers", headers={"X-Gate": "open"})).status_code == 200
+
+
+@ON_SQLITE
+async def test_a_guard_names_the_room_that_is_used(engine: AsyncEngine, start: Start) -> None:
+    """What an override returns is the room, for writing and for reading."""
+
+    async def short(room_id: str) -> str:
+        return room_id.removeprefix("room-")
+
+    app = mounted(async_sessionmaker(engine), person_from_header())
+    app.dependency_overrides[verify_writable_room] = short
+    app.dependency_overrides[verify_readable_room] = short
+    client = await start(app, **{"X-Id": "7"})
+    job = await register(client, "room-lab")
+    assert job["full_name"] == "lab:modifiers:Rotate"
+    assert (await submit(client, job, "room-lab"))["room_id"] == "lab"
+    assert (await client.get(f"{V1}/rooms/room-lab/tasks")).json()["total"] == 1
+
+
+@ON_SQLITE
+async def test_the_hosts_middleware_does_not_disturb_who_waits(engine: AsyncEngine, start: Start) -> None:
+    """Behind a middleware that wraps every request a long-poll is woken as ever."""
+    app = mounted(async_sessionmaker(engine), person_from_header())
+
+    @app.middleware("http")
+    async def stamp(request: Request, call_next: Callable[[Request], Any]) -> Response:
+        answer: Response = await call_next(request)
+        answer.headers["X-Stamp"] = "1"
+        return answer
+
+    client = await start(app, **{"X-Id": "7"})
+    job = await register(client)
+    waiting = asyncio.ensure_future(claim(client, job["worker_id"], 30))
+    async with asyncio.timeout(BOUND):
+        task = await submit(client, job)
+        assert (await waiting)["id"] == task["id"]
+    assert (await client.get(f"{V1}/workers")).headers["x-stamp"] == "1"
+
+
+@ON_SQLITE
+async def test_a_host_may_stand_anywhere(engine: AsyncEngine, start: Start) -> None:
+    """In an app mounted under a path, and beside routers that come before and after."""
+    inner = mounted(async_sessionmaker(engine), person_from_header())
+    router = APIRouter()
+
+    @router.get("/{rest:path}")
+    async def page(rest: str) -> str:
+        return rest
+
+    inner.include_router(router)
+    outer = FastAPI()
+    outer.mount("/api", inner)
+    await start(inner)
+    client = await start(outer, **{"X-Id": "7"})
+    client.base_url = "http://host/api"
+    ended = await walk(client)
+    assert (await client.get("/elsewhere")).json() == "elsewhere"
+    job = await register(client)
+    answer = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={})
+    assert answer.headers["location"] == f"{V1}/tasks/{answer.json()['id']}"
+    assert ended["room_id"] == "lab"
+
+
+async def test_the_queue_leaves_the_hosts_tables_alone(sqlite_url: str, start: Start) -> None:
+    """Its tables have a prefix and a version of their own, beside a host's with theirs."""
+    engine = create_async_engine(sqlite_url.replace("sqlite:", "sqlite+aiosqlite:"))
+
+    def make_hosts_tables(connection: Any) -> None:
+        Base.metadata.create_all(connection)
+        context = MigrationContext.configure(connection)
+        context._ensure_version_table()
+        Operations(context).execute("INSERT INTO alembic_version VALUES ('hosts-own')")
+
+    async with engine.begin() as connection:
+        await connection.run_sync(make_hosts_tables)
+    client = await start(mounted(async_sessionmaker(engine), person_from_header()), **{"X-Id": "7"})
+    await walk(client)
+    async with engine.connect() as connection:
+        names = set(await connection.run_sync(lambda sync: inspect(sync).get_table_names()))
+        versions = (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalars().all()
+    await engine.dispose()
+    own = {"account", "alembic_version"}
+    assert own <= names
+    assert all(name.startswith("joblib_") for name in names - own)
+    assert "joblib_alembic_version" in names
+    assert versions == ["hosts-own"]

@@ -1,0 +1,101 @@
+"""The example of a host, at work: its users, its rooms, its rules."""
+
+from types import ModuleType
+
+import httpx
+import pytest
+
+from host.people import ROTATE, V1, Start, claim, register, report, submit, walk
+
+
+@pytest.fixture
+async def people(host_app: ModuleType, async_url: str, start: Start) -> list[httpx.AsyncClient]:
+    """Sign up an admin, ada and bob; return their clients."""
+    app = host_app.create_app(async_url)
+    nobody = await start(app)
+    keys = [
+        (await nobody.post("/users", json={"name": name})).json()["key"] for name in ("root", "ada", "bob")
+    ]
+    return [await start(app, **{"X-Key": key}) for key in keys]
+
+
+async def test_a_task_goes_its_way_in_a_host(people: list[httpx.AsyncClient]) -> None:
+    """Register, submit, claim, report and read, as one of the host's users."""
+    _, ada, _ = people
+    ended = await walk(ada)
+    assert ended["created_by"] == "2"
+
+
+async def test_the_hosts_users_are_the_queues(people: list[httpx.AsyncClient]) -> None:
+    """No key is 401, with the host's own challenge; the host's superuser is the queue's."""
+    root, ada, _ = people
+    for key in ("", "unknown"):
+        answer = await ada.get(f"{V1}/workers", headers={"X-Key": key})
+        assert answer.status_code == 401
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["www-authenticate"] == "X-Key"
+        assert answer.json()["type"] == "/v1/problems/unauthorized"
+    assert (await ada.put(f"{V1}/rooms/@global/jobs", json=ROTATE)).status_code == 403
+    assert (await root.put(f"{V1}/rooms/@global/jobs", json=ROTATE)).status_code == 201
+
+
+async def test_a_submitter_cancels_in_a_host(people: list[httpx.AsyncClient]) -> None:
+    """Its own task and nobody else's."""
+    root, ada, bob = people
+    job = await register(root, "@global")
+    task = await submit(ada, job)
+    assert (await report(bob, task, "cancelled")).status_code == 403
+    assert (await report(ada, task, "cancelled")).json()["status"] == "cancelled"
+
+
+async def test_a_locked_room_takes_no_changes(people: list[httpx.AsyncClient]) -> None:
+    """423 as a problem for registering and submitting; reading and finishing go on."""
+    root, ada, bob = people
+    job = await register(bob)
+    task = await submit(ada, job)
+    assert (await ada.put("/rooms/lab", json={"is_locked": True})).status_code == 200
+    for answer in (
+        await ada.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={}),
+        await bob.put(f"{V1}/rooms/lab/jobs", json={**ROTATE, "name": "New"}),
+    ):
+        assert answer.status_code == 423
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["type"] == "/v1/problems/locked"
+        assert "locked" in answer.json()["detail"]
+    assert (await bob.get(f"{V1}/rooms/lab/jobs")).json()["total"] == 1
+    assert (await claim(bob, job["worker_id"]))["id"] == task["id"]
+    assert (await report(bob, task, "running")).status_code == 200
+    await submit(root, job)
+    await ada.put("/rooms/lab", json={"is_locked": False})
+    await submit(bob, job)
+
+
+async def test_a_private_room_does_not_exist_for_others(people: list[httpx.AsyncClient]) -> None:
+    """404 for every read and write of it, a task read by its id included; its owner sees it all."""
+    root, ada, bob = people
+    job = await register(root, "@global")
+    assert (await ada.put("/rooms/den", json={"is_private": True})).status_code == 200
+    task = await submit(ada, job, room="den")
+    reads = ["jobs", "tasks", "workers", f"jobs/{job['full_name']}", f"jobs/{job['full_name']}/tasks"]
+    for url in (*(f"{V1}/rooms/den/{part}" for part in reads), f"{V1}/tasks/{task['id']}"):
+        assert (await ada.get(url)).status_code == 200, url
+        for headers in ({}, {"Prefer": "wait=5"}):
+            answer = await bob.get(url, headers=headers)
+            assert answer.status_code == 404, url
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert "den" in answer.json()["detail"]
+    answer = await bob.post(f"{V1}/rooms/den/tasks/{job['full_name']}", json={})
+    assert answer.status_code == 404
+    assert (await ada.get(f"{V1}/rooms/den/tasks")).json()["total"] == 1
+    claimed = await claim(root, job["worker_id"])
+    assert claimed["id"] == task["id"]
+
+
+async def test_the_hosts_own_routes_use_the_queues_rules(people: list[httpx.AsyncClient]) -> None:
+    """What the host raises of ours is a problem, because the host has asked for it."""
+    _, ada, bob = people
+    answer = await ada.put("/rooms/a:b", json={})
+    assert (answer.status_code, answer.json()["type"]) == (400, "/v1/problems/invalid-room-id")
+    await ada.put("/rooms/den", json={})
+    assert (await bob.put("/rooms/den", json={})).json() == {"detail": "The room belongs to somebody else"}
+    assert (await ada.post("/users", json={"name": "ada"})).json() == {"detail": "'ada' is taken"}

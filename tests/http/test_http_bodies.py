@@ -1,0 +1,253 @@
+"""What a body may weigh and hold: too large is 413, no JSON is 422, what is taken comes back as it was."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from wire import ON_SQLITE, V1, claim, problem, read, register, report, submit
+
+MIB = 1024 * 1024
+CUT = 64 * 1024
+JSON = {"Content-Type": "application/json"}
+
+
+def sized(size: int, fill: str = "x") -> dict[str, str]:
+    """Return an object of exactly so many bytes as compact JSON."""
+    room = size - len('{"x":""}')
+    text = fill * (room // len(fill.encode()))
+    return {"x": text + "x" * (room - len(text.encode()))}
+
+
+@pytest.fixture
+async def job(client: httpx.AsyncClient) -> dict[str, Any]:
+    """Register a job that takes any payload."""
+    return await register(client)
+
+
+@pytest.fixture
+def url(job: dict[str, Any]) -> str:
+    """Return where the job is called."""
+    return f"{V1}/rooms/lab/tasks/{job['full_name']}"
+
+
+async def test_a_payload_weighs_a_mebibyte_at_most(client: httpx.AsyncClient, url: str) -> None:
+    """The last byte that fits is taken and comes back; one more is 413, and nothing is queued."""
+    for fill in ("x", "é", "名"):
+        answer = await client.post(url, json={"payload": sized(MIB, fill)})
+        assert (answer.status_code, answer.json().get("payload")) == (202, sized(MIB, fill))
+        problem(await client.post(url, json={"payload": sized(MIB + 1, fill)}), 413, "content-too-large")
+    assert (await client.get(f"{V1}/rooms/lab/tasks", params={"limit": 0})).json()["total"] == 3
+
+
+@ON_SQLITE
+async def test_escapes_weigh_what_they_stand_for(client: httpx.AsyncClient, url: str) -> None:
+    """A payload that fits is taken however its text is escaped: clients may write ASCII only."""
+    for fill in ("é", "名"):
+        body = json.dumps({"payload": sized(MIB, fill)}, ensure_ascii=True)
+        answer = await client.post(url, content=body, headers=JSON)
+        assert (answer.status_code, answer.json().get("payload")) == (202, sized(MIB, fill))
+
+
+@ON_SQLITE
+async def test_a_schema_weighs_a_mebibyte_at_most(client: httpx.AsyncClient) -> None:
+    """413 beyond, and no job, no worker."""
+    body = {"category": "modifiers", "name": "Big"}
+    answer = await client.put(f"{V1}/rooms/lab/jobs", json={**body, "schema": sized(MIB + 1)})
+    problem(answer, 413, "content-too-large")
+    assert (await client.get(f"{V1}/workers")).json()["total"] == 0
+    answer = await client.put(f"{V1}/rooms/lab/jobs", json={**body, "schema": sized(MIB)})
+    assert (answer.status_code, answer.json()["schema"]) == (201, sized(MIB))
+
+
+async def test_a_result_weighs_a_mebibyte_at_most(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
+    """413 beyond; the task runs on, and may end with less."""
+    await submit(client, job)
+    task = await claim(client, job["worker_id"])
+    await report(client, task, "running")
+    problem(await report(client, task, "completed", result=sized(MIB + 1)), 413, "content-too-large")
+    assert (await read(client, task))["status"] == "running"
+    assert (await report(client, task, "completed", result=sized(MIB))).json()["result"] == sized(MIB)
+
+
+@ON_SQLITE
+async def test_no_body_is_read_to_its_end_that_is_too_large(client: httpx.AsyncClient, url: str) -> None:
+    """413 as soon as the limit is passed, whether the length was announced or not."""
+    sent = 0
+
+    async def stream() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(100):
+            sent += MIB
+            yield b" " * MIB
+
+    problem(await client.post(url, content=stream(), headers=JSON), 413, "content-too-large")
+    assert sent <= 100 * MIB
+    problem(await client.post(url, content=b" " * (8 * MIB), headers=JSON), 413, "content-too-large")
+
+
+async def test_a_long_error_is_cut_and_marked(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
+    """64 KiB stay, marked at the cut, no character halved; up to there nothing is touched."""
+    for text in ("e" * CUT, "e" * (CUT + 1), "é" * CUT, "x" + "名" * CUT, "🧪" * CUT, "e" * 500_000):
+        await submit(client, job)
+        task = await claim(client, job["worker_id"])
+        answer = await report(client, task, "failed", error=text)
+        assert answer.status_code == 200
+        kept = answer.json()["error"]
+        assert (await read(client, task))["error"] == kept
+        if len(text.encode()) <= CUT:
+            assert kept == text
+            continue
+        assert CUT - 200 < len(kept.encode()) <= CUT
+        beginning, mark = kept.rsplit("\n", 1)
+        assert text.startswith(beginning)
+        assert "cut" in mark
+        again = await report(client, task, "failed", error=text)
+        assert (again.status_code, again.json()["error"]) == (200, kept)
+
+
+async def test_an_error_with_odd_characters_is_kept_readable(
+    client: httpx.AsyncClient, job: dict[str, Any]
+) -> None:
+    """NUL, which not every database can hold, is replaced; all else stays."""
+    await submit(client, job)
+    task = await claim(client, job["worker_id"])
+    answer = await report(client, task, "failed", error="a\x00b\x1b[31m\u2028\U0010ffff\r\n")
+    assert answer.json()["error"] == "a\ufffdb\x1b[31m\u2028\U0010ffff\r\n"
+    assert (
+        await report(client, task, "failed", error="a\x00b\x1b[31m\u2028\U0010ffff\r\n")
+    ).status_code == 200
+
+
+VALUES: list[dict[str, Any]] = [
+    {"a": [0, -0.0, 1e-7, 5e-324, 1.7976931348623157e308, 0.1, 2**53 + 1, 2**64, -(10**40), True, None]},
+    {"": {"": [[], {}, ""]}},
+    {"b": 1, "a": 2, "\u0000": "\u0000", "é": "e\u0301"},
+    {"deep": json.loads("[" * 100 + "]" * 100)},
+]
+
+
+async def test_json_comes_back_as_it_was_sent(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
+    """Payload, result and schema keep numbers exactly, the order of keys, empty keys and nesting."""
+    for number, value in enumerate(VALUES):
+        expected = json.dumps(value)
+        task = await submit(client, job, **value)
+        assert json.dumps(task["payload"]) == expected
+        claimed = await claim(client, job["worker_id"])
+        assert json.dumps(claimed["payload"]) == expected
+        await report(client, task, "running")
+        await report(client, task, "completed", result=value)
+        listed = (await client.get(f"{V1}/rooms/lab/tasks")).json()["items"][0]
+        assert json.dumps(listed["result"]) == expected
+        other = await register(client, f"Other{number}", schema={"default": value})
+        shown = await client.get(f"{V1}/rooms/lab/jobs/{other['full_name']}")
+        assert json.dumps(shown.json()["schema"]["default"]) == expected
+
+
+NO_JSON = [
+    b"{",
+    b'{"a":1}}',
+    b"{'a':1}",
+    b"\xff\xfe{}",
+    b'{"a":"\xff"}',
+    b'{"a":"\xed\xa0\x80"}',
+    rb'{"a":"\ud800"}',
+    rb'{"\udfff":1}',
+    rb'{"a":"\ud800\ud800"}',
+    b'{"a":NaN}',
+    b'{"a":-Infinity}',
+    b'{"a":Infinity}',
+    b'{"a":' + b"9" * 5000 + b"}",
+    b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}",
+    b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    b"[" * 900_000,
+    b'{"a":01}',
+    b'{"a":"\x00"}',
+]
+NO_NUMBERS = [b'{"a":1e400}', b'{"a":[-1e999]}']
+
+
+async def test_what_is_no_json_is_refused(client: httpx.AsyncClient, job: dict[str, Any], url: str) -> None:
+    """422 as a problem, where it is the body and where it is a field of it; nothing is written."""
+    await submit(client, job)
+    task = await claim(client, job["worker_id"])
+    await report(client, task, "running")
+    for text in [b"", b" ", *NO_JSON, *NO_NUMBERS]:
+        wrapped = b'{"%s":' + text + b',"status":"completed","category":"modifiers","name":"X"}'
+        bodies = [
+            ("POST", url, wrapped.replace(b"%s", b"payload")),
+            ("PATCH", f"{V1}/tasks/{task['id']}", wrapped.replace(b"%s", b"result")),
+            ("PUT", f"{V1}/rooms/lab/jobs", wrapped.replace(b"%s", b"schema")),
+        ]
+        if text not in NO_NUMBERS:
+            bodies.append(("POST", url, text))
+        for method, address, content in bodies:
+            answer = await client.request(method, address, content=content, headers=JSON)
+            assert answer.status_code == 422, (method, text[:40], answer.text[:300])
+            problem(answer, 422, "invalid-request")
+    assert (await read(client, task))["status"] == "running"
+    assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
+
+
+async def test_depth_is_refused_or_kept(client: httpx.AsyncClient, job: dict[str, Any], url: str) -> None:
+    """However deep a value is nested: it comes back as it was, or it is 4xx; never 500."""
+    for depth in (50, 120, 180, 195, 199, 200, 201, 220, 250, 253, 254, 255, 256, 260, 300, 500, 1000):
+        for text in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+            answer = await client.post(url, content=f'{{"payload":{{"x":{text}}}}}', headers=JSON)
+            if answer.status_code != 202:
+                assert answer.status_code in {413, 422}, (depth, answer.text)
+                problem(answer, answer.status_code, answer.json()["type"].rsplit("/", 1)[1])
+                continue
+            assert json.dumps(answer.json()["payload"]["x"], separators=(",", ":")) == text
+            listed = (await client.get(f"{V1}/rooms/lab/tasks", params={"limit": 1})).json()["items"][0]
+            assert listed["payload"] == answer.json()["payload"]
+            body = f'{{"category":"modifiers","name":"D{depth}{len(text)}","schema":{{"default":{text}}}}}'
+            put = await client.put(f"{V1}/rooms/lab/jobs", content=body, headers=JSON)
+            assert put.status_code in {201, 413, 422}, (depth, put.text)
+
+
+@ON_SQLITE
+async def test_of_a_repeated_key_the_last_counts(client: httpx.AsyncClient, url: str) -> None:
+    """As JSON parsers do."""
+    answer = await client.post(url, content=b'{"payload":{"a":1},"payload":{"a":2,"a":3}}', headers=JSON)
+    assert (answer.status_code, answer.json()["payload"]) == (202, {"a": 3})
+
+
+@ON_SQLITE
+async def test_every_answer_is_strict_json(client: httpx.AsyncClient, url: str) -> None:
+    """Whatever becomes of a number that is too large for a float, no answer says NaN or Infinity."""
+    answer = await client.post(url, content=b'{"payload":{"a":1e400}}', headers=JSON)
+    listed = await client.get(f"{V1}/rooms/lab/tasks")
+    for text in (answer.text, listed.text):
+        json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+@ON_SQLITE
+async def test_a_body_is_json_by_its_content_or_refused(client: httpx.AsyncClient, url: str) -> None:
+    """Another content type is 4xx or is read as JSON; it is never 500."""
+    for kind in (
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data",
+        "image/png",
+        "\x7f",
+    ):
+        answer = await client.post(url, content=b'{"payload":{}}', headers={"Content-Type": kind})
+        assert answer.status_code in {202, 415, 422}, kind
+    answer = await client.post(
+        url, content=b'{"payload":{}}', headers={"Content-Type": "application/json; charset=utf-8"}
+    )
+    assert answer.status_code == 202
+
+
+@ON_SQLITE
+async def test_unknown_fields_are_ignored(client: httpx.AsyncClient, job: dict[str, Any], url: str) -> None:
+    """Old and new clients may send more than this server knows."""
+    extra = {"unknown": {"x": 1}, "id": "mine", "room_id": "other"}
+    task = (await client.post(url, json={"payload": {}, **extra})).json()
+    assert task["room_id"] == "lab"
+    answer = await client.post(f"{V1}/tasks/claim", json={"worker_id": job["worker_id"], **extra})
+    assert answer.json()["task"]["id"] == task["id"]
+    assert (await report(client, task, "running", **extra)).status_code == 200
+    assert (await register(client, "Other", **extra))["room_id"] == "@global"

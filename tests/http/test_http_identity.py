@@ -1,0 +1,98 @@
+"""Closed by default: nothing is answered without an identity."""
+
+import re
+from functools import partial
+
+import httpx
+from fastapi import FastAPI
+from wire import ON_SQLITE, UNKNOWN_ID, V1, As, problem, register, submit
+
+from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.store import tokens
+
+LONG = "Bearer " + "x" * 10_000
+VALUES = {
+    "room_id": "lab",
+    "name": "@global:modifiers:Rotate",
+    "task_id": UNKNOWN_ID,
+    "worker_id": UNKNOWN_ID,
+}
+
+
+def operations(app: FastAPI) -> list[tuple[str, str]]:
+    """Return method and address of everything under the prefix."""
+    return [
+        (method.upper(), re.sub(r"{(\w+)}", lambda found: VALUES[found[1]], path))
+        for path, methods in app.openapi()["paths"].items()
+        if path.startswith(V1)
+        for method in methods
+    ]
+
+
+@ON_SQLITE
+async def test_without_an_identity_nothing_is_answered(
+    client: httpx.AsyncClient, app: FastAPI, as_user: As
+) -> None:
+    """Reads too: 401 as a problem, which says how to identify oneself."""
+    nobody = await as_user()
+    job = await register(client)
+    await submit(client, job)
+    asked = operations(app)
+    assert len(asked) == 15
+    for credentials in (None, "", "Bearer", "Bearer ", "Bearer x", "Basic YWRtaW46", "Bearer \xff\x01", LONG):
+        headers = {} if credentials is None else {"Authorization": credentials.encode("latin-1")}
+        for method, url in asked:
+            answer = await nobody.request(method, url, json={"status": "cancelled"}, headers=headers)
+            body = problem(answer, 401, "unauthorized")
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert body["detail"]
+    assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
+
+
+@ON_SQLITE
+async def test_nobody_learns_anything_before_the_401(client: httpx.AsyncClient, as_user: As) -> None:
+    """The identity is asked for first: before the room, the shape of the body, its size and its JSON."""
+    nobody = await as_user()
+    await register(client)
+    for url in (f"{V1}/rooms/a:b/tasks/x", f"{V1}/rooms/lab/tasks/@global:modifiers:Rotate"):
+        for content in (b"{}", b"[]", b"{", b"\xff", b"[" * 100_000):
+            answer = await nobody.post(url, content=content, headers={"Content-Type": "application/json"})
+            problem(answer, 401, "unauthorized")
+    problem(await nobody.get(f"{V1}/rooms/a:b/tasks", params={"limit": -1}), 401, "unauthorized")
+    problem(await nobody.get(f"{V1}/tasks/x"), 401, "unauthorized")
+
+
+@ON_SQLITE
+async def test_a_revoked_token_opens_nothing(
+    client: httpx.AsyncClient, as_user: As, runtime: Runtime
+) -> None:
+    """A token that was removed before its first use is as unknown as any."""
+    ada = await as_user("ada")
+    await runtime.write(partial(tokens.remove, name="ada"))
+    problem(await ada.get(f"{V1}/workers"), 401, "unauthorized")
+
+
+@ON_SQLITE
+async def test_the_scheme_of_a_token_has_no_case(client: httpx.AsyncClient, as_user: As) -> None:
+    """`bearer` and `BEARER` are the same scheme."""
+    nobody = await as_user()
+    token = client.headers["authorization"].split()[1]
+    for scheme in ("bearer", "BEARER"):
+        answer = await nobody.get(f"{V1}/workers", headers={"Authorization": f"{scheme} {token}"})
+        assert answer.status_code == 200
+
+
+async def test_identities_are_compared_as_text(client: httpx.AsyncClient, as_user: As) -> None:
+    """Two names that differ in case or in a digit are two people."""
+    ada, other, number = await as_user("ada"), await as_user("Ada"), await as_user("1")
+    worker = (await ada.post(f"{V1}/workers")).json()
+    for stranger in (other, number):
+        problem(await stranger.delete(f"{V1}/workers/{worker['id']}"), 403, "forbidden")
+
+
+@ON_SQLITE
+async def test_health_and_problem_pages_are_open(client: httpx.AsyncClient, as_user: As) -> None:
+    """A load balancer has no token, nor has who follows a problem's type."""
+    nobody = await as_user()
+    for url in ("/health/live", "/health/ready", "/v1/problems/unauthorized"):
+        assert (await nobody.get(url)).status_code == 200

@@ -1,0 +1,201 @@
+"""Jobs that run inside the server: claimed before the broker hears of them, never by a remote worker."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from wire import ON_SQLITE, UNKNOWN_ID, V1, As, claim, problem, read, register, report, submit
+
+from zndraw_joblib.contract.events import Emission, TaskAvailable, TaskStatusEvent
+from zndraw_joblib.server.runtime import Runtime
+
+NAME = "@internal:modifiers:Rotate"
+SUBMIT = f"{V1}/rooms/lab/tasks/{NAME}"
+
+
+class Broker:
+    """A kind of task that the server can hand on; `act` is what an executor does with it at once."""
+
+    def __init__(self, act: Any = None) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.act = act
+
+    async def kiq(self, **call: Any) -> None:
+        """Take one call."""
+        self.calls.append(call)
+        if self.act is not None:
+            await self.act(call["task_id"])
+
+
+@pytest.fixture
+async def job(client: httpx.AsyncClient) -> dict[str, Any]:
+    """Register an internal job."""
+    return await register(client, room="@internal")
+
+
+@pytest.fixture
+def broker(runtime: Runtime) -> Broker:
+    """Give the server an executor for it."""
+    broker = Broker()
+    runtime.internal_tasks = {NAME: broker}
+    return broker
+
+
+@ON_SQLITE
+async def test_an_internal_job_has_no_remote_worker(client: httpx.AsyncClient) -> None:
+    """Registering it links none, whether one is named or not, and makes none."""
+    worker = (await client.post(f"{V1}/workers")).json()
+    for worker_id in (None, worker["id"]):
+        job = await register(client, room="@internal", worker_id=worker_id)
+        assert (job["worker_id"], job["workers"]) == (None, [])
+    page = (await client.get(f"{V1}/workers")).json()
+    assert [(w["id"], w["job_count"]) for w in page["items"]] == [(worker["id"], 0)]
+
+
+async def test_without_an_executor_nothing_is_queued(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
+    """503 in its own kind, before anything is written."""
+    problem(await client.post(SUBMIT, json={}), 503, "internal-job-not-configured")
+    assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 0
+
+
+async def test_an_internal_task_is_claimed_before_it_is_handed_on(
+    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Emission]
+) -> None:
+    """202 and `claimed`, by no worker; one call of the broker with the contract's arguments; one event."""
+    seen: list[dict[str, Any]] = []
+
+    async def look(task_id: str) -> None:
+        seen.append(await read(client, {"id": task_id}))
+
+    broker.act = look
+    events.clear()
+    answer = await client.post(SUBMIT, json={"payload": {"x": 1}})
+    assert answer.status_code == 202
+    task = answer.json()
+    assert (task["status"], task["worker_id"], task["queue_position"], task["attempt"]) == (
+        "claimed",
+        None,
+        None,
+        1,
+    )
+    assert answer.headers["location"] == f"/v1/joblib/tasks/{task['id']}"
+    assert answer.headers["retry-after"] == "1"
+    assert broker.calls == [{"task_id": task["id"], "room_id": "lab", "payload": {"x": 1}}]
+    assert seen == [task]
+    [told] = events
+    assert isinstance(told.event, TaskStatusEvent)
+    assert (told.event.status, told.room) == ("claimed", "room:lab")
+
+
+@ON_SQLITE
+async def test_no_remote_worker_gets_an_internal_task(
+    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Emission]
+) -> None:
+    """Not by a claim, and no worker is told that there is one."""
+    remote = await register(client, "Remote")
+    await submit(client, job)
+    assert await claim(client, remote["worker_id"]) is None
+    assert not [told for told in events if isinstance(told.event, TaskAvailable)]
+
+
+async def test_an_executor_may_be_quicker_than_the_answer(
+    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker
+) -> None:
+    """It runs and completes the task while the server still hands it on; the end is not undone."""
+
+    async def execute(task_id: str) -> None:
+        for status in ("running", "completed"):
+            answer = await report(client, {"id": task_id}, status, result="done")
+            assert answer.status_code == 200, answer.text
+
+    broker.act = execute
+    task = await submit(client, job)
+    assert task["status"] == "claimed"
+    after = await read(client, task)
+    assert (after["status"], after["result"]) == ("completed", "done")
+
+
+async def test_a_task_that_could_not_be_handed_on_has_failed(
+    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Emission]
+) -> None:
+    """202 with `failed` and the pinned text, and the room is told of that too; the next one goes through."""
+
+    async def refuse(task_id: str) -> None:
+        raise ConnectionError("secret address of the broker")
+
+    broker.act = refuse
+    events.clear()
+    answer = await client.post(SUBMIT, json={})
+    assert answer.status_code == 202
+    task = answer.json()
+    assert (task["status"], task["error"]) == ("failed", "Failed to dispatch to internal executor")
+    assert task["completed_at"] is not None
+    assert await read(client, task) == task
+    assert [told.event.status for told in events] == ["claimed", "failed"]
+    assert answer.headers["location"] == f"/v1/joblib/tasks/{task['id']}"
+    broker.act = None
+    assert (await submit(client, job))["status"] == "claimed"
+
+
+@ON_SQLITE
+async def test_a_broker_that_fails_after_the_fact_undoes_nothing(
+    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker
+) -> None:
+    """The executor got the task and reported; the broker's late error changes nothing."""
+
+    async def execute_and_fail(task_id: str) -> None:
+        await report(client, {"id": task_id}, "running")
+        raise ConnectionError("after the fact")
+
+    broker.act = execute_and_fail
+    task = await submit(client, job)
+    assert (task["status"], task["error"]) == ("running", None)
+    assert (await report(client, task, "completed")).json()["status"] == "completed"
+
+
+async def test_a_slow_broker_stops_nobody_else(
+    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker
+) -> None:
+    """While it is being handed on no transaction is open: others are written and read."""
+    release, entered = asyncio.Event(), asyncio.Event()
+
+    async def linger(task_id: str) -> None:
+        entered.set()
+        await release.wait()
+
+    broker.act = linger
+    slow = asyncio.ensure_future(submit(client, job))
+    async with asyncio.timeout(5):
+        await entered.wait()
+        other = await register(client, "Other")
+        await submit(client, other)
+        assert await claim(client, other["worker_id"]) is not None
+        assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 2
+        release.set()
+        assert (await slow)["status"] == "claimed"
+
+
+@ON_SQLITE
+async def test_an_internal_job_stays_without_workers(
+    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker
+) -> None:
+    """It is no orphan, whatever ends."""
+    task = await submit(client, job)
+    await report(client, task, "cancelled")
+    assert (await client.get(f"{V1}/rooms/lab/jobs/{NAME}")).status_code == 200
+
+
+@ON_SQLITE
+async def test_who_reports_on_an_internal_task(
+    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, as_user: As
+) -> None:
+    """A superuser does; its submitter may cancel it; others may not touch it."""
+    ada, eve = await as_user("ada"), await as_user("eve")
+    task = await submit(ada, job)
+    body = problem(await report(eve, task, "running"), 403, "forbidden")
+    assert body["detail"] == "Task not claimed by any worker"
+    problem(await report(ada, task, "running"), 403, "forbidden")
+    problem(await report(client, task, "running", worker_id=UNKNOWN_ID), 409, "stale-report")
+    assert (await report(client, task, "running", attempt=1)).status_code == 200
+    assert (await report(ada, task, "cancelled")).json()["status"] == "cancelled"

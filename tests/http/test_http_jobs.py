@@ -1,0 +1,214 @@
+"""Jobs over HTTP: J1-J4 of the contract, and which room sees which job."""
+
+from itertools import pairwise
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from wire import ON_SQLITE, UNKNOWN_ID, V1, As, claim, problem, register, report, submit, utc
+
+from zndraw_joblib.contract.events import Emission, JobsInvalidate
+from zndraw_joblib.server.settings import ServerSettings
+
+JOBS = f"{V1}/rooms/lab/jobs"
+ROTATE = {"category": "modifiers", "name": "Rotate"}
+
+
+async def test_a_new_job_gets_a_worker(client: httpx.AsyncClient, events: list[Emission]) -> None:
+    """J1: 201 with all fields of the job and the worker that was made for it; its room is told."""
+    schema = {"type": "object", "properties": {"angle": {"type": "number"}}}
+    answer = await client.put(JOBS, json={**ROTATE, "schema": schema, "colour": "unknown"})
+    assert answer.status_code == 201
+    job = answer.json()
+    [worker] = (await client.get(f"{V1}/workers")).json()["items"]
+    assert job == {
+        "id": job["id"],
+        "room_id": "lab",
+        "category": "modifiers",
+        "name": "Rotate",
+        "full_name": "lab:modifiers:Rotate",
+        "schema": schema,
+        "workers": [worker["id"]],
+        "worker_id": worker["id"],
+    }
+    assert events == [(JobsInvalidate(), "room:lab")]
+
+
+async def test_registering_again_changes_nothing(client: httpx.AsyncClient, events: list[Emission]) -> None:
+    """J1: 200 with the same job where the schema is equal, in whatever order; the room is told again."""
+    first = await register(client, room="lab", schema={"a": {"x": 1}, "b": [2]})
+    for worker_id in (first["worker_id"], None):
+        body = {**ROTATE, "schema": {"b": [2], "a": {"x": 1}}, "worker_id": worker_id}
+        answer = await client.put(JOBS, json=body)
+        assert (answer.status_code, answer.json()["id"]) == (200, first["id"])
+    assert len(set(answer.json()["workers"])) == 2
+    assert {first["worker_id"], answer.json()["worker_id"]} == set(answer.json()["workers"])
+    assert events == [(JobsInvalidate(), "room:lab")] * 3
+
+
+async def test_a_hidden_job_comes_back_with_the_new_schema(client: httpx.AsyncClient) -> None:
+    """J1: 201 again, the same id, the schema replaced."""
+    first = await register(client, room="lab", schema={"type": "object"})
+    await client.delete(f"{V1}/workers/{first['worker_id']}")
+    answer = await client.put(JOBS, json={**ROTATE, "schema": {"title": "new"}})
+    assert answer.status_code == 201
+    assert (answer.json()["id"], answer.json()["schema"]) == (first["id"], {"title": "new"})
+    shown = (await client.get(f"{JOBS}/{first['full_name']}")).json()
+    assert (shown["schema"], shown["workers"]) == ({"title": "new"}, [answer.json()["worker_id"]])
+
+
+@ON_SQLITE
+async def test_reserved_rooms_are_for_superusers(client: httpx.AsyncClient, as_user: As) -> None:
+    """J1: `@global` and `@internal` need a superuser (403); other rooms take anybody's jobs."""
+    ada = await as_user("ada")
+    for room in ("@global", "@internal"):
+        problem(await ada.put(f"{V1}/rooms/{room}/jobs", json=ROTATE), 403, "forbidden")
+        assert (await client.put(f"{V1}/rooms/{room}/jobs", json=ROTATE)).status_code == 201
+    assert (await ada.put(JOBS, json=ROTATE)).status_code == 201
+
+
+async def test_an_active_job_keeps_its_schema(client: httpx.AsyncClient) -> None:
+    """J1: 409 with the pinned beginning for another schema; the refused worker is not made."""
+    await register(client, room="lab", schema={"type": "object"})
+    body = problem(await client.put(JOBS, json={**ROTATE, "schema": {}}), 409, "schema-conflict")
+    assert body["detail"].startswith("Schema mismatch")
+    assert (await client.get(f"{V1}/workers")).json()["total"] == 1
+    assert (await client.put(f"{V1}/rooms/attic/jobs", json={**ROTATE, "schema": {}})).status_code == 201
+
+
+async def test_a_worker_registers_its_own_jobs_only(client: httpx.AsyncClient, as_user: As) -> None:
+    """J1: 404 for a worker that does not exist, and for somebody else's alike."""
+    ada = await as_user("ada")
+    other = (await client.post(f"{V1}/workers")).json()
+    for worker_id in (UNKNOWN_ID, other["id"]):
+        answer = await ada.put(JOBS, json={**ROTATE, "worker_id": worker_id})
+        problem(answer, 404, "worker-not-found")
+    assert (await ada.get(JOBS)).json()["total"] == 0
+
+
+async def test_the_faults_of_a_registration_come_in_the_contracts_order(
+    client: httpx.AsyncClient, as_user: As
+) -> None:
+    """J1: room 400, shape 422, right 403, category 400, schema 409, worker 404: each hides the next."""
+    ada = await as_user("ada")
+    await register(client, room="lab")
+    body: dict[str, Any] = {"name": "Rotate", "schema": {"a": 1}, "worker_id": UNKNOWN_ID, "category": 5}
+    problem(await ada.put(f"{V1}/rooms/a:b/jobs", json=body), 400, "invalid-room-id")
+    problem(await ada.put(f"{V1}/rooms/@global/jobs", json=body), 422, "invalid-request")
+    body["category"] = "unheard-of"
+    problem(await ada.put(f"{V1}/rooms/@global/jobs", json=body), 403, "forbidden")
+    problem(await ada.put(JOBS, json=body), 400, "invalid-category")
+    body["category"] = "modifiers"
+    problem(await ada.put(JOBS, json=body), 409, "schema-conflict")
+    body["schema"] = {}
+    problem(await ada.put(JOBS, json=body), 404, "worker-not-found")
+
+
+@ON_SQLITE
+async def test_the_allowed_categories_are_the_settings(
+    client: httpx.AsyncClient, settings: ServerSettings
+) -> None:
+    """J1: 400 names what is allowed; a change while the server runs holds at once."""
+    body = {"category": "filters", "name": "Blur"}
+    refused = problem(await client.put(JOBS, json=body), 400, "invalid-category")
+    assert "modifiers, selections, analysis" in refused["detail"]
+    settings.allowed_categories = ["filters"]
+    assert (await client.put(JOBS, json=body)).status_code == 201
+    problem(await client.put(JOBS, json=ROTATE), 400, "invalid-category")
+
+
+async def test_a_room_lists_its_own_and_the_reserved_rooms_jobs(client: httpx.AsyncClient) -> None:
+    """J2: newest first; a reserved room lists its own only; hidden jobs are not listed."""
+    gone = await register(client, "Gone", room="lab")
+    await client.delete(f"{V1}/workers/{gone['worker_id']}")
+    jobs = [
+        await register(client, name, room=room)
+        for name, room in (("G", "@global"), ("L", "lab"), ("A", "attic"), ("I", "@internal"))
+    ]
+    seen = {}
+    for room in ("lab", "@global", "@internal", "empty"):
+        page = (await client.get(f"{V1}/rooms/{room}/jobs")).json()
+        assert page["total"] == len(page["items"])
+        seen[room] = [item["name"] for item in page["items"]]
+    assert seen == {"lab": ["I", "L", "G"], "@global": ["G"], "@internal": ["I"], "empty": ["I", "G"]}
+    [item] = (await client.get(f"{V1}/rooms/@global/jobs")).json()["items"]
+    assert item == {
+        "full_name": "@global:modifiers:G",
+        "category": "modifiers",
+        "name": "G",
+        "workers": [jobs[0]["worker_id"]],
+    }
+
+
+@pytest.mark.parametrize("spelled", [str, lambda name: quote(name, safe="")], ids=["raw", "percent"])
+async def test_a_job_is_shown_under_its_full_name(client: httpx.AsyncClient, spelled: Any) -> None:
+    """J3: raw or percent-encoded, from any room where it is visible; `worker_id` is null."""
+    job = await register(client, room="räume 1", schema={"x": "é"})
+    shown = await client.get(f"{V1}/rooms/{spelled('räume 1')}/jobs/{spelled(job['full_name'])}")
+    assert (shown.status_code, shown.json()) == (200, {**job, "worker_id": None})
+    glob = await register(client)
+    for room in ("lab", "@global", "@internal"):
+        answer = await client.get(f"{V1}/rooms/{spelled(room)}/jobs/{spelled(glob['full_name'])}")
+        assert answer.json() == {**glob, "worker_id": None}
+
+
+@ON_SQLITE
+@pytest.mark.parametrize("part", ["", "/tasks"], ids=["job", "tasks"])
+async def test_a_name_that_names_no_job_is_not_found(client: httpx.AsyncClient, part: str) -> None:
+    """J3, J4: 404; where the text cannot be a full name at all the detail begins as pinned."""
+    for name in ("Rotate", "lab:Rotate"):
+        body = problem(await client.get(f"{JOBS}/{name}{part}"), 404, "job-not-found")
+        assert body["detail"].startswith("Invalid job name format: ")
+    for name in ("lab:modifiers:Unknown", "lab:modifiers:Rot:ate", "lab:modifiers:", "::"):
+        problem(await client.get(f"{JOBS}/{name}{part}"), 404, "job-not-found")
+    problem(await client.get(f"{V1}/rooms/a:b/jobs/lab:modifiers:X{part}"), 400, "invalid-room-id")
+
+
+async def test_another_rooms_job_is_not_found(client: httpx.AsyncClient, settings: ServerSettings) -> None:
+    """Show, submit and history of a room's own job are 404 from elsewhere; `cross_room_jobs` allows them."""
+    job = await register(client, room="lab")
+    jobs, tasks = f"{V1}/rooms/attic/jobs/{job['full_name']}", f"{V1}/rooms/attic/tasks/{job['full_name']}"
+    for _ in range(2):
+        problem(await client.get(jobs), 404, "job-not-found")
+        problem(await client.get(f"{jobs}/tasks"), 404, "job-not-found")
+        problem(await client.post(tasks, json={}), 404, "job-not-found")
+        settings.cross_room_jobs = True
+        assert (await client.get(jobs)).status_code == 200
+        submitted = await client.post(tasks, json={})
+        assert (submitted.status_code, submitted.json()["room_id"]) == (202, "attic")
+        assert (await client.get(f"{jobs}/tasks")).json()["total"] >= 1
+        settings.cross_room_jobs = False
+
+
+async def test_the_tasks_of_a_job_are_those_of_the_room(client: httpx.AsyncClient) -> None:
+    """J4: one job's tasks of one room, newest first, of one status where it is asked for; unknown: 422."""
+    job, other = await register(client), await register(client, "Scale")
+    tasks = [await submit(client, job, room=room) for room in ("lab", "attic", "lab", "lab")]
+    await submit(client, other)
+    claimed = await claim(client, job["worker_id"])
+    url = f"{JOBS}/{job['full_name']}/tasks"
+    page = (await client.get(url)).json()
+    assert [t["id"] for t in page["items"]] == [tasks[i]["id"] for i in (3, 2, 0)]
+    assert [t["queue_position"] for t in page["items"]] == [3, 2, None]
+    assert all(later["created_at"] >= earlier["created_at"] for later, earlier in pairwise(page["items"]))
+    for status, expected in (("claimed", [claimed["id"]]), ("failed", [])):
+        page = (await client.get(url, params={"status": status})).json()
+        assert ([t["id"] for t in page["items"]], page["total"]) == (expected, len(expected))
+    problem(await client.get(url, params={"status": "lost"}), 422, "invalid-request")
+
+
+async def test_the_history_of_a_hidden_job_is_readable(client: httpx.AsyncClient) -> None:
+    """J4: its finished tasks stay in the lists, with job, worker and all times."""
+    job = await register(client, room="lab")
+    await submit(client, job)
+    task = await claim(client, job["worker_id"])
+    for status in ("running", "completed"):
+        await report(client, task, status)
+    await client.delete(f"{V1}/workers/{job['worker_id']}")
+    problem(await client.get(f"{JOBS}/{job['full_name']}"), 404, "job-not-found")
+    for url in (f"{JOBS}/{job['full_name']}/tasks", f"{V1}/rooms/lab/tasks"):
+        [item] = (await client.get(url)).json()["items"]
+        assert (item["status"], item["job_name"]) == ("completed", job["full_name"])
+        assert item["worker_id"] == job["worker_id"]
+        assert utc(item["created_at"]) <= utc(item["started_at"]) <= utc(item["completed_at"])

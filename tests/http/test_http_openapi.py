@@ -1,0 +1,98 @@
+"""The published description of the API changes only on purpose.
+
+Renew the snapshot with: .venv/bin/python tests/http/test_http_openapi.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.settings import ServerSettings
+
+SNAPSHOT = Path(__file__).with_name("openapi.json")
+OPERATIONS = {
+    "/v1/joblib/workers": {"get", "post"},
+    "/v1/joblib/workers/{worker_id}": {"patch", "delete"},
+    "/v1/joblib/workers/{worker_id}/jobs/{name}": {"delete"},
+    "/v1/joblib/rooms/{room_id}/workers": {"get"},
+    "/v1/joblib/rooms/{room_id}/jobs": {"get", "put"},
+    "/v1/joblib/rooms/{room_id}/jobs/{name}": {"get"},
+    "/v1/joblib/rooms/{room_id}/jobs/{name}/tasks": {"get"},
+    "/v1/joblib/rooms/{room_id}/tasks": {"get"},
+    "/v1/joblib/rooms/{room_id}/tasks/{name}": {"post"},
+    "/v1/joblib/tasks/claim": {"post"},
+    "/v1/joblib/tasks/{task_id}": {"get", "patch"},
+}
+
+
+def document() -> dict[str, Any]:
+    """Return the OpenAPI document of the standalone server."""
+    settings = ServerSettings(database_url="sqlite://", admin_token="a-token-for-the-document")
+    return json.loads(json.dumps(create_app(settings).openapi()))
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """Return a document as the snapshot holds it."""
+    return json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+@pytest.fixture(scope="module")
+def paths() -> dict[str, Any]:
+    """Return the operations by address."""
+    found: dict[str, Any] = document()["paths"]
+    return found
+
+
+def test_the_document_is_the_one_on_file() -> None:
+    """Whoever changes the API renews the snapshot, and its difference is there to be read."""
+    assert as_text(document()) == SNAPSHOT.read_text(encoding="utf-8")
+
+
+def test_every_operation_of_the_contract_is_there_and_no_other(paths: dict[str, Any]) -> None:
+    """W1-W5, J1-J4, T1-T5, and taking one job off a worker."""
+    found = {path: set(methods) for path, methods in paths.items() if path.startswith("/v1/joblib")}
+    assert found == OPERATIONS
+
+
+def test_every_operation_says_how_to_identify_oneself(paths: dict[str, Any]) -> None:
+    """Under the prefix nothing is open, and the scheme is a bearer token."""
+    schemes = document()["components"]["securitySchemes"]
+    for path in OPERATIONS:
+        for method, operation in paths[path].items():
+            [requirement] = operation["security"]
+            [scheme] = requirement
+            assert schemes[scheme]["type"] == "http", (method, path)
+            assert schemes[scheme]["scheme"] == "bearer", (method, path)
+
+
+def test_every_operation_is_described(paths: dict[str, Any]) -> None:
+    """With a name of its own, a sentence, and the tag."""
+    operations = [operation for path in OPERATIONS for operation in paths[path].values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    for operation in operations:
+        assert operation["tags"] == ["joblib"]
+        assert operation["description"].endswith(".")
+
+
+def test_the_parameters_that_an_operation_reads_are_described(paths: dict[str, Any]) -> None:
+    """Lists take limit and offset, those of tasks a status; what can wait takes `Prefer`."""
+    for path, methods in OPERATIONS.items():
+        for method in methods:
+            operation = paths[path][method]
+            names = {parameter["name"] for parameter in operation.get("parameters", [])}
+            is_list = method == "get" and path.endswith(("workers", "jobs", "tasks"))
+            expected = {part[1:-1] for part in path.split("/") if part.startswith("{")}
+            expected |= {"limit", "offset"} if is_list else set()
+            expected |= {"status"} if is_list and path.endswith("tasks") else set()
+            expected |= {"prefer"} if (method, path.split("/")[-1]) in WAITING else set()
+            assert names == expected, (method, path)
+
+
+WAITING = {("post", "claim"), ("get", "{task_id}")}
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(as_text(document()), encoding="utf-8")

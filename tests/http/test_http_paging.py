@@ -1,0 +1,67 @@
+"""All lists are cut into pages alike."""
+
+from typing import Any
+
+import httpx
+from wire import V1, claim, problem, register, submit
+
+HUGE = 10**30
+
+
+async def lists(client: httpx.AsyncClient) -> list[str]:
+    """Fill every list with five entries, made as fast as can be; return their addresses."""
+    first = await register(client, "A", room="lab")
+    for name in "BCDE":
+        await register(client, name, room="lab")
+    for _ in range(5):
+        await submit(client, first)
+    job = f"{V1}/rooms/lab/jobs/{first['full_name']}/tasks"
+    return [f"{V1}/workers", f"{V1}/rooms/lab/workers", f"{V1}/rooms/lab/jobs", job, f"{V1}/rooms/lab/tasks"]
+
+
+def key(item: dict[str, Any]) -> str:
+    """Return what tells an entry from others."""
+    return item.get("id") or item["full_name"]
+
+
+async def test_pages_never_repeat_or_skip(client: httpx.AsyncClient) -> None:
+    """However it is cut, a list is the same, and each page echoes what was asked."""
+    for url in await lists(client):
+        whole = (await client.get(url)).json()
+        assert (whole["total"], whole["limit"], whole["offset"]) == (5, 50, 0)
+        for size in (1, 2, 3):
+            walked = []
+            for offset in range(0, 6, size):
+                page = (await client.get(url, params={"limit": size, "offset": offset})).json()
+                assert (page["total"], page["limit"], page["offset"]) == (5, size, offset)
+                walked += page["items"]
+            assert [key(item) for item in walked] == [key(item) for item in whole["items"]]
+
+
+async def test_the_bounds_of_a_page(client: httpx.AsyncClient) -> None:
+    """limit 0-500, offset from 0: the ends hold, an empty page has its total; beyond is 422, never 500."""
+    for url in await lists(client):
+        for params, count in (
+            ({"limit": 0}, 0),
+            ({"limit": 500}, 5),
+            ({"offset": 5}, 0),
+            ({"offset": 2**53}, 0),
+        ):
+            page = (await client.get(url, params=params)).json()
+            assert (len(page["items"]), page["total"]) == (count, 5)
+        for name, value in (
+            *(("limit", v) for v in (-1, 501, "x", "", "1.5", "NaN", HUGE)),
+            *(("offset", v) for v in (-1, "x", "", "1.5", "\x00", 2**63, HUGE, -HUGE)),
+        ):
+            problem(await client.get(url, params={name: value}), 422, "invalid-request")
+
+
+async def test_finished_tasks_keep_their_place(client: httpx.AsyncClient) -> None:
+    """What happens to tasks between two pages changes no order."""
+    job = await register(client)
+    tasks = [(await submit(client, job))["id"] for _ in range(4)]
+    url = f"{V1}/rooms/lab/tasks"
+    first = (await client.get(url, params={"limit": 2})).json()["items"]
+    await claim(client, job["worker_id"])
+    second = (await client.get(url, params={"limit": 2, "offset": 2})).json()["items"]
+    assert [t["id"] for t in first + second] == tasks[::-1]

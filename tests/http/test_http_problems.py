@@ -1,0 +1,145 @@
+"""Every error is a problem of RFC 9457, and its type is an address that explains it."""
+
+import asyncio
+
+import httpx
+from fastapi import FastAPI
+from sqlalchemy import text
+from wire import ON_SQLITE, UNKNOWN_ID, V1, As, problem, register, submit
+
+from zndraw_joblib.contract.problems import PROBLEMS
+from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.store.database import Transaction
+
+BREAK = {
+    True: [
+        "CREATE TRIGGER broken BEFORE INSERT ON joblib_task WHEN NEW.room_id = 'broken' "
+        "BEGIN SELECT RAISE(ABORT, 'secret of the disk'); END"
+    ],
+    False: [
+        "CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'secret of the disk'; END $$",
+        "CREATE TRIGGER broken BEFORE INSERT ON joblib_task FOR EACH ROW WHEN (NEW.room_id = 'broken') "
+        "EXECUTE FUNCTION broken()",
+    ],
+}
+
+
+async def break_a_room(tx: Transaction) -> None:
+    """Let the database refuse every task of one room, for a reason that nobody foresaw."""
+    for statement in BREAK[tx.is_sqlite]:
+        await tx.execute(text(statement))
+
+
+@ON_SQLITE
+async def test_every_kind_of_problem_has_a_page(client: httpx.AsyncClient) -> None:
+    """`/v1/problems/<kind>` explains each in words; an unknown kind is a problem itself."""
+    for kind, cls in PROBLEMS.items():
+        page = await client.get(cls.type_uri())
+        assert page.status_code == 200, kind
+        assert page.headers["content-type"].startswith("text/plain")
+        assert f"{cls.__name__} ({cls.status} {cls.title})" in page.text
+        assert len(page.text.splitlines()) >= 3
+    for unknown in ("unheard-of", "%00", "x" * 5000, "%E2%80%A8"):
+        problem(await client.get(f"/v1/problems/{unknown}"), 404, "not-found")
+
+
+async def test_each_error_points_to_its_page(client: httpx.AsyncClient, as_user: As, app: FastAPI) -> None:
+    """401, 403, 404, 405, 409, 413, 422: all in one media type, with a type that the server explains."""
+    ada, nobody = await as_user("ada"), await as_user()
+    job = await register(client)
+    task = await submit(client, job)
+    url = f"{V1}/tasks/{task['id']}"
+    submits = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+    answers = {
+        400: await client.get(f"{V1}/rooms/a:b/tasks"),
+        401: await nobody.get(url),
+        403: await ada.patch(url, json={"status": "running"}),
+        404: await client.get(f"{V1}/tasks/{UNKNOWN_ID}"),
+        405: await client.put(url),
+        409: await client.patch(url, json={"status": "running"}),
+        413: await client.post(submits, json={"payload": {"x": "x" * 2**20}}),
+        422: await client.patch(url, json={}),
+    }
+    for status, answer in answers.items():
+        kind = answer.json()["type"].removeprefix("/v1/problems/")
+        body = problem(answer, status, kind)
+        assert body["detail"]
+        page = await nobody.get(body["type"])
+        assert page.status_code == 200
+        assert f"({status} {body['title']})" in page.text
+    assert "GET" in answers[405].headers["allow"]
+
+
+@ON_SQLITE
+async def test_addresses_that_do_not_exist_are_problems_too(client: httpx.AsyncClient) -> None:
+    """404 in the same shape under the prefix, beside it and at the root."""
+    for url in ("/", "/v1", V1, f"{V1}/nothing", f"{V1}/rooms/lab", f"{V1}/tasks", "/v1/problems/"):
+        problem(await client.get(url), 404, "not-found")
+    for method in ("DELETE", "PUT", "POST"):
+        problem(await client.request(method, f"{V1}/rooms/lab/workers"), 405, "method-not-allowed")
+
+
+@ON_SQLITE
+async def test_a_wrong_shape_is_told_fault_by_fault(client: httpx.AsyncClient) -> None:
+    """422 lists every fault with its place, and does not repeat what was sent."""
+    body = {"category": 5, "schema": "secret-text", "worker_id": "x"}
+    told = problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
+    assert [fault["loc"] for fault in told["errors"]] == [
+        ["body", "schema"],
+        ["body", "category"],
+        ["body", "name"],
+        ["body", "worker_id"],
+    ]
+    assert all(fault["message"] for fault in told["errors"])
+    assert "secret-text" not in str(told)
+
+
+async def test_an_unforeseen_error_is_a_problem_that_tells_nothing(
+    client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    """500 in the same shape; what broke is in the log, not in the answer; the next request is served."""
+    job = await register(client)
+    await runtime.write(break_a_room)
+    answer = await client.post(f"{V1}/rooms/broken/tasks/{job['full_name']}", json={})
+    body = problem(answer, 500, "internal-server-error")
+    assert "secret" not in answer.text
+    assert body["detail"]
+    assert (await client.get(f"{V1}/rooms/broken/tasks")).json()["total"] == 0
+
+
+async def test_one_broken_request_does_not_break_its_neighbours(
+    client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    """Requests that share a commit share no fate: who can be served is served."""
+    job = await register(client)
+    await runtime.write(break_a_room)
+    rooms = ["lab", "lab", "broken", "lab", "broken", "lab"]
+    urls = [f"{V1}/rooms/{room}/tasks/{job['full_name']}" for room in rooms]
+    answers = await asyncio.gather(*(client.post(url, json={}) for url in urls))
+    assert [answer.status_code for answer in answers] == [202, 202, 500, 202, 500, 202]
+    served = [answer.json()["id"] for answer in answers if answer.status_code == 202]
+    listed = (await client.get(f"{V1}/rooms/lab/tasks")).json()["items"]
+    assert sorted(task["id"] for task in listed) == sorted(served)
+
+
+@ON_SQLITE
+async def test_a_server_that_can_take_no_more_says_when_to_come_back(
+    client: httpx.AsyncClient, settings: ServerSettings
+) -> None:
+    """503 with `Retry-After` and the reason when too many wait already; without waiting all goes on."""
+    settings.max_sleepers = 0
+    job = await register(client)
+    wait = {"Prefer": "wait=5"}
+    claim = {"worker_id": job["worker_id"]}
+    answers = [await client.post(f"{V1}/tasks/claim", json=claim, headers=wait)]
+    task = await submit(client, job)
+    answers.append(await client.get(f"{V1}/tasks/{task['id']}", headers=wait))
+    for answer in answers:
+        body = problem(answer, 503, "service-unavailable")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert "max_sleepers" in body["detail"]
+    assert (await client.get(f"{V1}/tasks/{task['id']}")).status_code == 200
+    claimed = await client.post(f"{V1}/tasks/claim", json=claim, headers=wait)
+    assert claimed.json()["task"]["id"] == task["id"]

@@ -1,0 +1,166 @@
+"""A schema comes from anybody who may register: it fetches nothing and stops nothing."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from wire import V1, As, problem, register, submit
+
+from zndraw_joblib.server.settings import ServerSettings
+
+JOB = {"category": "modifiers", "name": "Rotate"}
+
+
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Take SQLite alone: a schema is judged before any database is asked."""
+    return sqlite_url
+
+
+@pytest.fixture
+async def listener() -> AsyncIterator[tuple[str, list[object]]]:
+    """Return an address on which somebody listens, and who has called there."""
+    calls: list[object] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls.append(writer.get_extra_info("peername"))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}/schema.json", calls
+
+
+def pointing_to(address: str) -> list[dict[str, Any]]:
+    """Return schemas that refer to an address, each in another way."""
+    return [
+        {"$ref": address},
+        {"$ref": f"{address}#/$defs/x"},
+        {"properties": {"a": {"items": [{"$ref": address}]}}},
+        {"$defs": {"unused": {"$ref": address}}},
+        {"$dynamicRef": address},
+        {"$schema": address},
+        {"$id": address, "$ref": "other.json"},
+        {"allOf": [{"$id": address}, {"$ref": "next"}], "$id": address},
+    ]
+
+
+async def test_a_schema_fetches_nothing(
+    client: httpx.AsyncClient, settings: ServerSettings, listener: tuple[str, list[object]]
+) -> None:
+    """A reference to the net or to a file is 422, whether payloads are checked or not; nobody is called."""
+    address, calls = listener
+    for settings.validate_payload in (True, False):
+        for base in (address, "file:///etc/hostname", "ftp://127.0.0.1/x", "other.json"):
+            for schema in pointing_to(base):
+                answer = await client.put(f"{V1}/rooms/lab/jobs", json={**JOB, "schema": schema})
+                assert answer.status_code in {201, 422}, schema
+                if answer.status_code == 201:
+                    assert base == "other.json", schema
+                    await client.delete(f"{V1}/workers/{answer.json()['worker_id']}")
+                    continue
+                body = problem(answer, 422, "invalid-schema")
+                assert body["detail"].startswith("schema")
+    assert calls == []
+
+
+async def test_references_inside_a_schema_work(client: httpx.AsyncClient) -> None:
+    """To its own definitions, by pointer and by anchor, also in circles."""
+    schema = {
+        "$defs": {
+            "node": {
+                "$anchor": "node",
+                "properties": {"next": {"$ref": "#node"}, "value": {"type": "integer"}},
+            }
+        },
+        "properties": {"list": {"$ref": "#/$defs/node"}},
+    }
+    job = await register(client, schema=schema)
+    await submit(client, job, list={"next": {"next": {"value": 1}}})
+    url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+    answer = await client.post(url, json={"payload": {"list": {"next": {"next": {"value": "x"}}}}})
+    assert [f["pointer"] for f in problem(answer, 422, "invalid-payload")["errors"]] == [
+        "/list/next/next/value"
+    ]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "nonsense"},
+        {"type": 5},
+        {"$ref": 5},
+        {"$ref": "#/nowhere"},
+        {"$ref": "http://[::"},
+        {"$schema": 5},
+        {"$id": "\x00"},
+        {"properties": []},
+        {"required": "x"},
+        {"minimum": "1"},
+        {"pattern": "("},
+        {"pattern": "(?=a)b"},
+        {"patternProperties": {r"(a)\1": {}}},
+        {"pattern": "((a{1000}){1000}){1000}"},
+        {"pattern": "a{0,60000}" * 50},
+    ],
+    ids=str,
+)
+async def test_a_schema_that_is_none_is_refused(client: httpx.AsyncClient, schema: dict[str, Any]) -> None:
+    """422 with what is wrong, when the job is registered and not when it is called."""
+    answer = await client.put(f"{V1}/rooms/lab/jobs", json={**JOB, "schema": schema})
+    body = problem(answer, 422, "invalid-schema")
+    assert body["detail"].startswith("schema")
+    assert len(body["detail"]) < 2000
+    assert (await client.get(f"{V1}/workers")).json()["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload"),
+    [
+        ({"properties": {"a": {"pattern": "^(a+)+$"}}}, {"a": "a" * 200_000 + "!"}),
+        ({"properties": {"a": {"pattern": "^(([a-z])+.)+[A-Z]([a-z])+$"}}}, {"a": "a" * 200_000}),
+        ({"patternProperties": {"^(x+x+)+y": {"type": "null"}}}, {"x" * 100_000: 1}),
+        ({"additionalProperties": False, "patternProperties": {"^(a|aa)+$": {}}}, {"a" * 100_000 + "b": 1}),
+        ({"$ref": "#"}, {}),
+        ({"allOf": [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}]}, {}),
+        ({"properties": {"a": {"uniqueItems": True}}}, {"a": [[i] for i in range(20_000)]}),
+    ],
+    ids=["nested", "overlap", "property", "alternatives", "self", "circle", "unique"],
+)
+async def test_a_payload_is_judged_in_bounded_time(
+    client: httpx.AsyncClient, schema: dict[str, Any], payload: dict[str, Any]
+) -> None:
+    """No pattern and no circle of references keeps the server from serving others."""
+    job = await register(client, schema=schema)
+    started = time.monotonic()
+    answer = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={"payload": payload})
+    assert time.monotonic() - started < 5
+    assert answer.status_code in {202, 422}
+    assert len(answer.content) < 3 * 2**20
+
+
+async def test_the_list_of_faults_is_bounded(client: httpx.AsyncClient) -> None:
+    """However many faults and however long their places: the answer stays smaller than the question."""
+    job = await register(client, schema={"additionalProperties": {"items": {"type": "string"}}})
+    url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+    for key in ("a", "k" * 200_000):
+        answer = await client.post(url, json={"payload": {key: list(range(2000))}})
+        body = problem(answer, 422, "invalid-payload")
+        assert 1 <= len(body["errors"]) <= 100
+        assert len(answer.content) < 2**20
+
+
+async def test_the_schema_is_that_of_the_job_and_not_of_its_namesake(
+    client: httpx.AsyncClient, as_user: As
+) -> None:
+    """Jobs of the same name in two rooms are each checked by their own schema."""
+    ada = await as_user("ada")
+    strict = await register(ada, room="lab", schema={"required": ["x"]})
+    loose = await register(ada, room="attic")
+    problem(await ada.post(f"{V1}/rooms/lab/tasks/{strict['full_name']}", json={}), 422, "invalid-payload")
+    await submit(ada, loose, room="attic")

@@ -1,0 +1,127 @@
+"""What only a real port and a real process show: clients that hang up, and a server that is stopped."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from sweeper.process import ServerProcess
+from wire import V1, claim, read, register, submit, until
+
+from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.settings import ServerSettings
+
+
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """Take SQLite alone: sockets are the same on either."""
+    return sqlite_url
+
+
+@asynccontextmanager
+async def serving(settings: ServerSettings) -> AsyncIterator[tuple[httpx.AsyncClient, Runtime]]:
+    """Serve on a real port; give a client of it, and what the server is made of."""
+    app = create_app(settings)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        headers = {"Authorization": f"Bearer {settings.admin_token.get_secret_value()}"}
+        running = asyncio.create_task(server.serve([listener]))
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as client:
+            assert (await client.get("/health/live")).json() == {"status": "alive"}
+            yield client, app.state.joblib
+        app.state.joblib.sleepers.close()
+        server.should_exit = True
+        await running
+
+
+@pytest.fixture
+async def port(settings: ServerSettings) -> AsyncIterator[tuple[httpx.AsyncClient, Runtime]]:
+    """Serve while the test runs."""
+    async with serving(settings) as served:
+        yield served
+
+
+async def hang_up(request: "asyncio.Task[Any]") -> None:
+    """Close the connection of a request before it is answered."""
+    request.cancel()
+    with suppress(asyncio.CancelledError):
+        await request
+
+
+async def test_who_hung_up_gets_no_task(port: tuple[httpx.AsyncClient, Runtime]) -> None:
+    """The server notices at once, the task stays pending, and the next who asks gets it."""
+    client, runtime = port
+    job = await register(client)
+    asked = asyncio.create_task(claim(client, job["worker_id"], 30))
+    await until(lambda: len(runtime.sleepers) == 1)
+    await hang_up(asked)
+    await until(lambda: len(runtime.sleepers) == 0, 2)
+    task = await submit(client, job)
+    assert (await read(client, task))["status"] == "pending"
+    assert (await claim(client, job["worker_id"]))["id"] == task["id"]
+
+
+async def test_a_wake_up_of_who_hung_up_goes_to_the_next(port: tuple[httpx.AsyncClient, Runtime]) -> None:
+    """Of two that wait the first goes away; the task that comes is the other's, without delay."""
+    client, runtime = port
+    first, second = await register(client), await register(client)
+    gone = asyncio.create_task(claim(client, first["worker_id"], 30))
+    await until(lambda: len(runtime.sleepers) == 1)
+    stays = asyncio.create_task(claim(client, second["worker_id"], 30))
+    await until(lambda: len(runtime.sleepers) == 2)
+    _, task = await asyncio.gather(hang_up(gone), submit(client, first))
+    async with asyncio.timeout(5):
+        got = await stays
+    after = await read(client, task)
+    assert got is None or got["id"] == task["id"]
+    assert after["worker_id"] in {first["worker_id"], second["worker_id"]}
+
+
+async def test_waiting_for_a_task_ends_with_the_client(port: tuple[httpx.AsyncClient, Runtime]) -> None:
+    """A sleeper whose client has gone does not stay."""
+    client, runtime = port
+    task = await submit(client, await register(client))
+    asked = [
+        asyncio.create_task(client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": "wait=30"}))
+        for _ in range(5)
+    ]
+    await until(lambda: len(runtime.sleepers) == 5)
+    for request in asked:
+        await hang_up(request)
+    await until(lambda: len(runtime.sleepers) == 0, 2)
+
+
+async def test_control_c_stops_the_server_with_sleepers_open(
+    sqlite_url: str, settings: ServerSettings
+) -> None:
+    """Who waits is answered with what there is, the server ends within seconds, and nothing is lost."""
+    token = settings.admin_token.get_secret_value()
+    with ServerProcess(sqlite_url, admin_token=token) as server:
+        async with server.client() as client:
+            job = await register(client)
+            other = await register(client, "Other")
+            task = await submit(client, job)
+            wait = {"Prefer": "wait=60"}
+            worker = {"worker_id": other["worker_id"]}
+            asked = [
+                asyncio.create_task(client.get(f"{V1}/tasks/{task['id']}", headers=wait)),
+                asyncio.create_task(client.post(f"{V1}/tasks/claim", json=worker, headers=wait)),
+            ]
+            # Both are asleep once a later request of the same kind was answered.
+            await client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": "wait=1"})
+            started = time.monotonic()
+            server.interrupt()
+            got, claimed = await asyncio.gather(*asked)
+            assert await asyncio.to_thread(server.process.wait, 10) == 0
+            assert time.monotonic() - started < 5
+            assert (got.status_code, got.json()) == (200, task)
+            assert (claimed.status_code, claimed.json()) == (200, {"task": None})
+    async with serving(settings) as (client, _):
+        assert (await claim(client, job["worker_id"]))["id"] == task["id"]

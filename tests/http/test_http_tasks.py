@@ -1,0 +1,290 @@
+"""Tasks over HTTP: T1-T5 of the contract."""
+
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from wire import ON_SQLITE, UNKNOWN_ID, V1, As, claim, problem, read, register, report, submit, utc
+
+from zndraw_joblib.contract.events import Emission, JobsInvalidate, TaskAvailable, TaskStatusEvent
+from zndraw_joblib.server.settings import ServerSettings
+
+CLAIM = f"{V1}/tasks/claim"
+
+
+def statuses(events: list[Emission]) -> list[tuple[str, str, int | None]]:
+    """Return status, room and position of each event about a task's status."""
+    return [
+        (told.event.status, told.room, told.event.queue_position)
+        for told in events
+        if isinstance(told.event, TaskStatusEvent)
+    ]
+
+
+@pytest.mark.parametrize("spelled", [str, lambda name: quote(name, safe="")], ids=["raw", "percent"])
+async def test_a_submitted_task_waits_in_line(
+    client: httpx.AsyncClient, as_user: As, events: list[Emission], spelled: Any
+) -> None:
+    """T1: 202, where to ask and when, and every field; the room and the job's workers are told once."""
+    ada = await as_user("ada")
+    job = await register(client)
+    events.clear()
+    url = f"{V1}/rooms/lab/tasks/{spelled(job['full_name'])}"
+    answer = await ada.post(url, json={"payload": {"angle": 3}})
+    assert answer.status_code == 202
+    task = answer.json()
+    assert answer.headers["location"] == f"/v1/joblib/tasks/{task['id']}"
+    assert answer.headers["retry-after"] == "1"
+    utc(task["created_at"])
+    assert task == {
+        "id": task["id"],
+        "job_name": "@global:modifiers:Rotate",
+        "room_id": "lab",
+        "status": "pending",
+        "created_at": task["created_at"],
+        "started_at": None,
+        "completed_at": None,
+        "worker_id": None,
+        "error": None,
+        "payload": {"angle": 3},
+        "queue_position": 1,
+        "attempt": 0,
+        "created_by": "ada",
+        "result": None,
+    }
+    assert await read(ada, task) == task
+    status, available = events
+    assert statuses(events) == [("pending", "room:lab", 1)]
+    assert status.event.model_dump(mode="json") == {
+        "id": task["id"],
+        "name": task["job_name"],
+        **{field: task[field] for field in ("room_id", "status", "created_at", "queue_position")},
+        **dict.fromkeys(("started_at", "completed_at", "worker_id", "error")),
+    }
+    expected = TaskAvailable(job_name=task["job_name"], room_id="lab", task_id=task["id"])
+    assert available == (expected, "jobs:@global:modifiers:Rotate")
+
+
+@ON_SQLITE
+async def test_a_payload_may_be_left_out_but_not_the_body(client: httpx.AsyncClient) -> None:
+    """T1: `{}` calls the job with an empty payload; no body, or another shape, is 422."""
+    job = await register(client)
+    url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+    answer = await client.post(url, json={})
+    assert (answer.status_code, answer.json()["payload"]) == (202, {})
+    problem(await client.post(url), 422, "invalid-request")
+    for body in ([], None, 3, "text", {"payload": []}, {"payload": None}, {"payload": "{}"}):
+        problem(await client.post(url, json=body), 422, "invalid-request")
+    assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
+
+
+async def test_positions_count_the_pending_tasks_of_a_job(client: httpx.AsyncClient) -> None:
+    """They count from 1 over all rooms, move up as others leave, and are null once a task is taken."""
+    job, other = await register(client), await register(client, "Scale")
+    await submit(client, other)
+    tasks = [await submit(client, job, room=room) for room in ("lab", "attic", "lab", "lab")]
+    assert [task["queue_position"] for task in tasks] == [1, 2, 3, 4]
+    await claim(client, job["worker_id"])
+    await report(client, tasks[2], "cancelled")
+    assert [(await read(client, task))["queue_position"] for task in tasks] == [None, 1, None, 2]
+    page = (await client.get(f"{V1}/rooms/lab/tasks")).json()["items"]
+    assert {t["id"]: t["queue_position"] for t in page if t["job_name"] == job["full_name"]} == {
+        tasks[0]["id"]: None,
+        tasks[2]["id"]: None,
+        tasks[3]["id"]: 2,
+    }
+
+
+@ON_SQLITE
+async def test_a_payload_must_fit_the_jobs_schema(
+    client: httpx.AsyncClient, settings: ServerSettings
+) -> None:
+    """T1: 422 with every fault and its JSON pointer, nothing is queued; `validate_payload` turns it off."""
+    schema = {
+        "properties": {"angle": {"type": "number"}, "a/b~c": {"items": {"maximum": 1}}},
+        "required": ["axis"],
+    }
+    job = await register(client, schema=schema)
+    url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+    payload = {"angle": "wide", "a/b~c": [0, 2]}
+    body = problem(await client.post(url, json={"payload": payload}), 422, "invalid-payload")
+    assert sorted(fault["pointer"] for fault in body["errors"]) == ["", "/angle", "/a~1b~0c/1"]
+    assert all(fault["message"] for fault in body["errors"])
+    assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 0
+    settings.validate_payload = False
+    assert (await client.post(url, json={"payload": payload})).status_code == 202
+
+
+async def test_the_faults_of_a_submission_come_in_the_contracts_order(
+    client: httpx.AsyncClient, as_user: As
+) -> None:
+    """T1: room 400, job 404, executor 503, payload 422: each hides the next, and nothing is written."""
+    ada = await as_user("ada")
+    inside = await register(client, room="@internal", schema={"required": ["x"]})
+    url = f"{V1}/rooms/lab/tasks"
+    problem(await ada.post(f"{V1}/rooms/a:b/tasks/{inside['full_name']}", json={}), 400, "invalid-room-id")
+    problem(await ada.post(f"{url}/lab:modifiers:X", json={}), 404, "job-not-found")
+    body = problem(await ada.post(f"{url}/Rotate", json={}), 404, "job-not-found")
+    assert body["detail"].startswith("Invalid job name format: ")
+    answer = await ada.post(f"{url}/{inside['full_name']}", json={})
+    problem(answer, 503, "internal-job-not-configured")
+    glob = await register(client, schema={"required": ["x"]})
+    problem(await ada.post(f"{url}/{glob['full_name']}", json={}), 422, "invalid-payload")
+    assert (await ada.get(url)).json()["total"] == 0
+
+
+@ON_SQLITE
+async def test_a_task_may_be_submitted_from_a_reserved_room(client: httpx.AsyncClient) -> None:
+    """T1: the room of a task may be `@global` or `@internal`."""
+    job = await register(client)
+    for room in ("@global", "@internal"):
+        assert (await submit(client, job, room=room))["room_id"] == room
+
+
+async def test_a_claim_gives_the_oldest_task_of_all_the_workers_jobs(
+    client: httpx.AsyncClient, events: list[Emission]
+) -> None:
+    """T2: first come, first served, over all its jobs and no others; null when nothing is left."""
+    job = await register(client)
+    second = await register(client, "Scale", worker_id=job["worker_id"])
+    foreign = await register(client, "Foreign")
+    tasks = [await submit(client, which) for which in (second, foreign, job, second, job)]
+    events.clear()
+    got = [await claim(client, job["worker_id"]) for _ in range(5)]
+    assert [task and task["id"] for task in got] == [tasks[i]["id"] for i in (0, 2, 3, 4)] + [None]
+    assert statuses(events) == [("claimed", "room:lab", None)] * 4
+    assert len(events) == 4
+    for task in got[:4]:
+        assert (task["status"], task["worker_id"], task["attempt"]) == ("claimed", job["worker_id"], 1)
+        assert (task["started_at"], task["queue_position"]) == (None, None)
+        assert await read(client, task) == task
+
+
+@ON_SQLITE
+async def test_a_worker_without_jobs_gets_null(client: httpx.AsyncClient) -> None:
+    """T2: 200 with null, as long as it serves nothing."""
+    worker = (await client.post(f"{V1}/workers")).json()
+    answer = await client.post(CLAIM, json={"worker_id": worker["id"]})
+    assert (answer.status_code, answer.json()) == (200, {"task": None})
+
+
+async def test_only_its_owner_claims_for_a_worker(client: httpx.AsyncClient, as_user: As) -> None:
+    """T2: 404 for no worker, 403 for others, superusers among them; 422 without a proper id."""
+    ada, eve = await as_user("ada"), await as_user("eve")
+    job = await register(ada, room="lab")
+    await submit(ada, job)
+    for other in (eve, client):
+        problem(await other.post(CLAIM, json={"worker_id": job["worker_id"]}), 403, "forbidden")
+    problem(await ada.post(CLAIM, json={"worker_id": UNKNOWN_ID}), 404, "worker-not-found")
+    for body in ({}, {"worker_id": None}, {"worker_id": "x"}, [], None):
+        problem(await ada.post(CLAIM, json=body), 422, "invalid-request")
+    assert (await claim(ada, job["worker_id"]))["status"] == "claimed"
+
+
+async def test_a_removed_worker_claims_nothing(client: httpx.AsyncClient) -> None:
+    """T2: 404, so that it learns to register anew; its task stays for others."""
+    job = await register(client)
+    task = await submit(client, job)
+    await client.delete(f"{V1}/workers/{job['worker_id']}")
+    answer = await client.post(CLAIM, json={"worker_id": job["worker_id"]})
+    problem(answer, 404, "worker-not-found")
+    assert (await read(client, task))["status"] == "pending"
+
+
+@ON_SQLITE
+async def test_a_task_that_does_not_exist_is_not_found(client: httpx.AsyncClient) -> None:
+    """T3, T4: 404 for an unknown id, 422 for what is no id."""
+    for method in ("GET", "PATCH"):
+        body = {"status": "cancelled"}
+        answer = await client.request(method, f"{V1}/tasks/{UNKNOWN_ID}", json=body)
+        problem(answer, 404, "task-not-found")
+        answer = await client.request(method, f"{V1}/tasks/x", json=body)
+        problem(answer, 422, "invalid-request")
+
+
+async def test_a_task_keeps_the_times_of_its_way(client: httpx.AsyncClient, events: list[Emission]) -> None:
+    """T4: running sets `started_at`, an end `completed_at`; the room hears of each step once, in order."""
+    job = await register(client)
+    await submit(client, job)
+    task = await claim(client, job["worker_id"])
+    events.clear()
+    running = (await report(client, task, "running")).json()
+    assert running == {**task, "status": "running", "started_at": running["started_at"]}
+    done = (await report(client, task, "completed", result={"x": [1, None]})).json()
+    assert done == {
+        **running,
+        "status": "completed",
+        "completed_at": done["completed_at"],
+        "result": {"x": [1, None]},
+    }
+    assert utc(done["created_at"]) <= utc(done["started_at"]) <= utc(done["completed_at"])
+    assert await read(client, task) == done
+    assert statuses(events) == [("running", "room:lab", None), ("completed", "room:lab", None)]
+    assert len(events) == 2
+
+
+async def test_a_failure_tells_why(client: httpx.AsyncClient, events: list[Emission]) -> None:
+    """T4: the error text is kept with any end, shown and told; a result comes with success only."""
+    job = await register(client)
+    for status in ("failed", "completed", "cancelled"):
+        await submit(client, job)
+        task = await claim(client, job["worker_id"])
+        await report(client, task, "running")
+        ended = (await report(client, task, status, error="so it is", result=[1])).json()
+        assert (ended["status"], ended["error"]) == (status, "so it is")
+        assert ended["result"] == ([1] if status == "completed" else None)
+        assert events[-1].event.error == "so it is"
+
+
+async def test_ending_the_last_pending_task_hides_a_job_that_nobody_serves(
+    client: httpx.AsyncClient, events: list[Emission]
+) -> None:
+    """T4: the job goes in the same step, and its room is told."""
+    job = await register(client)
+    task = await submit(client, job)
+    await client.delete(f"{V1}/workers/{job['worker_id']}")
+    url = f"{V1}/rooms/lab/jobs/{job['full_name']}"
+    assert (await client.get(url)).status_code == 200
+    events.clear()
+    await report(client, task, "cancelled")
+    problem(await client.get(url), 404, "job-not-found")
+    assert statuses(events) == [("cancelled", "room:lab", None)]
+    assert events[1:] == [(JobsInvalidate(), "room:@global")]
+
+
+@ON_SQLITE
+async def test_a_status_that_is_none_is_refused(client: httpx.AsyncClient) -> None:
+    """T4: 422 for an unknown or missing status and for fields of the wrong kind."""
+    task = await submit(client, await register(client))
+    for body in (
+        {},
+        {"status": "lost"},
+        {"status": "CANCELLED"},
+        {"status": None},
+        {"status": "cancelled", "error": 5},
+        {"status": "cancelled", "attempt": "x"},
+        {"status": "cancelled", "worker_id": "x"},
+    ):
+        problem(await client.patch(f"{V1}/tasks/{task['id']}", json=body), 422, "invalid-request")
+    assert (await read(client, task))["status"] == "pending"
+
+
+async def test_a_room_lists_its_tasks(client: httpx.AsyncClient) -> None:
+    """T5: of that room exactly, of all jobs, newest first, of one status where it is asked for."""
+    job, other = await register(client), await register(client, "Scale")
+    tasks = [
+        await submit(client, which, room=room)
+        for which, room in ((job, "lab"), (other, "attic"), (other, "lab"), (job, "@global"))
+    ]
+    url = f"{V1}/rooms/lab/tasks"
+    page = (await client.get(url)).json()
+    assert page == {"items": [tasks[2], tasks[0]], "total": 2, "limit": 50, "offset": 0}
+    await claim(client, job["worker_id"])
+    for status, expected in (("claimed", [0]), ("pending", [2]), ("completed", [])):
+        page = (await client.get(url, params={"status": status})).json()
+        assert [t["id"] for t in page["items"]] == [tasks[i]["id"] for i in expected]
+        assert page["total"] == len(expected)
+    assert (await client.get(f"{V1}/rooms/nowhere/tasks")).json()["items"] == []
+    problem(await client.get(url, params={"status": "lost"}), 422, "invalid-request")
+    problem(await client.get(f"{V1}/rooms/a:b/tasks"), 400, "invalid-room-id")

@@ -1,0 +1,336 @@
+"""`Prefer: wait=N`: who waits is woken by the commit, not by the clock, and never too late."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from wire import ON_SQLITE, V1, As, claim, problem, read, register, report, submit, until
+
+from zndraw_joblib.server import runtime as runtime_module
+from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.settings import ServerSettings
+
+# Long enough that only a wake-up can explain an answer before it.
+WAIT = 30
+SOON = 5
+
+
+@pytest.fixture
+def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep sleepers from looking again by themselves, so that only a wake-up can wake them."""
+    monkeypatch.setattr(runtime_module, "_RECHECK_FIRST", 10 * WAIT)
+
+
+@pytest.fixture
+async def replica(settings: ServerSettings, client: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
+    """Return a client of a second server process on the same database."""
+    app = create_app(settings)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    headers = client.headers
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://replica", headers=headers) as other,
+    ):
+        yield other
+
+
+def waiting_for(
+    client: httpx.AsyncClient, task: dict[str, Any], wait: int = WAIT
+) -> Awaitable[httpx.Response]:
+    """Start to wait for a task's end."""
+    headers = {"Prefer": f"wait={wait}"}
+    return asyncio.ensure_future(client.get(f"{V1}/tasks/{task['id']}", headers=headers))
+
+
+def claiming(client: httpx.AsyncClient, worker_id: str, wait: int = WAIT) -> Awaitable[dict[str, Any] | None]:
+    """Start to wait for a task to claim."""
+    return asyncio.ensure_future(claim(client, worker_id, wait))
+
+
+HONOURED = [
+    ["wait=3"],
+    ["Wait=3"],
+    ["WAIT=3"],
+    ['wait="3"'],
+    ["wait = 3"],
+    ["  wait=3  "],
+    ["wait=3; foo=bar"],
+    ["respond-async, wait=3"],
+    ["respond-async", "wait=3"],
+    ["handling=lenient,wait=3,return=minimal"],
+    ['foo="bar", wait=3'],
+    ["wait=007"],
+    ["wait=999999999"],
+    ["wait=9999999999999999999999"],
+]
+IGNORED = [
+    [],
+    [""],
+    ["wait=0"],
+    ["wait=abc"],
+    ["wait=-3"],
+    ["wait=3x"],
+    ["wait"],
+    ["wait="],
+    ["foo-wait=3"],
+    ["await=3"],
+    ["respond-async"],
+    ["foo; wait=3"],
+    ['foo="bar, wait=3"'],
+    ["wait=0, wait=3"],
+]
+
+
+@ON_SQLITE
+async def test_a_preference_is_read_as_rfc_7240_says(
+    client: httpx.AsyncClient, settings: ServerSettings
+) -> None:
+    """No case, quoted or not, in several headers, the first one counts; anything else is ignored."""
+    settings.long_poll_max_wait_seconds = 0.01
+    job = await register(client)
+    task = await submit(client, job)
+    idle = (await client.post(f"{V1}/workers")).json()
+    wrong = []
+    for headers in HONOURED + IGNORED:
+        prefer = [("Prefer", value) for value in headers]
+        answers = [
+            await client.get(f"{V1}/tasks/{task['id']}", headers=prefer),
+            await client.post(f"{V1}/tasks/claim", json={"worker_id": idle["id"]}, headers=prefer),
+        ]
+        for answer in answers:
+            assert answer.status_code == 200, headers
+            if ("preference-applied" in answer.headers) != (headers in HONOURED):
+                wrong.append((answer.request.method, headers))
+    assert wrong == []
+
+
+@ON_SQLITE
+async def test_waiting_ends_when_the_time_is_over(client: httpx.AsyncClient) -> None:
+    """200 with what there is, after the seconds that were asked for: not before, and not much later."""
+    job = await register(client)
+    task = await submit(client, job)
+    idle = (await client.post(f"{V1}/workers")).json()
+    wait = {"Prefer": "wait=1"}
+
+    async def timed(asked: Awaitable[httpx.Response]) -> tuple[httpx.Response, float]:
+        started = time.monotonic()
+        return await asked, time.monotonic() - started
+
+    (got, first), (claimed, second) = await asyncio.gather(
+        timed(client.get(f"{V1}/tasks/{task['id']}", headers=wait)),
+        timed(client.post(f"{V1}/tasks/claim", json={"worker_id": idle["id"]}, headers=wait)),
+    )
+    assert (got.status_code, got.json()) == (200, task)
+    assert (claimed.status_code, claimed.json()) == (200, {"task": None})
+    for answer, seconds in ((got, first), (claimed, second)):
+        assert answer.headers["preference-applied"] == "wait=1"
+        assert 1 <= seconds < 1.4
+
+
+@ON_SQLITE
+async def test_no_one_waits_longer_than_the_server_allows(
+    client: httpx.AsyncClient, settings: ServerSettings
+) -> None:
+    """The setting caps the wait, now and after a change, and the answer says what was applied."""
+    task = await submit(client, await register(client))
+    settings.long_poll_max_wait_seconds = 1
+    started = time.monotonic()
+    answer = await waiting_for(client, task, 3600)
+    assert answer.headers["preference-applied"] == "wait=1"
+    assert 1 <= time.monotonic() - started < 2
+    settings.long_poll_max_wait_seconds = 0
+    answer = await waiting_for(client, task, 3600)
+    assert (answer.status_code, "preference-applied" in answer.headers) == (200, False)
+
+
+@ON_SQLITE
+async def test_what_has_ended_is_answered_at_once(client: httpx.AsyncClient) -> None:
+    """A finished task is not waited for, a pending one is claimed, an unknown one is 404: without delay."""
+    job = await register(client)
+    task = await submit(client, job)
+    answer = await client.post(
+        f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]}, headers={"Prefer": f"wait={WAIT}"}
+    )
+    assert answer.json()["task"]["id"] == task["id"]
+    await report(client, task, "cancelled")
+    answer = await waiting_for(client, task)
+    assert (answer.json()["status"], "preference-applied" in answer.headers) == ("cancelled", False)
+    await client.delete(f"{V1}/workers/{job['worker_id']}")
+    claimed = await client.post(
+        f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]}, headers={"Prefer": f"wait={WAIT}"}
+    )
+    problem(claimed, 404, "worker-not-found")
+
+
+@pytest.mark.usefixtures("no_second_look")
+async def test_the_end_of_a_task_wakes_who_waits_for_it(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """Whatever ends it, the answer comes with the commit; its way there wakes nobody."""
+    for end in ("completed", "failed", "cancelled", "removed"):
+        job = await register(client)
+        await submit(client, job)
+        task = await claim(client, job["worker_id"])
+        asked = [waiting_for(client, task) for _ in range(3)]
+        await until(lambda: len(runtime.sleepers) == 3)
+        await report(client, task, "running")
+        assert len(runtime.sleepers) == 3
+        if end == "removed":
+            await client.delete(f"{V1}/workers/{job['worker_id']}")
+        else:
+            await report(client, task, end)
+        async with asyncio.timeout(SOON):
+            answers = await asyncio.gather(*asked)
+        for answer in answers:
+            assert answer.json()["status"] == {"removed": "failed"}.get(end, end)
+            assert answer.headers["preference-applied"] == f"wait={WAIT}"
+        assert len(runtime.sleepers) == 0
+
+
+@pytest.mark.usefixtures("no_second_look")
+async def test_a_submit_wakes_a_waiting_claim(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """The claim answers with the task in the time of a commit, far below what it would have waited."""
+    job = await register(client)
+    asked = claiming(client, job["worker_id"])
+    await until(lambda: len(runtime.sleepers) == 1)
+    started = time.monotonic()
+    task = await submit(client, job)
+    async with asyncio.timeout(SOON):
+        got = await asked
+    assert time.monotonic() - started < SOON
+    assert (got["id"], got["worker_id"]) == (task["id"], job["worker_id"])
+
+
+@pytest.mark.usefixtures("no_second_look")
+async def test_waiting_claims_are_served_in_the_order_they_came(
+    client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    """Three workers wait for one job; each task goes to the one that has waited longest, once."""
+    first = await register(client)
+    workers = [first["worker_id"], *[(await register(client))["worker_id"] for _ in range(2)]]
+    asked = []
+    for count, worker_id in enumerate(workers, 1):
+        asked.append(claiming(client, worker_id))
+        await until(lambda count=count: len(runtime.sleepers) == count)
+    for position in range(3):
+        task = await submit(client, first)
+        async with asyncio.timeout(SOON):
+            assert (await asked[position])["id"] == task["id"]
+        assert [done.done() for done in asked] == [index <= position for index in range(3)]
+
+
+@pytest.mark.usefixtures("no_second_look")
+async def test_a_burst_wakes_as_many_as_it_can_serve(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """As many tasks as waiting claims, submitted at once: each claim gets another one."""
+    first = await register(client)
+    workers = [first["worker_id"], *[(await register(client))["worker_id"] for _ in range(7)]]
+    asked = [claiming(client, worker_id) for worker_id in workers]
+    await until(lambda: len(runtime.sleepers) == len(workers))
+    tasks = await asyncio.gather(*(submit(client, first) for _ in workers))
+    async with asyncio.timeout(SOON):
+        got = await asyncio.gather(*asked)
+    assert sorted(task["id"] for task in got) == sorted(task["id"] for task in tasks)
+
+
+@pytest.mark.usefixtures("no_second_look")
+async def test_a_job_registered_while_a_claim_waits_is_waited_for_too(
+    client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    """A worker that takes on another job need not ask anew; one that left a job gets none of it."""
+    job = await register(client)
+    asked = claiming(client, job["worker_id"])
+    await until(lambda: len(runtime.sleepers) == 1)
+    other = await register(client, "Scale", worker_id=job["worker_id"])
+    await register(client)
+    await client.delete(f"{V1}/workers/{job['worker_id']}/jobs/{job['full_name']}")
+    await submit(client, job)
+    task = await submit(client, other)
+    async with asyncio.timeout(SOON):
+        assert (await asked)["id"] == task["id"]
+
+
+@pytest.mark.usefixtures("no_second_look")
+async def test_a_waiting_claim_learns_that_its_worker_is_gone(
+    client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    """404 with the commit that removed it."""
+    job = await register(client)
+    asked = asyncio.ensure_future(
+        client.post(
+            f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]}, headers={"Prefer": f"wait={WAIT}"}
+        )
+    )
+    await until(lambda: len(runtime.sleepers) == 1)
+    await client.delete(f"{V1}/workers/{job['worker_id']}")
+    async with asyncio.timeout(SOON):
+        problem(await asked, 404, "worker-not-found")
+
+
+async def test_what_another_server_did_is_noticed(
+    client: httpx.AsyncClient, replica: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    """Without any wake-up a sleeper looks again within a second or so, for a task's end and for work."""
+    job = await register(client)
+    ends = await submit(client, job)
+    await claim(client, job["worker_id"])
+    asked = [waiting_for(client, ends), claiming(client, job["worker_id"])]
+    await until(lambda: len(runtime.sleepers) == 2)
+    started = time.monotonic()
+    await report(replica, ends, "cancelled")
+    task = await submit(replica, job)
+    async with asyncio.timeout(SOON):
+        ended, got = await asyncio.gather(*asked)
+    assert time.monotonic() - started < 3
+    assert (ended.json()["status"], got["id"]) == ("cancelled", task["id"])
+
+
+async def test_waiting_costs_no_turn_of_anybody_else(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """Fifty sleepers, more than there are connections to the database, and others are served at once."""
+    job = await register(client)
+    idle = await register(client, "Idle")
+    task = await submit(client, job)
+    asked = [waiting_for(client, task) for _ in range(40)]
+    asked += [claiming(client, idle["worker_id"]) for _ in range(10)]
+    await until(lambda: len(runtime.sleepers) == 50)
+    async with asyncio.timeout(SOON):
+        for _ in range(5):
+            assert (await read(client, task))["status"] == "pending"
+            await client.patch(f"{V1}/workers/{job['worker_id']}")
+        await report(client, task, "cancelled")
+        await asyncio.gather(*asked[:40])
+    for claim_asked in asked[40:]:
+        claim_asked.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_a_held_claim_is_a_sign_of_life(
+    client: httpx.AsyncClient, app: FastAPI, settings: ServerSettings, runtime: Runtime
+) -> None:
+    """Claim, report and an open long-poll count as heartbeats: the worker need not send any beside."""
+    settings.worker_timeout_seconds = 0.4
+    job = await register(client)
+    last = None
+    asked = claiming(client, job["worker_id"], 1)
+    await until(lambda: len(runtime.sleepers) == 1)
+    for _ in range(3):
+        [worker] = (await client.get(f"{V1}/workers")).json()["items"]
+        assert worker["last_heartbeat"] != last
+        last = worker["last_heartbeat"]
+        await asyncio.sleep(0.25)
+    assert await asked is None
+
+
+@ON_SQLITE
+async def test_a_claim_of_somebody_else_does_not_wait(client: httpx.AsyncClient, as_user: As) -> None:
+    """403 and 404 come at once, whatever the wait."""
+    eve = await as_user("eve")
+    job = await register(client)
+    started = time.monotonic()
+    answer = await eve.post(
+        f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]}, headers={"Prefer": f"wait={WAIT}"}
+    )
+    problem(answer, 403, "forbidden")
+    assert time.monotonic() - started < SOON

@@ -1,0 +1,60 @@
+"""A real server on a real port for the SDK's tests."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from sdk.live import LiveServer
+from zndraw_joblib.worker.api import Connection
+from zndraw_joblib.worker.manager import JobManager
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One server for all tests that leave it as it is; each works in a room of its own."""
+    live = LiveServer(tmp_path_factory.mktemp("server"))
+    yield live
+    live.stop()
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
+    """Return a function that starts a server with settings, for this test alone."""
+    with ExitStack() as stack:
+
+        def start(**settings: Any) -> LiveServer:
+            live = LiveServer(tmp_path, **settings)
+            stack.callback(live.stop)
+            return live
+
+        yield start
+
+
+@pytest.fixture
+def api(server: LiveServer) -> Iterator[Connection]:
+    """Return a connection to the common server."""
+    with server.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def room() -> str:
+    """Return a room that no other test uses."""
+    return f"room-{uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def worker(api: Connection) -> Iterator[Callable[..., JobManager]]:
+    """Return a function that makes a manager; all are disconnected at the end."""
+    with ExitStack() as stack:
+
+        def make(execute: Any = None, *, at: Any = None, **options: Any) -> JobManager:
+            manager = JobManager(at or api, execute=execute, **options)
+            stack.callback(manager.disconnect, timeout=1)
+            return manager
+
+        yield make

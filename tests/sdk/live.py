@@ -1,0 +1,72 @@
+"""The real server on a real port, and a way to wait for what no event tells."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import uvicorn
+
+from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.worker.api import Connection, connect
+
+TOKEN = "a-token-for-the-tests"
+
+
+class LiveServer:
+    """The standalone app under uvicorn, in a thread. It can be stopped and started on the same port."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.settings = ServerSettings(
+            database_url=f"sqlite+aiosqlite:///{folder}/{uuid4().hex}.db", admin_token=TOKEN, **settings
+        )
+        self.port = 0
+        self.start()
+
+    def build(self) -> Any:
+        """Return the app to serve."""
+        return create_app(self.settings)
+
+    def start(self) -> None:
+        """Serve, and return when requests are answered."""
+        app = self.build()
+        config = uvicorn.Config(app, port=self.port, log_config=None, lifespan="on", ws="wsproto")
+        self._uvicorn = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._uvicorn.run, daemon=True)
+        self._thread.start()
+        until(lambda: self._uvicorn.started or not self._thread.is_alive())
+        self.port = self._uvicorn.servers[0].sockets[0].getsockname()[1]
+        self.runtime = getattr(app, "other_asgi_app", app).state.joblib
+
+    def stop(self) -> None:
+        """Stop as a deployment does; what waits is answered."""
+        self.runtime.sleepers.close()
+        self._uvicorn.should_exit = True
+        self._thread.join(10)
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def sleeping(self) -> int:
+        """How many long-polls are open."""
+        return len(self.runtime.sleepers)
+
+    def connect(self) -> Connection:
+        """Return a connection of a superuser."""
+        return connect(self.url, TOKEN)
+
+
+def until(true: Callable[[], Any], timeout: float = 10.0) -> Any:
+    """Wait for what no event tells; return what it turned out to be."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if value := true():
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"not within {timeout} s: {true}")

@@ -1,0 +1,179 @@
+"""Calling jobs and waiting for their ends: K4, K13; and results, whatever they are."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel
+
+from sdk.jobs import Add
+from sdk.live import LiveServer, until
+from zndraw_joblib.contract.messages import MAX_JSON_BYTES
+from zndraw_joblib.contract.problems import InvalidPayload, JobNotFound, TaskNotFound
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.contract.work import Extension
+from zndraw_joblib.worker.manager import JobManager
+
+Make = Callable[..., JobManager]
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Rich(Extension):
+    category = "analysis"
+    path: Path
+    id: UUID
+    time: datetime
+    color: Color
+    nothing: int | None = 1
+
+    def run(self, vis: Any, **kwargs: Any) -> Any:
+        """Return itself."""
+        return self
+
+
+RICH = Rich(
+    path=Path("a/b"), id=UUID(int=7), time=datetime(2026, 1, 2, tzinfo=UTC), color=Color.RED, nothing=None
+)
+
+
+def test_any_field_survives_the_walk(worker: Make, room: str) -> None:
+    """K4: paths, UUIDs, times, enums and None arrive as they were sent, and come back as a result."""
+    manager = worker(lambda task: {"model": task.extension, "is": task.extension == RICH})
+    manager.register(Rich, room=room)
+    by_name = manager.submit(f"{room}:analysis:Rich", RICH.model_dump(), room=room)
+    for task_id in (manager.submit(RICH, room=room), by_name):
+        task = manager.wait_for(task_id, 5)
+        assert task.payload == RICH.model_dump(mode="json")
+        assert task.result == {"model": RICH.model_dump(mode="json"), "is": True}
+
+
+class Note(BaseModel):
+    text: str
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [(None, None), ([Note(text="é\x00")], [{"text": "é\x00"}]), ({1: {2.5}}, {"1": [2.5]})],
+    ids=["none", "models", "containers"],
+)
+def test_a_result_is_sent_as_json(worker: Make, room: str, result: Any, told: Any) -> None:
+    """What pydantic can say as JSON becomes the task's result."""
+    manager = worker(lambda task: result)
+    manager.register(Add, room=room)
+    task = manager.wait_for(manager.submit(Add(), room=room), 5)
+    assert (task.status, task.result, task.error) == (TaskStatus.COMPLETED, told, None)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (object(), "cannot be sent as JSON"),
+        (float("nan"), "cannot be sent as JSON"),
+        ("\ud800", "cannot be sent as JSON"),
+        ("x" * MAX_JSON_BYTES, "1,048,578 bytes as JSON; 1,048,576 are allowed"),
+    ],
+    ids=["object", "nan", "surrogate", "large"],
+)
+def test_a_result_that_cannot_be_sent_fails_the_task(worker: Make, room: str, result: Any, text: str) -> None:
+    """The task's owner reads why, and the worker goes on."""
+    manager = worker(lambda task: task.extension.a or result)
+    manager.register(Add, room=room)
+    task = manager.wait_for(manager.submit(Add(), room=room), 5)
+    assert task.status == TaskStatus.FAILED
+    assert text in (task.error or "")
+    assert manager.wait_for(manager.submit(Add(a=1), room=room), 5).result == 1
+
+
+def test_a_very_long_error_is_cut(worker: Make, room: str) -> None:
+    """An error of any length and any characters is told, up to 64 KiB."""
+
+    def execute(task: Any) -> None:
+        raise RuntimeError("é\ud800" * 100_000)
+
+    manager = worker(execute)
+    manager.register(Add, room=room)
+    task = manager.wait_for(manager.submit(Add(), room=room), 5)
+    assert task.status == TaskStatus.FAILED
+    assert 60_000 < len((task.error or "").encode()) <= 64 * 1024
+    assert (task.error or "").endswith("(cut)")
+
+
+@pytest.mark.parametrize("end", sorted(TERMINAL))
+def test_waiting_ends_with_the_task(worker: Make, room: str, end: TaskStatus) -> None:
+    """K13: wait_for returns on every terminal status."""
+    manager = worker()
+    manager.register(Add, room=room)
+    task_id = manager.submit(Add(), room=room)
+    task = manager.claim()
+    assert task is not None
+    if end != TaskStatus.CANCELLED:
+        manager.start(task)
+    report = {
+        TaskStatus.COMPLETED: manager.complete,
+        TaskStatus.FAILED: lambda it: manager.fail(it, "no"),
+        TaskStatus.CANCELLED: manager.cancel,
+    }
+    assert report[end](task).status == end
+    assert report[end](task).status == end
+    assert manager.wait_for(task_id).status == end
+
+
+def test_waiting_ends_with_its_timeout(worker: Make, room: str) -> None:
+    """A task that does not end raises TimeoutError, and one that does not exist KeyError at once."""
+    manager = worker()
+    manager.register(Add, room=room)
+    task_id = manager.submit(Add(), room=room)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match="is pending after"):
+        manager.wait_for(task_id, 0.3)
+    assert 0.3 <= time.monotonic() - began < 1
+    with pytest.raises(TaskNotFound):
+        manager.wait_for(UUID(int=0))
+
+
+def test_waiting_outlives_a_restart(own_server: Callable[..., LiveServer], worker: Make, room: str) -> None:
+    """A server that is away for a moment is asked again."""
+    live = own_server()
+    with live.connect() as api:
+        manager = worker(lambda task: 1, at=api)
+        manager.register(Add, room=room)
+        manager.disconnect()
+        manager.register(Add, room=room)
+        live.stop()
+        with pytest.raises(TimeoutError, match="out of reach"):
+            manager.wait_for(UUID(int=1), 0.3)
+        live.start()
+        task_id = until(lambda: manager.submit(Add(), room=room))
+        assert manager.wait_for(task_id, 10).result == 1
+        manager.disconnect()
+
+
+def test_what_the_server_refuses_is_raised_as_its_class(worker: Make, room: str) -> None:
+    """The SDK raises the problem again, and it is the builtin too."""
+    manager = worker()
+    manager.register(Add, room=room)
+    with pytest.raises(InvalidPayload) as caught:
+        manager.submit(f"{room}:modifiers:Add", {"a": "many"}, room=room)
+    assert isinstance(caught.value, ValueError)
+    for unknown in (f"{room}:modifiers:None", "nonsense"):
+        with pytest.raises(JobNotFound):
+            manager.submit(unknown, room=room)
+    with pytest.raises(ValueError, match="not JSON"):
+        manager.submit(f"{room}:modifiers:Add", {"a": float("nan")}, room=room)
+
+
+def test_a_class_is_called_where_it_is_registered(worker: Make, room: str) -> None:
+    """Without job_room the job is where this manager registered its class; a stranger says where."""
+    manager, stranger = worker(lambda task: task.job_name), worker()
+    manager.register(Add, room=room)
+    assert manager.wait_for(manager.submit(Add()), 5).room_id == room
+    name = f"{room}:modifiers:Add"
+    assert manager.wait_for(stranger.submit(Add(), room=room, job_room=room), 5).result == name

@@ -1,0 +1,170 @@
+"""Socket.IO makes a worker quicker, and nothing else: K5, K6, over a real Socket.IO server."""
+
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import socketio
+from fastapi import FastAPI
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+
+from sdk.jobs import Add
+from sdk.live import LiveServer, until
+from zndraw_joblib.contract.events import Event, JoinJobRoom, LeaveJobRoom, workers_of
+from zndraw_joblib.server.http.problems import install_exception_handlers
+from zndraw_joblib.server.mount import JobLib
+from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.worker.api import Connection
+from zndraw_joblib.worker.manager import JobManager
+
+Make = Callable[..., JobManager]
+HOST = Identity("host", is_superuser=True)
+
+
+class HostServer(LiveServer):
+    """A host's app with a Socket.IO server that lets workers into the rooms of their jobs."""
+
+    def build(self) -> Any:
+        """Return the app to serve."""
+        self.joined: list[str] = []
+        self.left: list[str] = []
+        self.tsio = tsio = socketio.AsyncServer(async_mode="asgi")
+        engine = create_async_engine(self.settings.database_url)
+
+        @asynccontextmanager
+        async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+            yield
+            await engine.dispose()
+
+        app = FastAPI(lifespan=lifespan)
+        install_exception_handlers(app)
+        sessions = async_sessionmaker(engine)
+        JobLib(session_maker=sessions, identity=lambda: HOST, settings=self.settings, tsio=tsio).mount(app)
+
+        @tsio.on(JoinJobRoom.event_name)
+        async def join(sid: str, data: Any) -> None:
+            await tsio.enter_room(sid, workers_of(JoinJobRoom.model_validate(data).job_name))
+            self.joined.append(data["worker_id"])
+
+        @tsio.on(LeaveJobRoom.event_name)
+        async def leave(sid: str, data: Any) -> None:
+            await tsio.leave_room(sid, workers_of(LeaveJobRoom.model_validate(data).job_name))
+            self.left.append(data["worker_id"])
+
+        return socketio.ASGIApp(tsio, app)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[HostServer]:
+    """Return a host with Socket.IO, for this test alone."""
+    live = HostServer(tmp_path)
+    yield live
+    live.stop()
+
+
+@pytest.fixture
+def host_api(host: HostServer) -> Iterator[Connection]:
+    """Return a connection to that host."""
+    with host.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def tsio(host: HostServer) -> Iterator[socketio.Client]:
+    """Return a Socket.IO client, not connected yet."""
+    client = socketio.Client(reconnection_delay=0.05, reconnection_delay_max=0.1)
+    yield client
+    client.shutdown()
+
+
+def enter(tsio: socketio.Client, host: HostServer) -> None:
+    """Connect as a host does; its own client library lacks HTTP, so over a WebSocket."""
+    tsio.connect(host.url, transports=["websocket"], wait_timeout=5)
+
+
+class Wrapper:
+    """A host's wrapper, which takes models."""
+
+    def __init__(self, inner: socketio.Client) -> None:
+        self._inner = inner
+
+    def on(self, event: str, handler: Callable[..., Any]) -> None:
+        """Pass on."""
+        self._inner.on(event, handler)
+
+    def emit(self, event: Event) -> None:
+        """Send a model under its name."""
+        self._inner.emit(event.event_name, event.model_dump(mode="json"))
+
+
+@pytest.mark.parametrize("wrap", [lambda tsio: tsio, Wrapper], ids=["plain", "wrapper"])
+def test_a_task_wakes_the_worker(
+    worker: Make, room: str, host: HostServer, host_api: Connection, tsio: socketio.Client, wrap: Any
+) -> None:
+    """Where claims do not wait on the server, task_available brings the task long before the next poll."""
+    enter(tsio, host)
+    manager = worker(lambda task: 1, at=host_api, tsio=wrap(tsio), long_poll=0, polling_interval=60)
+    manager.register(Add, room=room)
+    until(lambda: host.joined == [str(manager.worker_id)])
+    for _ in range(3):
+        began = time.monotonic()
+        assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 1
+        assert time.monotonic() - began < 1
+    manager.disconnect()
+    until(lambda: host.left == host.joined)
+
+
+def test_the_hosts_handlers_stay(
+    worker: Make, room: str, host: HostServer, host_api: Connection, tsio: socketio.Client
+) -> None:
+    """K5: the host's own handlers run, those of two managers too, and rooms are joined after a reconnect."""
+    connected, heard = threading.Semaphore(0), threading.Event()
+    tsio.on("connect", connected.release)
+    tsio.on("*", lambda event, data: heard.set() if event == "task_available" else None)
+    first, second = (worker(at=host_api, tsio=tsio) for _ in range(2))
+    enter(tsio, host)
+    assert connected.acquire(timeout=5)
+    for manager in (first, second):
+        manager.register(Add, room=room)
+    ids = {str(first.worker_id), str(second.worker_id)}
+    until(lambda: set(host.joined) == ids)
+    host.joined.clear()
+    with tsio.eio.ws.sock as lost:
+        lost.shutdown(socket.SHUT_RDWR)
+        assert connected.acquire(timeout=5)
+    until(lambda: set(host.joined) == ids)
+    first.submit(Add(), room=room)
+    assert heard.wait(5)
+
+
+def test_a_namespace_class_stays(worker: Make, tsio: socketio.Client, host: HostServer) -> None:
+    """K5: a host that handles events with a class keeps hearing them."""
+    connected = threading.Event()
+
+    class Namespace(socketio.ClientNamespace):
+        def on_connect(self) -> None:
+            connected.set()
+
+    tsio.register_namespace(Namespace("/"))
+    worker(tsio=tsio)
+    enter(tsio, host)
+    assert connected.wait(5)
+
+
+def test_without_a_connection_all_goes_on(
+    worker: Make, room: str, host: HostServer, host_api: Connection, tsio: socketio.Client
+) -> None:
+    """K6: a client that is not connected costs nothing; once it is, the rooms are joined."""
+    manager = worker(lambda task: 1, at=host_api, tsio=tsio)
+    manager.register(Add, room=room)
+    assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 1
+    enter(tsio, host)
+    until(lambda: host.joined == [str(manager.worker_id)])
+    tsio.disconnect()
+    manager.disconnect()
+    assert not manager.workers().items

@@ -1,0 +1,134 @@
+"""Working by hand: claim() and listen(), K10."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from sdk.jobs import Add, Picky
+from sdk.live import LiveServer, until
+from zndraw_joblib.contract.problems import InvalidTaskTransition
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.manager import JobManager
+
+Make = Callable[..., JobManager]
+
+
+def test_a_claim_takes_the_oldest_task(worker: Make, room: str) -> None:
+    """claim() returns at once, claimed, in the order of submission, and None when all is taken."""
+    manager = worker()
+    manager.register(Add, room=room)
+    submitted = [manager.submit(Add(a=number), room=room) for number in range(3)]
+    claimed = [manager.claim() for _ in range(4)]
+    assert claimed.pop() is None
+    assert [task.task_id for task in claimed if task] == submitted
+    for number, task in enumerate(claimed):
+        assert task is not None
+        assert (task.extension, task.attempt, task.worker_id) == (Add(a=number), 1, manager.worker_id)
+        assert (task.job_name, task.room_id) == (f"{room}:modifiers:Add", room)
+
+
+def test_a_claim_may_wait(worker: Make, room: str, server: LiveServer) -> None:
+    """claim(wait) returns as soon as there is a task."""
+    manager, caller = worker(), worker()
+    manager.register(Add, room=room)
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(manager.claim(wait=10)))
+    waiting.start()
+    until(lambda: server.sleeping)
+    task_id = caller.submit(Add(a=1), room=room, job_room=room)
+    waiting.join(1)
+    assert [task.task_id for task in found] == [task_id]
+    began = time.monotonic()
+    assert manager.claim(wait=1) is None
+    assert time.monotonic() - began < 2
+
+
+def test_a_claim_passes_over_what_cannot_run(worker: Make, room: str) -> None:
+    """One claim is enough to get the good task behind two bad ones, which fail."""
+    manager = worker()
+    manager.register(Picky, room=room)
+    words = ["bad", "bad", "good"]
+    tasks = [manager.submit(f"{room}:analysis:Picky", {"word": word}, room=room) for word in words]
+    task = manager.claim()
+    assert task is not None
+    assert task.task_id == tasks[2]
+    assert [manager.get_task(bad).status for bad in tasks[:2]] == [TaskStatus.FAILED] * 2
+
+
+def test_listening_hears_at_once_and_stops_when_told(worker: Make, room: str) -> None:
+    """K10: a task is yielded when it is submitted; stop_event ends it within the interval."""
+    manager = worker()
+    manager.register(Add, room=room)
+    stop = threading.Event()
+    heard: list[float] = []
+
+    def listen() -> None:
+        for task in manager.listen(polling_interval=1, stop_event=stop):
+            manager.start(task)
+            manager.complete(task, task.extension.a)
+            heard.append(time.monotonic())
+
+    listening = threading.Thread(target=listen)
+    listening.start()
+    for number in range(3):
+        began = time.monotonic()
+        task_id = manager.submit(Add(a=number), room=room)
+        assert manager.wait_for(task_id, 5).result == number
+        assert time.monotonic() - began < 0.5
+    stop.set()
+    listening.join(2)
+    assert not listening.is_alive()
+    assert len(heard) == 3
+
+
+def test_listening_ends_with_a_disconnect(worker: Make, room: str, server: LiveServer) -> None:
+    """A disconnect elsewhere ends listen() at once."""
+    manager = worker()
+    manager.register(Add, room=room)
+    listening = threading.Thread(target=lambda: list(manager.listen(polling_interval=20)))
+    listening.start()
+    until(lambda: server.sleeping)
+    manager.disconnect()
+    listening.join(1)
+    assert not listening.is_alive()
+
+
+def test_listening_outlives_a_restart(own_server: Callable[..., LiveServer], worker: Make, room: str) -> None:
+    """Faults that pass are waited out, not raised."""
+    live = own_server()
+    with live.connect() as api:
+        manager = worker(at=api)
+        manager.register(Add, room=room)
+        found: list[str] = []
+        listening = threading.Thread(
+            target=lambda: found.extend(task.task_id for task in manager.listen(polling_interval=1))
+        )
+        listening.start()
+        until(lambda: live.sleeping)
+        live.stop()
+        live.start()
+        task_id = manager.submit(Add(), room=room)
+        until(lambda: manager.get_task(task_id).status == TaskStatus.CLAIMED)
+        manager.disconnect()
+        listening.join(5)
+        assert found == [task_id]
+
+
+def test_a_stale_report_says_so(worker: Make, room: str) -> None:
+    """By hand, the caller is told that the task is not its own any more."""
+    manager = worker()
+    manager.register(Add, room=room)
+    manager.submit(Add(), room=room)
+    task = manager.claim()
+    assert task is not None
+    manager.disconnect()
+    with pytest.raises(InvalidTaskTransition):
+        manager.complete(task)
+
+
+def test_without_a_worker_there_is_no_claim(worker: Make) -> None:
+    """The sentence says what to call first."""
+    with pytest.raises(RuntimeError, match="register"):
+        worker().claim()

@@ -1,0 +1,121 @@
+"""What a worker loads from a module or a file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zndraw_joblib.worker.loading import (
+    CannotLoad,
+    NothingToServe,
+    TargetBroken,
+    TargetMissing,
+    load_context,
+    load_extensions,
+)
+from zndraw_joblib.worker.serving import runner
+from zndraw_joblib.worker.tasks import ClaimedTask
+
+SOURCE = """
+from abc import abstractmethod
+from sdk.jobs import Add
+from zndraw_joblib import Extension
+
+class Later(Extension):
+    category = "analysis"
+    other: "Sooner | None" = None
+    def run(self, vis, **kwargs):
+        return vis
+
+class Sooner(Extension):
+    category = "analysis"
+    def run(self, vis, **kwargs):
+        return vis
+
+class Abstract(Extension):
+    category = "analysis"
+
+class _Private(Sooner):
+    pass
+
+class Homeless(Extension):
+    def run(self, vis, **kwargs):
+        return vis
+
+Alias = Sooner
+number = 1
+
+def context():
+    return "context"
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
+    """Return a function that writes a file and returns its path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(name: str, source: str) -> str:
+        (tmp_path / name).write_text(source)
+        return str(tmp_path / name)
+
+    return make
+
+
+def test_the_classes_of_the_module_itself_are_served(write: Callable[[str, str], str]) -> None:
+    """In their order, once each; nothing that is imported, abstract, private or without a category."""
+    path = write("by_path.py", SOURCE)
+    write("by_name.py", SOURCE)
+    for target in (path, "by_name"):
+        assert [cls.__name__ for cls in load_extensions(target)] == ["Later", "Sooner"]
+    assert load_extensions(path)[1] is load_extensions(path)[1]
+    assert load_context(f"{path}:context")() == "context"
+    assert load_context("by_name:context")() == "context"
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "error", "text"),
+    [
+        ("absent_module", None, TargetMissing, "There is no module 'absent_module'"),
+        ("absent.py", None, TargetMissing, "There is no file 'absent.py'"),
+        ("broken_syntax", "def (", TargetBroken, "not valid Python"),
+        ("broken_import", "import absent_library", TargetBroken, "No module named 'absent_library'"),
+        ("broken_body", "1 / 0", TargetBroken, "ZeroDivisionError"),
+        ("empty_module", "from sdk.jobs import Add", NothingToServe, "defines no extension"),
+    ],
+)
+def test_what_cannot_be_loaded_is_explained(
+    write: Callable[[str, str], str], target: str, source: str | None, error: type[CannotLoad], text: str
+) -> None:
+    """Each mistake has a class and a sentence of its own."""
+    if source is not None:
+        write(f"{target}.py", source)
+    with pytest.raises(error, match=text):
+        load_extensions(target)
+
+
+@pytest.mark.parametrize("target", ["context", "only_context:absent", "only_context:number"])
+def test_a_context_must_be_a_function(write: Callable[[str, str], str], target: str) -> None:
+    """Neither a bare name, nor a missing one, nor a number will do."""
+    write("only_context.py", SOURCE)
+    with pytest.raises(CannotLoad):
+        load_context(target)
+
+
+class Echo:
+    def run(self, vis: Any) -> Any:
+        """Return the context."""
+        return vis
+
+
+@pytest.mark.parametrize(
+    ("context", "vis"),
+    [(None, None), (lambda: "plain", "plain"), (lambda task: task.room_id, "room-1"), (dict, {})],
+    ids=["none", "plain", "of-task", "class"],
+)
+def test_each_task_gets_its_context(context: Any, vis: Any) -> None:
+    """The factory is called for each task, with the task if it takes one."""
+    task = ClaimedTask("1", "room-1:a:Echo", "room-1", Echo(), 1, {}, None)  # type: ignore[arg-type]
+    assert runner(context)(task) == vis

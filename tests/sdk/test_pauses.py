@@ -1,0 +1,68 @@
+"""How long a worker waits: nothing sleeps here."""
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from itertools import count
+
+import httpx
+import pytest
+
+from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
+from zndraw_joblib.worker.loops import doze
+from zndraw_joblib.worker.retry import Backoff, passing, retry_after, unreachable
+
+
+def test_pauses_grow_to_a_limit_and_start_over() -> None:
+    """A quarter of a second at first, 15 s at most, with jitter, and short again after a success."""
+    backoff = Backoff()
+    pauses = [backoff.after(httpx.ConnectError("")) for _ in range(50)]
+    assert pauses[0] <= 0.25
+    assert 10 < pauses[-1] <= 15
+    assert len(set(pauses[20:])) > 1
+    backoff.reset()
+    assert backoff.after(httpx.ConnectError("")) <= 0.25
+
+
+def in_seconds(seconds: int) -> str:
+    """Return a date as HTTP writes it."""
+    return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds))
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (lambda: "7", 7),
+        (lambda: "100000", 300),
+        (lambda: in_seconds(60), 58),
+        (lambda: in_seconds(-60), 0),
+        (lambda: "soon", 0),
+        (lambda: "", 0),
+    ],
+    ids=["seconds", "too-many", "date", "past", "word", "empty"],
+)
+def test_the_servers_wish_is_honoured(header: Callable[[], str], seconds: float) -> None:
+    """Retry-After, in seconds or as a date, is the least pause; 5 minutes at most."""
+    error = TooManyRequests("slower", headers={"Retry-After": header()})
+    assert seconds <= retry_after(error) <= seconds + 3
+    assert seconds <= Backoff().after(error) <= seconds + 3
+
+
+def test_a_hosts_error_is_known_by_its_cause() -> None:
+    """A host may raise what it likes: the problem behind it decides whether to try again."""
+    error = RuntimeError("the host's own")
+    assert not passing(error)
+    error.__cause__ = ServiceUnavailable()
+    assert passing(error)
+    assert unreachable(error)
+    assert not passing(PermissionError("a refusal is no outage"))
+
+
+def test_a_machine_that_slept_wakes_the_loop() -> None:
+    """The wall clock ends a wait that the monotonic clock, which slept too, would not."""
+    slept = count(0, 3600)
+    dozing = threading.Thread(target=doze, args=(threading.Event(), 3600, lambda: next(slept)), daemon=True)
+    dozing.start()
+    dozing.join(3)
+    assert not dozing.is_alive()

@@ -1,0 +1,119 @@
+"""Workers in processes of their own, as the command line runs them."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sdk.live import TOKEN, LiveServer, until
+from zndraw_joblib.worker.manager import JobManager
+
+Make = Callable[..., JobManager]
+
+EXTENSION = """
+import os, time
+from pathlib import Path
+from zndraw_joblib import Extension
+
+class Work(Extension):
+    category = "analysis"
+    wait_for: str = ""
+    def run(self, vis, **kwargs):
+        Path(f"pid-{os.getpid()}").touch()
+        while self.wait_for and not Path(self.wait_for).exists():
+            time.sleep(0.01)
+        return os.getpid()
+"""
+MAIN = """
+import logging, sys
+from zndraw_joblib.worker.processes import ProcessPlan, serve_processes
+if __name__ == "__main__":
+    url, token, room, target, number = sys.argv[1:]
+    sys.exit(serve_processes(ProcessPlan(target, url, token, room), int(number)))
+"""
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(server: LiveServer, room: str, tmp_path: Path) -> Iterator[Start]:
+    """Return a function that serves the extension from several processes."""
+    (tmp_path / "main.py").write_text(MAIN)
+    (tmp_path / "work.py").write_text(EXTENSION)
+    made: list[subprocess.Popen[bytes]] = []
+
+    def run(number: int = 2, target: str = "work") -> subprocess.Popen[bytes]:
+        arguments = [server.url, TOKEN, room, target, str(number)]
+        made.append(subprocess.Popen([sys.executable, "main.py", *arguments], cwd=tmp_path))
+        return made[-1]
+
+    yield run
+    for process in made:
+        process.kill()
+        process.wait()
+
+
+def workers_of(manager: JobManager, room: str) -> list[str]:
+    """Return the ids of the workers that serve the room's job."""
+    jobs = [job for job in manager.jobs(room).items if job.full_name.startswith(room)]
+    return [str(worker) for job in jobs for worker in job.workers]
+
+
+def test_processes_are_workers_that_are_replaced_and_stopped(
+    worker: Make, room: str, start: Start, tmp_path: Path
+) -> None:
+    """Each is a worker of its own; a crash brings another; SIGTERM lets the tasks finish and ends all."""
+    caller = worker()
+    parent = start(2)
+    job = f"{room}:analysis:Work"
+    until(lambda: len(workers_of(caller, room)) == 2, 20)
+    tasks = [caller.submit(job, {"wait_for": "both"}) for _ in range(2)]
+    pids = until(lambda: len(found := list(tmp_path.glob("pid-*"))) == 2 and found)
+    (tmp_path / "both").touch()
+    results = {caller.wait_for(task, 5).result for task in tasks}
+    assert results == {int(path.name.removeprefix("pid-")) for path in pids}
+
+    killed = results.pop()
+    before = set(workers_of(caller, room))
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: set(workers_of(caller, room)) - before, 20)
+
+    last = caller.submit(job, {"wait_for": "last"})
+    until(lambda: caller.get_task(last).status == "running", 10)
+    parent.send_signal(signal.SIGTERM)
+    until(lambda: caller.get_task(last).status == "running")
+    (tmp_path / "last").touch()
+    assert parent.wait(10) == 0
+    assert caller.get_task(last).status == "completed"
+    assert len(workers_of(caller, room)) <= 1  # the killed one falls silent, and is swept later
+
+
+def test_a_second_signal_ends_all(worker: Make, room: str, start: Start) -> None:
+    """Ctrl-C twice ends processes whose tasks do not end."""
+    caller = worker()
+    parent = start(2)
+    until(lambda: len(workers_of(caller, room)) == 2, 20)
+    task = caller.submit(f"{room}:analysis:Work", {"wait_for": "never"})
+    until(lambda: caller.get_task(task).status == "running", 10)
+    parent.send_signal(signal.SIGINT)
+    until(lambda: len(workers_of(caller, room)) < 2)
+    parent.send_signal(signal.SIGINT)
+    parent.wait(10)
+    assert caller.get_task(task).error == "Worker disconnected"
+
+
+def test_a_refusal_ends_all(start: Start) -> None:
+    """What no restart mends is not restarted."""
+    assert start(1, "absent").wait(20) == 2
+
+
+def test_no_process_outlives_its_parent(worker: Make, room: str, start: Start) -> None:
+    """A parent that is killed takes its workers along, which say goodbye."""
+    caller = worker()
+    parent = start(1)
+    until(lambda: workers_of(caller, room), 20)
+    parent.kill()
+    until(lambda: not workers_of(caller, room))

@@ -1,0 +1,230 @@
+"""Leaving: at once when idle, with its tasks done when busy, hard when told twice. K1, D19, D20."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdk.jobs import Add
+from sdk.live import TOKEN, LiveServer, until
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.api import Connection
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.tasks import ClaimedTask
+
+Make = Callable[..., JobManager]
+
+
+class WithoutPollClient:
+    """A host that offers no client of its own for long-polls."""
+
+    def __init__(self, api: Connection) -> None:
+        self.http, self.base_url = api.http, api.base_url
+        self.get_headers, self.raise_for_status = api.get_headers, api.raise_for_status
+
+
+@pytest.mark.parametrize("host", [lambda api: api, WithoutPollClient], ids=["ours", "theirs"])
+def test_an_idle_worker_leaves_at_once(
+    worker: Make, room: str, api: Connection, server: LiveServer, host: Callable[..., Any]
+) -> None:
+    """An open long-poll of 20 s holds nobody up, and is gone from the server too."""
+    manager = worker(lambda task: None, at=host(api), concurrency=2)
+    manager.register(Add, room=room)
+    until(lambda: server.sleeping == 1)
+    began = time.monotonic()
+    manager.disconnect()
+    assert time.monotonic() - began < 0.5
+    until(lambda: server.sleeping == 0, 1)
+
+
+def test_a_busy_worker_finishes_and_takes_no_more(
+    own_server: Callable[..., LiveServer], worker: Make, room: str
+) -> None:
+    """D20: while the last task runs, longer than the timeout, heartbeats go on and nothing is claimed."""
+    live = own_server(worker_timeout_seconds=0.6, sweeper_interval_seconds=0.1)
+    running, may_end = threading.Event(), threading.Event()
+
+    def execute(task: ClaimedTask) -> int:
+        running.set()
+        assert may_end.wait(10)
+        return 1
+
+    with live.connect() as api:
+        manager = worker(execute, at=api, concurrency=2)
+        manager.register(Add, room=room)
+        first = manager.submit(Add(), room=room)
+        assert running.wait(5)
+        until(lambda: live.sleeping == 1)
+        leaving = threading.Thread(target=manager.disconnect)
+        leaving.start()
+        until(lambda: live.sleeping == 0)
+        second = manager.submit(Add(), room=room, job_room=room)
+        leaving.join(1.5)
+        assert leaving.is_alive()
+        assert manager.get_task(second).status == TaskStatus.PENDING
+        may_end.set()
+        leaving.join(5)
+        assert manager.get_task(first).status == TaskStatus.COMPLETED
+        assert manager.get_task(second).status == TaskStatus.PENDING
+        assert not manager.workers().items
+
+
+def test_a_disconnect_with_a_timeout_leaves_tasks_behind(worker: Make, room: str) -> None:
+    """D20: after the timeout the server fails what still runs; the late report changes nothing."""
+    running, may_end = threading.Event(), threading.Event()
+    manager = worker(lambda task: (running.set(), may_end.wait(10)))
+    manager.register(Add, room=room)
+    task_id = manager.submit(Add(), room=room)
+    assert running.wait(5)
+    began = time.monotonic()
+    manager.disconnect(timeout=0.2)
+    assert time.monotonic() - began < 1
+    may_end.set()
+    assert manager.get_task(task_id).error == "Worker disconnected"
+
+
+def test_a_task_may_disconnect_its_own_manager(worker: Make, room: str) -> None:
+    """A disconnect from inside a task does not wait for that task."""
+    done = threading.Event()
+
+    def execute(task: ClaimedTask) -> None:
+        manager.disconnect()
+        done.set()
+
+    manager = worker(execute)
+    manager.register(Add, room=room)
+    manager.submit(Add(), room=room)
+    assert done.wait(5)
+    assert manager.worker_id is None
+
+
+def test_wait_ends_with_a_disconnect_elsewhere(worker: Make, room: str) -> None:
+    """D19: off the main thread no signal is caught, and a disconnect is heard."""
+    manager = worker(lambda task: None)
+    manager.register(Add, room=room)
+    waiting = threading.Thread(target=manager.wait)
+    waiting.start()
+    manager.disconnect()
+    waiting.join(5)
+    assert not waiting.is_alive()
+
+
+SCRIPT = """
+import signal, sys, time
+from pathlib import Path
+from typing import Any
+from zndraw_joblib.worker.api import connect
+from zndraw_joblib.worker.manager import JobManager
+from sdk.jobs import Add
+
+url, token, room, folder = sys.argv[1:]
+
+def execute(task):
+    Path(folder, "running").touch()
+    while not Path(folder, "may-end").exists():
+        time.sleep(0.01)
+    return "done"
+
+before = signal.getsignal(signal.SIGINT)
+with connect(url, token) as api, JobManager(api, execute=execute, long_poll=1) as manager:
+    manager.register(Add, room=room)
+    Path(folder, "ready").touch()
+    manager.wait()
+    assert signal.getsignal(signal.SIGINT) is before
+Path(folder, "left").touch()
+"""
+
+
+class Script:
+    """A worker in a process of its own."""
+
+    def __init__(self, server: LiveServer, room: str, folder: Path) -> None:
+        self.folder = folder
+        arguments = [server.url, TOKEN, room, str(folder)]
+        tests = str(Path(__file__).parents[1])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"import sys; sys.path.insert(0, {tests!r})\n{SCRIPT}", *arguments]
+        )
+
+    def until(self, name: str) -> None:
+        """Wait for a sign of the process."""
+        until(lambda: (self.folder / name).exists() or self.process.poll() is not None, 20)
+        assert (self.folder / name).exists()
+
+
+Start = Callable[[LiveServer], Script]
+
+
+@pytest.fixture
+def script(room: str, tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts such a process; it is killed at the end."""
+    made: list[Script] = []
+
+    def start(server: LiveServer) -> Script:
+        made.append(Script(server, room, tmp_path))
+        made[-1].until("ready")
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.process.kill()
+        each.process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_lets_the_task_finish(
+    worker: Make, room: str, script: Start, server: LiveServer, number: signal.Signals
+) -> None:
+    """A signal ends the claiming, not the task that runs; then the worker is gone and its handlers too."""
+    caller = worker()
+    child = script(server)
+    task_id = caller.submit(f"{room}:modifiers:Add", room=room)
+    child.until("running")
+    child.process.send_signal(number)
+    until(lambda: caller.get_task(task_id).status == TaskStatus.RUNNING)
+    assert child.process.poll() is None
+    (child.folder / "may-end").touch()
+    assert child.process.wait(5) == 0
+    assert (child.folder / "left").exists()
+    assert caller.get_task(task_id).result == "done"
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_ends_the_process(
+    worker: Make, room: str, script: Start, server: LiveServer, second: signal.Signals
+) -> None:
+    """K1: two signals end a worker whose task does not; the server hears of it."""
+    caller = worker()
+    child = script(server)
+    task_id = caller.submit(f"{room}:modifiers:Add", room=room)
+    child.until("running")
+    child.process.send_signal(signal.SIGINT)
+    time.sleep(0.1)  # two signals at once are one
+    child.process.send_signal(second)
+    assert child.process.wait(5) != 0
+    assert caller.get_task(task_id).error == "Worker disconnected"
+
+
+def test_a_process_that_slept_comes_back(
+    own_server: Callable[..., LiveServer], room: str, worker: Make, script: Start
+) -> None:
+    """A worker that was stopped for longer than its timeout registers anew and serves."""
+    live = own_server(worker_timeout_seconds=0.6, sweeper_interval_seconds=0.1)
+    child = script(live)
+    with live.connect() as api:
+        caller = worker(at=api)
+        child.process.send_signal(signal.SIGSTOP)
+        until(lambda: not caller.workers().items)
+        child.process.send_signal(signal.SIGCONT)
+        until(lambda: caller.workers().items)
+        until(lambda: caller.jobs(room).items)
+        (child.folder / "may-end").touch()
+        assert caller.wait_for(caller.submit(f"{room}:modifiers:Add", room=room), 5).result == "done"
+    child.process.terminate()
+    assert child.process.wait(5) == 0

@@ -1,0 +1,207 @@
+"""A claim takes the oldest task its worker may have, once, with a token that no earlier claim had."""
+
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import insert, update
+from store.replica import ADMIN, OWNER, STRANGER, HandClock, InternalExecutor, Replica, internal
+from store.seeds import add_tasks, task
+
+from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.contract.problems import Forbidden, ProblemException, WorkerNotFound
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.service import claims
+from zndraw_joblib.server.service.claims import Claim, Claimed
+from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
+
+tasks = Task.__table__
+workers = Worker.__table__
+jobs = Job.__table__
+
+
+async def drained(replica: Replica, worker: UUID | None) -> list[UUID]:
+    """Claim until nothing is left; return the ids in the order they came."""
+    ids = []
+    while (claimed := await replica.claim(worker)) is not None:
+        ids.append(claimed.id)
+    return ids
+
+
+async def batch(replica: Replica, *asked: tuple[Identity, UUID]) -> list[Claimed | ProblemException]:
+    """Claim for several in one transaction."""
+    items = [Claim(caller, worker_id, 15) for caller, worker_id in asked]
+    return await replica.runtime.write(lambda tx: claims.claim(tx, items))
+
+
+async def test_first_come_first_served(replica: Replica) -> None:
+    """Tasks of one job come in the order of their arrival, also those of the same moment."""
+    job = await replica.register()
+    ids = [(await replica.submit(job)).id for _ in range(5)]
+    ids += await add_tasks(replica, [task(job.id) for _ in range(5)])
+    assert await drained(replica, job.worker_id) == ids
+
+
+async def test_the_oldest_of_all_jobs_comes_first(replica: Replica) -> None:
+    """A worker of several jobs gets their tasks in the order of arrival over all of them."""
+    served = [await replica.register("A")]
+    served += [await replica.register(name, worker=served[0].worker_id) for name in ("B", "C")]
+    other = await replica.register("D")
+    ids = []
+    for turn in (2, 0, 1, 1, 0, 2, 2):
+        ids.append((await replica.submit(served[turn])).id)
+        await replica.submit(other)
+    assert await drained(replica, served[0].worker_id) == ids
+
+
+async def test_a_claim_says_who_holds_the_task_and_under_which_token(replica: Replica) -> None:
+    """The answer, the row and the one event agree; the position is gone."""
+    job = await replica.register()
+    submitted = await replica.submit(job, {"angle": 3})
+    replica.events.clear()
+    claimed = await replica.claim(job.worker_id)
+    assert claimed is not None
+    assert (claimed.id, claimed.status, claimed.worker_id) == (
+        submitted.id,
+        TaskStatus.CLAIMED,
+        job.worker_id,
+    )
+    assert (claimed.attempt, claimed.queue_position, claimed.payload) == (1, None, {"angle": 3})
+    assert replica.told() == [TaskStatus.CLAIMED]
+    assert await replica.get(submitted.id) == claimed
+    [row] = await replica.rows(tasks)
+    assert row.claimed_at is not None
+    assert row.worker_owner_id == OWNER.id
+
+
+async def test_the_token_grows_with_every_claim(replica: Replica) -> None:
+    """A task that comes back to the queue never gives out a token twice."""
+    job = await replica.register()
+    submitted = await replica.submit(job)
+    for attempt in range(1, 5):
+        claimed = await replica.claim(job.worker_id)
+        assert claimed is not None
+        assert claimed.attempt == attempt
+        free = {"status": "pending", "worker_id": None, "worker_owner_id": None, "claimed_at": None}
+        await replica.execute(update(tasks).where(tasks.c.id == submitted.id).values(free))
+        await replica.execute(update(jobs).values(pending=1))
+
+
+async def test_nothing_is_claimed_where_nothing_waits(replica: Replica) -> None:
+    """A worker without jobs, and one whose queues are empty, get nothing, and no event is sent."""
+    job = await replica.register()
+    replica.events.clear()
+    assert await replica.claim(job.worker_id) is None
+    assert await replica.claim(await replica.worker()) is None
+    other = await replica.register("Other")
+    await replica.submit(other)
+    assert await replica.claim(job.worker_id) is None
+    assert TaskStatus.CLAIMED not in replica.told()
+
+
+async def test_a_worker_claims_for_its_owner_alone(replica: Replica) -> None:
+    """For somebody else it is forbidden, for superusers too; an unknown worker is not found."""
+    job = await replica.register()
+    await replica.submit(job)
+    for other in (STRANGER, ADMIN):
+        with pytest.raises(Forbidden):
+            await replica.claim(job.worker_id, by=other)
+    with pytest.raises(WorkerNotFound):
+        await replica.claim(uuid4())
+    assert await drained(replica, job.worker_id) != []
+
+
+async def test_claims_of_a_batch_are_served_in_their_order(replica: Replica) -> None:
+    """Each gets its own task or its own problem; a worker that asks twice gets two."""
+    job, other = await replica.register(), await replica.register("Other")
+    second = await replica.register(by=STRANGER)
+    ids = await add_tasks(replica, [task(job.id) for _ in range(3)])
+    [last] = await add_tasks(replica, [task(other.id)])
+    first, foreign, unknown = job.worker_id, second.worker_id, uuid4()
+    assert first is not None
+    assert foreign is not None
+    assert other.worker_id is not None
+    answers = await batch(
+        replica,
+        (OWNER, first),
+        (OWNER, unknown),
+        (STRANGER, foreign),
+        (OWNER, foreign),
+        (OWNER, other.worker_id),
+        (OWNER, first),
+        (OWNER, first),
+    )
+    assert _got(answers) == [ids[0], WorkerNotFound, ids[1], Forbidden, last, ids[2], None]
+
+
+async def test_a_batch_over_several_jobs_wastes_nothing(replica: Replica) -> None:
+    """Workers of one job and of several share their queues without taking the same task twice."""
+    served = [await replica.register("A")]
+    served.append(await replica.register("B", worker=served[0].worker_id))
+    only = await replica.register("B")
+    first, second = served[0].worker_id, only.worker_id
+    assert first is not None
+    assert second is not None
+    ids = await add_tasks(replica, [task(served[turn].id) for turn in (1, 0, 1)])
+    answers = await batch(replica, (OWNER, first), (OWNER, second), (OWNER, first), (OWNER, second))
+    assert _got(answers) == [ids[0], ids[2], ids[1], None]
+
+
+def _got(answers: list[Claimed | ProblemException]) -> list[Any]:
+    got: list[Any] = []
+    for answer in answers:
+        if isinstance(answer, ProblemException):
+            got.append(type(answer))
+        else:
+            got.append(answer.task and answer.task.id)
+    return got
+
+
+async def test_who_gets_nothing_learns_what_to_sleep_for(replica: Replica) -> None:
+    """An empty answer names the jobs of the worker, internal ones left out."""
+    worker = (await replica.register("A")).worker_id
+    await replica.register("B", "lab", worker=worker)
+    await replica.register("Render", INTERNAL, by=ADMIN)
+    assert worker is not None
+    [answer] = await batch(replica, (OWNER, worker))
+    assert isinstance(answer, Claimed)
+    assert sorted(map(str, answer.jobs)) == ["@global:modifiers:A", "lab:modifiers:B"]
+    assert not answer.is_contended
+
+
+async def test_an_internal_task_is_never_claimed(replica: Replica) -> None:
+    """Not even by a worker that is linked to the job in the database, not even one that is pending."""
+    job = await replica.register("Render", INTERNAL, by=ADMIN)
+    remote = await replica.register()
+    link = {"worker_id": remote.worker_id, "job_id": job.id}
+    await replica.execute(insert(WorkerJobLink.__table__).values(link))
+    await add_tasks(replica, [task(job.id)])
+    assert await replica.claim(remote.worker_id) is None
+    wanted = await replica.submit(remote)
+    assert await drained(replica, remote.worker_id) == [wanted.id]
+    replica.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    await replica.submit(str(internal()))
+    assert await replica.claim(remote.worker_id) is None
+
+
+async def test_a_claim_is_a_sign_of_life(timed: Replica, clock: HandClock) -> None:
+    """Whoever claims lives; the heartbeat is written now and then, not for every claim."""
+    job = await timed.register()
+    interval = timed.runtime.settings.heartbeat_interval_seconds
+    born = clock.now
+    for late, noted in ((interval / 8, 0), (interval / 2, interval / 2)):
+        clock.now = born
+        clock.advance(late)
+        await timed.claim(job.worker_id)
+        [row] = await timed.rows(workers)
+        assert (row.last_heartbeat - born).total_seconds() == pytest.approx(noted)
+
+
+async def test_what_was_submitted_for_a_worker_that_left_waits_for_the_next(replica: Replica) -> None:
+    """The queue belongs to the job: whoever serves it next gets the task."""
+    job = await replica.register()
+    submitted = await replica.submit(job)
+    await replica.leave(job.worker_id)
+    back = await replica.register()
+    assert await drained(replica, back.worker_id) == [submitted.id]

@@ -1,0 +1,167 @@
+"""Everything at once, by chance, from two replicas: no unforeseen error, no deadlock, all in order after."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text, update
+from sqlalchemy.ext.asyncio import AsyncEngine
+from store.fixtures import OpenReplica
+from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, InternalExecutor, Replica, internal
+from store.seeds import LONG_AGO
+
+from zndraw_joblib.contract.events import TaskStatusEvent
+from zndraw_joblib.contract.messages import JobResponse, TaskResponse
+from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.contract.problems import ProblemException
+from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
+from zndraw_joblib.server.ports import Page
+from zndraw_joblib.server.service import tasks
+from zndraw_joblib.server.store.tables import Task, Worker
+from zndraw_joblib.server.sweeper import Sweeper
+
+ACTORS = 6
+STEPS = 45
+PEOPLE = [OWNER, STRANGER, SUBMITTER, ADMIN]
+workers = Worker.__table__
+
+
+class Actor:
+    """Does one thing after another, by chance, with whatever all the actors know of."""
+
+    def __init__(self, replica: Replica, chance: random.Random, known: dict[str, list[Any]]) -> None:
+        self.replica = replica
+        self.chance = chance
+        self.known = known
+        self.answers: Counter[str] = Counter()
+        sweeper = Sweeper(replica.runtime.write, replica.runtime.settings)
+        sweeper._watching_since = float("-inf")
+        self.acts: dict[Callable[[], Awaitable[Any]], int] = {
+            self.register: 4,
+            self.submit: 10,
+            self.claim: 12,
+            self.report: 14,
+            self.beat: 4,
+            self.leave: 2,
+            self.leave_job: 2,
+            self.fall_silent: 2,
+            sweeper.cycle: 3,
+            self.read: 3,
+        }
+
+    async def run(self) -> None:
+        """Act; a refusal is an answer like any other, anything else ends the test."""
+        acts, weights = list(self.acts), list(self.acts.values())
+        for _ in range(STEPS):
+            [act] = self.chance.choices(acts, weights)
+            try:
+                await act()
+                self.answers[act.__name__] += 1
+            except ProblemException as problem:
+                if problem.status >= 500:
+                    raise
+                self.answers[type(problem).__name__] += 1
+
+    def any_of(self, kind: str) -> Any:
+        """Return something that is known, of the latest by preference."""
+        return self.chance.choice(self.known[kind][-12:])
+
+    async def register(self) -> None:
+        """Register one of a few jobs, with a new worker or a known one."""
+        by = self.chance.choice([OWNER, STRANGER])
+        worker = self.any_of("jobs").worker_id if self.chance.random() < 0.5 else None
+        name, room = self.chance.choice("ABC"), self.chance.choice(["@global", "lab"])
+        self.known["jobs"].append(await self.replica.register(name, room, by=by, worker=worker))
+
+    async def submit(self) -> None:
+        """Submit a task, now and then an internal one."""
+        job = str(internal()) if self.chance.random() < 0.1 else self.any_of("jobs").full_name
+        self.known["tasks"].append(await self.replica.submit(job, by=self.chance.choice(PEOPLE)))
+
+    async def claim(self) -> None:
+        """Claim for a worker, by its owner mostly."""
+        wait = self.chance.choice([0, 0.02])
+        claimed = await self.replica.claim(
+            self.any_of("jobs").worker_id, by=self.chance.choice([OWNER, OWNER, STRANGER]), wait=wait
+        )
+        if claimed is not None:
+            self.known["tasks"].append(claimed)
+
+    async def report(self) -> None:
+        """Report anything on a task, with a token or without, by anybody."""
+        one: TaskResponse = self.any_of("tasks")
+        fields = {"attempt": one.attempt, "worker_id": one.worker_id} if self.chance.random() < 0.5 else {}
+        status = self.chance.choice([*TaskStatus, TaskStatus.RUNNING, TaskStatus.COMPLETED])
+        by = self.chance.choice([OWNER, OWNER, STRANGER, SUBMITTER, ADMIN])
+        self.known["tasks"].append(await self.replica.report(one.id, status, by=by, **fields))
+
+    async def beat(self) -> None:
+        """Beat for a worker."""
+        await self.replica.beat(self.any_of("jobs").worker_id, by=self.chance.choice([OWNER, STRANGER]))
+
+    async def leave(self) -> None:
+        """Remove a worker."""
+        await self.replica.leave(self.any_of("jobs").worker_id, by=self.chance.choice(PEOPLE))
+
+    async def leave_job(self) -> None:
+        """Take a job off a worker."""
+        job: JobResponse = self.any_of("jobs")
+        await self.replica.leave_job(job.worker_id, job, by=self.chance.choice(PEOPLE))
+
+    async def fall_silent(self) -> None:
+        """Let a worker be silent for long, or its beat be in the future."""
+        worker: UUID = self.any_of("jobs").worker_id
+        beat = LONG_AGO.replace(year=self.chance.choice([2020, 2099]))
+        await self.replica.execute(update(workers).where(workers.c.id == worker).values(last_heartbeat=beat))
+
+    async def read(self) -> None:
+        """Read a task and a page."""
+        await self.replica.get(self.any_of("tasks").id)
+        page = partial(tasks.page, room_id="lab", status=None, part=Page(20, 0))
+        await self.replica.runtime.database.read(page)
+
+
+async def deadlocks(engine: AsyncEngine) -> int:
+    """Return how often PostgreSQL had to break a deadlock in this database."""
+    async with engine.connect() as connection:
+        if connection.dialect.name == "sqlite":
+            return 0
+        await connection.execute(text("SELECT pg_stat_force_next_flush()"))
+        counted = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        return int((await connection.execute(text(counted))).scalar_one())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_two_replicas_under_mixed_load(
+    open_replica: OpenReplica, engine: AsyncEngine, seed: int
+) -> None:
+    """Whatever meets whatever: every answer is one of the contract's, and every end is told once."""
+    replicas = [open_replica(), open_replica()]
+    await replicas[0].register("Render", INTERNAL, by=ADMIN)
+    for replica in replicas:
+        replica.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    known: dict[str, list[Any]] = {"jobs": [await replicas[0].register(name) for name in "AB"]}
+    known["tasks"] = [await replicas[0].submit(job) for job in known["jobs"]]
+    before = await deadlocks(engine)
+    actors = [
+        Actor(replica, random.Random(f"{seed} {number} {index}"), known)
+        for index, replica in enumerate(replicas)
+        for number in range(ACTORS)
+    ]
+    async with asyncio.timeout(40):
+        await asyncio.gather(*[actor.run() for actor in actors])
+    answers = sum((actor.answers for actor in actors), Counter())
+    assert {"register", "submit", "claim", "report", "leave", "cycle"} <= set(answers), answers
+    events = [event for replica in replicas for event, _ in replica.events]
+    told = Counter((event.id, event.status) for event in events if isinstance(event, TaskStatusEvent))
+    for row in await replicas[0].rows(Task.__table__):
+        endings = {status: told[row.id, status] for status in TERMINAL if told[row.id, status]}
+        assert endings == ({TaskStatus(row.status): 1} if row.status in TERMINAL else {})
+        assert told[row.id, TaskStatus.CLAIMED] == row.attempt
+        assert row.status not in HELD or row.completed_at is None
+    assert await deadlocks(engine) == before

@@ -1,0 +1,420 @@
+"""Requests that meet: one wins, the others learn of it, and nobody gets an error that was not foreseen.
+
+Each is tried through one process and through two, as two replicas would on the same database.
+"""
+
+import asyncio
+from collections import Counter
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncEngine
+from store.replica import OWNER, PATIENCE, STRANGER, SUBMITTER, Replica
+from store.seeds import LONG_AGO, add_tasks, seconds, task
+
+from zndraw_joblib.contract.events import TaskStatusEvent
+from zndraw_joblib.contract.messages import JobResponse, TaskResponse
+from zndraw_joblib.contract.problems import (
+    InvalidTaskTransition,
+    JobNotFound,
+    SchemaConflict,
+    WorkerNotFound,
+)
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
+
+jobs, tasks, workers, links = Job.__table__, Task.__table__, Worker.__table__, WorkerJobLink.__table__
+
+Pair = list[Replica]
+ROUNDS = 12
+
+
+async def at_once(*requests: Any) -> list[Any]:
+    """Make all requests at the same time; return their answers, or what they raised."""
+    async with asyncio.timeout(PATIENCE):
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+
+def kinds(answers: list[Any]) -> Counter[type]:
+    """Count answers by their class."""
+    return Counter(type(answer) for answer in answers)
+
+
+def endings(pair: Pair, task_id: UUID) -> list[TaskStatus]:
+    """Return what the events of all replicas told of a task's end."""
+    return [
+        status for replica in {id(one): one for one in pair}.values() for status in replica.endings(task_id)
+    ]
+
+
+async def crew(replica: Replica, job_ids: list[UUID], count: int) -> list[UUID]:
+    """Make workers that serve all these jobs."""
+    ids = [uuid4() for _ in range(count)]
+    now = (await replica.rows(workers))[0].last_heartbeat
+    row = {"owner_id": OWNER.id, "created_at": now, "last_heartbeat": now}
+    await replica.add(workers, [{**row, "id": worker} for worker in ids])
+    await replica.add(links, [{"worker_id": w, "job_id": j} for w in ids for j in job_ids])
+    return ids
+
+
+@pytest.mark.parametrize("job_count", [1, 4])
+async def test_two_hundred_claims_of_a_hundred_tasks(pair: Pair, job_count: int) -> None:
+    """Each task is claimed once, none is left, and nobody is told "nothing" while one waits."""
+    first = pair[0]
+    job_ids = [(await first.register(f"J{number}")).id for number in range(job_count)]
+    ids = await add_tasks(first, [task(job_ids[number % job_count]) for number in range(100)])
+    crowd = await crew(first, job_ids, 200)
+    answers = await at_once(*[pair[turn % 2].claim(worker) for turn, worker in enumerate(crowd)])
+    assert kinds(answers) == {TaskResponse: 100, type(None): 100}
+    claimed = [answer for answer in answers if answer is not None]
+    assert Counter(one.id for one in claimed) == Counter(ids)
+    held = {row.id: (row.worker_id, row.attempt) for row in await first.rows(tasks)}
+    assert held == {one.id: (one.worker_id, 1) for one in claimed}
+    told = [status for replica in dict.fromkeys(pair) for status in replica.told()]
+    assert told == [TaskStatus.CLAIMED] * 100
+
+
+async def test_one_worker_that_asks_many_times_at_once_gets_as_many(pair: Pair) -> None:
+    """Claims of the same worker do not get in each other's way."""
+    job = await pair[0].register()
+    ids = await add_tasks(pair[0], [task(job.id) for _ in range(20)])
+    answers = await at_once(*[pair[turn % 2].claim(job.worker_id) for turn in range(30)])
+    assert kinds(answers) == {TaskResponse: 20, type(None): 10}
+    assert {answer.id for answer in answers if answer} == set(ids)
+
+
+async def test_claims_during_submissions_miss_nothing(pair: Pair) -> None:
+    """Tasks that arrive while workers ask are all claimed, once, by those who go on asking."""
+    job = await pair[0].register()
+    crowd = await crew(pair[0], [job.id], 8)
+    submitting = asyncio.gather(*[pair[turn % 2].submit(job) for turn in range(60)])
+    got: list[UUID] = []
+
+    async def ask(replica: Replica, worker: UUID) -> None:
+        while len(got) < 60:
+            claimed = await replica.claim(worker, wait=0.05)
+            if claimed is not None:
+                got.append(claimed.id)
+
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*[ask(pair[turn % 2], worker) for turn, worker in enumerate(crowd)])
+        submitted = await submitting
+    assert Counter(got) == Counter(one.id for one in submitted)
+
+
+async def test_of_completed_and_cancelled_one_wins(pair: Pair) -> None:
+    """The other is a conflict; the row, the answers and the one terminal event agree."""
+    job = await pair[0].register()
+    held = [await pair[0].running(job) for _ in range(ROUNDS)]
+    answers = await at_once(
+        *[
+            request
+            for one in held
+            for request in (
+                pair[0].report(one.id, TaskStatus.COMPLETED, attempt=1),
+                pair[1].report(one.id, TaskStatus.CANCELLED, by=SUBMITTER),
+            )
+        ]
+    )
+    assert kinds(answers) == {TaskResponse: ROUNDS, InvalidTaskTransition: ROUNDS}
+    for index, one in enumerate(held):
+        [won] = [answer for answer in answers[2 * index : 2 * index + 2] if isinstance(answer, TaskResponse)]
+        assert (await pair[0].get(one.id)).status is won.status
+        assert endings(pair, one.id) == [won.status]
+
+
+async def test_of_a_claim_and_a_cancellation_both_may_succeed_but_in_order(pair: Pair) -> None:
+    """A waiting task is claimed and then cancelled, or cancelled and not claimed: never a claimed corpse."""
+    job = await pair[0].register()
+    for _ in range(ROUNDS):
+        submitted = await pair[0].submit(job)
+        claimed, cancelled = await at_once(
+            pair[0].claim(job.worker_id),
+            pair[1].report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER),
+        )
+        assert isinstance(cancelled, TaskResponse)
+        found = await pair[0].get(submitted.id)
+        assert found.status is TaskStatus.CANCELLED
+        assert found.attempt == (0 if claimed is None else 1)
+        assert endings(pair, submitted.id) == [TaskStatus.CANCELLED]
+
+
+async def test_of_many_equal_reports_one_moves_the_task(pair: Pair) -> None:
+    """A report that is sent again and again is answered each time, and told once."""
+    job = await pair[0].register()
+    held = await pair[0].running(job)
+    reports = [pair[turn % 2].report(held.id, TaskStatus.COMPLETED, attempt=1) for turn in range(10)]
+    answers = await at_once(*reports)
+    assert kinds(answers) == {TaskResponse: 10}
+    assert len({answer.completed_at for answer in answers}) == 1
+    assert endings(pair, held.id) == [TaskStatus.COMPLETED]
+
+
+async def silent(replica: Replica) -> None:
+    """Let all workers be silent for long."""
+    await replica.execute(update(workers).values(last_heartbeat=LONG_AGO))
+
+
+async def test_of_a_report_and_the_sweeper_one_wins(pair: Pair) -> None:
+    """A result that was accepted stays; one that came too late is a conflict, and the task has failed."""
+    for _ in range(ROUNDS):
+        made = [await pair[0].register() for _ in range(3)]
+        held = [await pair[0].running(job) for job in made]
+        await silent(pair[0])
+        *answers, retired = await at_once(
+            *[pair[0].report(one.id, TaskStatus.COMPLETED, attempt=1) for one in held],
+            pair[1].retire_stale(),
+        )
+        assert retired == 3
+        for one, answer in zip(held, answers, strict=True):
+            found = await pair[0].get(one.id)
+            if isinstance(answer, TaskResponse):
+                assert found.status is TaskStatus.COMPLETED
+            else:
+                assert isinstance(answer, InvalidTaskTransition)
+                assert (found.status, found.error) == (TaskStatus.FAILED, "Worker disconnected")
+            assert endings(pair, one.id) == [found.status]
+
+
+async def test_a_heartbeat_that_is_answered_saves_its_worker(pair: Pair) -> None:
+    """Against the sweeper a beat either succeeds, and the worker lives, or finds no worker."""
+    for _ in range(ROUNDS):
+        crowd = [(await pair[0].register()).worker_id for _ in range(4)]
+        await silent(pair[0])
+        *answers, _ = await at_once(*[pair[0].beat(worker) for worker in crowd], pair[1].retire_stale())
+        living = {row.id for row in await pair[0].rows(workers)}
+        for worker, answer in zip(crowd, answers, strict=True):
+            if isinstance(answer, Exception):
+                assert isinstance(answer, WorkerNotFound)
+            assert (worker in living) == (not isinstance(answer, Exception))
+
+
+async def test_a_claim_that_is_answered_saves_its_worker(pair: Pair) -> None:
+    """Against the sweeper a claim gets a task that its living worker holds, or finds no worker."""
+    for _ in range(ROUNDS):
+        job = await pair[0].register()
+        submitted = await pair[0].submit(job)
+        await silent(pair[0])
+        answer, retired = await at_once(pair[0].claim(job.worker_id), pair[1].retire_stale())
+        found = await pair[0].get(submitted.id)
+        if isinstance(answer, TaskResponse):
+            assert (retired, found.status) == (0, TaskStatus.CLAIMED)
+            await pair[0].leave(job.worker_id)
+        else:
+            assert isinstance(answer, WorkerNotFound)
+            assert (retired, found.status) == (1, TaskStatus.PENDING)
+            await pair[0].report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER)
+
+
+async def test_two_sweepers_retire_each_worker_once(pair: Pair) -> None:
+    """They share the dead among them: each is counted once, and each task fails and is told once."""
+    job = await pair[0].register()
+    crowd = [job.worker_id, *await crew(pair[0], [job.id], 299)]
+    mine = {"worker_owner_id": OWNER.id}
+    ids = await add_tasks(pair[0], [task(job.id, TaskStatus.RUNNING, worker_id=w, **mine) for w in crowd])
+    await silent(pair[0])
+    counts = await at_once(*[replica.retire_stale() for replica in pair])
+    assert sum(counts) == 300
+    assert await pair[0].rows(workers) == []
+    told = Counter(
+        event.id
+        for replica in dict.fromkeys(pair)
+        for event, _ in replica.events
+        if isinstance(event, TaskStatusEvent) and event.status in TERMINAL
+    )
+    assert told == Counter(ids)
+
+
+@pytest.mark.parametrize("kind", ["postgresql"])
+@pytest.mark.parametrize("beat", ["long ago", "in the future"])
+async def test_a_sweep_waits_for_nobody(replica: Replica, engine: AsyncEngine, beat: str) -> None:
+    """A worker that somebody holds at that moment is passed over: a sweep that waited could deadlock."""
+    held, other = await replica.register(), await replica.register()
+    last = LONG_AGO if beat == "long ago" else LONG_AGO.replace(year=2099)
+    await replica.execute(update(workers).values(last_heartbeat=last))
+    async with engine.connect() as another:
+        await another.execute(select(workers).where(workers.c.id == held.worker_id).with_for_update())
+        retired = await replica.retire_stale()
+        await another.rollback()
+    found = {row.id: row.last_heartbeat for row in await replica.rows(workers)}
+    assert found[held.worker_id] == last
+    if beat == "long ago":
+        assert (retired, set(found)) == (1, {held.worker_id})
+    else:
+        assert (retired, found[other.worker_id] < last) == (0, True)
+
+
+async def test_a_worker_that_leaves_many_times_leaves_once(pair: Pair) -> None:
+    """One removal does it, the others find no worker; what it held fails once."""
+    job = await pair[0].register()
+    held = await pair[0].running(job)
+    answers = await at_once(*[pair[turn % 2].leave(job.worker_id) for turn in range(6)])
+    assert kinds(answers) == {type(None): 1, WorkerNotFound: 5}
+    assert endings(pair, held.id) == [TaskStatus.FAILED]
+
+
+async def test_the_first_registration_by_twenty_at_once(pair: Pair) -> None:
+    """One makes the job, all serve it, and nobody gets an error."""
+    answers = await at_once(*[pair[turn % 2].register_anew() for turn in range(20)])
+    assert Counter(is_new for _, is_new in answers) == {True: 1, False: 19}
+    assert len({job.id for job, _ in answers}) == 1
+    served = {row.worker_id for row in await pair[0].rows(links)}
+    assert served == {job.worker_id for job, _ in answers}
+    assert len(served) == 20
+
+
+async def test_the_same_registration_twenty_times_at_once(pair: Pair) -> None:
+    """One worker that registers one job again and again serves it once."""
+    worker = await pair[0].worker()
+    answers = await at_once(*[pair[turn % 2].register_anew(worker=worker) for turn in range(20)])
+    assert Counter(is_new for _, is_new in answers) == {True: 1, False: 19}
+    assert len(await pair[0].rows(links)) == 1
+
+
+async def test_of_two_schemas_at_once_one_wins(pair: Pair) -> None:
+    """All who come with it serve the job, the others get a conflict and leave no worker behind."""
+    schemas = [{"title": "A"}, {"title": "B"}]
+    answers = await at_once(
+        *[pair[turn % 2].register_anew(schema=schemas[turn // 2 % 2]) for turn in range(20)]
+    )
+    assert set(kinds(answers)) == {tuple, SchemaConflict}
+    [row] = await pair[0].rows(jobs)
+    won = [index for index, answer in enumerate(answers) if isinstance(answer, tuple)]
+    assert won == [index for index in range(20) if schemas[index // 2 % 2] == row.schema]
+    assert len(await pair[0].rows(workers)) == len(won) == 10
+
+
+async def hidden(replica: Replica, job: JobResponse) -> bool:
+    """Tell whether a job is hidden."""
+    [row] = await replica.rows(jobs, jobs.c.id == job.id)
+    return bool(row.deleted)
+
+
+async def test_a_registration_against_the_deletion_of_its_job_serves_it(pair: Pair) -> None:
+    """While the last worker leaves another comes: the job is there, and the newcomer serves it."""
+    job = await pair[0].register()
+    for _ in range(ROUNDS):
+        gone, came = await at_once(pair[0].leave(job.worker_id), pair[1].register())
+        assert gone is None
+        assert not await hidden(pair[0], came)
+        assert [row.worker_id for row in await pair[0].rows(links)] == [came.worker_id]
+        job = came
+
+
+async def test_a_new_schema_against_the_deletion_of_its_job_replaces_it_or_is_refused(pair: Pair) -> None:
+    """Either the job was hidden first, and comes back changed, or it was active still; never in between."""
+    for turn in range(ROUNDS):
+        job = await pair[0].register(schema={"title": f"old {turn}"})
+        gone, came = await at_once(
+            pair[0].leave(job.worker_id), pair[1].register(schema={"title": f"new {turn}"}, by=STRANGER)
+        )
+        assert gone is None
+        if isinstance(came, JobResponse):
+            assert not await hidden(pair[0], job)
+            await pair[0].leave(came.worker_id, by=STRANGER)
+        else:
+            assert isinstance(came, SchemaConflict)
+        assert await hidden(pair[0], job)
+
+
+@pytest.mark.parametrize("going", ["leave", "leave_job", "retire_stale"])
+async def test_a_submission_against_the_deletion_of_its_job_waits_or_is_refused(
+    pair: Pair, going: str
+) -> None:
+    """Either the task keeps the job, or the job is gone and no task was made; never a task nobody sees."""
+    for _ in range(ROUNDS):
+        job = await pair[0].register()
+        if going == "retire_stale":
+            await silent(pair[0])
+            go = pair[0].retire_stale()
+        elif going == "leave":
+            go = pair[0].leave(job.worker_id)
+        else:
+            go = pair[0].leave_job(job.worker_id, job)
+        gone, submitted = await at_once(go, pair[1].submit(job))
+        assert not isinstance(gone, Exception)
+        if isinstance(submitted, TaskResponse):
+            assert not await hidden(pair[0], job)
+            assert (await pair[0].get(submitted.id)).queue_position == 1
+            await pair[0].report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER)
+        else:
+            assert isinstance(submitted, JobNotFound)
+        assert await hidden(pair[0], job)
+
+
+async def test_a_submission_against_the_last_cancellation_waits_or_is_refused(pair: Pair) -> None:
+    """The last waiting task of a job nobody serves hides it when it ends, or a new one keeps it."""
+    for _ in range(ROUNDS):
+        job = await pair[0].register()
+        last = await pair[0].submit(job)
+        await pair[0].leave(job.worker_id)
+        cancelled, submitted = await at_once(
+            pair[0].report(last.id, TaskStatus.CANCELLED, by=SUBMITTER), pair[1].submit(job)
+        )
+        assert isinstance(cancelled, TaskResponse)
+        if isinstance(submitted, TaskResponse):
+            assert not await hidden(pair[0], job)
+            await pair[0].report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER)
+        else:
+            assert isinstance(submitted, JobNotFound)
+        assert await hidden(pair[0], job)
+
+
+async def test_a_claim_against_the_taking_off_of_its_job_leaves_no_orphan(pair: Pair) -> None:
+    """The task waits for others or is held; once nobody serves the job and nothing waits, it is hidden."""
+    for _ in range(ROUNDS):
+        job = await pair[0].register()
+        submitted = await pair[0].submit(job)
+        claimed, gone = await at_once(pair[0].claim(job.worker_id), pair[1].leave_job(job.worker_id, job))
+        assert gone is None
+        assert not isinstance(claimed, Exception)
+        assert await hidden(pair[0], job) == (claimed is not None)
+        await pair[0].report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER)
+        assert await hidden(pair[0], job)
+
+
+async def test_positions_given_at_once_are_all_different(pair: Pair) -> None:
+    """However many submit at the same time, each is told a rank of its own, and it is the right one."""
+    job = await pair[0].register()
+    answers = await at_once(*[pair[turn % 2].submit(job) for turn in range(60)])
+    assert sorted(answer.queue_position for answer in answers) == list(range(1, 61))
+    for answer in answers:
+        assert (await pair[0].get(answer.id)).queue_position == answer.queue_position
+
+
+async def test_arrival_is_the_order_of_the_queue(pair: Pair) -> None:
+    """A task that was answered before another was sent is claimed before it, whichever replica took them."""
+    job = await pair[0].register()
+    ids = [(await pair[turn % 2].submit(job)).id for turn in range(10)]
+    claimed = [await pair[turn % 2].claim(job.worker_id) for turn in range(10)]
+    assert [one.id for one in claimed if one] == ids
+
+
+async def test_a_sweep_beside_work_loses_nothing(pair: Pair) -> None:
+    """Stuck, abandoned and silent are cleaned up by two sweepers while workers register, claim and report."""
+    job = await pair[0].register()
+    await add_tasks(pair[0], [task(job.id) for _ in range(20)])
+
+    async def work(replica: Replica) -> int:
+        done = 0
+        served = await replica.register()
+        while (claimed := await replica.claim(served.worker_id)) is not None:
+            await replica.report(claimed.id, TaskStatus.RUNNING, attempt=claimed.attempt)
+            await replica.report(claimed.id, TaskStatus.COMPLETED, attempt=claimed.attempt)
+            done += 1
+        return done
+
+    async def clean(replica: Replica) -> int:
+        count = 0
+        for _ in range(5):
+            count += (
+                await replica.retire_stale() + await replica.fail_abandoned() + await replica.fail_stuck()
+            )
+        return count
+
+    *done, first, second = await at_once(*map(work, [*pair, *pair]), *map(clean, pair))
+    assert (sum(done), first, second) == (20, 0, 0)
+    assert Counter(row.status for row in await pair[0].rows(tasks)) == {"completed": 20}
+    assert (await pair[0].rows(workers))[0].last_heartbeat - LONG_AGO > seconds(60)

@@ -1,0 +1,211 @@
+"""Registering offers a job; a job that nobody serves or waits for is hidden, and comes back with its past."""
+
+from functools import partial
+from uuid import uuid4
+
+import pytest
+from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica, internal
+
+from zndraw_joblib.contract.events import Emission, JobsInvalidate, room_of
+from zndraw_joblib.contract.messages import JobRegisterRequest
+from zndraw_joblib.contract.names import INTERNAL, JobName, parse_job_name
+from zndraw_joblib.contract.problems import (
+    Forbidden,
+    InvalidCategory,
+    InvalidSchema,
+    JobNotFound,
+    SchemaConflict,
+    WorkerNotFound,
+)
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.ports import Page
+from zndraw_joblib.server.service import jobs, tasks
+from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
+
+SCHEMA = {"type": "object", "properties": {"angle": {"type": "number"}}, "required": ["angle"]}
+
+
+async def shown(replica: Replica) -> list[str]:
+    """Return the names of the active jobs."""
+    return sorted(job.full_name for job in await replica.rows(Job.__table__) if not job.deleted)
+
+
+async def test_a_first_registration_makes_the_job_a_second_finds_it(replica: Replica) -> None:
+    """Only the first is new; each brings its own worker, and all are listed."""
+    first, is_new = await replica.register_anew(schema=SCHEMA)
+    assert is_new
+    again, is_new = await replica.register_anew(schema=SCHEMA)
+    assert not is_new
+    assert again.id == first.id
+    assert again.worker_id != first.worker_id
+    assert set(again.workers) == {first.worker_id, again.worker_id}
+    assert again.schema_ == SCHEMA
+
+
+async def test_a_repeat_by_the_same_worker_changes_nothing(replica: Replica) -> None:
+    """A worker that registers a job twice serves it once."""
+    first = await replica.register()
+    again, is_new = await replica.register_anew(worker=first.worker_id)
+    assert not is_new
+    assert (again.worker_id, again.workers) == (first.worker_id, [first.worker_id])
+    assert len(await replica.rows(WorkerJobLink.__table__)) == 1
+
+
+async def test_equal_schemas_are_equal_in_any_order_of_keys(replica: Replica) -> None:
+    """The order in which a client writes the keys of its schema says nothing."""
+    await replica.register(schema=SCHEMA)
+    _, is_new = await replica.register_anew(schema=dict(reversed(SCHEMA.items())))
+    assert not is_new
+
+
+async def test_another_schema_is_refused_and_leaves_no_worker_behind(replica: Replica) -> None:
+    """While a job is active its schema stays; the refused registration made nothing."""
+    await replica.register(schema=SCHEMA)
+    with pytest.raises(SchemaConflict, match="Schema mismatch"):
+        await replica.register(schema={})
+    assert len(await replica.rows(Worker.__table__)) == 1
+
+
+async def test_a_worker_registers_for_its_owner_alone(replica: Replica) -> None:
+    """A worker that is unknown, or somebody else's, is not found, for a superuser neither."""
+    job = await replica.register("A")
+    with pytest.raises(WorkerNotFound):
+        await replica.register("B", worker=uuid4())
+    for other in (STRANGER, ADMIN):
+        with pytest.raises(WorkerNotFound):
+            await replica.register("B", worker=job.worker_id, by=other)
+    assert await shown(replica) == ["@global:modifiers:A"]
+
+
+async def test_an_internal_job_has_no_worker(replica: Replica) -> None:
+    """`@internal` jobs are linked to nobody, and stay shown all the same."""
+    job = await replica.register("Render", INTERNAL, by=ADMIN)
+    assert (job.worker_id, job.workers) == (None, [])
+    assert await replica.rows(Worker.__table__) == []
+    assert await shown(replica) == [str(internal())]
+
+
+@pytest.mark.parametrize(
+    ("room", "request_", "problem"),
+    [
+        ("@global", {}, Forbidden),
+        ("@internal", {}, Forbidden),
+        ("lab", {"category": "elsewhere"}, InvalidCategory),
+        ("lab", {"schema": {"type": "no such type"}}, InvalidSchema),
+    ],
+)
+def test_what_no_database_could_mend_is_refused_before(room: str, request_: dict, problem: type) -> None:
+    """Reserved rooms are for superusers, categories are those allowed, schemas must be usable."""
+    request = JobRegisterRequest(**{"category": "modifiers", "name": "Rotate", **request_})
+    with pytest.raises(problem):
+        jobs.check(jobs.Registration(OWNER, room, request), ["modifiers"])
+    if problem is Forbidden:
+        jobs.check(jobs.Registration(ADMIN, room, request), ["modifiers"])
+
+
+async def test_a_job_without_worker_and_waiting_tasks_is_hidden_and_its_room_told(replica: Replica) -> None:
+    """When the last worker leaves, the job goes from the lists, and can be neither read nor called."""
+    job = await replica.register(room="lab")
+    replica.events.clear()
+    await replica.leave(job.worker_id)
+    assert await shown(replica) == []
+    assert replica.events == [Emission(JobsInvalidate(), room_of("lab"))]
+    name = parse_job_name(job.full_name)
+    with pytest.raises(JobNotFound):
+        await replica.runtime.database.read(partial(jobs.get, room_id="lab", name=name, cross_room=False))
+    with pytest.raises(JobNotFound):
+        await replica.submit(job)
+
+
+async def test_a_job_with_waiting_tasks_stays_until_they_end(replica: Replica) -> None:
+    """Somebody may still come for them; the cancellation of the last one hides the job, and tells."""
+    job = await replica.register(room="lab")
+    waiting = [await replica.submit(job) for _ in range(2)]
+    await replica.leave(job.worker_id)
+    assert await shown(replica) == [job.full_name]
+    await replica.report(waiting[0].id, TaskStatus.CANCELLED, by=SUBMITTER)
+    assert await shown(replica) == [job.full_name]
+    replica.events.clear()
+    await replica.report(waiting[1].id, TaskStatus.CANCELLED, by=SUBMITTER)
+    assert await shown(replica) == []
+    assert Emission(JobsInvalidate(), room_of("lab")) in replica.events
+
+
+async def test_a_hidden_job_comes_back_with_a_new_schema_and_its_history(replica: Replica) -> None:
+    """A registration shows it again as if it were new; its id and what it did before stay."""
+    job = await replica.register(room="lab")
+    done = await replica.running(job)
+    await replica.report(done.id, TaskStatus.COMPLETED, result=7)
+    await replica.leave(job.worker_id)
+    back, is_new = await replica.register_anew(room="lab", schema=SCHEMA)
+    assert is_new
+    assert (back.id, back.schema_) == (job.id, SCHEMA)
+    assert back.workers == [back.worker_id]
+    page = partial(tasks.page, room_id="lab", status=None, part=Page(50, 0), job=job.id)
+    [old] = (await replica.runtime.database.read(page)).items
+    assert (old.id, old.result, old.worker_id) == (done.id, 7, job.worker_id)
+
+
+async def test_the_history_of_a_hidden_job_is_readable(replica: Replica) -> None:
+    """Its tasks are found by its name from its room, and their own ids still name it."""
+    job = await replica.register(room="lab")
+    done = await replica.running(job)
+    await replica.report(done.id, TaskStatus.COMPLETED)
+    await replica.leave(job.worker_id)
+    name = parse_job_name(job.full_name)
+    find = partial(jobs.id_of, room_id="lab", name=name, cross_room=False)
+    assert await replica.runtime.database.read(find) == job.id
+    assert (await replica.get(done.id)).job_name == job.full_name
+
+
+async def test_a_rooms_job_is_seen_from_that_room_alone(replica: Replica) -> None:
+    """From elsewhere it is not found, read or called, unless rooms may be crossed."""
+    job = await replica.register(room="lab")
+    name = JobName("lab", "modifiers", "Rotate")
+    for work in (jobs.get, jobs.id_of):
+        with pytest.raises(JobNotFound):
+            await replica.runtime.database.read(partial(work, room_id="other", name=name, cross_room=False))
+        assert await replica.runtime.database.read(partial(work, room_id="other", name=name, cross_room=True))
+    with pytest.raises(JobNotFound):
+        await replica.submit(job, room="other")
+    replica.runtime.settings.cross_room_jobs = True
+    assert (await replica.submit(job, room="other")).room_id == "other"
+
+
+async def test_one_job_is_taken_off_a_worker(replica: Replica) -> None:
+    """The worker stays with its other jobs; what it holds goes on; an unserved job is hidden."""
+    job = await replica.register("A", "lab")
+    other = await replica.register("B", "lab", worker=job.worker_id)
+    held = await replica.running(job)
+    replica.events.clear()
+    await replica.leave_job(job.worker_id, job)
+    assert await shown(replica) == [other.full_name]
+    assert replica.events == [Emission(JobsInvalidate(), room_of("lab"))]
+    assert (await replica.report(held.id, TaskStatus.COMPLETED)).status == TaskStatus.COMPLETED
+    with pytest.raises(JobNotFound):
+        await replica.leave_job(job.worker_id, job)
+
+
+async def test_a_job_that_was_taken_off_is_claimed_no_more(replica: Replica) -> None:
+    """Its waiting tasks stay for others."""
+    job = await replica.register("A", "lab")
+    waiting = await replica.submit(job)
+    await replica.leave_job(job.worker_id, job)
+    assert await replica.claim(job.worker_id) is None
+    other = await replica.register("A", "lab")
+    claimed = await replica.claim(other.worker_id)
+    assert claimed is not None
+    assert claimed.id == waiting.id
+
+
+async def test_a_job_is_taken_off_by_the_owner_or_a_superuser(replica: Replica) -> None:
+    """Nobody else may; an unknown worker and a job that it does not serve are not found."""
+    job, other = await replica.register("A"), await replica.register("B")
+    with pytest.raises(Forbidden):
+        await replica.leave_job(job.worker_id, job, by=STRANGER)
+    with pytest.raises(WorkerNotFound):
+        await replica.leave_job(uuid4(), job)
+    with pytest.raises(JobNotFound):
+        await replica.leave_job(job.worker_id, other)
+    await replica.leave_job(job.worker_id, job, by=ADMIN)
+    assert await shown(replica) == [other.full_name]

@@ -1,0 +1,257 @@
+"""A report moves a task as the table of transitions says, for whom it says, and once."""
+
+import asyncio
+from itertools import product
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import update
+from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock, Replica
+from store.seeds import add_tasks, task
+
+from zndraw_joblib.contract.messages import MAX_ERROR_BYTES, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.contract.problems import (
+    Forbidden,
+    InvalidTaskTransition,
+    ProblemException,
+    StaleReport,
+    TaskNotFound,
+)
+from zndraw_joblib.contract.status import HELD, TERMINAL, TRANSITIONS, Role, TaskStatus
+from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.service import tasks
+from zndraw_joblib.server.store.tables import Task
+
+CALLERS = {
+    Role.WORKER: OWNER,
+    Role.SUBMITTER: SUBMITTER,
+    Role.SUPERUSER: ADMIN,
+    None: STRANGER,
+}
+
+
+def report(task_id: UUID, status: TaskStatus | str, by: Identity = OWNER, **fields: Any) -> tasks.Report:
+    """Return one item of a batch."""
+    return tasks.Report(by, task_id, TaskUpdateRequest(status=TaskStatus(status), **fields))
+
+
+async def told(replica: Replica, *items: tasks.Report) -> list[TaskResponse | ProblemException]:
+    """Report all items in one transaction."""
+    return await replica.runtime.write(lambda tx: tasks.report(tx, items))
+
+
+def expected(role: Role | None, source: TaskStatus, target: TaskStatus) -> type:
+    """Return what the contract says of a report, in words of its own."""
+    holds = source in HELD | {TaskStatus.COMPLETED, TaskStatus.FAILED}
+    if role is None or (role is Role.WORKER and not holds):
+        return Forbidden
+    if role is Role.SUBMITTER and target is not TaskStatus.CANCELLED:
+        return Forbidden
+    if source is target and source not in {TaskStatus.PENDING, TaskStatus.CLAIMED}:
+        return TaskResponse
+    allowed = role in TRANSITIONS.get((source, target), ())
+    return TaskResponse if allowed else InvalidTaskTransition
+
+
+async def test_every_report_from_everywhere_by_everybody(replica: Replica) -> None:
+    """All 144 combinations of a state, a wish and a caller end as the table of transitions says."""
+    job = await replica.register()
+    cases = list(product(CALLERS, TaskStatus, TaskStatus))
+    rows = []
+    for _, source, _ in cases:
+        held = source in HELD | {TaskStatus.COMPLETED, TaskStatus.FAILED}
+        holder = {"worker_id": job.worker_id, "worker_owner_id": OWNER.id} if held else {}
+        rows.append(task(job.id, source, **holder))
+    ids = await add_tasks(replica, rows)
+    replica.events.clear()
+    items = [report(id_, target, CALLERS[role]) for id_, (role, _, target) in zip(ids, cases, strict=True)]
+    answers = await told(replica, *items)
+    for id_, case, answer in zip(ids, cases, answers, strict=True):
+        role, source, target = case
+        assert type(answer) is expected(role, source, target), case
+        moved = isinstance(answer, TaskResponse) and source is not target
+        found = await replica.get(id_)
+        assert found.status is (target if moved else source), case
+        assert (found.completed_at is not None) == (found.status in TERMINAL), case
+        assert replica.told(id_) == ([target] if moved else []), case
+
+
+async def test_the_way_of_a_task_is_written_down(timed: Replica, clock: HandClock) -> None:
+    """Start and end have their times, the result stays, and each step is told once."""
+    job = await timed.register()
+    await timed.submit(job)
+    claimed = await timed.claim(job.worker_id)
+    assert claimed is not None
+    clock.advance(1)
+    running = await timed.report(claimed.id, TaskStatus.RUNNING, attempt=1, worker_id=job.worker_id)
+    assert (running.started_at, running.completed_at) == (clock.now, None)
+    clock.advance(1)
+    done = await timed.report(claimed.id, TaskStatus.COMPLETED, attempt=1, result={"a": [1, None]})
+    assert (done.started_at, done.completed_at) == (running.started_at, clock.now)
+    assert (done.result, done.error, done.worker_id) == ({"a": [1, None]}, None, job.worker_id)
+    assert timed.told(done.id) == [
+        TaskStatus.PENDING,
+        TaskStatus.CLAIMED,
+        TaskStatus.RUNNING,
+        TaskStatus.COMPLETED,
+    ]
+    assert await timed.get(done.id) == done
+
+
+@pytest.mark.parametrize("status", sorted(TERMINAL))
+async def test_an_error_is_kept_with_any_ending_a_result_with_success_alone(
+    replica: Replica, status: TaskStatus
+) -> None:
+    """A completed task may carry a warning; what failed or was cancelled has no result."""
+    running = await replica.running(await replica.register())
+    ended = await replica.report(running.id, status, error="oh", result=1)
+    assert ended.error == "oh"
+    assert ended.result == (1 if status is TaskStatus.COMPLETED else None)
+
+
+async def test_an_error_text_is_cut_and_marked(replica: Replica) -> None:
+    """It holds 64 KiB at most, never half a character, and nothing that PostgreSQL cannot store."""
+    running = await replica.running(await replica.register())
+    ended = await replica.report(running.id, TaskStatus.FAILED, error="\x00ä" * MAX_ERROR_BYTES)
+    assert ended.error is not None
+    assert len(ended.error.encode()) <= MAX_ERROR_BYTES
+    assert ended.error.endswith("[cut: the text was longer than 64 KiB]")
+    assert "\x00" not in ended.error
+    assert (await replica.get(running.id)).error == ended.error
+
+
+async def test_a_repeat_changes_nothing_and_is_told_to_nobody(timed: Replica, clock: HandClock) -> None:
+    """A report whose answer was lost is sent again: it gets the task as it stands."""
+    job = await timed.register()
+    running = await timed.running(job)
+    for status, fields in (
+        (TaskStatus.RUNNING, {}),
+        (TaskStatus.COMPLETED, {"result": 1}),
+    ):
+        first = await timed.report(running.id, status, attempt=1, **fields)
+        clock.advance(5)
+        timed.events.clear()
+        assert await timed.report(running.id, status, attempt=1, **fields) == first
+        assert timed.events == []
+
+
+async def test_a_failure_of_another_cause_is_no_repeat(replica: Replica) -> None:
+    """Who reports a failure of its own learns that the task failed of something else."""
+    running = await replica.running(await replica.register())
+    failed = await replica.report(running.id, TaskStatus.FAILED, error="mine")
+    assert await replica.report(running.id, TaskStatus.FAILED, error="mine") == failed
+    with pytest.raises(InvalidTaskTransition):
+        await replica.report(running.id, TaskStatus.FAILED, error="other")
+
+
+@pytest.mark.parametrize("fields", [{"attempt": 1}, {"attempt": 3}, {"worker_id": uuid4()}])
+async def test_a_report_of_another_holder_is_stale(replica: Replica, fields: dict[str, Any]) -> None:
+    """A token or a worker that is not of the present claim is refused, and says why; nothing is changed."""
+    job = await replica.register()
+    running = await replica.running(job)
+    await replica.execute(update(Task.__table__).values(attempt=2))
+    replica.events.clear()
+    for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.FAILED):
+        with pytest.raises(StaleReport) as refused:
+            await replica.report(running.id, status, **fields)
+        body = refused.value.problem.model_dump()
+        assert (body["reason"], body["current_attempt"]) == ("taken over", 2)
+    assert replica.events == []
+    done = await replica.report(running.id, TaskStatus.COMPLETED, attempt=2, worker_id=job.worker_id)
+    assert done.status is TaskStatus.COMPLETED
+
+
+async def test_a_refused_report_says_where_the_task_stands(replica: Replica) -> None:
+    """A worker can tell a cancelled task from a finished one, and from a step out of order."""
+    job = await replica.register()
+    reasons = []
+    for ending, by in ((TaskStatus.CANCELLED, SUBMITTER), (TaskStatus.FAILED, OWNER)):
+        running = await replica.running(job)
+        await replica.report(running.id, ending, by=by)
+        with pytest.raises(InvalidTaskTransition, match=f"'{ending}'") as refused:
+            await replica.report(running.id, TaskStatus.COMPLETED, attempt=1)
+        reasons.append(refused.value.problem.model_dump()["reason"])
+    await replica.submit(job)
+    claimed = await replica.claim(job.worker_id)
+    assert claimed is not None
+    with pytest.raises(InvalidTaskTransition) as refused:
+        await replica.report(claimed.id, TaskStatus.COMPLETED)
+    reasons.append(refused.value.problem.model_dump()["reason"])
+    assert reasons == ["cancelled", "finished", "wrong order"]
+
+
+async def test_reports_of_a_batch_are_heard_in_their_order(replica: Replica) -> None:
+    """Several reports on one task build on each other; bad ones among them are refused alone."""
+    job = await replica.register()
+    await replica.submit(job)
+    other = (await replica.submit(job)).id
+    claimed = await replica.claim(job.worker_id)
+    assert claimed is not None
+    replica.events.clear()
+    answers = await told(
+        replica,
+        report(claimed.id, TaskStatus.COMPLETED),
+        report(claimed.id, TaskStatus.RUNNING),
+        report(uuid4(), TaskStatus.RUNNING),
+        report(claimed.id, TaskStatus.COMPLETED, result=1),
+        report(other, TaskStatus.CANCELLED, STRANGER),
+        report(claimed.id, TaskStatus.COMPLETED, result=2),
+        report(claimed.id, TaskStatus.FAILED),
+        report(other, TaskStatus.CANCELLED, SUBMITTER),
+        report(other, TaskStatus.CANCELLED, ADMIN),
+    )
+    assert [type(answer) for answer in answers] == [
+        InvalidTaskTransition,
+        TaskResponse,
+        TaskNotFound,
+        TaskResponse,
+        Forbidden,
+        TaskResponse,
+        InvalidTaskTransition,
+        TaskResponse,
+        TaskResponse,
+    ]
+    assert replica.told() == [TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.CANCELLED]
+    assert (await replica.get(claimed.id)).result == 1
+
+
+async def test_a_report_that_breaks_its_batch_fails_alone(replica: Replica) -> None:
+    """A result that no database can store costs the other reports nothing."""
+    job = await replica.register()
+    held = [await replica.running(job) for _ in range(5)]
+    results = [1, 2, object(), 4, 5]
+    answers = await asyncio.gather(
+        *[
+            replica.report(task.id, TaskStatus.COMPLETED, result=result)
+            for task, result in zip(held, results, strict=True)
+        ],
+        return_exceptions=True,
+    )
+    assert [isinstance(answer, TaskResponse) for answer in answers] == [True, True, False, True, True]
+    assert (await replica.get(held[2].id)).status is TaskStatus.RUNNING
+
+
+async def test_a_worker_reports_for_its_owner_until_the_end(replica: Replica) -> None:
+    """Another worker's owner is nobody to the task; the owner's second worker may report without a token."""
+    job = await replica.register()
+    await replica.register(by=STRANGER)
+    running = await replica.running(job)
+    with pytest.raises(Forbidden, match="Not authorized to update this task"):
+        await replica.report(running.id, TaskStatus.COMPLETED, by=STRANGER)
+    waiting = await replica.submit(job)
+    with pytest.raises(Forbidden, match="Task not claimed by any worker"):
+        await replica.report(waiting.id, TaskStatus.RUNNING, by=STRANGER)
+    assert (await replica.report(running.id, TaskStatus.COMPLETED)).status is TaskStatus.COMPLETED
+
+
+async def test_a_cancelled_task_is_not_claimed(replica: Replica) -> None:
+    """A task that was cancelled while it waited leaves the queue at once."""
+    job = await replica.register()
+    first, second = await replica.submit(job), await replica.submit(job)
+    cancelled = await replica.report(first.id, TaskStatus.CANCELLED, by=SUBMITTER)
+    assert (cancelled.queue_position, cancelled.worker_id) == (None, None)
+    assert (await replica.get(second.id)).queue_position == 1
+    claimed = await replica.claim(job.worker_id)
+    assert claimed is not None
+    assert claimed.id == second.id

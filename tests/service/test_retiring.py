@@ -1,0 +1,265 @@
+"""However a worker goes, what it held ends, its jobs are let go, and what it did stays on record."""
+
+from collections import Counter
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import delete, update
+from store.replica import ADMIN, OWNER, STRANGER, HandClock, InternalExecutor, Replica, internal
+from store.seeds import LONG_AGO, add_tasks, seconds, task
+
+from zndraw_joblib.contract.events import JobsInvalidate, TaskStatusEvent, room_of
+from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.contract.problems import Forbidden, InvalidTaskTransition, WorkerNotFound
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.service import sweep
+from zndraw_joblib.server.service.sweep import WORKERS_PER_BATCH
+from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
+
+workers = Worker.__table__
+links = WorkerJobLink.__table__
+TIMEOUT = 60.0
+
+
+async def test_what_a_leaving_worker_holds_fails_and_the_rest_stays(replica: Replica) -> None:
+    """Claimed and running tasks fail with the reason; waiting, ended and other workers' stay."""
+    job, other = await replica.register(), await replica.register()
+    done = await replica.report((await replica.running(job)).id, TaskStatus.COMPLETED)
+    running = await replica.running(job)
+    await replica.submit(job)
+    claimed = await replica.claim(job.worker_id)
+    foreign = await replica.running(other)
+    waiting = await replica.submit(job)
+    assert claimed is not None
+    await replica.leave(job.worker_id)
+    for held in (running, claimed):
+        ended = await replica.get(held.id)
+        assert (ended.status, ended.error) == (TaskStatus.FAILED, "Worker disconnected")
+        assert ended.completed_at is not None
+        assert (ended.worker_id, ended.attempt) == (job.worker_id, 1)
+    assert (await replica.get(done.id)) == done
+    assert (await replica.get(waiting.id)).status is TaskStatus.PENDING
+    assert (await replica.get(foreign.id)).status is TaskStatus.RUNNING
+    assert [row.id for row in await replica.rows(workers)] == [other.worker_id]
+    assert [row.worker_id for row in await replica.rows(links)] == [other.worker_id]
+
+
+async def test_rooms_hear_once_of_what_went(replica: Replica) -> None:
+    """Each failed task is told, then each room once that its jobs have changed."""
+    first = await replica.register("A", "lab")
+    for name, room in (("B", "lab"), ("C", "other")):
+        await replica.register(name, room, worker=first.worker_id)
+    await replica.register("B", "lab")
+    held = [await replica.running(first) for _ in range(3)]
+    replica.events.clear()
+    await replica.leave(first.worker_id)
+    told = [(type(event), room) for event, room in replica.events]
+    assert told[:3] == [(TaskStatusEvent, room_of("lab"))] * 3
+    assert Counter(told[3:]) == {(JobsInvalidate, room_of("lab")): 1, (JobsInvalidate, room_of("other")): 1}
+    assert [event.id for event, _ in replica.events[:3]] == [task.id for task in held]
+
+
+async def test_a_worker_is_removed_by_its_owner_or_a_superuser_once(replica: Replica) -> None:
+    """Nobody else may; who is gone is not found, and can do nothing more."""
+    job = await replica.register()
+    held = await replica.running(job)
+    with pytest.raises(Forbidden):
+        await replica.leave(job.worker_id, by=STRANGER)
+    await replica.leave(job.worker_id, by=ADMIN)
+    for late in (replica.leave, replica.beat, replica.claim):
+        with pytest.raises(WorkerNotFound):
+            await late(job.worker_id)
+    with pytest.raises(InvalidTaskTransition, match="Worker disconnected"):
+        await replica.report(held.id, TaskStatus.COMPLETED, attempt=1, worker_id=job.worker_id)
+
+
+async def test_history_is_not_touched(replica: Replica) -> None:
+    """Thousands of ended tasks keep their worker, and cost its removal nothing."""
+    job = await replica.register()
+    mine = {"worker_id": job.worker_id, "worker_owner_id": OWNER.id}
+    await add_tasks(replica, [task(job.id, TaskStatus.COMPLETED, **mine) for _ in range(2000)])
+    await replica.leave(job.worker_id)
+    rows = await replica.rows(Task.__table__)
+    assert Counter((row.status, row.worker_id) for row in rows) == {("completed", job.worker_id): 2000}
+
+
+async def test_a_worker_is_judged_by_its_last_heartbeat(timed: Replica, clock: HandClock) -> None:
+    """Silent for exactly the timeout it lives, a moment longer it does not."""
+    born = clock.now
+    job, beating = await timed.register(), await timed.register()
+    clock.now = born + seconds(TIMEOUT)
+    assert await timed.retire_stale(TIMEOUT) == 0
+    await timed.beat(beating.worker_id)
+    clock.advance(0.000001)
+    assert await timed.retire_stale(TIMEOUT) == 1
+    assert [row.id for row in await timed.rows(workers)] == [beating.worker_id]
+    with pytest.raises(WorkerNotFound):
+        await timed.beat(job.worker_id)
+
+
+async def test_a_heartbeat_is_for_the_owner_alone(timed: Replica, clock: HandClock) -> None:
+    """Nobody else, no superuser either, keeps a worker alive; a refused beat writes nothing."""
+    job = await timed.register()
+    born = clock.now
+    clock.advance(10)
+    for other in (STRANGER, ADMIN):
+        with pytest.raises(Forbidden):
+            await timed.beat(job.worker_id, by=other)
+    with pytest.raises(WorkerNotFound):
+        await timed.beat(uuid4())
+    [row] = await timed.rows(workers)
+    assert row.last_heartbeat == born
+    answer = await timed.beat(job.worker_id)
+    assert (answer.last_heartbeat, answer.heartbeat_interval_seconds) == (clock.now, TIMEOUT / 4)
+    [row] = await timed.rows(workers)
+    assert row.last_heartbeat == clock.now
+
+
+async def test_silence_ends_as_leaving_does(timed: Replica, clock: HandClock) -> None:
+    """The same states, the same text and the same events, whichever way a worker goes."""
+    outcomes = []
+    for go in ("leave", "silence"):
+        job = await timed.register()
+        held = await timed.running(job)
+        timed.events.clear()
+        if go == "leave":
+            await timed.leave(job.worker_id)
+        else:
+            clock.advance(2 * TIMEOUT)
+            await timed.retire_stale(TIMEOUT)
+        ended = await timed.get(held.id)
+        events = [(type(event), room) for event, room in timed.events]
+        outcomes.append((ended.status, ended.error, ended.worker_id == job.worker_id, events))
+    assert outcomes[0] == outcomes[1]
+
+
+async def test_a_heartbeat_from_the_future_makes_nobody_immortal(timed: Replica, clock: HandClock) -> None:
+    """Up to 5 s ahead is jitter and stays; beyond that the clock was set back, and now counts."""
+    job, near = await timed.register(), await timed.register()
+    far = clock.now + seconds(3600)
+    close = clock.now + seconds(5)
+    for worker, beat in ((job.worker_id, far), (near.worker_id, close)):
+        await timed.execute(update(workers).where(workers.c.id == worker).values(last_heartbeat=beat))
+    assert await timed.retire_stale(TIMEOUT) == 0
+    found = {row.id: row.last_heartbeat for row in await timed.rows(workers)}
+    assert found == {job.worker_id: clock.now, near.worker_id: close}
+    clock.advance(TIMEOUT + 1)
+    assert await timed.retire_stale(TIMEOUT) == 1
+    clock.advance(10)
+    assert await timed.retire_stale(TIMEOUT) == 1
+
+
+async def test_many_dead_workers_go_in_batches(timed: Replica, clock: HandClock) -> None:
+    """The longest silent go first, a bounded number in a transaction, all of them in the end."""
+    count = WORKERS_PER_BATCH + 50
+    job = await timed.register()
+    ids = [uuid4() for _ in range(count)]
+    row = {"owner_id": OWNER.id, "created_at": LONG_AGO}
+    await timed.add(
+        workers,
+        [{**row, "id": id_, "last_heartbeat": LONG_AGO + seconds(order)} for order, id_ in enumerate(ids)],
+    )
+    await timed.add(links, [{"worker_id": id_, "job_id": job.id} for id_ in ids])
+    held = {"worker_owner_id": OWNER.id}
+    await add_tasks(timed, [task(job.id, TaskStatus.RUNNING, worker_id=id_, **held) for id_ in ids])
+    timed.events.clear()
+    clock.advance(1)
+    first = await timed.runtime.write(lambda tx: sweep.retire_stale(tx, seconds(TIMEOUT)))
+    assert first == WORKERS_PER_BATCH
+    left = {row.id for row in await timed.rows(workers)}
+    assert left == {job.worker_id, *ids[WORKERS_PER_BATCH:]}
+    assert await timed.retire_stale(TIMEOUT) == 50
+    assert Counter(timed.told()) == {TaskStatus.FAILED: count}
+    assert [row.id for row in await timed.rows(workers)] == [job.worker_id]
+
+
+async def test_one_of_the_silent_can_be_retired_alone(timed: Replica, clock: HandClock) -> None:
+    """Where a batch breaks they go one by one; a living worker is not retired even when it is named."""
+    job, other = await timed.register(), await timed.register()
+    clock.advance(2 * TIMEOUT)
+    living = await timed.register()
+    for worker, count in ((living.worker_id, 0), (job.worker_id, 1), (job.worker_id, 0)):
+
+        async def retire(tx, worker=worker):
+            return await sweep.retire_stale(tx, seconds(TIMEOUT), worker)
+
+        assert await timed.runtime.write(retire) == count
+    assert {row.id for row in await timed.rows(workers)} == {other.worker_id, living.worker_id}
+    await timed.retire_stale(TIMEOUT)
+
+
+async def test_a_survey_changes_nothing(timed: Replica, clock: HandClock) -> None:
+    """It counts all workers and the silent ones, with the decision of the sweep itself."""
+    job = await timed.register()
+    held = await timed.running(job)
+    clock.advance(2 * TIMEOUT)
+    await timed.register()
+    timed.events.clear()
+    assert await timed.runtime.database.read(lambda tx: sweep.survey(tx, seconds(TIMEOUT))) == (2, 1)
+    assert (await timed.get(held.id)).status is TaskStatus.RUNNING
+    assert timed.events == []
+    assert await timed.retire_stale(TIMEOUT) == 1
+
+
+async def test_a_held_task_without_worker_is_found_and_failed(replica: Replica) -> None:
+    """Whatever removed the worker past us, its tasks do not hang for ever; internal ones are not meant."""
+    job, living = await replica.register(), await replica.register()
+    lost, kept = await replica.running(job), await replica.running(living)
+    internal_job = await replica.register("Render", INTERNAL, by=ADMIN)
+    await add_tasks(replica, [task(internal_job.id, TaskStatus.RUNNING), task(job.id, TaskStatus.RUNNING)])
+    await replica.execute(
+        delete(WorkerJobLink.__table__).where(WorkerJobLink.__table__.c.worker_id == job.worker_id)
+    )
+    await replica.execute(delete(workers).where(workers.c.id == job.worker_id))
+    replica.events.clear()
+    assert await replica.fail_abandoned() == 2
+    ended = await replica.get(lost.id)
+    assert (ended.status, ended.error) == (TaskStatus.FAILED, "Worker disconnected")
+    assert (await replica.get(kept.id)).status is TaskStatus.RUNNING
+    assert replica.told() == [TaskStatus.FAILED] * 2
+    assert await replica.fail_abandoned() == 0
+
+
+async def test_an_internal_task_is_given_up_after_its_time(timed: Replica, clock: HandClock) -> None:
+    """Its time counts from its start, or from its submission where it never started; then it fails."""
+    await timed.register("Render", INTERNAL, by=ADMIN)
+    timed.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    never, started, done = [await timed.submit(str(internal())) for _ in range(3)]
+    clock.advance(1000)
+    for one in (started, done):
+        await timed.report(one.id, TaskStatus.RUNNING, by=ADMIN)
+    await timed.report(done.id, TaskStatus.COMPLETED, by=ADMIN)
+    clock.advance(2600)
+    assert await timed.fail_stuck(3600) == 0
+    clock.advance(0.000001)
+    timed.events.clear()
+    assert await timed.fail_stuck(3600) == 1
+    ended = await timed.get(never.id)
+    assert (ended.status, ended.error) == (TaskStatus.FAILED, "Internal worker timeout")
+    assert timed.told() == [TaskStatus.FAILED]
+    assert (await timed.get(started.id)).status is TaskStatus.RUNNING
+    clock.advance(1000)
+    assert await timed.fail_stuck(3600) == 1
+    assert (await timed.get(done.id)).status is TaskStatus.COMPLETED
+
+
+async def test_the_age_of_a_remote_task_is_nobodys_business(timed: Replica, clock: HandClock) -> None:
+    """As long as its worker beats, a task may run for days."""
+    job = await timed.register()
+    running = await timed.running(job)
+    for _ in range(3):
+        clock.advance(86_400)
+        await timed.beat(job.worker_id)
+        assert await timed.retire_stale(TIMEOUT) == 0
+        assert await timed.fail_stuck(3600) == 0
+        assert await timed.fail_abandoned() == 0
+    assert (await timed.get(running.id)).status is TaskStatus.RUNNING
+
+
+async def test_jobs_of_internal_tasks_are_never_hidden(timed: Replica) -> None:
+    """An internal job has no worker by nature, and stays when its tasks end."""
+    await timed.register("Render", INTERNAL, by=ADMIN)
+    timed.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    made = await timed.submit(str(internal()))
+    await timed.report(made.id, TaskStatus.CANCELLED, by=ADMIN)
+    assert [row.deleted for row in await timed.rows(Job.__table__)] == [False]

@@ -1,0 +1,270 @@
+"""Those that wait: nobody misses a wake-up, nobody keeps one that is not his, and all are served in turn."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+
+import pytest
+
+from zndraw_joblib.contract.problems import ServiceUnavailable
+from zndraw_joblib.server.ports import Wake
+from zndraw_joblib.server.sleepers import Sleeper, Sleepers
+
+LONG = 10.0
+
+Enter = Callable[..., Sleeper]
+
+
+@pytest.fixture
+def sleepers() -> Sleepers:
+    """Return a place to sleep for three hundred."""
+    return Sleepers(lambda: 300)
+
+
+@pytest.fixture
+async def enter(sleepers: Sleepers) -> AsyncIterator[Enter]:
+    """Return a function that stands in line under some keys, until the test ends."""
+    with ExitStack() as stack:
+        yield lambda *keys: stack.enter_context(sleepers.enter(keys))
+
+
+def look(sleepers: Sleepers, sleeper: Sleeper) -> None:
+    """Begin a look at the database, as the runtime does."""
+    sleeper.check()
+
+
+def found_nothing(sleepers: Sleepers, sleeper: Sleeper) -> None:
+    """End a look that found nothing."""
+    sleepers.resume(sleeper)
+
+
+async def is_asleep(sleeping: "asyncio.Task[bool]") -> bool:
+    """Tell whether a sleeper sleeps on, once everything that was to happen has happened."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return not sleeping.done()
+
+
+async def test_a_wake_up_between_the_look_and_the_sleep_is_not_lost(sleepers: Sleepers, enter: Enter) -> None:
+    """Who registered before it looked does not fall asleep when something happened since."""
+    sleeper = enter("job")
+    look(sleepers, sleeper)
+    sleepers.wake("job", 1)
+    async with asyncio.timeout(1):
+        assert await sleeper.sleep(LONG)
+
+
+async def test_a_wake_up_before_the_look_does_not_count(sleepers: Sleepers, enter: Enter) -> None:
+    """What is looked at after a wake-up is new enough: it is spent, and the sleeper may sleep."""
+    sleeper = enter("job")
+    sleepers.wake("job", 1)
+    look(sleepers, sleeper)
+    found_nothing(sleepers, sleeper)
+    assert not await sleeper.sleep(0.01)
+
+
+async def test_a_wake_up_during_a_later_look_is_not_lost(sleepers: Sleepers, enter: Enter) -> None:
+    """A sleeper that was woken looks again; what happens during that look wakes it too."""
+    sleeper = enter("job")
+    look(sleepers, sleeper)
+    found_nothing(sleepers, sleeper)
+    sleepers.wake("job", 1)
+    async with asyncio.timeout(1):
+        assert await sleeper.sleep(LONG)
+    look(sleepers, sleeper)
+    sleepers.wake("job", 1)
+    found_nothing(sleepers, sleeper)
+    assert await sleeper.sleep(0.05)
+
+
+async def test_sleepers_wake_in_the_order_they_came(sleepers: Sleepers, enter: Enter) -> None:
+    """One wake-up wakes the one that has waited longest."""
+    sleeping = [asyncio.create_task(enter("job").sleep(LONG)) for _ in range(4)]
+    for index in range(4):
+        assert await is_asleep(sleeping[index])
+        sleepers.wake("job", 1)
+        async with asyncio.timeout(1):
+            assert await sleeping[index]
+        assert [task.done() for task in sleeping] == [True] * (index + 1) + [False] * (3 - index)
+
+
+@pytest.mark.parametrize(("count", "woken"), [(0, 0), (1, 1), (2, 2), (9, 3), (None, 3)])
+async def test_as_many_wake_as_are_called(
+    sleepers: Sleepers, enter: Enter, count: int | None, woken: int
+) -> None:
+    """A number wakes that many, no number wakes all; other keys sleep on."""
+    sleeping = [asyncio.create_task(enter("job").sleep(LONG)) for _ in range(3)]
+    other = asyncio.create_task(enter("other").sleep(LONG))
+    assert await is_asleep(other)
+    sleepers.notify([Wake("job", count), Wake("nobody", 3)])
+    assert await is_asleep(other)
+    assert sum(task.done() for task in sleeping) == woken
+    for task in [*sleeping, other]:
+        task.cancel()
+
+
+async def test_a_sleeper_waits_under_all_its_keys_and_is_woken_once(sleepers: Sleepers, enter: Enter) -> None:
+    """Who was woken for one thing is not called for another as well: that goes to the next in line."""
+    first, second = enter("a", "b"), enter("b")
+    sleepers.wake("a", 1)
+    sleepers.wake("b", 1)
+    assert (first.is_woken, second.is_woken) == (True, True)
+
+
+async def test_a_wake_up_that_was_not_used_is_passed_on(sleepers: Sleepers, enter: Enter) -> None:
+    """Who leaves without taking what it was woken for hands the wake-up to the next in line."""
+    with sleepers.enter(["job"]) as first:
+        second = enter("job")
+        sleepers.wake("job", 1)
+        assert (first.is_woken, second.is_woken) == (True, False)
+    assert second.is_woken
+
+
+async def test_a_wake_up_that_was_used_is_not_passed_on(sleepers: Sleepers, enter: Enter) -> None:
+    """Who took what it was woken for keeps the others asleep."""
+    with sleepers.enter(["job", "other"]) as first:
+        second = enter("job")
+        sleepers.wake("job", 1)
+        look(sleepers, first)
+        first.use("job")
+    assert not second.is_woken
+
+
+async def test_a_wake_up_for_another_thing_is_passed_on(sleepers: Sleepers, enter: Enter) -> None:
+    """Who was woken for one job and took a task of another passes its wake-up on."""
+    with sleepers.enter(["a", "b"]) as first:
+        second = enter("a")
+        sleepers.wake("a", 1)
+        look(sleepers, first)
+        first.use("b")
+    assert second.is_woken
+
+
+async def test_a_wake_up_that_came_while_something_else_was_taken_is_passed_on(
+    sleepers: Sleepers, enter: Enter
+) -> None:
+    """A look that found an earlier task does not use up the wake-up for one that came during the look."""
+    with sleepers.enter(["job"]) as first:
+        second = enter("job")
+        look(sleepers, first)  # the look begins, and finds a task that was there already
+        sleepers.wake("job", 1)  # another one is committed meanwhile
+        first.use("job")
+    assert second.is_woken
+
+
+async def test_a_wake_up_for_all_is_owed_to_nobody(sleepers: Sleepers, enter: Enter) -> None:
+    """Everybody was called already: nothing is passed on when one leaves."""
+    with sleepers.enter(["job"]):
+        second = enter("job")
+        sleepers.wake("job")
+        look(sleepers, second)
+    assert not second.is_woken
+
+
+async def test_who_found_nothing_keeps_its_place(sleepers: Sleepers, enter: Enter) -> None:
+    """A sleeper that was woken for nothing is the first in line again."""
+    first, second = enter("job"), enter("job")
+    for _ in range(3):
+        sleepers.wake("job", 1)
+        assert (first.is_woken, second.is_woken) == (True, False)
+        look(sleepers, first)
+        found_nothing(sleepers, first)
+        assert not await first.sleep(0.001)
+
+
+async def test_a_client_that_hangs_up_ends_its_sleep_and_passes_its_wake_up_on(
+    sleepers: Sleepers, enter: Enter
+) -> None:
+    """The sleep ends at once; a wake-up that arrives together with the hang-up goes to the next."""
+    gone = asyncio.get_running_loop().create_future()
+    with sleepers.enter(["job"]) as first:
+        second = enter("job")
+        sleeping = asyncio.create_task(first.sleep(LONG, gone))
+        assert await is_asleep(sleeping)
+        gone.set_result(None)
+        sleepers.wake("job", 1)
+        async with asyncio.timeout(1):
+            await sleeping
+    assert second.is_woken
+
+
+async def test_a_client_that_is_gone_already_does_not_sleep(enter: Enter) -> None:
+    """Whoever hung up during the look is not waited for."""
+    gone = asyncio.get_running_loop().create_future()
+    gone.set_result(None)
+    async with asyncio.timeout(1):
+        assert not await enter("job").sleep(LONG, gone)
+
+
+async def test_a_sleep_that_is_cancelled_leaves_the_line_and_passes_on(
+    sleepers: Sleepers, enter: Enter
+) -> None:
+    """A request that is cancelled, woken or not, is in nobody's way."""
+
+    async def wait() -> None:
+        with sleepers.enter(["job"]) as sleeper:
+            await sleeper.sleep(LONG)
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    second = enter("job")
+    sleepers.wake("job", 1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert second.is_woken
+    assert len(sleepers) == 1
+
+
+async def test_a_sleep_is_bounded(enter: Enter) -> None:
+    """It ends at its time, also one that is over already."""
+    sleeper = enter("job")
+    async with asyncio.timeout(1):
+        assert not await sleeper.sleep(0.01)
+        assert not await sleeper.sleep(-1)
+
+
+async def test_too_many_sleepers_are_told(sleepers: Sleepers) -> None:
+    """Beyond the limit the answer is 503 and when to come again; a place that is left is free again."""
+    few = Sleepers(lambda: 2)
+    with few.enter(["a"]), few.enter(["b"]):
+        assert len(few) == 2
+        with pytest.raises(ServiceUnavailable) as told, few.enter(["c"]):
+            pass
+        assert told.value.headers["Retry-After"].isdigit()
+    with few.enter(["c"]):
+        assert len(few) == 1
+    assert len(few) == 0
+
+
+async def test_nothing_is_left_of_those_who_left(sleepers: Sleepers) -> None:
+    """A process that runs for years keeps no key of a sleeper that is gone."""
+    with sleepers.enter(["a", "b"]) as first, sleepers.enter(["b"]):
+        assert sorted(sleepers.slept_on) == ["a", "b"]
+        sleepers.wake("b", 1)
+        look(sleepers, first)
+        found_nothing(sleepers, first)
+    assert sleepers.slept_on == []
+    assert len(sleepers) == 0
+
+
+async def test_a_stop_wakes_all(sleepers: Sleepers, enter: Enter) -> None:
+    """When the server stops nobody sleeps on, under whatever key."""
+    sleeping = [asyncio.create_task(enter(key).sleep(LONG)) for key in "abca"]
+    assert await is_asleep(sleeping[-1])
+    sleepers.close()
+    async with asyncio.timeout(1):
+        assert await asyncio.gather(*sleeping) == [True] * 4
+    assert sleepers.is_closed
+
+
+async def test_a_wake_up_from_another_thread_arrives(sleepers: Sleepers, enter: Enter) -> None:
+    """What another thread commits wakes a sleeper of this loop at once."""
+    sleeping = asyncio.create_task(enter("job").sleep(LONG))
+    assert await is_asleep(sleeping)
+    waker = threading.Thread(target=sleepers.wake, args=("job", 1))
+    waker.start()
+    async with asyncio.timeout(1):
+        assert await sleeping
+    waker.join()

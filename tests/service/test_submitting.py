@@ -1,0 +1,214 @@
+"""A submitted task waits at the end of its queue, or is refused alone, whatever comes along with it."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+from uuid import UUID
+
+import pytest
+from store.replica import ADMIN, SUBMITTER, InternalExecutor, Replica, internal
+
+from zndraw_joblib.contract.events import TaskAvailable, TaskStatusEvent, room_of, workers_of
+from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.names import INTERNAL, parse_job_name
+from zndraw_joblib.contract.problems import (
+    InternalJobNotConfigured,
+    InvalidPayload,
+    JobNotFound,
+    TaskNotFound,
+)
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.service import tasks
+from zndraw_joblib.server.store.tables import Job, Task
+
+NUMBERS = {"type": "object", "properties": {"n": {"type": "number"}}}
+
+
+def submission(job: str, payload: dict[str, Any] | None = None, **fields: Any) -> tasks.Submission:
+    """Return one item of a batch."""
+    values = {"caller": SUBMITTER, "room_id": "lab", "job": parse_job_name(job), "payload": payload or {}}
+    return tasks.Submission(**values | fields)
+
+
+async def test_a_task_starts_pending_and_is_told_once(replica: Replica) -> None:
+    """The answer says where it stands; its room hears of it, then its workers."""
+    job = await replica.register()
+    replica.events.clear()
+    task = await replica.submit(job, {"angle": 3})
+    assert (task.status, task.queue_position, task.attempt) == (TaskStatus.PENDING, 1, 0)
+    assert (task.payload, task.created_by, task.room_id) == ({"angle": 3}, SUBMITTER.id, "lab")
+    assert (task.started_at, task.completed_at, task.worker_id, task.error) == (None,) * 4
+    (status, status_room), (available, available_room) = replica.events
+    assert isinstance(status, TaskStatusEvent)
+    assert (status.id, status.status, status.queue_position) == (task.id, TaskStatus.PENDING, 1)
+    assert available == TaskAvailable(job_name=job.full_name, room_id="lab", task_id=task.id)
+    assert (status_room, available_room) == (room_of("lab"), workers_of(job.full_name))
+    assert await replica.get(task.id) == task
+
+
+async def test_positions_within_a_batch_go_on(replica: Replica) -> None:
+    """Items of one transaction stand behind what waits already, each job for itself, in their order."""
+    names = [(await replica.register(name)).full_name for name in ("A", "B")]
+    await replica.submit(names[0])
+    batch = [submission(names[turn]) for turn in (0, 1, 0, 0, 1)]
+    made = await replica.runtime.write(lambda tx: tasks.submit(tx, batch))
+    assert all(isinstance(task, TaskResponse) for task in made)
+    assert [task.queue_position for task in made] == [2, 1, 3, 4, 2]
+    for task in made:
+        assert await replica.get(task.id) == task
+
+
+async def test_bad_items_of_a_batch_are_refused_alone(replica: Replica) -> None:
+    """Each item gets its task or its problem, in the order of the items; nobody hears of the refused."""
+    job, checked = await replica.register("A"), await replica.register("B", schema=NUMBERS)
+    hidden, foreign = await replica.register("C", "lab"), await replica.register("D", "elsewhere")
+    await replica.leave(hidden.worker_id)
+    await replica.register("Render", INTERNAL, by=ADMIN)
+    replica.events.clear()
+    batch: list[tuple[Any, type]] = [
+        (submission(job.full_name), TaskResponse),
+        (submission("@global:modifiers:Unknown"), JobNotFound),
+        (submission(checked.full_name, {"n": "one"}), InvalidPayload),
+        (submission(checked.full_name, {"n": "one"}, validate_payload=False), TaskResponse),
+        (submission(hidden.full_name), JobNotFound),
+        (submission(foreign.full_name), JobNotFound),
+        (submission(foreign.full_name, cross_room=True), TaskResponse),
+        (submission(str(internal())), InternalJobNotConfigured),
+        (submission(checked.full_name, {"n": 1}), TaskResponse),
+    ]
+    answers = await replica.runtime.write(lambda tx: tasks.submit(tx, [item for item, _ in batch]))
+    assert [type(answer) for answer in answers] == [expected for _, expected in batch]
+    made = [answer.id for answer in answers if isinstance(answer, TaskResponse)]
+    assert [row.id for row in await replica.rows(Task.__table__)] == made
+    assert Counter(replica.told()) == {TaskStatus.PENDING: len(made)}
+
+
+async def test_an_item_that_breaks_its_batch_fails_alone(replica: Replica) -> None:
+    """What no database can store costs its sender an error, and the others of the batch nothing."""
+    job = await replica.register()
+    payloads = [{"n": index} if index != 7 else {"n": object()} for index in range(16)]
+    answers = await asyncio.gather(
+        *[replica.submit(job, payload) for payload in payloads], return_exceptions=True
+    )
+    broken = [answer for answer in answers if isinstance(answer, Exception)]
+    assert len(broken) == 1
+    assert answers[7] is broken[0]
+    [row] = await replica.rows(Job.__table__)
+    assert row.pending == 15
+    positions = [answer.queue_position for answer in answers if isinstance(answer, TaskResponse)]
+    assert sorted(positions) == list(range(1, 16))
+
+
+async def test_a_payload_tells_every_fault_and_its_place(replica: Replica) -> None:
+    """Each error comes with the JSON pointer of what it is about."""
+    schema = {"properties": {"a/b": {"type": "integer"}, "c": {"items": {"type": "string"}}}}
+    job = await replica.register(schema=schema)
+    with pytest.raises(InvalidPayload) as refused:
+        await replica.submit(job, {"a/b": "x", "c": ["ok", 5]})
+    told = refused.value.problem.model_dump()["errors"]
+    assert sorted(error["pointer"] for error in told) == ["/a~1b", "/c/1"]
+
+
+@pytest.mark.parametrize(
+    "value", ["\x00", "ä\U0001f600", 2**70, 1e300, [[]], {"": None}, True, "x" * 100_000]
+)
+async def test_what_json_can_say_comes_back(replica: Replica, value: Any) -> None:
+    """Payload and result are kept as they were sent, with the order of their keys."""
+    job = await replica.register()
+    payload = {"z": value, "a": value}
+    task = await replica.submit(job, payload)
+    claimed = await replica.claim(job.worker_id)
+    assert claimed is not None
+    assert claimed.payload == payload
+    await replica.report(task.id, TaskStatus.RUNNING)
+    await replica.report(task.id, TaskStatus.COMPLETED, result=value)
+    found = await replica.get(task.id)
+    assert found.payload == payload
+    assert list(found.payload) == ["z", "a"]
+    assert found.result == value
+
+
+async def test_a_task_that_is_not_there_is_not_found(replica: Replica) -> None:
+    """An unknown id is told as such."""
+    with pytest.raises(TaskNotFound):
+        await replica.get(UUID(int=0))
+
+
+@pytest.fixture
+async def executor(replica: Replica) -> InternalExecutor:
+    """Return the executor of an internal job."""
+    await replica.register("Render", INTERNAL, by=ADMIN)
+    executor = InternalExecutor()
+    replica.runtime.internal_tasks = {str(internal()): executor}
+    replica.events.clear()
+    return executor
+
+
+async def test_an_internal_task_is_claimed_before_the_broker_hears_of_it(
+    replica: Replica, executor: InternalExecutor
+) -> None:
+    """It is committed as claimed, told as claimed once, and no worker is called for."""
+
+    async def look(task_id: UUID) -> None:
+        assert (await replica.get(task_id)).status == TaskStatus.CLAIMED
+
+    executor.meanwhile = look
+    task = await replica.submit(str(internal()), {"frame": 1})
+    assert (task.status, task.queue_position, task.worker_id) == (TaskStatus.CLAIMED, None, None)
+    assert executor.calls == [{"task_id": str(task.id), "room_id": "lab", "payload": {"frame": 1}}]
+    assert replica.told() == [TaskStatus.CLAIMED]
+    assert not [event for event, _ in replica.events if isinstance(event, TaskAvailable)]
+
+
+async def test_an_executor_may_be_quicker_than_the_submission(
+    replica: Replica, executor: InternalExecutor
+) -> None:
+    """What it reports before the submission is answered stays as it is."""
+
+    async def run(task_id: UUID) -> None:
+        for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED):
+            await replica.report(task_id, status, by=ADMIN)
+
+    executor.meanwhile = run
+    task = await replica.submit(str(internal()))
+    assert (await replica.get(task.id)).status == TaskStatus.COMPLETED
+    assert replica.told() == [TaskStatus.CLAIMED, TaskStatus.RUNNING, TaskStatus.COMPLETED]
+
+
+async def test_a_broker_that_takes_nothing_fails_the_task(
+    replica: Replica, executor: InternalExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The submitter gets the failed task, everybody hears of it, and the log says why."""
+
+    async def refuse(_: UUID) -> None:
+        raise ConnectionError("no broker")
+
+    executor.meanwhile = refuse
+    task = await replica.submit(str(internal()))
+    assert (task.status, task.error) == (TaskStatus.FAILED, "Failed to dispatch to internal executor")
+    assert task.completed_at is not None
+    assert replica.told() == [TaskStatus.CLAIMED, TaskStatus.FAILED]
+    assert "no broker" in caplog.text
+
+
+async def test_a_broker_that_took_it_and_broke_after_does_not_undo_it(
+    replica: Replica, executor: InternalExecutor
+) -> None:
+    """A task that has gone on all the same keeps what became of it."""
+
+    async def run_and_break(task_id: UUID) -> None:
+        await replica.report(task_id, TaskStatus.RUNNING, by=ADMIN)
+        raise ConnectionError("the answer was lost")
+
+    executor.meanwhile = run_and_break
+    task = await replica.submit(str(internal()))
+    assert task.status == TaskStatus.RUNNING
+    await replica.report(task.id, TaskStatus.COMPLETED, by=ADMIN)
+
+
+async def test_an_internal_job_without_executor_makes_no_task(replica: Replica) -> None:
+    """A server that could not run it says so, and stores nothing."""
+    await replica.register("Render", INTERNAL, by=ADMIN)
+    with pytest.raises(InternalJobNotConfigured):
+        await replica.submit(str(internal()))
+    assert await replica.rows(Task.__table__) == []

@@ -1,0 +1,221 @@
+"""One server process as its clients see it, in short words; and a clock that goes when it is told."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Executable, insert, select
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from zndraw_joblib.contract.events import Emission, TaskStatusEvent
+from zndraw_joblib.contract.messages import (
+    JobRegisterRequest,
+    JobResponse,
+    TaskResponse,
+    TaskUpdateRequest,
+    WorkerResponse,
+)
+from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName, parse_job_name
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.service import jobs, sweep, workers
+from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.sleepers import Gone
+from zndraw_joblib.server.store.database import Database
+
+OWNER = Identity("owner", is_superuser=False)
+SUBMITTER = Identity("submitter", is_superuser=False)
+STRANGER = Identity("stranger", is_superuser=False)
+ADMIN = Identity("admin", is_superuser=True)
+
+# No single request of these tests may take longer, whatever the machine does beside it.
+PATIENCE = 20.0
+
+
+class HandClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2030, 1, 1, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        """Return the time."""
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Move on, or back."""
+        self.now += timedelta(seconds=seconds)
+
+
+class Replica:
+    """A runtime on a database, what it published, and the words of its clients; `engine` is a back door."""
+
+    def __init__(
+        self, database: Database, engine: AsyncEngine, settings: JobLibSettings | None = None
+    ) -> None:
+        self.engine = engine
+        self.events: list[Emission] = []
+        self.runtime = Runtime(database, settings or JobLibSettings(), publish=self._publish)
+
+    async def _publish(self, emissions: Sequence[Emission]) -> None:
+        self.events += emissions
+
+    def told(self, task_id: UUID | None = None) -> list[TaskStatus]:
+        """Return the statuses that events told of one task, or of all, in their order."""
+        events = [event for event, _ in self.events if isinstance(event, TaskStatusEvent)]
+        return [event.status for event in events if task_id in (None, event.id)]
+
+    def endings(self, task_id: UUID) -> list[TaskStatus]:
+        """Return what events told of a task's end."""
+        return [status for status in self.told(task_id) if status in TERMINAL]
+
+    async def execute(self, statement: Executable) -> Any:
+        """Run one statement past the code under test, and commit it."""
+        async with self.engine.begin() as connection:
+            return await connection.execute(statement)
+
+    async def add(self, table: Any, rows: Sequence[dict[str, Any]]) -> None:
+        """Insert rows past the code under test."""
+        async with self.engine.begin() as connection:
+            await connection.execute(insert(table), list(rows))
+
+    async def rows(self, table: Any, *where: Any) -> list[Any]:
+        """Return rows as the database has them."""
+        async with self.engine.connect() as connection:
+            return list(await connection.execute(select(table).where(*where)))
+
+    async def register(
+        self,
+        name: str = "Rotate",
+        room: str = GLOBAL,
+        *,
+        by: Identity = OWNER,
+        worker: UUID | None = None,
+        schema: dict[str, Any] | None = None,
+    ) -> JobResponse:
+        """Register a job, as its `by`; without `worker`, with a new one."""
+        job, _ = await self.register_anew(name, room, by=by, worker=worker, schema=schema)
+        return job
+
+    async def register_anew(
+        self,
+        name: str = "Rotate",
+        room: str = GLOBAL,
+        *,
+        by: Identity = OWNER,
+        worker: UUID | None = None,
+        schema: dict[str, Any] | None = None,
+    ) -> tuple[JobResponse, bool]:
+        """Register a job. Tell whether it is new, or shown again."""
+        request = JobRegisterRequest(category="modifiers", name=name, schema=schema or {}, worker_id=worker)
+        item = jobs.Registration(by, room, request)
+        async with asyncio.timeout(PATIENCE):
+            return await self.runtime.write(partial(jobs.register, item=item))
+
+    async def worker(self, by: Identity = OWNER) -> UUID:
+        """Make a worker that serves nothing yet."""
+        async with asyncio.timeout(PATIENCE):
+            made: WorkerResponse = await self.runtime.write(partial(workers.create, caller=by, interval=15))
+        return made.id
+
+    async def submit(
+        self,
+        job: JobResponse | str,
+        payload: dict[str, Any] | None = None,
+        *,
+        room: str = "lab",
+        by: Identity = SUBMITTER,
+    ) -> TaskResponse:
+        """Call a job."""
+        name = parse_job_name(job if isinstance(job, str) else job.full_name)
+        async with asyncio.timeout(PATIENCE):
+            return await self.runtime.submit(by, room, name, payload or {})
+
+    async def claim(
+        self, worker: UUID | None, *, by: Identity = OWNER, wait: float = 0, gone: Gone = None
+    ) -> TaskResponse | None:
+        """Claim a task for a worker."""
+        assert worker is not None
+        async with asyncio.timeout(PATIENCE):
+            return await self.runtime.claim(by, worker, wait, gone)
+
+    async def report(
+        self, task_id: UUID, status: TaskStatus | str, *, by: Identity = OWNER, **fields: Any
+    ) -> TaskResponse:
+        """Report on a task."""
+        update = TaskUpdateRequest(status=TaskStatus(status), **fields)
+        async with asyncio.timeout(PATIENCE):
+            return await self.runtime.report(by, task_id, update)
+
+    async def beat(self, worker: UUID, *, by: Identity = OWNER) -> WorkerResponse:
+        """Show that a worker lives."""
+        async with asyncio.timeout(PATIENCE):
+            return await self.runtime.beat(by, worker)
+
+    async def leave(self, worker: UUID | None, *, by: Identity = OWNER) -> None:
+        """Remove a worker."""
+        assert worker is not None
+        async with asyncio.timeout(PATIENCE):
+            await self.runtime.write(partial(workers.leave, caller=by, worker_id=worker))
+
+    async def leave_job(self, worker: UUID | None, job: JobResponse, *, by: Identity = OWNER) -> None:
+        """Take a job off a worker."""
+        assert worker is not None
+        name = parse_job_name(job.full_name)
+        async with asyncio.timeout(PATIENCE):
+            await self.runtime.write(partial(workers.leave_job, caller=by, worker_id=worker, name=name))
+
+    async def get(self, task_id: UUID, wait: float = 0, gone: Gone = None) -> TaskResponse:
+        """Read a task."""
+        async with asyncio.timeout(PATIENCE):
+            return await self.runtime.get_task(task_id, wait, gone)
+
+    async def retire_stale(self, seconds: float = 60) -> int:
+        """Retire all workers that are silent for longer than `seconds`."""
+        return await self._until_done(partial(sweep.retire_stale, timeout=timedelta(seconds=seconds)))
+
+    async def fail_stuck(self, seconds: float = 3600) -> int:
+        """Fail the internal tasks that are held for longer than `seconds`."""
+        return await self._until_done(partial(sweep.fail_stuck, timeout=timedelta(seconds=seconds)))
+
+    async def fail_abandoned(self) -> int:
+        """Fail the held tasks whose worker does not exist."""
+        return await self._until_done(sweep.fail_abandoned)
+
+    async def _until_done(self, batch: Any) -> int:
+        count = 0
+        async with asyncio.timeout(PATIENCE):
+            while done := await self.runtime.write(batch):
+                count += done
+        return count
+
+    async def running(self, job: JobResponse, *, by: Identity = SUBMITTER) -> TaskResponse:
+        """Submit a task of a job and let the job's first worker start it."""
+        await self.submit(job, by=by)
+        claimed = await self.claim(job.worker_id)
+        assert claimed is not None
+        return await self.report(claimed.id, TaskStatus.RUNNING)
+
+
+class InternalExecutor:
+    """Takes internal tasks as a broker would, and does with them what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.meanwhile: Any = None
+
+    async def kiq(self, *, task_id: str, room_id: str, payload: dict[str, Any]) -> object:
+        """Take one call."""
+        self.calls.append({"task_id": task_id, "room_id": room_id, "payload": payload})
+        if self.meanwhile is not None:
+            await self.meanwhile(UUID(task_id))
+        return None
+
+
+def internal(name: str = "Render") -> JobName:
+    """Return the name of an internal job."""
+    return JobName(INTERNAL, "modifiers", name)

@@ -1,0 +1,52 @@
+"""Rows for tests, put in past the code under test: many tasks at once, in any state, of any time."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import update
+
+from store.replica import SUBMITTER, Replica
+from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
+from zndraw_joblib.server.store.tables import Job, Task
+
+LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
+_STARTED = {TaskStatus.RUNNING, TaskStatus.COMPLETED}
+
+
+def task(job_id: UUID, status: TaskStatus = TaskStatus.PENDING, **fields: Any) -> dict[str, Any]:
+    """Return a row that its table takes; `fields` win."""
+    row = {
+        "id": uuid4(),
+        "job_id": job_id,
+        "room_id": "lab",
+        "status": status.value,
+        "created_by": SUBMITTER.id,
+        "payload": {},
+        "created_at": LONG_AGO,
+        "claimed_at": LONG_AGO if status in HELD | _STARTED else None,
+        "started_at": LONG_AGO if status in _STARTED else None,
+        "completed_at": LONG_AGO if status in TERMINAL else None,
+        "worker_id": None,
+        "worker_owner_id": None,
+        "attempt": 1 if status in HELD | _STARTED else 0,
+    }
+    return row | fields
+
+
+async def add_tasks(replica: Replica, rows: Iterable[dict[str, Any]]) -> list[UUID]:
+    """Insert tasks in their order, and count the pending ones as the code under test would."""
+    listed = list(rows)
+    await replica.add(Task.__table__, listed)
+    jobs = Job.__table__
+    for job_id in {row["job_id"] for row in listed}:
+        pending = sum(row["job_id"] == job_id and row["status"] == "pending" for row in listed)
+        change = update(jobs).where(jobs.c.id == job_id).values(pending=jobs.c.pending + pending)
+        await replica.execute(change)
+    return [row["id"] for row in listed]
+
+
+def seconds(count: float) -> timedelta:
+    """Return a span of time."""
+    return timedelta(seconds=count)

@@ -1,0 +1,127 @@
+"""The tables refuse what must never be, whoever writes it."""
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import CheckConstraint, delete, update
+from sqlalchemy.exc import IntegrityError
+
+from store.replica import Replica
+from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink, metadata
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+GOOD_TASK = {
+    "room_id": "lab",
+    "status": "pending",
+    "created_by": "submitter",
+    "payload": {},
+    "created_at": NOW,
+    "attempt": 0,
+}
+BAD_TASKS: dict[str, list[dict[str, Any]]] = {
+    "status_known": [{"status": "lost"}, {"status": ""}, {"status": "PENDING"}],
+    "completed_when_terminal": [
+        {"completed_at": NOW},
+        {"status": "running", "claimed_at": NOW, "started_at": NOW, "completed_at": NOW},
+        {"status": "completed", "started_at": NOW},
+        {"status": "failed"},
+        {"status": "cancelled"},
+    ],
+    "pending_is_free": [{"worker_id": uuid4()}, {"started_at": NOW}],
+    "held_was_claimed": [{"status": "claimed"}, {"status": "running", "started_at": NOW}],
+    "running_was_started": [
+        {"status": "running", "claimed_at": NOW},
+        {"status": "completed", "completed_at": NOW},
+    ],
+    "attempt_counts": [{"attempt": -1}],
+}
+CASES = [(name, row) for name, rows in BAD_TASKS.items() for row in rows]
+
+
+async def job_id(replica: Replica) -> Any:
+    """Register a job and return its id."""
+    return (await replica.register()).id
+
+
+@pytest.mark.parametrize(("constraint", "fault"), CASES, ids=[f"{n}-{i}" for i, (n, _) in enumerate(CASES)])
+async def test_a_task_that_contradicts_itself_is_refused(
+    replica: Replica, constraint: str, fault: dict[str, Any]
+) -> None:
+    """Each CHECK of the task table refuses its bad row, by its name, at an insert and at an update."""
+    good = {**GOOD_TASK, "id": uuid4(), "job_id": await job_id(replica)}
+    with pytest.raises(IntegrityError, match=f"ck_joblib_task_{constraint}"):
+        await replica.add(Task.__table__, [good | {"id": uuid4()} | fault])
+    finished = good | {"status": "failed", "completed_at": NOW}
+    await replica.add(Task.__table__, [finished])
+    row = Task.__table__.c.id == good["id"]
+    undone = {**GOOD_TASK, "completed_at": None} | fault
+    with pytest.raises(IntegrityError, match=f"ck_joblib_task_{constraint}"):
+        await replica.execute(update(Task.__table__).where(row).values(undone))
+
+
+async def test_a_count_of_pending_tasks_is_never_negative(replica: Replica) -> None:
+    """A bookkeeping error stops the transaction that makes it."""
+    job = await job_id(replica)
+    with pytest.raises(IntegrityError, match="ck_joblib_job_pending_counts"):
+        await replica.execute(update(Job.__table__).where(Job.__table__.c.id == job).values(pending=-1))
+
+
+def test_every_check_is_tried() -> None:
+    """A CHECK that is added to the tables gets its bad rows here."""
+    checks = {
+        str(constraint.name)
+        for table in metadata.tables.values()
+        for constraint in table.constraints
+        if isinstance(constraint, CheckConstraint) and constraint.name
+    }
+    assert checks == {"ck_joblib_job_pending_counts"} | {f"ck_joblib_task_{name}" for name in BAD_TASKS}
+
+
+async def test_a_job_has_its_name_alone(replica: Replica) -> None:
+    """Two rows of the same room, category and name cannot be, hidden or not."""
+    job = await replica.register()
+    named = {"room_id": job.room_id, "category": job.category, "name": job.name}
+    rest = {"id": uuid4(), "schema": {}, "created_at": NOW, "pending": 0}
+    for deleted in (False, True):
+        with pytest.raises(IntegrityError):
+            await replica.add(Job.__table__, [{**named, **rest, "deleted": deleted}])
+
+
+async def test_a_task_has_its_id_alone(replica: Replica) -> None:
+    """The id that clients know names one task."""
+    task = {
+        **GOOD_TASK,
+        "id": uuid4(),
+        "job_id": await job_id(replica),
+        "status": "failed",
+        "completed_at": NOW,
+    }
+    with pytest.raises(IntegrityError):
+        await replica.add(Task.__table__, [task, task])
+
+
+async def test_nothing_refers_to_what_is_not_there(replica: Replica) -> None:
+    """Tasks and links belong to rows that exist; what is referred to cannot be deleted."""
+    job = await replica.register()
+    finished = {**GOOD_TASK, "status": "failed", "completed_at": NOW}
+    for table, row in (
+        (Task, {**finished, "id": uuid4(), "job_id": uuid4()}),
+        (WorkerJobLink, {"worker_id": uuid4(), "job_id": job.id}),
+        (WorkerJobLink, {"worker_id": await replica.worker(), "job_id": uuid4()}),
+    ):
+        with pytest.raises(IntegrityError):
+            await replica.add(table.__table__, [row])
+    for table, used in ((Worker, job.worker_id), (Job, job.id)):
+        with pytest.raises(IntegrityError):
+            await replica.execute(delete(table.__table__).where(table.__table__.c.id == used))
+
+
+async def test_a_task_outlives_its_worker(replica: Replica) -> None:
+    """A finished task names a worker that no row stands for any more."""
+    gone = uuid4()
+    row = {**GOOD_TASK, "id": uuid4(), "job_id": await job_id(replica), "worker_id": gone}
+    await replica.add(Task.__table__, [row | {"status": "failed", "completed_at": NOW}])
+    [task] = await replica.rows(Task.__table__)
+    assert task.worker_id == gone

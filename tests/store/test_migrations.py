@@ -1,0 +1,226 @@
+"""The migrations lead to the tables that the code declares, there and back, on either database."""
+
+import asyncio
+import re
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from zndraw_joblib.server.store import schema
+from zndraw_joblib.server.store.database import Sessions
+from zndraw_joblib.server.store.engine import open_engine, open_sessions
+from zndraw_joblib.server.store.tables import metadata
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Return the URL of a database without any table."""
+    name = f"empty_{uuid4().hex}"
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / name}.db"
+        return
+    server: str = request.getfixturevalue("postgres")
+    asyncio.run(_administer(server, f"CREATE DATABASE {name}"))
+    yield server.format(name)
+    asyncio.run(_administer(server, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture
+async def empty(empty_url: str) -> AsyncIterator[AsyncEngine]:
+    """Return an engine on a database without any table."""
+    engine = open_engine(empty_url)
+    yield engine
+    await engine.dispose()
+
+
+async def _administer(server: str, statement: str) -> None:
+    connection = await asyncpg.connect(server.format("postgres"))
+    await connection.execute(statement)
+    await connection.close()
+
+
+async def tables(engine: AsyncEngine) -> set[str]:
+    """Return the names of all tables."""
+    async with engine.connect() as connection:
+        return set(await connection.run_sync(lambda c: inspect(c).get_table_names()))
+
+
+def migrate(connection: Connection, go: Callable[[Config, str], None], target: str) -> None:
+    """Run a command of Alembic's on a connection."""
+    config = Config()
+    config.set_main_option("script_location", str(schema.scripts()))
+    config.attributes["connection"] = connection
+    go(config, target)
+
+
+_DESCRIPTIONS = {
+    "postgresql": [
+        "SELECT table_name, column_name, data_type, character_maximum_length, is_nullable, column_default,"
+        " generation_expression FROM information_schema.columns WHERE table_schema = 'public'",
+        "SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'",
+        "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint"
+        " WHERE conrelid::regclass::text LIKE 'joblib%'",
+    ],
+    "sqlite": ["SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"],
+}
+
+
+async def described(engine: AsyncEngine) -> list[str]:
+    """Return every column, index and constraint as the database itself describes it."""
+    parts: list[str] = []
+    async with engine.connect() as connection:
+        for query in _DESCRIPTIONS[engine.dialect.name]:
+            for row in await connection.execute(text(query)):
+                if schema.VERSION_TABLE in str(row):
+                    continue
+                if len(row) == 1:  # SQL text: line by line, under its first one
+                    title, *lines = re.split(r",?\s*\n\s*", row[0])
+                    parts += [f"{title}: {line}" for line in [*lines, ""]]
+                else:
+                    parts.append(str(row))
+    return sorted(parts)
+
+
+async def test_an_upgraded_database_is_what_the_code_declares(empty: AsyncEngine) -> None:
+    """Alembic finds no difference, and the database describes every part as if `metadata` had made it."""
+    await schema.upgrade(Sessions(open_sessions(empty)))
+    async with empty.connect() as connection:
+        assert await connection.run_sync(_differences) == []
+    migrated = await described(empty)
+    async with empty.begin() as connection:
+        await connection.run_sync(metadata.drop_all)
+        await connection.run_sync(metadata.create_all)
+    assert await described(empty) == migrated
+
+
+def _differences(connection: Connection) -> list[Any]:
+    options = {"version_table": schema.VERSION_TABLE, "compare_type": True, "compare_server_default": True}
+    return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+
+
+async def test_an_upgrade_is_told_by_its_version(empty: AsyncEngine) -> None:
+    """An empty database has no version, an upgraded one the newest; a second upgrade changes nothing."""
+    sessions = Sessions(open_sessions(empty))
+    assert await schema.current(sessions) is None
+    for _ in range(2):
+        await schema.upgrade(sessions)
+        assert await schema.current(sessions) == schema.newest()
+
+
+async def test_down_and_up_again(empty: AsyncEngine) -> None:
+    """A downgrade to nothing leaves none of our tables, and the way up is open again."""
+    await schema.upgrade(Sessions(open_sessions(empty)))
+    before = await described(empty)
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.downgrade, "base")
+    assert await tables(empty) == {schema.VERSION_TABLE}
+    await schema.upgrade(Sessions(open_sessions(empty)))
+    assert await described(empty) == before
+
+
+async def test_a_host_keeps_its_tables_and_its_own_versions(empty: AsyncEngine) -> None:
+    """In a host's database its tables, and an Alembic version table of its own, stay as they are."""
+    async with empty.begin() as connection:
+        await connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
+        await connection.execute(text("INSERT INTO alembic_version VALUES ('of-the-host')"))
+        await connection.execute(text("CREATE TABLE rooms (id INTEGER)"))
+    await schema.upgrade(Sessions(open_sessions(empty)))
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.downgrade, "base")
+        kept = await connection.execute(text("SELECT version_num FROM alembic_version"))
+        assert kept.scalar_one() == "of-the-host"
+    assert await tables(empty) == {"alembic_version", "rooms", schema.VERSION_TABLE}
+
+
+async def test_sqlite_is_upgraded_by_a_start_and_postgresql_is_not_touched(empty: AsyncEngine) -> None:
+    """A start brings SQLite up; PostgreSQL stops it with the command to run, and stays empty."""
+    if empty.dialect.name == "sqlite":
+        await schema.prepare(Sessions(open_sessions(empty)))
+        assert await schema.current(Sessions(open_sessions(empty))) == schema.newest()
+        return
+    with pytest.raises(schema.OutdatedSchema, match="zndraw-joblib db upgrade"):
+        await schema.prepare(Sessions(open_sessions(empty)))
+    assert await tables(empty) == set()
+    await schema.upgrade(Sessions(open_sessions(empty)))
+    await schema.prepare(Sessions(open_sessions(empty)))
+
+
+async def test_an_older_database_stops_the_start_too(empty: AsyncEngine) -> None:
+    """PostgreSQL with a version that this code does not know is not changed by a start either."""
+    await schema.upgrade(Sessions(open_sessions(empty)))
+    async with empty.begin() as connection:
+        await connection.execute(text("UPDATE joblib_alembic_version SET version_num = '0000'"))
+    if empty.dialect.name == "postgresql":
+        with pytest.raises(schema.OutdatedSchema, match="0000"):
+            await schema.prepare(Sessions(open_sessions(empty)))
+    assert await schema.current(Sessions(open_sessions(empty))) == "0000"
+
+
+_STARTER = """
+import asyncio, sys
+from zndraw_joblib.server.store import schema
+from zndraw_joblib.server.store.engine import open_database
+
+async def start():
+    database = open_database(sys.argv[1])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    await schema.upgrade(database)
+    await database.close()
+
+asyncio.run(start())
+"""
+
+
+async def test_servers_that_start_together_upgrade_once(empty_url: str, empty: AsyncEngine) -> None:
+    """Processes that upgrade at the same time all succeed: one does the work, the others find it done."""
+    starters = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _STARTER, empty_url, stdin=PIPE, stdout=PIPE, stderr=PIPE
+        )
+        for _ in range(2)
+    ]
+    async with asyncio.timeout(30):
+        for starter in starters:
+            assert starter.stdout is not None
+            await starter.stdout.readline()
+        ends = await asyncio.gather(*[starter.communicate(b"go\n") for starter in starters])
+    assert [starter.returncode for starter in starters] == [0, 0], ends
+    assert await schema.current(Sessions(open_sessions(empty))) == schema.newest()
+
+
+async def test_upgrades_in_one_process_do_not_disturb_each_other(empty: AsyncEngine) -> None:
+    """Two apps of one process that start together both succeed."""
+    async with asyncio.timeout(20):
+        upgrades = [schema.upgrade(Sessions(open_sessions(empty))) for _ in range(3)]
+        assert await asyncio.gather(*upgrades, return_exceptions=True) == [None] * 3
+    assert await schema.current(Sessions(open_sessions(empty))) == schema.newest()
+
+
+async def test_an_upgrade_that_breaks_off_leaves_nothing(
+    empty: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A migration is all or nothing: after an error half-way the next try starts from the old version."""
+
+    def break_off(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the power is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("alembic.op.create_index", break_off)
+        with pytest.raises(RuntimeError, match="the power is gone"):
+            await schema.upgrade(Sessions(open_sessions(empty)))
+    assert await tables(empty) - {schema.VERSION_TABLE} == set()
+    await schema.upgrade(Sessions(open_sessions(empty)))
+    assert await schema.current(Sessions(open_sessions(empty))) == schema.newest()

@@ -1,0 +1,147 @@
+"""Lists come newest first, in pages that never repeat or skip."""
+
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from store.replica import OWNER, Replica
+from store.seeds import LONG_AGO, add_tasks, seconds, task
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.ports import Page
+from zndraw_joblib.server.service import jobs, tasks, workers
+from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
+
+COUNT = 57
+
+
+async def every(replica: Replica, page: Any, limit: int, **wanted: Any) -> list[Any]:
+    """Walk through all pages of a list and return what was on them."""
+    seen: list[Any] = []
+    while True:
+        read = partial(page, part=Page(limit, len(seen)), **wanted)
+        answer = await replica.runtime.database.read(read)
+        assert (answer.limit, answer.offset) == (limit, len(seen))
+        assert len(answer.items) <= limit
+        if not answer.items:
+            assert len(seen) == answer.total
+            return seen
+        seen += answer.items
+
+
+@pytest.mark.parametrize("limit", [1, 10, 57, 500])
+async def test_tasks_of_the_same_moment_come_once_each(replica: Replica, limit: int) -> None:
+    """Ties are broken the same way on every page: the later arrival first."""
+    job = await replica.register()
+    statuses = [TaskStatus.PENDING, TaskStatus.COMPLETED, TaskStatus.CANCELLED]
+    ids = await add_tasks(replica, [task(job.id, statuses[index % 3]) for index in range(COUNT)])
+    seen = await every(replica, tasks.page, limit, room_id="lab", status=None)
+    assert [item.id for item in seen] == ids[::-1]
+    seen = await every(replica, tasks.page, limit, room_id="lab", status=TaskStatus.COMPLETED)
+    assert [item.id for item in seen] == ids[1::3][::-1]
+    seen = await every(replica, tasks.page, limit, room_id="lab", status=None, job=job.id)
+    assert [item.id for item in seen] == ids[::-1]
+
+
+async def test_time_goes_before_arrival(replica: Replica) -> None:
+    """A task that was made later is listed earlier, even if its row came in first."""
+    job = await replica.register()
+    ids = await add_tasks(
+        replica, [task(job.id, created_at=LONG_AGO + seconds(order)) for order in (3, 1, 2)]
+    )
+    seen = await every(replica, tasks.page, 2, room_id="lab", status=None)
+    assert [item.id for item in seen] == [ids[0], ids[2], ids[1]]
+
+
+async def test_a_list_is_of_one_room_one_status_one_job(replica: Replica) -> None:
+    """What is not asked for is neither listed nor counted."""
+    job, other = await replica.register("A"), await replica.register("B")
+    wanted = await add_tasks(replica, [task(job.id, TaskStatus.FAILED) for _ in range(3)])
+    await add_tasks(
+        replica,
+        [
+            task(job.id, TaskStatus.FAILED, room_id="elsewhere"),
+            task(job.id),
+            task(other.id, TaskStatus.FAILED),
+        ],
+    )
+    seen = await every(replica, tasks.page, 2, room_id="lab", status=TaskStatus.FAILED, job=job.id)
+    assert [item.id for item in seen] == wanted[::-1]
+    assert await every(replica, tasks.page, 2, room_id="nowhere", status=None) == []
+
+
+async def test_a_page_of_nothing_still_counts(replica: Replica) -> None:
+    """`limit=0` and an offset behind the end give no items and the right total."""
+    job = await replica.register()
+    await add_tasks(replica, [task(job.id) for _ in range(3)])
+    for part in (Page(0, 0), Page(10, 3), Page(10, 2**62)):
+        for page in (
+            partial(tasks.page, room_id="lab", status=None),
+            partial(jobs.page, room_id="lab"),
+            partial(workers.page, room_id=None),
+        ):
+            answer = await replica.runtime.database.read(partial(page, part=part))
+            assert answer.items == []
+            assert answer.total > 0
+
+
+@pytest.mark.parametrize("limit", [1, 10, 500])
+async def test_jobs_and_workers_of_the_same_moment_come_once_each(replica: Replica, limit: int) -> None:
+    """Ties among jobs and among workers are broken too."""
+    worker_ids, job_ids = [uuid4() for _ in range(COUNT)], [uuid4() for _ in range(COUNT)]
+    await replica.add(
+        Worker.__table__,
+        [
+            {"id": id_, "owner_id": OWNER.id, "created_at": LONG_AGO, "last_heartbeat": LONG_AGO}
+            for id_ in worker_ids
+        ],
+    )
+    named = {"room_id": "lab", "category": "modifiers", "deleted": False, "pending": 0, "schema": {}}
+    await replica.add(
+        Job.__table__,
+        [{**named, "id": id_, "name": f"J{i}", "created_at": LONG_AGO} for i, id_ in enumerate(job_ids)],
+    )
+    links = [{"worker_id": w, "job_id": j} for w, j in zip(worker_ids, job_ids, strict=True)]
+    await replica.add(WorkerJobLink.__table__, links)
+    names = {f"lab:modifiers:J{i}": worker_id for i, worker_id in enumerate(worker_ids)}
+    seen = await every(replica, jobs.page, limit, room_id="lab")
+    assert {item.full_name: item.workers for item in seen} == {n: [w] for n, w in names.items()}
+    assert len(seen) == COUNT
+    for room in (None, "lab"):
+        listed = await every(replica, workers.page, limit, room_id=room)
+        assert sorted(item.id for item in listed) == sorted(worker_ids)
+        assert {item.job_count for item in listed} == {1}
+
+
+async def test_a_room_sees_its_own_jobs_and_the_reserved_ones(replica: Replica) -> None:
+    """A room lists its own, `@global` and `@internal`; a reserved room itself alone; nobody a hidden job."""
+    rooms = ["lab", "other", "@global", "@internal"]
+    served: dict[str, UUID | None] = {}
+    for room in rooms:
+        served[room] = (await replica.register("Shown", room)).worker_id
+    hidden = await replica.register("Hidden", "lab")
+    await replica.leave(hidden.worker_id)
+    expected = {
+        "lab": {"lab", "@global", "@internal"},
+        "nowhere": {"@global", "@internal"},
+        "@global": {"@global"},
+        "@internal": {"@internal"},
+    }
+    for room, sees in expected.items():
+        seen = await every(replica, jobs.page, 10, room_id=room)
+        assert {item.full_name for item in seen} == {f"{name}:modifiers:Shown" for name in sees}
+        listed = await every(replica, workers.page, 10, room_id=room)
+        assert {item.id for item in listed} == {served[name] for name in sees} - {None}
+
+
+async def test_a_worker_of_several_visible_jobs_is_listed_once(replica: Replica) -> None:
+    """`job_count` counts all jobs of a worker, also those that the room does not see."""
+    worker = (await replica.register("A", "lab")).worker_id
+    await replica.register("B", "lab", worker=worker)
+    await replica.register("C", "other", worker=worker)
+    [listed] = await every(replica, workers.page, 10, room_id="lab")
+    assert (listed.id, listed.job_count) == (worker, 3)
+    idle = await replica.worker()
+    seen = await every(replica, workers.page, 10, room_id=None)
+    assert {item.id: item.job_count for item in seen} == {worker: 3, idle: 0}

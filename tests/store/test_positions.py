@@ -1,0 +1,97 @@
+"""A pending task's position is its rank in the queue of its job, wherever it stands, however long that is."""
+
+import random
+from functools import partial
+from uuid import UUID
+
+import pytest
+
+from store.replica import SUBMITTER, Replica
+from store.seeds import add_tasks, task
+from zndraw_joblib.contract.messages import JobResponse
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.ports import Page
+from zndraw_joblib.server.service import tasks
+from zndraw_joblib.server.store.positions import _NEAR
+
+# Both ends are counted for `_NEAR` rows; what is between them is a far middle.
+LENGTH = 2 * _NEAR + 300
+OTHER = [TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED]
+
+
+@pytest.fixture
+async def queue(replica: Replica) -> list[UUID]:
+    """Return the pending tasks of one job, with ended tasks and another job's in between."""
+    job, other = await replica.register("Long"), await replica.register("Other")
+    rows, ids = [], []
+    chance = random.Random(1)
+    for _ in range(LENGTH):
+        rows.append(task(job.id))
+        ids.append(rows[-1]["id"])
+        if chance.random() < 0.3:
+            rows.append(task(other.id))
+        if chance.random() < 0.3:
+            rows.append(task(job.id, chance.choice(OTHER)))
+    await add_tasks(replica, rows)
+    return ids
+
+
+async def test_the_position_is_exact_near_both_ends_and_far_from_them(
+    replica: Replica, queue: list[UUID]
+) -> None:
+    """The first task is 1, the last is the length; each in between is one more than its predecessor."""
+    edges = [0, 1, _NEAR - 1, _NEAR, _NEAR + 1, LENGTH // 2]
+    for index in [*edges, *[LENGTH - 1 - edge for edge in edges]]:
+        assert (await replica.get(queue[index])).queue_position == index + 1
+
+
+async def test_the_positions_of_a_page_are_exact(replica: Replica, queue: list[UUID]) -> None:
+    """On a page that begins anywhere, each pending task has its rank, and no other task has one."""
+    ranks = {task_id: rank for rank, task_id in enumerate(queue, 1)}
+    for offset in (0, 700, 2500):
+        page = partial(tasks.page, room_id="lab", status=None, part=Page(500, offset))
+        items = (await replica.runtime.database.read(page)).items
+        assert len(items) == 500
+        for item in items:
+            if item.job_name.endswith("Long"):
+                assert item.queue_position == ranks.get(item.id)
+            else:
+                assert item.queue_position is not None
+
+
+async def test_everybody_moves_up_when_the_first_is_claimed(replica: Replica, queue: list[UUID]) -> None:
+    """A claim takes the first; a cancellation in the middle moves up those behind it alone."""
+    job = await replica.register("Long")
+    claimed = await replica.claim(job.worker_id)
+    assert claimed is not None
+    assert claimed.id == queue[0]
+    await replica.report(queue[_NEAR + 100], TaskStatus.CANCELLED, by=SUBMITTER)
+    assert (await replica.get(queue[0])).queue_position is None
+    assert (await replica.get(queue[_NEAR])).queue_position == _NEAR
+    assert (await replica.get(queue[_NEAR + 200])).queue_position == _NEAR + 199
+    assert (await replica.get(queue[-1])).queue_position == LENGTH - 2
+
+
+async def test_a_new_task_is_the_last(replica: Replica, queue: list[UUID]) -> None:
+    """A submission is told its position, behind all that wait for the same job in any room."""
+    job = await replica.register("Long")
+    submitted = await replica.submit(job, room="elsewhere")
+    assert submitted.queue_position == LENGTH + 1
+    assert (await replica.get(submitted.id)).queue_position == LENGTH + 1
+
+
+async def test_queues_of_several_jobs_do_not_mix(replica: Replica) -> None:
+    """Each job counts for itself, also on one page."""
+    found: list[JobResponse] = [await replica.register(name) for name in ("A", "B", "C")]
+    for job in (0, 1, 0, 2, 0, 1):
+        await replica.submit(found[job])
+    page = partial(tasks.page, room_id="lab", status=None, part=Page(50, 0))
+    items = (await replica.runtime.database.read(page)).items
+    assert [(item.job_name[-1], item.queue_position) for item in reversed(items)] == [
+        ("A", 1),
+        ("B", 1),
+        ("A", 2),
+        ("C", 1),
+        ("A", 3),
+        ("B", 2),
+    ]

@@ -1,0 +1,308 @@
+"""Transactions are all or nothing, wait their turn, and say so when the database does not answer."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import create_engine, insert, select, text, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from store.fixtures import OpenDatabase
+from store.replica import OWNER, PATIENCE, Replica
+from store.seeds import LONG_AGO
+from zndraw_joblib.contract.events import Emission, JobsInvalidate
+from zndraw_joblib.contract.problems import ServiceUnavailable
+from zndraw_joblib.server.ports import Wake
+from zndraw_joblib.server.service import workers as worker_service
+from zndraw_joblib.server.store import workers
+from zndraw_joblib.server.store.database import Database, Sessions, SqliteFile, Transaction, begin
+from zndraw_joblib.server.store.engine import open_database, open_sessions
+from zndraw_joblib.server.store.tables import Job, Worker
+
+only_postgresql = pytest.mark.parametrize("kind", ["postgresql"])
+only_sqlite = pytest.mark.parametrize("kind", ["sqlite", "sqlite-of-a-host"])
+jobs = Job.__table__
+
+
+@pytest.fixture
+def database(open_one: OpenDatabase) -> Database:
+    """Return the test's database."""
+    return open_one(None)
+
+
+async def owners(engine: AsyncEngine) -> list[str]:
+    """Return the owners of all workers, as another process sees them."""
+    async with engine.connect() as connection:
+        found = await connection.execute(select(Worker.__table__.c.owner_id))
+        return sorted(found.scalars())
+
+
+async def locked_by_another(connection: AsyncConnection) -> None:
+    """Take the lock that a writer needs, as another process would."""
+    if connection.dialect.name == "sqlite":
+        await connection.exec_driver_sql("BEGIN IMMEDIATE")
+    else:
+        await connection.execute(text("LOCK TABLE joblib_worker IN EXCLUSIVE MODE"))
+
+
+async def test_work_that_fails_leaves_nothing(database: Database, engine: AsyncEngine) -> None:
+    """What was written before an error is rolled back, and the next transaction finds all in order."""
+
+    async def work(tx: Transaction) -> None:
+        await workers.add(tx, "nobody")
+        raise ValueError("half-way")
+
+    with pytest.raises(ValueError, match="half-way"):
+        await database.write(work)
+    await database.write(partial(workers.add, owner_id="somebody"))
+    assert await owners(engine) == ["somebody"]
+
+
+async def test_a_refused_row_takes_the_whole_transaction_along(
+    database: Database, engine: AsyncEngine
+) -> None:
+    """A constraint's error comes out as it is, and nothing of its transaction stays."""
+
+    async def work(tx: Transaction) -> None:
+        await workers.add(tx, "nobody")
+        await tx.execute(insert(Worker.__table__), [{"id": uuid4(), "owner_id": None}])
+
+    with pytest.raises(IntegrityError):
+        await database.write(work)
+    assert await owners(engine) == []
+
+
+async def test_a_reader_waits_for_no_writer(database: Database, engine: AsyncEngine) -> None:
+    """A list is read while another process writes, and shows what was committed before."""
+    await database.write(partial(workers.add, owner_id="first"))
+    async with engine.connect() as other, asyncio.timeout(PATIENCE):
+        if other.dialect.name == "sqlite":
+            await other.exec_driver_sql("BEGIN IMMEDIATE")
+        row = {"id": uuid4(), "owner_id": "second", "created_at": LONG_AGO, "last_heartbeat": LONG_AGO}
+        await other.execute(insert(Worker.__table__), [row])
+        assert await database.read(workers.count) == 1
+        await other.commit()
+    assert await database.read(workers.count) == 2
+
+
+async def test_a_writer_waits_for_another_process(database: Database, engine: AsyncEngine) -> None:
+    """A write that meets the lock of another process goes on once that is gone, without an error."""
+    async with engine.connect() as other:
+        await locked_by_another(other)
+        writing = asyncio.create_task(database.write(partial(workers.add, owner_id="patient")))
+        done, _ = await asyncio.wait({writing}, timeout=0.1)
+        assert not done
+        await other.rollback()
+    async with asyncio.timeout(PATIENCE):
+        await writing
+    assert await owners(engine) == ["patient"]
+
+
+@pytest.mark.parametrize("ends", [1, 2])
+async def test_writers_lose_no_update(
+    open_one: OpenDatabase, engine: AsyncEngine, replica: Replica, ends: int
+) -> None:
+    """Read-and-write of many writers at once, from one process and from two, counts each of them."""
+    job = await replica.register()
+    databases = [open_one(None) for _ in range(ends)]
+
+    async def increment(tx: Transaction) -> None:
+        row = (await tx.execute(select(jobs.c.pending).where(jobs.c.id == job.id).with_for_update())).one()
+        await tx.execute(update(jobs).where(jobs.c.id == job.id).values(pending=row.pending + 1))
+
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*[databases[turn % ends].write(increment) for turn in range(40)])
+    [row] = await replica.rows(jobs)
+    assert row.pending == 40
+    await replica.execute(update(jobs).values(pending=0))
+
+
+@only_postgresql
+async def test_a_deadlock_is_tried_again(database: Database, replica: Replica) -> None:
+    """Two transactions that lock two rows in opposite order both commit in the end."""
+    ids = [(await replica.register(name)).id for name in ("A", "B")]
+    await database.write(workers.count)
+    both_hold_one = asyncio.Barrier(2)
+    tries = 0
+
+    async def work(tx: Transaction, first: UUID, second: UUID) -> None:
+        nonlocal tries
+        tries += 1
+        await tx.execute(update(jobs).where(jobs.c.id == first).values(schema={"by": str(first)}))
+        if tries <= 2:
+            await both_hold_one.wait()
+        await tx.execute(update(jobs).where(jobs.c.id == second).values(schema={"by": str(first)}))
+
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(
+            database.write(partial(work, first=ids[0], second=ids[1])),
+            database.write(partial(work, first=ids[1], second=ids[0])),
+        )
+    assert tries == 3
+    rows = await replica.rows(jobs)
+    assert rows[0].schema == rows[1].schema
+
+
+@only_postgresql
+async def test_a_connection_lost_before_the_commit_costs_another_try(
+    database: Database, engine: AsyncEngine
+) -> None:
+    """A restart of PostgreSQL in the middle of a transaction is survived: it runs again, and counts once."""
+    tries = 0
+
+    async def work(tx: Transaction) -> None:
+        nonlocal tries
+        tries += 1
+        await workers.add(tx, "survivor")
+        if tries == 1:
+            await tx.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    await database.write(work)
+    assert tries == 2
+    assert await owners(engine) == ["survivor"]
+
+
+@only_postgresql
+@pytest.mark.parametrize("what", ["read", "write"])
+async def test_connections_that_died_idle_are_replaced(
+    database: Database, engine: AsyncEngine, what: str
+) -> None:
+    """After PostgreSQL closed all connections of the pool the next requests do not notice."""
+
+    async def ask() -> list[Any]:
+        act = database.read if what == "read" else database.write
+        return await asyncio.gather(*[act(workers.count) for _ in range(5)], return_exceptions=True)
+
+    await ask()
+    async with engine.connect() as other:
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        await other.execute(text(f"{others} AND pid <> pg_backend_pid()"))
+    assert [answer for answer in await ask() if isinstance(answer, Exception)] == []
+
+
+@pytest.fixture
+async def impatient(kind: str, database_url: str) -> AsyncIterator[Database]:
+    """Return the test's database with one connection, and hardly any patience for it or for a lock."""
+    url = database_url.replace("postgresql:", "postgresql+asyncpg:")
+    if kind == "sqlite":
+        yield (database := SqliteFile(create_engine(url, connect_args={"timeout": 0.05})))
+        await database.close()
+        return
+    options: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.05}
+    if kind == "sqlite-of-a-host":
+        url, options["connect_args"] = url.replace("sqlite:", "sqlite+aiosqlite:"), {"timeout": 0.05}
+    engine = create_async_engine(url, **options)
+    yield Sessions(open_sessions(engine), dispose=engine.dispose)
+    await engine.dispose()
+
+
+@only_sqlite
+async def test_a_lock_that_is_not_given_up_is_told(impatient: Database, engine: AsyncEngine) -> None:
+    """A writer that does not get its turn in time is told to try again, and nothing was written."""
+    async with engine.connect() as other:
+        await locked_by_another(other)
+        with pytest.raises(ServiceUnavailable) as told:
+            await impatient.write(partial(workers.add, owner_id="unlucky"))
+        assert told.value.headers == {"Retry-After": "1"}
+    await impatient.write(partial(workers.add, owner_id="lucky"))
+    assert await owners(engine) == ["lucky"]
+
+
+@pytest.mark.parametrize("kind", ["postgresql"])
+async def test_a_pool_without_a_free_connection_is_told(impatient: Database) -> None:
+    """A request that gets no connection in time is told to try again."""
+    taken, free = asyncio.Event(), asyncio.Event()
+
+    async def hold(tx: Transaction) -> None:
+        await tx.now()
+        taken.set()
+        await free.wait()
+
+    holding = asyncio.create_task(impatient.read(hold))
+    await asyncio.wait_for(taken.wait(), PATIENCE)
+    with pytest.raises(ServiceUnavailable):
+        await impatient.read(workers.count)
+    free.set()
+    await holding
+    assert await impatient.read(workers.count) == 0
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_a_transaction_in_a_thread_awaits_the_database_alone(
+    database: Database, engine: AsyncEngine
+) -> None:
+    """Whatever else is awaited inside is a mistake that is told at once and leaves nothing."""
+
+    async def work(tx: Transaction) -> None:
+        await workers.add(tx, "nobody")
+        await asyncio.sleep(0)
+
+    with pytest.raises(RuntimeError, match="only the database"):
+        await database.write(work)
+    assert await owners(engine) == []
+    await database.write(partial(workers.add, owner_id="somebody"))
+
+
+async def test_what_happened_is_kept_in_order_and_once(database: Database) -> None:
+    """Events of a transaction come out in their order without repeats; wake-ups all of them."""
+    rooms = ["a", "b", "a", "c", "b"]
+
+    async def work(tx: Transaction) -> None:
+        for room in rooms:
+            tx.emit(room, lambda room=room: Emission(JobsInvalidate(), room))
+            tx.wake(room, 1)
+
+    _, tx = await database.write(work)
+    assert [emission.room for emission in tx.emissions] == ["a", "b", "c"]
+    assert tx.wakes == [Wake(room, 1) for room in rooms]
+
+
+@pytest.mark.parametrize("before", ["nothing", "a read", "a write"])
+@pytest.mark.parametrize("kind", ["sqlite-of-a-host", "postgresql"])
+async def test_a_hosts_own_session_becomes_a_transaction(
+    engine: AsyncEngine, replica: Replica, before: str
+) -> None:
+    """Whatever a host did in its session, our work joins it; the host commits both, or neither."""
+    job = await replica.register()
+    assert job.worker_id is not None
+
+    async def retire(session: AsyncSession, owner: str) -> None:
+        if before == "a read":
+            await session.execute(select(Worker.__table__))
+        if before == "a write":
+            row = {"id": uuid4(), "owner_id": owner, "created_at": LONG_AGO, "last_heartbeat": LONG_AGO}
+            await session.execute(insert(Worker.__table__), [row])
+        await worker_service.leave(await begin(session), OWNER, job.worker_id)
+
+    async with open_sessions(engine)() as session:
+        await retire(session, "undone")
+        await session.rollback()
+    assert await owners(engine) == [OWNER.id]
+    async with open_sessions(engine)() as session:
+        await retire(session, "done")
+        await session.commit()
+    assert await owners(engine) == (["done"] if before == "a write" else [])
+
+
+@only_sqlite
+def test_a_database_outlives_event_loops(kind: str, database_url: str) -> None:
+    """A host's test client may run each request in a loop of its own: one object serves them all."""
+    if kind == "sqlite":
+        database: Database = open_database(database_url)
+    else:
+        url = database_url.replace("sqlite:", "sqlite+aiosqlite:")
+        engine = create_async_engine(url, poolclass=NullPool)
+        database = Sessions(open_sessions(engine))
+    for turn in range(1, 4):
+
+        async def at_once() -> int:
+            await asyncio.gather(*[database.write(partial(workers.add, owner_id="x")) for _ in range(5)])
+            return await database.read(workers.count)
+
+        assert asyncio.run(at_once()) == 5 * turn
+    asyncio.run(database.close())

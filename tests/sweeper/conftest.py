@@ -1,0 +1,38 @@
+"""A queue whose clock goes when it is told, with a sweeper that sweeps when it is told."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+
+from sweeper.queue import Clock, Queue, Wrapper, somebody
+from zndraw_joblib import JobLib, JobLibSettings
+
+# Real seconds that a sweeper must have watched before it judges: as few as can be told apart.
+WATCH = 0.02
+
+
+@pytest.fixture
+def sessions(engine: AsyncEngine) -> async_sessionmaker[AsyncSession]:
+    """Return the host's session maker, on either database."""
+    return async_sessionmaker(engine, expire_on_commit=False)
+
+
+@pytest.fixture
+def settings() -> JobLibSettings:
+    """Return settings with a short timeout, and no tick that could be late."""
+    return JobLibSettings(worker_timeout_seconds=WATCH, sweeper_interval_seconds=1000)
+
+
+@pytest.fixture
+async def queue(sessions: async_sessionmaker[AsyncSession], settings: JobLibSettings) -> AsyncIterator[Queue]:
+    """Return a queue on either database; its loop does not run, the test calls `sweep`."""
+    clock, told = Clock(), Wrapper()
+    joblib = JobLib(session_maker=sessions, identity=somebody, settings=settings, tsio=told, clock=clock)
+    app = FastAPI()
+    joblib.mount(app)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://queue", timeout=30) as client:
+        yield Queue(client, joblib, sessions, clock, told)
