@@ -3,7 +3,6 @@
 import sqlalchemy as sa
 from alembic import op
 
-
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -27,10 +26,10 @@ def upgrade() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("deleted", sa.Boolean(), nullable=False),
         sa.Column("pending", sa.Integer(), nullable=False),
-        sa.CheckConstraint("pending >= 0", name="ck_joblib_job_pending_counts"),
-        sa.PrimaryKeyConstraint("id", name="pk_joblib_job"),
-        sa.UniqueConstraint("full_name", name="uq_joblib_job_full_name"),
-        sa.UniqueConstraint("room_id", "category", "name", name="uq_joblib_job_room_id_category_name"),
+        sa.CheckConstraint("pending >= 0", name=op.f("ck_joblib_job_pending_counts")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_joblib_job")),
+        sa.UniqueConstraint("full_name", name=op.f("uq_joblib_job_full_name")),
+        sa.UniqueConstraint("room_id", "category", "name", name=op.f("uq_joblib_job_room_id_category_name")),
     )
     op.create_table(
         "joblib_token",
@@ -38,8 +37,8 @@ def upgrade() -> None:
         sa.Column("digest", sa.String(length=64), nullable=False),
         sa.Column("is_superuser", sa.Boolean(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.PrimaryKeyConstraint("name", name="pk_joblib_token"),
-        sa.UniqueConstraint("digest", name="uq_joblib_token_digest"),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_joblib_token")),
+        sa.UniqueConstraint("digest", name=op.f("uq_joblib_token_digest")),
     )
     op.create_table(
         "joblib_worker",
@@ -47,7 +46,7 @@ def upgrade() -> None:
         sa.Column("owner_id", sa.String(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("last_heartbeat", sa.DateTime(timezone=True), nullable=False),
-        sa.PrimaryKeyConstraint("id", name="pk_joblib_worker"),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_joblib_worker")),
     )
     op.create_index("ix_joblib_worker_last_heartbeat", "joblib_worker", ["last_heartbeat"], unique=False)
 
@@ -73,28 +72,28 @@ def upgrade() -> None:
         sa.Column("result", sa.Text(), nullable=True),
         sa.CheckConstraint(
             "(completed_at IS NOT NULL) = (status IN ('cancelled', 'completed', 'failed'))",
-            name="ck_joblib_task_completed_when_terminal",
+            name=op.f("ck_joblib_task_completed_when_terminal"),
         ),
         sa.CheckConstraint(
             "NOT (status IN ('claimed', 'running')) OR claimed_at IS NOT NULL",
-            name="ck_joblib_task_held_was_claimed",
+            name=op.f("ck_joblib_task_held_was_claimed"),
         ),
         sa.CheckConstraint(
             "status <> 'pending' OR (worker_id IS NULL AND started_at IS NULL)",
-            name="ck_joblib_task_pending_is_free",
+            name=op.f("ck_joblib_task_pending_is_free"),
         ),
         sa.CheckConstraint(
             "status IN ('cancelled', 'claimed', 'completed', 'failed', 'pending', 'running')",
-            name="ck_joblib_task_status_known",
+            name=op.f("ck_joblib_task_status_known"),
         ),
         sa.CheckConstraint(
             "status NOT IN ('running', 'completed') OR started_at IS NOT NULL",
-            name="ck_joblib_task_running_was_started",
+            name=op.f("ck_joblib_task_running_was_started"),
         ),
-        sa.CheckConstraint("attempt >= 0", name="ck_joblib_task_attempt_counts"),
-        sa.ForeignKeyConstraint(["job_id"], ["joblib_job.id"], name="fk_joblib_task_job_id"),
-        sa.PrimaryKeyConstraint("seq", name="pk_joblib_task"),
-        sa.UniqueConstraint("id", name="uq_joblib_task_id"),
+        sa.CheckConstraint("attempt >= 0", name=op.f("ck_joblib_task_attempt_counts")),
+        sa.ForeignKeyConstraint(["job_id"], ["joblib_job.id"], name=op.f("fk_joblib_task_job_id")),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_joblib_task")),
+        sa.UniqueConstraint("id", name=op.f("uq_joblib_task_id")),
     )
     op.create_index(
         "ix_joblib_task_held",
@@ -124,9 +123,11 @@ def upgrade() -> None:
         "joblib_worker_job",
         sa.Column("worker_id", sa.Uuid(), nullable=False),
         sa.Column("job_id", sa.Uuid(), nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["joblib_job.id"], name="fk_joblib_worker_job_job_id"),
-        sa.ForeignKeyConstraint(["worker_id"], ["joblib_worker.id"], name="fk_joblib_worker_job_worker_id"),
-        sa.PrimaryKeyConstraint("worker_id", "job_id", name="pk_joblib_worker_job"),
+        sa.ForeignKeyConstraint(["job_id"], ["joblib_job.id"], name=op.f("fk_joblib_worker_job_job_id")),
+        sa.ForeignKeyConstraint(
+            ["worker_id"], ["joblib_worker.id"], name=op.f("fk_joblib_worker_job_worker_id")
+        ),
+        sa.PrimaryKeyConstraint("worker_id", "job_id", name=op.f("pk_joblib_worker_job")),
     )
     op.create_index("ix_joblib_worker_job_job_id", "joblib_worker_job", ["job_id"], unique=False)
 

@@ -17,16 +17,23 @@ from zndraw_joblib.worker.api import Connection, connect
 PATIENCE = 30.0
 # Runs one command line after the other: most of a command's time is the start of the interpreter.
 _EACH = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
+commands, hidden = json.load(sys.stdin)
+sys.modules.update(dict.fromkeys(hidden))
 from zndraw_joblib.cli import main
 done = []
-for sys.argv[1:] in json.load(sys.stdin):
+environment = dict(os.environ)
+for sys.argv[1:] in commands:
+    os.environ.clear()
+    os.environ.update(environment)
+    while sys.argv[1:] and sys.argv[1].startswith("ZNDRAW_JOBLIB_"):
+        os.environ.update([sys.argv.pop(1).split("=", 1)])
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main()
         except SystemExit as end:
-            done.append((end.code, out.getvalue(), err.getvalue()))
+            done.append((end.code or 0, out.getvalue(), err.getvalue()))
 json.dump(done, sys.stdout)
 """
 
@@ -76,11 +83,14 @@ class Program:
         assert "Traceback" not in err
         return Done(process.returncode, out, err)
 
-    def each(self, commands: Sequence[Sequence[str]]) -> list[Done]:
-        """Run commands one after the other in one process."""
+    def each(self, commands: Sequence[Sequence[str]], hidden: Sequence[str] = ()) -> list[Done]:
+        """Run commands one after the other in one process that does not find the `hidden` modules.
+
+        As in a shell, a command may begin with settings: ``ZNDRAW_JOBLIB_TOKEN=abc``.
+        """
         done = subprocess.run(
             [sys.executable, "-c", _EACH],
-            input=json.dumps(commands),
+            input=json.dumps([commands, hidden]),
             cwd=self.folder,
             env=self.env,
             capture_output=True,

@@ -8,9 +8,9 @@ import psutil
 from cli.program import Program, until
 
 
-def test_the_demo_accounts_for_every_task(program: Program, tmp_path: Path) -> None:
+def test_the_demo_accounts_for_every_task(program: Program) -> None:
     """A worker is killed, its task fails, the others finish; nobody's settings disturb it."""
-    out = program.ok("demo", "--limit", "150", TMPDIR=str(tmp_path), WORKER_TIMEOUT_SECONDS="x", TOKEN="x")
+    out = program.ok("demo", "--limit", "150", WORKER_TIMEOUT_SECONDS="x", TOKEN="x")
     assert "SIGKILL to the worker" in out
     assert "later its task failed: 'Worker disconnected'" in out
     assert "submitted  150 tasks" in out
@@ -24,7 +24,7 @@ def test_ctrl_c_ends_everything_that_the_demo_started(program: Program, tmp_path
     program.env["TMPDIR"] = str(tmp_path)
     demo = program.start("demo")
     parent = psutil.Process(demo.pid)
-    children = until(lambda: len(found := parent.children(recursive=True)) == 5 and found)
+    children = until(lambda: len(found := parent.children(recursive=True)) > 2 and found)
     demo.send_signal(signal.SIGINT)
     out, err = demo.communicate(timeout=20)
     assert (demo.returncode, err) == (130, "")

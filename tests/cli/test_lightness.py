@@ -8,36 +8,23 @@ from cli.program import Program
 HEAVY = ("alembic", "fastapi", "sqlalchemy", "sqlmodel", "starlette", "uvicorn", "zndraw_joblib.server")
 
 
-def _run(program: Program, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(
-        command, env=program.env, cwd=program.folder, text=True, capture_output=True, check=False
-    )
-
-
 def test_client_commands_load_no_server(program: Program) -> None:
-    """Importing the command line, or running a client command, loads nothing of the server."""
-    done = _run(
-        program,
-        f"import sys\nfrom zndraw_joblib import cli\ntry:\n    cli.main()\nexcept SystemExit: pass\n"
-        f"print([name for name in {HEAVY} if name in sys.modules])",
-        *("jobs", "--url", "http://127.0.0.1:1"),
+    """Running a client command loads nothing of the server."""
+    code = (
+        "import sys\nfrom zndraw_joblib import cli\ntry:\n    cli.main()\nexcept SystemExit: pass\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
     )
+    command = [sys.executable, "-c", code, "jobs", "--url", "http://127.0.0.1:1"]
+    done = subprocess.run(command, env=program.env, text=True, capture_output=True, check=True)
     assert done.stdout == "[]\n"
     assert "cannot be reached" in done.stderr
 
 
 def test_without_the_server_its_commands_say_how_to_get_it(program: Program) -> None:
     """Where the server's libraries are missing, the refusal names the extra."""
-    for command in (("serve",), ("token", "list"), ("db", "current")):
-        done = _run(
-            program,
-            "import sys\nsys.modules['sqlalchemy'] = None\nfrom zndraw_joblib import cli\ncli.main()",
-            *command,
-        )
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.count("\n") == 1
-        assert "pip install 'zndraw-joblib[server]'" in done.stderr
+    for done in program.each([["serve"], ["token", "list"], ["db", "current"]], hidden=["sqlalchemy"]):
+        assert (done.code, done.is_refusal) == (1, True)
+        assert "pip install 'zndraw-joblib[server]'" in done.err
 
 
 def test_the_version_is_told(program: Program) -> None:

@@ -3,9 +3,8 @@
 import socket
 from pathlib import Path
 
-import pytest
-
-from cli.program import Program, Serving
+from cli.conftest import Place
+from cli.program import Done, Program
 
 Case = tuple[list[str], str]
 NOWHERE = ("--url", "http://127.0.0.1:1")
@@ -22,6 +21,10 @@ MISUSES: dict[str, Case] = {
     "database": (["serve", "--database-url", "mysql://u:secret@h/x"], "no support for 'mysql' databases"),
     "database port": (["serve", "--database-url", "postgresql://u:secret@h:x/x"], "URL cannot be read"),
     "database text": (["token", "list", "--database-url", "secret"], "URL cannot be read"),
+    "setting": (
+        ["ZNDRAW_JOBLIB_ADMIN_TOKEN=secret", "db", "current"],
+        "ZNDRAW_JOBLIB_ADMIN_TOKEN: admin_token",
+    ),
     "memory": (["serve", "--port", "0", "--database-url", "sqlite://"], "needs ZNDRAW_JOBLIB_ADMIN_TOKEN"),
 }
 FAILURES: dict[str, Case] = {
@@ -40,34 +43,33 @@ FAILURES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize(("cases", "code"), [(MISUSES, 2), (FAILURES, 1)], ids=["misuse", "failure"])
-def test_what_cannot_be_done_is_one_line(program: Program, cases: dict[str, Case], code: int) -> None:
-    """What can never work ends with exit code 2, what might at another time or place with 1."""
-    for done, (arguments, text) in zip(
-        program.each([arguments for arguments, _ in cases.values()]), cases.values(), strict=True
-    ):
-        assert (done.code, done.is_refusal) == (code, True), (arguments, done)
-        assert text in done.err
-        assert "secret" not in done.err
+def _check(done: list[Done], cases: dict[str, Case], code: int) -> None:
+    for one, (arguments, text) in zip(done, cases.values(), strict=True):
+        assert (one.code, one.is_refusal) == (code, True), (arguments, one)
+        assert text in one.err
+        assert "secret" not in one.err
 
 
-def test_a_wrong_setting_is_named(program: Program) -> None:
-    """The variable, or the entry of pyproject.toml, and what is wrong with it; no secret."""
-    said = program.refused("serve", code=2, ADMIN_TOKEN="short")
-    assert "ZNDRAW_JOBLIB_ADMIN_TOKEN: admin_token must have at least 16 characters" in said
-    assert "short" not in said
+def test_what_can_never_work_is_one_line(program: Program) -> None:
+    """A wrong option, URL or setting: exit code 2."""
+    _check(program.each([arguments for arguments, _ in MISUSES.values()]), MISUSES, 2)
+
+
+def test_what_fails_is_one_line(program: Program) -> None:
+    """What might work at another time or place: exit code 1. No database is made on the way."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        cases = FAILURES | {"port": (["serve", "--port", port], f"Port {port} of 127.0.0.1 is taken")}
+        _check(program.each([arguments for arguments, _ in cases.values()]), cases, 1)
+    assert not list(program.folder.iterdir())
+
+
+def test_a_wrong_entry_of_pyproject_is_named(program: Program) -> None:
+    """Each fault with the place where it was set."""
     (program.folder / "pyproject.toml").write_text('[tool.zndraw.joblib]\nmax_sleepers = "many"\n')
-    said = program.refused("serve", code=2, WORKER_TIMEOUT_SECONDS="-1")
+    said = program.refused("db", "current", code=2, WORKER_TIMEOUT_SECONDS="-1")
     assert "ZNDRAW_JOBLIB_WORKER_TIMEOUT_SECONDS: Input should be greater than 0 (it is '-1')" in said
     assert "max_sleepers in [tool.zndraw.joblib]" in said
-
-
-def test_a_taken_port_is_named(program: Program) -> None:
-    """No database is made for a server that cannot listen."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert f"Port {port} of 127.0.0.1 is taken" in program.refused("serve", "--port", str(port))
-    assert not list(program.folder.iterdir())
 
 
 def test_a_broken_module_is_named_with_its_line(program: Program) -> None:
@@ -80,14 +82,13 @@ def test_a_broken_module_is_named_with_its_line(program: Program) -> None:
     assert "'broken.py' is not valid Python" in program.refused("worker", "broken.py", *NOWHERE)
 
 
-def test_a_worker_says_what_the_server_refuses(program: Program) -> None:
-    """Also when several processes hear the same."""
-    (program.folder / "jobs.py").write_text(
+def test_a_worker_says_what_the_server_refuses(place: Place) -> None:
+    """Once, also when several processes hear the same."""
+    (place.program.folder / "odd.py").write_text(
         "from zndraw_joblib import Extension\n\n\nclass Odd(Extension):\n    category = 'odd'\n\n"
         "    def run(self, vis, **kwargs): ...\n"
     )
-    with Serving(program) as server:
-        for count in ("1", "3"):
-            done = program.run("worker", "jobs.py", "--processes", count, "--url", server.url)
-            assert done.code == 1
-            assert done.err.count("Category 'odd' is not allowed") == 1
+    for count in ("1", "3"):
+        done = place.program.run("worker", "odd.py", "--processes", count)
+        assert done.code == 1
+        assert done.err.count("Category 'odd' is not allowed") == 1

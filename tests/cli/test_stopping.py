@@ -14,7 +14,11 @@ from zndraw_joblib.worker.remote import Remote
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_server_stops_with_long_polls_open(program: Program, number: int) -> None:
     """Within two seconds and without a traceback; the sleeper gets its answer: no task."""
-    with Serving(program) as server, server.connect() as connection:
+    # A worker that sleeps on the server counts as alive, every quarter of the timeout.
+    with (
+        Serving(program, WORKER_TIMEOUT_SECONDS="0.4") as server,
+        server.connect() as connection,
+    ):
         remote = Remote(connection)
         worker = remote.create_worker()
         answers: list[object] = []

@@ -132,6 +132,7 @@ class Rotating:
         self.http, self.base_url = api.http, api.base_url
         self._api = api
         self.refused: set[str] | None = None
+        self.served: set[str] = set()
 
     def get_headers(self) -> dict[str, str]:
         """Return a token that is good, or not."""
@@ -139,10 +140,11 @@ class Rotating:
         return self._api.get_headers() if good else {"Authorization": "Bearer expired"}
 
     def raise_for_status(self, response: httpx.Response) -> None:
-        """Note what was refused."""
-        if response.status_code == 401 and self.refused is not None:
+        """Note what was refused, and what was served again."""
+        if self.refused is not None:
             path = response.request.url.path
-            self.refused.add("claim" if path.endswith("/claim") else path.split("/")[3])
+            kind = "claim" if path.endswith("/claim") else path.split("/")[3]
+            (self.refused if response.status_code == 401 else self.served).add(kind)
         self._api.raise_for_status(response)
 
 
@@ -150,9 +152,13 @@ def test_an_expired_token_is_waited_out(worker: Make, room: str, api: Connection
     """K8: 401 ends neither heartbeats, nor claims, nor reports; the host is asked for its headers again."""
     host = Rotating(api)
 
+    both = threading.Barrier(2)
+
     def execute(task: ClaimedTask) -> int:
         if task.extension.a:
             host.refused = set()
+        else:
+            both.wait(10)
         return 2
 
     manager = worker(execute, at=host, long_poll=1, heartbeat_interval=0.1, concurrency=2)
@@ -162,7 +168,9 @@ def test_an_expired_token_is_waited_out(worker: Make, room: str, api: Connection
     task_id = caller.submit(Add(a=1), room=room, job_room=room)
     until(lambda: host.refused == {"claim", "tasks", "workers"})
     assert caller.wait_for(task_id, 10).result == 2
-    assert caller.wait_for(caller.submit(Add(), room=room, job_room=room), 10).result == 2
+    tasks = [caller.submit(Add(), room=room, job_room=room) for _ in range(2)]
+    assert [caller.wait_for(task, 10).result for task in tasks] == [2, 2]
+    until(lambda: host.served == host.refused)
     assert manager.worker_id == before
 
 

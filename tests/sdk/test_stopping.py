@@ -7,40 +7,50 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer, until
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.worker.api import Connection
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 Make = Callable[..., JobManager]
 
 
-class WithoutPollClient:
-    """A host that offers no client of its own for long-polls."""
-
-    def __init__(self, api: Connection) -> None:
-        self.http, self.base_url = api.http, api.base_url
-        self.get_headers, self.raise_for_status = api.get_headers, api.raise_for_status
-
-
-@pytest.mark.parametrize("host", [lambda api: api, WithoutPollClient], ids=["ours", "theirs"])
-def test_an_idle_worker_leaves_at_once(
-    worker: Make, room: str, api: Connection, server: LiveServer, host: Callable[..., Any]
-) -> None:
+def test_an_idle_worker_leaves_at_once(worker: Make, room: str, server: LiveServer) -> None:
     """An open long-poll of 20 s holds nobody up, and is gone from the server too."""
-    manager = worker(lambda task: None, at=host(api), concurrency=2)
+    manager = worker(lambda task: None, concurrency=2)
     manager.register(Add, room=room)
     until(lambda: server.sleeping == 1)
     began = time.monotonic()
     manager.disconnect()
     assert time.monotonic() - began < 0.5
     until(lambda: server.sleeping == 0, 1)
+
+
+def test_a_worker_that_leaves_takes_no_task_along(worker: Make, room: str) -> None:
+    """Workers come and go while tasks stream in: each task is run, none is lost on its way to a claim."""
+    keeper = worker()
+    keeper.register(Add, room=room)
+    stop = threading.Event()
+    tasks: list[str] = []
+
+    def submit() -> None:
+        while not stop.wait(0.004):
+            tasks.append(keeper.submit(Add(a=len(tasks)), room=room))
+
+    submitting = threading.Thread(target=submit)
+    submitting.start()
+    for _ in range(12):
+        manager = worker(lambda task: task.extension.a, concurrency=2)
+        manager.register(Add, room=room)
+        manager.disconnect()
+    stop.set()
+    submitting.join()
+    worker(lambda task: task.extension.a).register(Add, room=room)
+    assert [keeper.wait_for(task, 10).result for task in tasks] == list(range(len(tasks)))
 
 
 def test_a_busy_worker_finishes_and_takes_no_more(
@@ -56,14 +66,15 @@ def test_a_busy_worker_finishes_and_takes_no_more(
         return 1
 
     with live.connect() as api:
-        manager = worker(execute, at=api, concurrency=2)
-        manager.register(Add, room=room)
+        manager, keeper = worker(execute, at=api, concurrency=2), worker(at=api)
+        for each in (manager, keeper):
+            each.register(Add, room=room)
         first = manager.submit(Add(), room=room)
         assert running.wait(5)
         until(lambda: live.sleeping == 1)
         leaving = threading.Thread(target=manager.disconnect)
         leaving.start()
-        until(lambda: live.sleeping == 0)
+        until(lambda: manager.jobs(room).items[0].workers == [keeper.worker_id])
         second = manager.submit(Add(), room=room, job_room=room)
         leaving.join(1.5)
         assert leaving.is_alive()
@@ -72,7 +83,7 @@ def test_a_busy_worker_finishes_and_takes_no_more(
         leaving.join(5)
         assert manager.get_task(first).status == TaskStatus.COMPLETED
         assert manager.get_task(second).status == TaskStatus.PENDING
-        assert not manager.workers().items
+        assert [known.id for known in manager.workers().items] == [keeper.worker_id]
 
 
 def test_a_disconnect_with_a_timeout_leaves_tasks_behind(worker: Make, room: str) -> None:

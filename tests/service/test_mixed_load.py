@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
-from store.fixtures import OpenReplica
+from store.fixtures import OpenReplica, every_kind
 from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, InternalExecutor, Replica, internal
 from store.seeds import LONG_AGO
 
@@ -136,7 +136,8 @@ async def deadlocks(engine: AsyncEngine) -> int:
         return int((await connection.execute(text(counted))).scalar_one())
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@every_kind
+@pytest.mark.parametrize("seed", [1])
 async def test_two_replicas_under_mixed_load(
     open_replica: OpenReplica, engine: AsyncEngine, seed: int
 ) -> None:

@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
+from store.fixtures import every_kind
 from store.replica import OWNER, PATIENCE, STRANGER, SUBMITTER, Replica
 from store.seeds import LONG_AGO, add_tasks, seconds, task
 
@@ -28,7 +29,7 @@ from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
 jobs, tasks, workers, links = Job.__table__, Task.__table__, Worker.__table__, WorkerJobLink.__table__
 
 Pair = list[Replica]
-ROUNDS = 12
+ROUNDS = 8
 
 
 async def at_once(*requests: Any) -> list[Any]:
@@ -59,6 +60,7 @@ async def crew(replica: Replica, job_ids: list[UUID], count: int) -> list[UUID]:
     return ids
 
 
+@every_kind
 @pytest.mark.parametrize("job_count", [1, 4])
 async def test_two_hundred_claims_of_a_hundred_tasks(pair: Pair, job_count: int) -> None:
     """Each task is claimed once, none is left, and nobody is told "nothing" while one waits."""

@@ -31,12 +31,12 @@ async def enter(sleepers: Sleepers) -> AsyncIterator[Enter]:
 
 def look(sleepers: Sleepers, sleeper: Sleeper) -> None:
     """Begin a look at the database, as the runtime does."""
-    sleeper.check()
+    sleepers.look(sleeper)
 
 
 def found_nothing(sleepers: Sleepers, sleeper: Sleeper) -> None:
     """End a look that found nothing."""
-    sleepers.resume(sleeper)
+    sleeper.found(None)
 
 
 async def is_asleep(sleeping: "asyncio.Task[bool]") -> bool:
@@ -127,7 +127,7 @@ async def test_a_wake_up_that_was_used_is_not_passed_on(sleepers: Sleepers, ente
         second = enter("job")
         sleepers.wake("job", 1)
         look(sleepers, first)
-        first.use("job")
+        first.found("job")
     assert not second.is_woken
 
 
@@ -137,7 +137,7 @@ async def test_a_wake_up_for_another_thing_is_passed_on(sleepers: Sleepers, ente
         second = enter("a")
         sleepers.wake("a", 1)
         look(sleepers, first)
-        first.use("b")
+        first.found("b")
     assert second.is_woken
 
 
@@ -149,7 +149,7 @@ async def test_a_wake_up_that_came_while_something_else_was_taken_is_passed_on(
         second = enter("job")
         look(sleepers, first)  # the look begins, and finds a task that was there already
         sleepers.wake("job", 1)  # another one is committed meanwhile
-        first.use("job")
+        first.found("job")
     assert second.is_woken
 
 

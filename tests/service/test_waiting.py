@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from sqlalchemy import update
-from store.fixtures import OpenReplica
+from store.fixtures import OpenReplica, every_kind
 from store.replica import OWNER, SUBMITTER, HandClock, Replica
 from store.seeds import LONG_AGO, add_tasks, seconds, task
 
@@ -107,6 +107,7 @@ async def test_a_burst_serves_all_who_wait(replica: Replica, count: int) -> None
         assert {one.id for one in claimed} == {one.id for one in submitted}
 
 
+@every_kind
 async def test_a_steady_stream_stalls_nowhere(replica: Replica) -> None:
     """Workers that wait again and again take whatever comes, without one wake-up being lost."""
     job, other = await replica.register("A"), await replica.register("B")
@@ -183,6 +184,7 @@ async def test_a_worker_that_found_an_earlier_task_leaves_the_next_to_others(
     assert None not in await soon(asyncio.gather(*claims))
 
 
+@every_kind
 async def test_a_client_that_is_gone_gets_no_task(replica: Replica) -> None:
     """It hung up while it slept: the task goes to the next who waits, and to nobody where nobody does."""
     job, second = await replica.register(), await replica.register()
@@ -321,6 +323,7 @@ async def test_too_many_waiting_are_told(replica: Replica) -> None:
     assert await soon(claim) is not None
 
 
+@every_kind
 async def test_sleepers_cost_no_queries_and_hold_no_connection(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from store.fixtures import OpenDatabase
+from store.fixtures import OpenDatabase, every_kind
 from store.replica import OWNER, PATIENCE, Replica
 from store.seeds import LONG_AGO
 from zndraw_joblib.contract.events import Emission, JobsInvalidate
@@ -50,6 +50,7 @@ async def locked_by_another(connection: AsyncConnection) -> None:
         await connection.execute(text("LOCK TABLE joblib_worker IN EXCLUSIVE MODE"))
 
 
+@every_kind
 async def test_work_that_fails_leaves_nothing(database: Database, engine: AsyncEngine) -> None:
     """What was written before an error is rolled back, and the next transaction finds all in order."""
 
@@ -63,6 +64,7 @@ async def test_work_that_fails_leaves_nothing(database: Database, engine: AsyncE
     assert await owners(engine) == ["somebody"]
 
 
+@every_kind
 async def test_a_refused_row_takes_the_whole_transaction_along(
     database: Database, engine: AsyncEngine
 ) -> None:
@@ -77,6 +79,7 @@ async def test_a_refused_row_takes_the_whole_transaction_along(
     assert await owners(engine) == []
 
 
+@every_kind
 async def test_a_reader_waits_for_no_writer(database: Database, engine: AsyncEngine) -> None:
     """A list is read while another process writes, and shows what was committed before."""
     await database.write(partial(workers.add, owner_id="first"))
@@ -90,6 +93,7 @@ async def test_a_reader_waits_for_no_writer(database: Database, engine: AsyncEng
     assert await database.read(workers.count) == 2
 
 
+@every_kind
 async def test_a_writer_waits_for_another_process(database: Database, engine: AsyncEngine) -> None:
     """A write that meets the lock of another process goes on once that is gone, without an error."""
     async with engine.connect() as other:
@@ -103,6 +107,7 @@ async def test_a_writer_waits_for_another_process(database: Database, engine: As
     assert await owners(engine) == ["patient"]
 
 
+@every_kind
 @pytest.mark.parametrize("ends", [1, 2])
 async def test_writers_lose_no_update(
     open_one: OpenDatabase, engine: AsyncEngine, replica: Replica, ends: int
@@ -248,6 +253,7 @@ async def test_a_transaction_in_a_thread_awaits_the_database_alone(
     await database.write(partial(workers.add, owner_id="somebody"))
 
 
+@every_kind
 async def test_what_happened_is_kept_in_order_and_once(database: Database) -> None:
     """Events of a transaction come out in their order without repeats; wake-ups all of them."""
     rooms = ["a", "b", "a", "c", "b"]

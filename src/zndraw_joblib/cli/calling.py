@@ -1,7 +1,6 @@
 """Commands for who calls jobs: submit, task, cancel."""
 
 import json
-import sys
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -11,7 +10,8 @@ from zndraw_joblib.cli import client, logs
 from zndraw_joblib.cli.client import Client
 from zndraw_joblib.cli.display import console, note, show_fields, show_json, span
 from zndraw_joblib.cli.options import ROOM, AsJson, Url
-from zndraw_joblib.cli.refusal import Misuse, Refusal
+from zndraw_joblib.cli.payload import read_object, read_values
+from zndraw_joblib.cli.refusal import Refusal
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import RESERVED, JobName, parse_job_name
 from zndraw_joblib.contract.status import TaskStatus
@@ -51,7 +51,7 @@ def submit(
     complete.
     """
     logs.set_up()
-    body = _read_payload(payload) | _read_values(values or [])
+    body = read_object(payload) | read_values(values or [])
     with client.asking(url) as server:
         name = _find_job(server, job, room)
         place = room or (ROOM if name.room_id in RESERVED else name.room_id)
@@ -73,41 +73,6 @@ def cancel(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) 
     """Cancel a task that has not ended."""
     with client.asking(url) as server:
         _show(server.cancel(task_id), as_json=as_json)
-
-
-def _read_payload(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        payload = json.loads(sys.stdin.read() if text == "-" else text)
-    except ValueError as error:
-        raise Misuse(f"--json is not JSON: {error}") from error
-    if not isinstance(payload, dict):
-        raise Misuse('--json must be an object, like {"key": 1}')
-    return payload
-
-
-def _read_values(values: list[str]) -> dict[str, Any]:
-    payload: dict[str, Any] = {}
-    for pair in values:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise Misuse(f"{pair!r} is not of the form KEY=VALUE")
-        if key in payload:
-            raise Misuse(f"{key!r} is given twice")
-        payload[key] = _read_value(value)
-    return payload
-
-
-def _read_value(text: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _find_job(server: Client, job: str, room: str | None) -> JobName:

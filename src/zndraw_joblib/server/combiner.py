@@ -12,6 +12,7 @@ from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Entry = tuple[Item, asyncio.Future[Result | Exception]]
 Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Result | ProblemException]]]
 
 MAX_BATCH = 256
@@ -50,7 +51,7 @@ class Combiner(Generic[Item, Result]):
 class _Lane(Generic[Item, Result]):
     def __init__(self, commit: Commit[Item, Result]) -> None:
         self._commit = commit
-        self._waiting: deque[tuple[Item, asyncio.Future[Result | Exception]]] = deque()
+        self._waiting: deque[Entry[Item, Result]] = deque()
         self._drain: asyncio.Task[None] | None = None
 
     def put(self, item: Item) -> asyncio.Future[Result | Exception]:
@@ -65,14 +66,14 @@ class _Lane(Generic[Item, Result]):
         return future
 
     async def _run(self) -> None:
-        batch: list[tuple[Item, asyncio.Future[Result | Exception]]] = []
+        batch: list[Entry[Item, Result]] = []
         try:
             while self._waiting:
                 await self._gather()
                 taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
                 # Who gave up waiting before its turn wants nothing written any more.
                 batch = [(item, future) for item, future in taken if not future.done()]
-                results = await self._results([item for item, _ in batch])
+                results = await self._results(batch)
                 for (_, future), result in zip(batch, results, strict=True):
                     if not future.done():
                         future.set_result(result)
@@ -93,15 +94,19 @@ class _Lane(Generic[Item, Result]):
             for _ in range(_TURNS_TO_ARRIVE):
                 await asyncio.sleep(0)
 
-    async def _results(self, items: list[Item]) -> Sequence[Result | Exception]:
-        if not items:
+    async def _results(self, batch: list[Entry[Item, Result]]) -> Sequence[Result | Exception]:
+        if not batch:
             return []
         try:
-            return await self._commit(items)
+            return await self._commit([item for item, _ in batch])
         except ServiceUnavailable as problem:
-            return [problem] * len(items)
+            return [problem] * len(batch)
         except Exception as error:
-            if len(items) == 1:
+            if len(batch) == 1:
                 return [error]
-            logger.warning("a batch of %d broke, trying one by one: %r", len(items), error)
-            return [result for item in items for result in await self._results([item])]
+            logger.warning("a batch of %d broke, trying one by one: %r", len(batch), error)
+            gone = ServiceUnavailable("nobody waits for this any more")
+            results: list[Result | Exception] = []
+            for entry in batch:
+                results += [gone] if entry[1].done() else await self._results([entry])
+            return results

@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 
@@ -51,11 +51,13 @@ class JobLib:
         self.runtime = Runtime(session_maker, self.settings, publish=_publisher(tsio), clock=clock)
         self.sweeper = Sweeper(self.runtime.write, self.settings)
         self._identity = identity
+        self._bind = _binding(identity)
         self.runtime.checks["sweeper"] = self._check_sweeper
 
     def mount(self, app: FastAPI) -> None:
         """Add the routes under ``/v1/joblib`` and the pages of the problems; join the app's lifespan."""
         app.state.joblib = self.runtime
+        app.state.joblib_identity = self._identity
         app.state.joblib_identify = self._identify
         for route in routes:
             # Straight into the app: an included router is searched twice for each request.
@@ -101,8 +103,8 @@ class JobLib:
     async def _identify(self, request: Request) -> Identity | None:
         if isinstance(self._identity, BearerTokens):
             return await self._identity.of(request)
-        user = await solve(request, self._identity)
-        return None if user is None else Identity(str(user.id), bool(user.is_superuser))
+        identity: Identity | None = await solve(request, self._bind)
+        return identity
 
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"
@@ -116,6 +118,14 @@ def _publisher(tsio: Any) -> Publisher | None:
         await emit(tsio, emissions)
 
     return publish
+
+
+def _binding(identity: Callable[..., Any]) -> Callable[..., Any]:
+    # Read while the host's session is open: its user may be an object of the ORM.
+    async def bind(user: Annotated[Any, Depends(identity)]) -> Identity | None:
+        return None if user is None else Identity(str(user.id), bool(user.is_superuser))
+
+    return bind
 
 
 @contextmanager

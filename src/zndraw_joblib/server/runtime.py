@@ -144,14 +144,13 @@ class Runtime:
         with self.sleepers.enter(keys) as sleeper:
             self._start_recheck()
             while True:
-                sleeper.check()
+                self.sleepers.look(sleeper)
                 got = await self._claim_once(item)
+                sleeper.found(job_key(got.task.job_name) if got.task else None)
                 if got.task is not None:
-                    sleeper.use(job_key(got.task.job_name))
                     return got
                 if self._is_over(deadline, gone) or keys[1:] != [*map(job_key, got.jobs)]:
                     return got
-                self.sleepers.resume(sleeper)
                 pause = min(deadline - time.monotonic(), self.settings.heartbeat_interval_seconds)
                 woken = await sleeper.sleep(pause, gone)
                 if gone is not None and gone.done():
@@ -180,11 +179,10 @@ class Runtime:
         with self.sleepers.enter([task_key(task_id)]) as sleeper:
             self._start_recheck()
             while True:
-                sleeper.check()
+                self.sleepers.look(sleeper)
                 task = await self._read_task(task_id)
                 if tasks.has_ended(task) or self._is_over(deadline, gone):
                     return task
-                self.sleepers.resume(sleeper)
                 await sleeper.sleep(deadline - time.monotonic(), gone)
 
     async def _read_task(self, task_id: UUID) -> TaskResponse:

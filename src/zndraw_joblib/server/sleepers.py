@@ -15,7 +15,7 @@ Gone = asyncio.Future[None] | None
 class Sleeper:
     """One that waits under some keys. It registers first, checks second, sleeps third."""
 
-    __slots__ = ("_future", "_loop", "_owes", "_woken", "keys")
+    __slots__ = ("_future", "_looks_for", "_loop", "_owes", "_woken", "keys")
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = tuple(keys)
@@ -23,10 +23,7 @@ class Sleeper:
         self._future: asyncio.Future[None] | None = None
         self._woken = False
         self._owes: str | None = None
-
-    def check(self) -> None:
-        """Call before each look at the database: a wake-up during the look is not lost."""
-        self._woken = False
+        self._looks_for: str | None = None
 
     async def sleep(self, seconds: float, gone: Gone = None) -> bool:
         """Sleep until woken, for `seconds`, or until the client is gone. Tell whether it was woken."""
@@ -50,19 +47,24 @@ class Sleeper:
         if self._future is not None:
             self._loop.call_soon_threadsafe(self._rise)
 
-    def use(self, key: str) -> None:
-        """Note that it got what it was woken for, if that was under `key`."""
-        if self._owes == key:
-            self._owes = None
+    def begin_look(self) -> None:
+        """Turn the wake-up, if there was one, into a look; another may come meanwhile."""
+        self._looks_for, self._owes, self._woken = self._owes, None, False
 
-    def settle(self) -> str | None:
-        """Return the key of a wake-up that was not used; ask once."""
-        owed, self._owes = self._owes, None
+    def found(self, key: str | None) -> None:
+        """Note what the look found: something under `key`, or None for nothing."""
+        if key is None or key == self._looks_for:
+            self._looks_for = None
+
+    def settle(self) -> list[str]:
+        """Return the keys of wake-ups that were not used; ask once."""
+        owed = [key for key in (self._looks_for, self._owes) if key is not None]
+        self._looks_for = self._owes = None
         return owed
 
     @property
     def is_woken(self) -> bool:
-        """Whether a wake-up came since the last `check`."""
+        """Whether a wake-up came since the last look began."""
         return self._woken
 
     def _rise(self, _: object = None) -> None:
@@ -102,17 +104,16 @@ class Sleepers:
             self._count -= 1
             for key in sleeper.keys:
                 self._remove(key, sleeper)
-            if (owed := sleeper.settle()) is not None:
+            for owed in sleeper.settle():
                 self.wake(owed, 1)
 
-    def resume(self, sleeper: Sleeper) -> None:
-        """Put a sleeper that found nothing back to its place, at the head of the line.
+    def look(self, sleeper: Sleeper) -> None:
+        """Call before each look at the database.
 
-        One that was woken meanwhile stays out of it, and looks again.
+        The sleeper is in line again, at its old place: what is committed after the look wakes it.
         """
-        if not sleeper.is_woken:
-            sleeper.settle()
-            self._stand(sleeper, first=True)
+        sleeper.begin_look()
+        self._stand(sleeper, first=True)
 
     def wake(self, key: str, count: int | None = None) -> None:
         """Wake the first `count` under a key, or all of them."""

@@ -107,6 +107,8 @@ class Sweeper:
                     partial(self._sweep_batch, cycle=cycle, timeout=timeout, judge=judge)
                 )
             except Exception:
+                if not judge or cycle.is_held_back:
+                    raise
                 logger.exception("a batch of silent workers was not retired, trying one by one")
                 await self._retire_singly(cycle, timeout)
                 return

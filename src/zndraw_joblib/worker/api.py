@@ -18,9 +18,6 @@ class ApiManager(Protocol):
     `raise_for_status` is called on every answer and shall raise on each that is not 2xx: the problem of
     `contract.problems`, or plainly KeyError (404), PermissionError (401, 403), ValueError (409, 422).
     Where it returns all the same, the problem is raised for it.
-
-    A host may also offer `poll_client() -> httpx.Client`: another client of the same settings, for one
-    long-poll at a time; the caller closes it. With it a worker that stops hangs up its open poll at once.
     """
 
     @property
@@ -46,8 +43,9 @@ class Connection:
             raise ValueError(f"The server's url must start with http:// or https://, not {url!r}")
         self._url = url.rstrip("/")
         self._token = token
-        self._timeout = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
-        self.http = self.poll_client()
+        limits = httpx.Limits(max_connections=None)
+        connect = min(timeout, _CONNECT_SECONDS)
+        self.http = httpx.Client(timeout=httpx.Timeout(timeout, connect=connect), limits=limits)
 
     @property
     def base_url(self) -> str:
@@ -62,10 +60,6 @@ class Connection:
         """Raise the problem that the server named, as the class of `contract.problems`."""
         if not response.is_success:
             raise read_problem(response)
-
-    def poll_client(self) -> httpx.Client:
-        """Return a new client of the same settings."""
-        return httpx.Client(timeout=self._timeout, limits=httpx.Limits(max_connections=None))
 
     def close(self) -> None:
         """Close the HTTP client."""

@@ -10,7 +10,6 @@ from math import ceil
 from typing import Any
 
 from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.worker.line import Line
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.retry import Backoff, describe, passing, status_of
@@ -20,7 +19,6 @@ from zndraw_joblib.worker.tasks import ClaimedTask
 log = logging.getLogger(__name__)
 
 _EARLY_PAUSE_SECONDS = 0.1
-_HANG_UP_SECONDS = 2.0
 _TOO_MANY_WAIT = 503
 
 
@@ -46,7 +44,6 @@ class Claims:
         self._roster = roster
         self._reports = reports
         self._wake = wake
-        self._line = Line(remote.api)
         self._stop = threading.Event()
         self._turn = threading.Lock()
         self._change = threading.Condition()
@@ -59,23 +56,19 @@ class Claims:
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """Claim no more, and end the open long-poll."""
+        """Claim no more. A long-poll that is open stays so until the worker is removed."""
         self._stop.set()
         self._wake.set()
-        self._line.hang_up()
+
+    def settle(self, seconds: float) -> None:
+        """Give a task that is on its way to an open long-poll `seconds` to arrive."""
+        with self._change:
+            self._change.wait_for(lambda: not self._polling, seconds)
 
     def quiet(self, timeout: float | None, besides: int = 0) -> bool:
         """Wait until no more than `besides` tasks are being worked on; tell whether it came to that."""
         with self._change:
-            if not self._change.wait_for(lambda: self._held <= besides, timeout):
-                return False
-            if self._line.dedicated:
-                self._change.wait_for(lambda: not self._polling, _HANG_UP_SECONDS)
             return self._change.wait_for(lambda: self._held <= besides, timeout)
-
-    def close(self) -> None:
-        """Close the line."""
-        self._line.close()
 
     def sleep(self, seconds: float) -> None:
         """Sleep, but not beyond a stop."""
@@ -158,7 +151,7 @@ class Claims:
     def _ask(self, wait: int) -> tuple[TaskResponse | None, int]:
         worker_id = self._roster.worker()
         try:
-            return self._remote.claim(worker_id, wait, self._line if wait else None)
+            return self._remote.claim(worker_id, wait)
         except Exception as error:
             if self.stopped:
                 log.debug("The open claim ended: %s", describe(error))
@@ -167,7 +160,7 @@ class Claims:
                 return self._remote.claim(worker_id)
             if not self._roster.lost(worker_id, error):
                 raise
-        return self._remote.claim(self._roster.worker(), wait, self._line if wait else None)
+        return self._remote.claim(self._roster.worker(), wait)
 
     def _counted(self, task: TaskResponse | None) -> TaskResponse | None:
         if task is not None:

@@ -80,8 +80,12 @@ def serve_processes(plan: ProcessPlan, processes: int, prepare: Callable[[], Non
     it on the main thread, in a program that multiprocessing can spawn from.
     """
     places = [_Place(number, plan, prepare) for number in range(1, processes + 1)]
-    with _alarmed() as alarm:
-        return _mind(places, alarm)
+    alarm = _Alarm()
+    try:
+        with signals.handled(alarm.ring):
+            return _mind(places, alarm)
+    finally:
+        alarm.close()
 
 
 class _Alarm:
@@ -142,18 +146,6 @@ def _tell(places: list[_Place]) -> None:
     for place in places:
         if place.process is not None:
             place.process.terminate()
-
-
-@contextmanager
-def _alarmed() -> Iterator[_Alarm]:
-    alarm = _Alarm()
-    former = {number: signal.signal(number, alarm.ring) for number in signals.ENDINGS}
-    try:
-        yield alarm
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        alarm.close()
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from pydantic_core import to_jsonable_python
 from zndraw_joblib.contract import messages
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.worker.api import API_PREFIX, ApiManager, read_problem
-from zndraw_joblib.worker.line import Line
 from zndraw_joblib.worker.tasks import encode
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -45,16 +44,15 @@ class Remote:
         """Register a job, and link the worker to it."""
         return _read(messages.JobResponse, self._send("PUT", f"/rooms/{quoted(room_id)}/jobs", request))
 
-    def unregister(self, worker_id: UUID, full_name: str) -> None:
-        """Unlink the worker from a job."""
-        self._send("DELETE", f"/workers/{worker_id}/jobs/{quoted(full_name)}")
+    def unregister(self, worker_id: UUID, full_name: str, timeout: float | None = None) -> None:
+        """Unlink the worker from a job; wait at most `timeout` seconds for the answer."""
+        path = f"/workers/{worker_id}/jobs/{quoted(full_name)}"
+        self._send("DELETE", path, read_timeout=timeout)
 
-    def claim(
-        self, worker_id: UUID, wait: int = 0, line: Line | None = None
-    ) -> tuple[messages.TaskResponse | None, int]:
+    def claim(self, worker_id: UUID, wait: int = 0) -> tuple[messages.TaskResponse | None, int]:
         """Claim a task; return it and the seconds of waiting that the server agreed to."""
         body = messages.TaskClaimRequest(worker_id=worker_id)
-        response = self._send("POST", "/tasks/claim", body, wait=wait, http=line)
+        response = self._send("POST", "/tasks/claim", body, wait=wait)
         return _read(messages.TaskClaimResponse, response).task, _applied(response)
 
     def report(self, task_id: str, update: messages.TaskUpdateRequest) -> messages.TaskResponse:
@@ -85,7 +83,6 @@ class Remote:
         *,
         wait: int = 0,
         read_timeout: float | None = None,
-        http: Line | None = None,
     ) -> httpx.Response:
         headers = self.api.get_headers()
         content = None
@@ -94,7 +91,7 @@ class Remote:
             headers = {**headers, "Content-Type": "application/json"}
         if wait:
             headers = {**headers, "Prefer": f"wait={wait}"}
-        response = (http or self.api.http).request(
+        response = self.api.http.request(
             method,
             f"{self.api.base_url.rstrip('/')}{API_PREFIX}{path}",
             content=content,

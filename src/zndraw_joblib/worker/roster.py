@@ -56,6 +56,7 @@ class Roster:
     def create(self) -> UUID:
         """Make the worker, unless there is one; return its id."""
         with self._lock:
+            self._check_open()
             if self.worker_id is None:
                 self.worker_id = self._remote.create_worker().id
             return self.worker_id
@@ -64,6 +65,7 @@ class Roster:
         """Register a job; the first one makes the worker."""
         registration = Registration(cls, room_id)
         with self._lock:
+            self._check_open()
             try:
                 response = self._remote.register(room_id, registration.request(self.worker_id))
             except Exception as error:
@@ -119,6 +121,10 @@ class Roster:
                 self._channel.join(full_name, self.worker_id)
             log.warning("Worker %s goes on as worker %s", worker_id, self.worker_id)
 
+    def _check_open(self) -> None:
+        if self._left:
+            raise RuntimeError("The worker has just disconnected; try again")
+
     def _register_all(self) -> UUID:
         """Register every job for a new worker; one that is refused does not keep the others from it."""
         fresh: UUID | None = None
@@ -136,6 +142,14 @@ class Roster:
         if fresh is None and refusal is not None:
             raise refusal
         return fresh or self._remote.create_worker().id
+
+    def retire(self) -> None:
+        """Take the jobs off the worker, so that it is given no more tasks; what it holds goes on."""
+        try:
+            for full_name in list(self.jobs):
+                self._remote.unregister(self.worker(), full_name, _GOODBYE_SECONDS)
+        except Exception as error:
+            log.warning("The worker's jobs could not be taken off it: %s", describe(error))
 
     def leave(self) -> None:
         """Say goodbye, for good; a server that does not answer finds out by itself."""

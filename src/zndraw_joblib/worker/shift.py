@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -14,7 +15,8 @@ from zndraw_joblib.worker.roster import Roster
 
 log = logging.getLogger(__name__)
 
-_LAST_BEAT_SECONDS = 1.0
+_ARRIVAL_SECONDS = 0.1
+_PARTING_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +77,41 @@ class Shift:
             if not inside:
                 self._gone.wait(timeout)
             return
+        is_quiet = False
         try:
-            self.claims.stop()
-            if not self.claims.quiet(timeout, besides=int(inside)):
+            self._stop_claiming()
+            is_quiet = self.claims.quiet(timeout, besides=int(inside))
+            if not is_quiet:
                 log.warning("Tasks still run after %s s; the server will fail them", timeout)
         finally:
-            self._say_goodbye()
+            self._say_goodbye(self._serving if is_quiet else [])
 
-    def _say_goodbye(self) -> None:
+    def _stop_claiming(self) -> None:
+        """Claim no more, and lose no task: not the one that the open long-poll has just been given.
+
+        A connection that is cut would lose it, so the server is told first; then its answer may arrive.
+        """
+        self.claims.stop()
+        began = time.monotonic()
+        self.roster.retire()
+        self.claims.settle(_ARRIVAL_SECONDS + time.monotonic() - began)
+
+    def _say_goodbye(self, idle: list[threading.Thread]) -> None:
         self._over.set()
         try:
-            if self._beating is not None:
-                self._beating.join(_LAST_BEAT_SECONDS)
+            self._part([self._beating] if self._beating else [])
             self.roster.leave()
-            self.claims.close()
+            self._part(idle)
         finally:
             self._gone.set()
             self.end()
+
+    @staticmethod
+    def _part(threads: list[threading.Thread]) -> None:
+        deadline = time.monotonic() + _PARTING_SECONDS
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _thread(name: str, loop: HeartbeatLoop | ClaimLoop) -> threading.Thread:

@@ -16,7 +16,8 @@ def caught(stop: Callable[[], None]) -> Iterator[None]:
 
     `stop` runs inside the signal handler, so it must take no lock. A later SIGINT raises
     KeyboardInterrupt, a later SIGTERM SystemExit. On any other thread than the main one nothing is
-    caught. The handlers that were there come back at the end.
+    caught, and a signal that the process ignores stays ignored. The handlers that were there come back
+    at the end.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -33,7 +34,15 @@ def caught(stop: Callable[[], None]) -> Iterator[None]:
         else:
             raise SystemExit(_EXIT_CODE_BASE + number)
 
-    former = {ending: signal.signal(ending, handle) for ending in ENDINGS}
+    with handled(handle):
+        yield
+
+
+@contextmanager
+def handled(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """In this block `handle` gets SIGINT and SIGTERM, save what the process ignores. Main thread only."""
+    heard = [ending for ending in ENDINGS if signal.getsignal(ending) is not signal.SIG_IGN]
+    former = {ending: signal.signal(ending, handle) for ending in heard}
     try:
         yield
     finally:

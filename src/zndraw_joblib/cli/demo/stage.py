@@ -7,7 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +21,7 @@ TIMEOUT_SECONDS = 3.0
 INTERVAL_SECONDS = 1.0
 _START_SECONDS = 30.0
 _STOP_SECONDS = 5.0
+_ENDINGS = (signal.SIGINT, signal.SIGTERM)
 
 Process = subprocess.Popen[bytes]
 
@@ -82,7 +84,7 @@ class Stage:
 
     def _start(self, *arguments: str) -> Process:
         # A session of its own: the terminal's Ctrl-C is for us, who end the others in order.
-        with (self._home / "log.txt").open("ab") as log:
+        with (self._home / "log.txt").open("ab") as log, _uninterrupted():
             process = subprocess.Popen(  # noqa: S603 - our own command
                 [sys.executable, "-m", "zndraw_joblib", *arguments],
                 cwd=self._home,
@@ -92,7 +94,7 @@ class Stage:
                 stderr=log,
                 start_new_session=True,
             )
-        self._processes.append(process)
+            self._processes.append(process)
         return process
 
     def _environment(self) -> dict[str, str]:
@@ -108,11 +110,11 @@ class Stage:
 
     def _tail(self) -> str:
         lines = (self._home / "log.txt").read_text(errors="replace").strip().splitlines()
-        return " | ".join(lines[-3:]) or "nothing"
+        return " | ".join(lines[-3:]).removeprefix("Error: ") or "it said nothing"
 
     def _end(self) -> None:
         """End the workers, then the server; whoever takes long is killed. A second Ctrl-C changes nothing."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _ENDINGS:
             signal.signal(number, signal.SIG_IGN)
         for group in (self._processes[1:], self._processes[:1]):
             for process in group:
@@ -123,3 +125,17 @@ class Stage:
                     process.wait(max(0.0, deadline - time.monotonic()))
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back: a process that is just being started would be left behind."""
+    asked: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in _ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked:
+        raise KeyboardInterrupt

@@ -22,9 +22,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
+from starlette.exceptions import HTTPException
 
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
-from zndraw_joblib.contract.problems import ContentTooLarge, InvalidRequest
+from zndraw_joblib.contract.problems import ContentTooLarge, InvalidRequest, ProblemException
 from zndraw_joblib.server.http.problems import as_problem, respond
 
 # One body carries at most one JSON value of 1 MiB and an error text; escaped, text takes up to three times.
@@ -47,18 +48,33 @@ class Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler that stands in for FastAPI's."""
         work, plan = self._work, self._plan
+        asked = [depends.dependency for depends in self.dependencies]
 
         async def handle(request: Request) -> Response:
             try:
+                for dependency in asked:
+                    # What the host asks of every request; the identity is only declared here.
+                    if dependency is not request.app.state.joblib_identity:
+                        await solve(request, dependency)
                 values = {}
                 for name, resolve in plan:
                     value = resolve(request)
                     values[name] = await value if inspect.isawaitable(value) else value
                 return await work(**values)
             except Exception as error:
+                if _is_the_hosts(request, error):
+                    raise
                 return respond(as_problem(error))
 
         return handle
+
+
+def _is_the_hosts(request: Request, error: Exception) -> bool:
+    """Tell whether an error is of a class that the host has a handler for; all others become problems."""
+    if isinstance(error, ProblemException | HTTPException | RequestValidationError):
+        return False
+    kinds = set(type(error).__mro__) - {Exception, BaseException, object}
+    return not kinds.isdisjoint(request.app.exception_handlers)
 
 
 # What a dependency of ours stands for, without FastAPI: a function of the request, async or not.

@@ -50,8 +50,9 @@ class _Asker:
 
 async def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed | ProblemException]:
     """Give each worker the oldest task it may have, first come, first served."""
-    workers = await worker_store.lock_claiming(tx, list(dict.fromkeys(item.worker_id for item in items)))
-    askers = [_asker(item, workers.get(item.worker_id)) for item in items]
+    workers = await worker_store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
+    queues = await worker_store.waiting_queues(tx, list(workers))
+    askers = [_asker(item, workers.get(item.worker_id), queues) for item in items]
     served = [asker for asker in askers if isinstance(asker, _Asker)]
     await _note_life(tx, served, workers)
     got = await _serve(tx, served)
@@ -61,19 +62,19 @@ async def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed | Probl
     return [_answer(asker, got, taken, jobs) if isinstance(asker, _Asker) else asker for asker in askers]
 
 
-def _asker(item: Claim, rows: Sequence[Any] | None) -> _Asker | ProblemException:
-    if not rows:
+def _asker(item: Claim, worker: Any, queues: dict[UUID, dict[UUID, int]]) -> _Asker | ProblemException:
+    if worker is None:
         return WorkerNotFound(f"Worker {item.worker_id} not found")
-    if rows[0].owner_id != item.caller.id:
+    if worker.owner_id != item.caller.id:
         return Forbidden("Not authorized: the worker belongs to somebody else")
-    return _Asker(item, {row.job_id: row.pending for row in rows if row.job_id is not None})
+    return _Asker(item, queues[item.worker_id])
 
 
 async def _note_life(tx: Transaction, askers: Sequence[_Asker], workers: dict[UUID, Any]) -> None:
     # Whoever claims lives; written at most four times in the interval of its heartbeats.
     now = await tx.now()
     ids = {asker.claim.worker_id: timedelta(seconds=asker.claim.interval / 4) for asker in askers}
-    late = [worker_id for worker_id, age in ids.items() if workers[worker_id][0].last_heartbeat < now - age]
+    late = [worker_id for worker_id, age in ids.items() if workers[worker_id].last_heartbeat < now - age]
     await worker_store.beat(tx, late)
 
 

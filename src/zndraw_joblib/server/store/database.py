@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -102,8 +103,7 @@ class Database(ABC):
 
         Raises `ServiceUnavailable` when the database does not answer.
         """
-        with _translated():
-            return await self._read(work)
+        return await self._again_after_faults(partial(self._read, work))
 
     async def write(self, work: Work[Result]) -> tuple[Result, Transaction]:
         """Run `work` and commit; run it again after a deadlock.
@@ -111,15 +111,18 @@ class Database(ABC):
         Raises `ServiceUnavailable` when the database does not answer. Whatever `work` raises
         rolls everything back.
         """
+        return await self._again_after_faults(partial(self._write, work))
+
+    async def _again_after_faults(self, transaction: Callable[[], Awaitable[Result]]) -> Result:
         with _translated():
             for attempt in range(1, _ATTEMPTS):
                 try:
-                    return await self._write(work)
+                    return await transaction()
                 except DBAPIError as error:
                     if not _is_void(error):
                         raise
                 await asyncio.sleep(0.005 * 2**attempt * random.random())  # noqa: S311 - jitter
-            return await self._write(work)
+            return await transaction()
 
     @abstractmethod
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:

@@ -1,5 +1,7 @@
 """The schema's version: which one the database has, which one this code needs, and the way there."""
 
+import asyncio
+import threading
 from pathlib import Path
 
 from alembic import command
@@ -11,6 +13,8 @@ from sqlalchemy import Connection, text
 from zndraw_joblib.server.store.database import Database
 
 VERSION_TABLE = "joblib_alembic_version"
+_ALEMBIC = threading.Lock()
+_POLL_SECONDS = 0.02
 # PostgreSQL: two upgrades at once would both see the old version.
 _UPGRADE_LOCK = 7_046_029_254_386_353_131
 
@@ -37,8 +41,14 @@ async def current(database: Database) -> str | None:
 
 
 async def upgrade(database: Database) -> None:
-    """Bring the database to the newest version; safe beside another upgrade."""
-    await database.run_sync(_upgrade)
+    """Bring the database to the newest version, or leave it as it is; safe beside another upgrade."""
+    # Alembic keeps its context in globals: one at a time in a process, whatever loop or thread asks.
+    while not _ALEMBIC.acquire(blocking=False):  # noqa: ASYNC110 - a thread may hold it
+        await asyncio.sleep(_POLL_SECONDS)
+    try:
+        await database.run_sync(_upgrade)
+    finally:
+        _ALEMBIC.release()
 
 
 async def prepare(database: Database) -> None:
@@ -66,6 +76,9 @@ def _current(connection: Connection) -> str | None:
 def _upgrade(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
+    else:
+        # The driver begins no transaction for a CREATE TABLE by itself.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
     config = Config()
     config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
     config.attributes["connection"] = connection

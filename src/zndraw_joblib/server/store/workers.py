@@ -35,20 +35,10 @@ _SERVED = (
     .where(links.c.worker_id.in_(_IDS), jobs.c.room_id != INTERNAL)
     .order_by(jobs.c.id)
 )
-_WAITING = links.join(jobs, and_(jobs.c.id == links.c.job_id, jobs.c.pending > 0, jobs.c.room_id != INTERNAL))
-_LOCK_CLAIMING = (
-    select(
-        workers.c.id,
-        workers.c.owner_id,
-        workers.c.last_heartbeat,
-        jobs.c.id.label("job_id"),
-        jobs.c.pending,
-        func.now().label("now"),
-    )
-    .select_from(workers.outerjoin(_WAITING, links.c.worker_id == workers.c.id))
-    .where(workers.c.id.in_(_IDS))
-    .order_by(workers.c.id)
-    .with_for_update(key_share=True, of=workers)
+_WAITING = (
+    select(links.c.worker_id, jobs.c.id, jobs.c.pending)
+    .join_from(links, jobs, links.c.job_id == jobs.c.id)
+    .where(links.c.worker_id.in_(_IDS), jobs.c.pending > 0, jobs.c.room_id != INTERNAL)
 )
 
 
@@ -90,8 +80,9 @@ async def beat(tx: Transaction, ids: Sequence[UUID]) -> None:
 async def mend_future(tx: Transaction, tolerance: timedelta) -> None:
     """Set heartbeats that lie in the future to now: a clock that was set back makes nobody immortal."""
     now = await tx.now()
-    future = workers.c.last_heartbeat > now + tolerance
-    await tx.execute(update(workers).where(future).values(last_heartbeat=now))
+    future = select(workers.c.id).where(workers.c.last_heartbeat > now + tolerance)
+    free = future.with_for_update(skip_locked=True).scalar_subquery()
+    await tx.execute(update(workers).where(workers.c.id.in_(free)).values(last_heartbeat=now))
 
 
 async def remove(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
@@ -115,16 +106,14 @@ async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:
     return (await tx.execute(statement.returning(links.c.job_id))).first() is not None
 
 
-async def lock_claiming(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, list[Row[*tuple[Any, ...]]]]:
-    """Lock workers as `lock` does. Return a row for each queue with pending tasks that they may claim from.
+async def waiting_queues(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, dict[UUID, int]]:
+    """Return for each of these locked workers the jobs with pending tasks that it serves, and how many.
 
-    A worker without one has a single row, without `job_id`.
+    A statement of its own: one that had to wait for the locks would still see links that are gone.
     """
-    rows = (await tx.execute(_LOCK_CLAIMING, {"ids": padded(ids)})).all()
-    tx.note_now(rows)
-    found: dict[UUID, list[Row[*tuple[Any, ...]]]] = {}
-    for row in rows:
-        found.setdefault(row.id, []).append(row)
+    found: dict[UUID, dict[UUID, int]] = {worker_id: {} for worker_id in ids}
+    for row in await tx.execute(_WAITING, {"ids": padded(ids)}):
+        found[row.worker_id][row.id] = row.pending
     return found
 
 

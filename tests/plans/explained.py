@@ -1,0 +1,138 @@
+"""The statements that the code under test runs, and what the database says it would do for each of them."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from zndraw_joblib.server.store.database import _of
+
+# So many rows may be sorted; a queue or a history has far more.
+FEW = 3_000
+_UNKNOWN = 10**9
+
+
+@dataclass
+class Plan:
+    """What a database would do for one statement.
+
+    `scans` says of each table what it is read by, None for all of it; `sorted_rows` how many are sorted.
+    """
+
+    statement: str
+    text: str
+    scans: list[tuple[str, str | None]] = field(default_factory=list)
+    sorted_rows: int = 0
+    materialises: bool = False
+
+    def by(self, table: str) -> set[str | None]:
+        """Return what a table is read by."""
+        return {index for name, index in self.scans if name == table}
+
+
+class Explainer:
+    """Listens to the statements of an engine's connections."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self._heard: list[tuple[str, Any]] = []
+        self._listens = False
+
+    def __enter__(self) -> Self:
+        event.listen(self._engine.sync_engine, "before_cursor_execute", self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        event.remove(self._engine.sync_engine, "before_cursor_execute", self._hear)
+
+    def _hear(self, _: Any, __: Any, statement: str, parameters: Any, ___: Any, many: bool) -> None:
+        if self._listens and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", statement):
+            self._heard.append((statement, parameters[0] if many else parameters))
+
+    @contextmanager
+    def _hearing(self) -> Iterator[None]:
+        self._listens = True
+        try:
+            yield
+        finally:
+            self._listens = False
+
+    async def plans(self, work: Any) -> list[Plan]:
+        """Run `work` in a transaction that is rolled back; return the plans of all its statements.
+
+        On PostgreSQL each is explained twice: for its values, and for any values, as a prepared statement
+        that is used often is.
+        """
+        self._heard.clear()
+        async with self._engine.connect() as connection:
+            with self._hearing():
+                await work(_of(connection, None))
+            await connection.rollback()
+            heard = list(self._heard)
+            assert heard
+            explain = _sqlite_plan if connection.dialect.name == "sqlite" else _postgresql_plan
+            plans = [plan for item in heard for plan in await explain(connection, *item)]
+            await connection.rollback()
+        return plans
+
+
+async def _sqlite_plan(connection: AsyncConnection, statement: str, parameters: Any) -> list[Plan]:
+    rows = (await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)).all()
+    lines = [row[3] for row in rows]
+    plan = Plan(statement, "\n".join(lines))
+    for line in lines:
+        if match := re.match(r"(SCAN|SEARCH) (\w+)(?: AS \w+)?(?: USING (.*))?", line):
+            how, table, using = match.groups()
+            index = re.search(r"INDEX (\w+)", using or "")
+            by = index[1] if index else "PRIMARY KEY" if using else None
+            plan.scans.append((table, None if how == "SCAN" and not using else by))
+            if how == "SCAN" and table == "joblib_task" and not _is_partial(using):
+                plan.scans.append((table, None))
+        plan.materialises |= line.startswith("MATERIALIZE")
+        if "USE TEMP B-TREE FOR" in line and "ORDER BY" in line:
+            plan.sorted_rows = _UNKNOWN
+    return [plan]
+
+
+def _is_partial(using: str | None) -> bool:
+    return bool(re.search(r"ix_joblib_task_(pending|held)", using or ""))
+
+
+async def _postgresql_plan(connection: AsyncConnection, statement: str, parameters: Any) -> list[Plan]:
+    found = []
+    for mode in ("force_custom_plan", "force_generic_plan"):
+        await connection.exec_driver_sql(f"SET LOCAL plan_cache_mode = {mode}")
+        rows = await connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}", parameters)
+        told = rows.scalar_one()
+        told = json.loads(told) if isinstance(told, str) else told
+        plan = Plan(statement, mode)
+        _collect(told[0]["Plan"], plan)
+        found.append(plan)
+    return found
+
+
+def _collect(node: dict[str, Any], plan: Plan, depth: int = 1) -> None:
+    kind = node["Node Type"]
+    what = [str(node[key]) for key in ("Index Name", "Relation Name", "Sort Key", "Filter") if key in node]
+    plan.text += f"\n{'  ' * depth}{kind} {', '.join(what)} ({node['Plan Rows']} rows)"
+    if kind == "Seq Scan":
+        plan.scans.append((node["Relation Name"], None))
+    elif kind in {"Index Scan", "Index Only Scan"}:
+        plan.scans.append((node["Relation Name"], node["Index Name"]))
+    elif kind == "Bitmap Heap Scan":
+        plan.scans += [(node["Relation Name"], index) for index in _bitmap_indexes(node)]
+    elif kind in {"Sort", "Incremental Sort"}:
+        [below] = node["Plans"]
+        plan.sorted_rows = max(plan.sorted_rows, int(below["Plan Rows"]))
+    for below in node.get("Plans", []):
+        _collect(below, plan, depth + 1)
+
+
+def _bitmap_indexes(node: dict[str, Any]) -> list[str]:
+    own = [node["Index Name"]] if node["Node Type"] == "Bitmap Index Scan" else []
+    return own + [name for below in node.get("Plans", []) for name in _bitmap_indexes(below)]

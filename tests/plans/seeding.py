@@ -1,0 +1,98 @@
+"""The rows: a long history, a long backlog, some held tasks, many rooms; made inside the database.
+
+Of 100,000 tasks 60,000 have ended, 38,000 wait and 2,000 are held. One job has most of the backlog, one has
+three tasks at its very end, one is internal, one has a history alone; 20,000 workers hold or held them.
+"""
+
+# ruff: noqa: S608 - all of the SQL is written here
+
+from uuid import UUID
+
+TASKS = 100_000
+WORKERS = 20_000
+JOBS = 21
+BIG, RARE, IDLE = 0, 19, 20
+LAB, QUIET = "lab", "quiet"
+
+
+def job_id(number: int) -> UUID:
+    """Return the id of one of the jobs."""
+    return UUID(int=number)
+
+
+def worker_id(number: int) -> UUID:
+    """Return the id of one of the workers."""
+    return UUID(int=1_000_000 + number)
+
+
+def task_id(seq: int) -> UUID:
+    """Return the id of one of the tasks."""
+    return UUID(int=2_000_000 + seq)
+
+
+_NUMBERS = {
+    "sqlite": "WITH RECURSIVE n(i) AS (SELECT {first} UNION ALL SELECT i + 1 FROM n WHERE i < {last})",
+    "postgresql": "WITH n(i) AS (SELECT generate_series({first}, {last}))",
+}
+_UUID = {"sqlite": "printf('%032x', {})", "postgresql": "lpad(to_hex({}), 32, '0')::uuid"}
+_TIME = {
+    "sqlite": "strftime('%Y-%m-%d %H:%M:%S.000000', '2026-01-01', '+' || ({}) || ' seconds')",
+    "postgresql": "timestamptz '2026-01-01Z' + ({}) * interval '1 second'",
+}
+_FALSE = {"sqlite": "0", "postgresql": "false"}
+
+# The first 60 % are history, then come held tasks; what waits is at the end, as in a queue that moves.
+_STATUS = """
+    CASE WHEN i <= 60000 THEN CASE i % 10 WHEN 0 THEN 'failed' WHEN 1 THEN 'cancelled' ELSE 'completed' END
+         WHEN i <= 61000 THEN 'claimed' WHEN i <= 62000 THEN 'running' ELSE 'pending' END"""
+_JOB = """
+    CASE WHEN i > 99997 THEN 19 WHEN i <= 62000 THEN CASE WHEN i % 50 = 0 THEN 20 ELSE i % 19 END
+         WHEN i % 20 = 0 THEN 1 + (i / 20) % 18 ELSE 0 END"""
+_ROOM = "CASE WHEN i % 5000 = 0 THEN 'quiet' WHEN i % 2 = 0 THEN 'lab' ELSE 'room-' || (i % 300) END"
+
+
+_JOB_ROOM = "CASE WHEN i = 18 THEN '@internal' ELSE '@global' END"
+
+
+def _seed(kind: str) -> list[str]:
+    uuid, time, false = _UUID[kind], _TIME[kind], _FALSE[kind]
+
+    def numbers(last: int, first: int = 0) -> str:
+        return _NUMBERS[kind].format(first=first, last=last)
+
+    seeds = [
+        f"""INSERT INTO joblib_job (id, room_id, category, name, schema, created_at, deleted, pending)
+            {numbers(JOBS - 1)}
+            SELECT {uuid.format("i")}, {_JOB_ROOM}, 'modifiers', 'J' || i, '{{}}', {time.format("i")},
+                {false}, 0
+            FROM n""",
+        f"""INSERT INTO joblib_worker (id, owner_id, created_at, last_heartbeat) {numbers(WORKERS - 1)}
+            SELECT {uuid.format("i + 1000000")}, 'owner', {time.format("i")}, {time.format("100000 + i")}
+            FROM n""",
+        f"""INSERT INTO joblib_worker_job (worker_id, job_id) {numbers(WORKERS - 1)}
+            SELECT {uuid.format("i + 1000000")}, {uuid.format(f"i % {JOBS}")} FROM n""",
+        f"""INSERT INTO joblib_worker_job (worker_id, job_id) {numbers(JOBS - 1, 1)}
+            SELECT {uuid.format("1000000")}, {uuid.format("i")} FROM n""",
+        f"""INSERT INTO joblib_task (id, job_id, room_id, status, created_by, payload, created_at, claimed_at,
+                started_at, completed_at, worker_id, worker_owner_id, attempt)
+            {numbers(TASKS, 1)}, t(i, status, job, room) AS (SELECT i, {_STATUS}, {_JOB}, {_ROOM} FROM n)
+            SELECT {uuid.format("2000000 + i")}, {uuid.format("job")}, room, status, 'submitter',
+                '{{"angle": 3}}', {time.format("i")},
+                CASE WHEN status <> 'pending' THEN {time.format("i")} END,
+                CASE WHEN status IN ('running', 'completed') THEN {time.format("i")} END,
+                CASE WHEN i <= 60000 THEN {time.format("i")} END,
+                CASE WHEN status <> 'pending' THEN {uuid.format(f"1000000 + i % {WORKERS}")} END,
+                CASE WHEN status <> 'pending' THEN 'owner' END,
+                CASE WHEN status <> 'pending' THEN 1 ELSE 0 END
+            FROM t ORDER BY i""",
+        """UPDATE joblib_job SET pending =
+            (SELECT count(*) FROM joblib_task t WHERE t.job_id = joblib_job.id AND t.status = 'pending')""",
+    ]
+    if kind == "postgresql":
+        # Statistics come when the test says so.
+        names = ("joblib_task", "joblib_job", "joblib_worker", "joblib_worker_job")
+        return [f"ALTER TABLE {name} SET (autovacuum_enabled = off)" for name in names] + seeds
+    return seeds
+
+
+SEEDS = {kind: _seed(kind) for kind in _NUMBERS}

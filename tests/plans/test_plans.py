@@ -1,0 +1,196 @@
+"""No request reads or sorts what it does not need: costs grow neither with the backlog nor with the history.
+
+The statements are those that the code runs, caught as it runs them; a full scan of the tasks fails the test.
+"""
+
+from datetime import timedelta
+from functools import partial
+
+import pytest
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncEngine
+from store.replica import ADMIN, OWNER, SUBMITTER
+
+from plans.explained import FEW, Explainer, Plan
+from plans.seeding import BIG, IDLE, JOBS, LAB, QUIET, RARE, TASKS, WORKERS, job_id, task_id, worker_id
+from zndraw_joblib.contract.messages import TaskUpdateRequest
+from zndraw_joblib.contract.names import GLOBAL, JobName
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.ports import Page
+from zndraw_joblib.server.service import claims, sweep, tasks, workers
+from zndraw_joblib.server.store import tasks as store
+from zndraw_joblib.server.store import workers as worker_store
+from zndraw_joblib.server.store.tables import Task
+
+PENDING, HELD = "ix_joblib_task_pending", "ix_joblib_task_held"
+ROOM = "ix_joblib_task_room_status"
+JOB_ROOM = "ix_joblib_task_job_room"
+KEY = {"PRIMARY KEY", "pk_joblib_task", "sqlite_autoindex_joblib_task_1", "uq_joblib_task_id"}
+SECOND = timedelta(seconds=1)
+
+
+def name(number: int) -> JobName:
+    """Return the name of a job."""
+    return JobName(GLOBAL, "modifiers", f"J{number}")
+
+
+def told(plan: Plan) -> str:
+    """Return what to show where a plan is not what it should be."""
+    return f"{plan.statement}\n{plan.text}"
+
+
+def assert_reads(plans: list[Plan], *indexes: set[str] | str) -> None:
+    """Check that the tasks are read by these indexes alone, and that they come in order.
+
+    What is looked up by its key, or held at this moment, is little, and may be sorted.
+    """
+    allowed = set().union(*[{index} if isinstance(index, str) else index for index in indexes])
+    for plan in plans:
+        used = plan.by("joblib_task")
+        assert used <= allowed, told(plan)
+        assert used <= KEY | {HELD} or plan.sorted_rows <= FEW, told(plan)
+    assert any(plan.by("joblib_task") for plan in plans)
+
+
+def assert_bounded(plans: list[Plan]) -> None:
+    """Check that neither workers nor links are read as a whole, nor a join of all of them made."""
+    for plan in plans:
+        assert not plan.materialises, told(plan)
+        for table in ("joblib_worker", "joblib_worker_job"):
+            assert None not in plan.by(table), told(plan)
+
+
+async def test_a_claim_walks_the_queue_of_its_job(explainer: Explainer) -> None:
+    """A worker of one job reads the head of that queue, however long it is, and its own links."""
+    for number in (BIG, RARE, IDLE):
+        item = claims.Claim(OWNER, worker_id(number + JOBS), 15)
+        plans = await explainer.plans(partial(claims.claim, items=[item]))
+        assert_bounded(plans)
+        if number != IDLE:
+            assert_reads(plans, PENDING, KEY)
+
+
+async def test_a_claim_over_many_jobs_merges_their_queues(explainer: Explainer) -> None:
+    """A worker of all jobs reads the head of each queue; nothing of the backlog is sorted."""
+    plans = await explainer.plans(partial(claims.claim, items=[claims.Claim(OWNER, worker_id(0), 15)]))
+    assert_reads(plans, PENDING, KEY)
+    assert_bounded(plans)
+
+
+async def test_a_batch_of_claims_reads_as_many_tasks_as_it_hands_out(explainer: Explainer) -> None:
+    """Sixteen workers at once, of one job and of many, read the heads of their queues."""
+    for crowd in ([JOBS * turn for turn in range(1, 17)], list(range(16))):
+        items = [claims.Claim(OWNER, worker_id(number), 15) for number in crowd]
+        plans = await explainer.plans(partial(claims.claim, items=items))
+        assert_reads(plans, PENDING, KEY)
+        assert_bounded(plans)
+
+
+@pytest.mark.parametrize("count", [1, 16])
+async def test_a_submission_reads_no_task(explainer: Explainer, count: int) -> None:
+    """It looks at its job and adds its rows; the length of the queue is known without a look."""
+    items = [tasks.Submission(SUBMITTER, LAB, name(turn % JOBS), {"angle": 3}) for turn in range(count)]
+    for plan in await explainer.plans(partial(tasks.submit, items=items)):
+        assert plan.by("joblib_task") == set(), told(plan)
+
+
+@pytest.mark.parametrize("count", [1, 16])
+async def test_a_report_finds_its_tasks_by_their_keys(explainer: Explainer, count: int) -> None:
+    """Start, end and cancellation touch the rows that they are about."""
+    seqs = [60_001, 61_500, TASKS - 5] * 6
+    statuses = [TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.CANCELLED] * 6
+    items = [
+        tasks.Report(ADMIN, task_id(seq + turn), TaskUpdateRequest(status=status))
+        for turn, (seq, status) in enumerate(zip(seqs, statuses, strict=True))
+    ]
+    for first in range(3):
+        plans = await explainer.plans(partial(tasks.report, items=items[first : first + count]))
+        assert_reads(plans, KEY)
+        assert_bounded(plans)
+
+
+@pytest.mark.parametrize("count", [1, 16])
+async def test_a_heartbeat_finds_its_workers_by_their_keys(explainer: Explainer, count: int) -> None:
+    """A beat reads and writes the rows of those who beat."""
+    items = [workers.Beat(OWNER, worker_id(turn), 15) for turn in range(count)]
+    assert_bounded(await explainer.plans(partial(workers.beat, items=items)))
+
+
+@pytest.mark.parametrize("count", [1, 200])
+async def test_a_worker_that_goes_costs_what_it_holds(explainer: Explainer, count: int) -> None:
+    """Its held tasks are found among the held ones; its history is not touched."""
+    ids = [worker_id(turn) for turn in range(count)]
+    plans = await explainer.plans(partial(workers.retire, worker_ids=ids))
+    assert_reads(plans, HELD, KEY)
+    if count == 1:
+        assert_bounded(plans)
+
+
+@pytest.mark.parametrize("stale", [0, 1, 300, WORKERS])
+async def test_the_silent_are_found_by_their_heartbeats(
+    explainer: Explainer, engine: AsyncEngine, stale: int
+) -> None:
+    """A sweep reads the silent in their order, as many as a batch takes, and nobody else."""
+    column = Task.__table__.metadata.tables["joblib_worker"].c.last_heartbeat
+    async with engine.connect() as connection:
+        born = (await connection.execute(select(func.min(column)))).scalar_one()
+    find = partial(worker_store.lock_if_stale, cutoff=born + stale * SECOND, limit=sweep.WORKERS_PER_BATCH)
+    for plan in await explainer.plans(find):
+        assert plan.by("joblib_worker") == {"ix_joblib_worker_last_heartbeat"}, told(plan)
+
+
+async def test_a_cycle_of_the_sweeper_reads_what_is_held(explainer: Explainer) -> None:
+    """Stuck and abandoned tasks are found among the held ones, beats from the future by their index."""
+    timeout = timedelta(days=365_000)
+    for work in (partial(sweep.fail_stuck, timeout=timeout / 1000), sweep.fail_abandoned):
+        plans = await explainer.plans(work)
+        assert_reads(plans, HELD, KEY, JOB_ROOM)
+        for plan in plans:
+            assert plan.by("joblib_task") <= KEY or HELD in plan.by("joblib_task"), told(plan)
+    plans = await explainer.plans(partial(sweep.retire_stale, timeout=timeout / 1000))
+    assert_bounded(plans)
+
+
+@pytest.mark.parametrize("room", [LAB, QUIET, "nowhere"])
+@pytest.mark.parametrize("status", [None, TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.COMPLETED])
+async def test_a_page_of_a_room_is_read_in_its_order(
+    explainer: Explainer, room: str, status: TaskStatus | None
+) -> None:
+    """The rows of a page come from an index in the order of the page; nothing is sorted to find them."""
+    index = "ix_joblib_task_room" if status is None else "ix_joblib_task_room_status"
+    for part in (Page(50, 0), Page(50, 1000)):
+        work = partial(store.page, wanted=store.in_room(room, status), part=part)
+        plans = await explainer.plans(work)
+        # The count of all is read from as many rows, however that is done.
+        assert_reads([plan for plan in plans if "count(*)" not in plan.statement], index)
+
+
+@pytest.mark.parametrize("status", [None, TaskStatus.PENDING])
+@pytest.mark.parametrize("number", [BIG, RARE, IDLE])
+async def test_a_page_of_a_job_reads_that_jobs_tasks(
+    explainer: Explainer, number: int, status: TaskStatus | None
+) -> None:
+    """The tasks of a job in a room come from an index that begins with both, or from the job's queue."""
+    work = partial(store.page, wanted=store.in_room(LAB, status, job_id(number)), part=Page(50, 0))
+    plans = await explainer.plans(work)
+    assert_reads(plans, JOB_ROOM, *([] if status is None else [PENDING, ROOM]))
+
+
+@pytest.mark.parametrize("seq", [62_001, 80_001, TASKS - 10])
+async def test_a_position_is_counted_in_the_queue(explainer: Explainer, seq: int) -> None:
+    """The rank of a task in front, far behind, or in the middle is read from the queue of its job alone."""
+    plans = await explainer.plans(partial(tasks.get, task_id=task_id(seq)))
+    assert_reads(plans, PENDING, KEY)
+
+
+async def test_the_positions_of_a_page_are_counted_in_their_queues(explainer: Explainer) -> None:
+    """The ranks of a page's tasks are read from the queues, between the first and the last of them."""
+    plans = await explainer.plans(partial(tasks.page, room_id=LAB, status=None, part=Page(50, 0)))
+    ranked = [plan for plan in plans if "row_number" in plan.statement or "LIMIT" in plan.statement]
+    assert_reads(ranked, PENDING, KEY, "ix_joblib_task_room")
+
+
+async def test_a_re_check_looks_at_what_is_waited_for(explainer: Explainer) -> None:
+    """The ends that sleepers wait for are looked up by the tasks' ids."""
+    ids = [task_id(seq) for seq in range(1, 500)]
+    assert_reads(await explainer.plans(partial(store.finished, ids=ids)), KEY)
