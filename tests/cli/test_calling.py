@@ -35,11 +35,14 @@ def test_submit_prints_the_id_of_a_task_to_look_at(place: Place) -> None:
     """`task` shows it, `cancel` says why it is too late."""
     task_id = place.program.ok("submit", "Show", "value=1").strip()
     place.caller.wait_for(task_id, 10)
-    shown = json.loads(place.program.ok("task", task_id, "--json"))
+    as_json, as_text, cancelled = place.program.each(
+        [["task", task_id, "--json"], ["task", task_id], ["cancel", task_id]]
+    )
+    shown = json.loads(as_json.out)
     assert (shown["id"], shown["status"], shown["payload"]) == (task_id, "completed", {"value": 1})
-    lines = dict(line.split(maxsplit=1) for line in place.program.ok("task", task_id).splitlines())
+    lines = dict(line.split(maxsplit=1) for line in as_text.out.splitlines())
     assert (lines["id"], lines["created_by"]) == (task_id, "first-start")
-    assert "it has ended" in place.program.refused("cancel", task_id)
+    assert "it has ended" in cancelled.err
 
 
 def test_a_pending_task_is_cancelled(place: Place) -> None:
@@ -50,9 +53,11 @@ def test_a_pending_task_is_cancelled(place: Place) -> None:
         assert api.http.put(url, json=body, headers=api.get_headers()).status_code == 201
     task_id = place.program.ok("submit", "empty:analysis:Unserved").strip()
     assert place.caller.get_task(task_id).room_id == "empty"
-    assert "cancelled" in place.program.ok("cancel", task_id)
-    listed = place.program.ok("tasks", "--room", "empty", "--status", "cancelled")
-    assert listed.splitlines()[1].startswith(f"{task_id}\tempty:analysis:Unserved\tcancelled\t")
+    cancelled, listed = place.program.each(
+        [["cancel", task_id], ["tasks", "--room", "empty", "--status", "cancelled"]]
+    )
+    assert "cancelled" in cancelled.out
+    assert listed.out.splitlines()[1].startswith(f"{task_id}\tempty:analysis:Unserved\tcancelled\t")
 
 
 def test_a_job_is_found_by_its_name_alone_if_there_is_one(place: Place) -> None:

@@ -2,29 +2,50 @@
 
 import asyncio
 import json
-import socket
+import signal
 import threading
+from collections.abc import Awaitable, Callable
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import TypeVar
+
+import pytest
 
 from cli.conftest import Place
 from cli.program import Program, Serving
+from zndraw_joblib.cli.operator import first_start
 from zndraw_joblib.server.adapters.tokens import digest
 from zndraw_joblib.server.store import schema, tokens
+from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.engine import open_database
 
+Result = TypeVar("Result")
+URL = "http://127.0.0.1:9999"
 
-def _add_token(file: Path, name: str, token: str) -> None:
-    """Make a database with a superuser's token, as an earlier start would have."""
 
-    async def add() -> None:
-        database = open_database(f"sqlite:///{file}")
-        await schema.prepare(database)
-        await database.write(partial(tokens.add, name=name, digest=digest(token), is_superuser=True))
+async def _in_database(file: Path, work: Callable[[Database], Awaitable[Result]]) -> Result:
+    database = open_database(f"sqlite:///{file}")
+    try:
+        return await work(database)
+    finally:
         await database.close()
 
-    asyncio.run(add())
+
+def _add_token(file: Path, token: str) -> None:
+    """Make a database with a superuser's token, as an earlier start would have."""
+
+    async def add(database: Database) -> None:
+        await schema.prepare(database)
+        row = partial(tokens.add, name="earlier", digest=digest(token), is_superuser=True)
+        await database.write(row)
+
+    asyncio.run(_in_database(file, add))
+
+
+def _first_start(file: Path) -> first_start.Keys:
+    """Do what `serve` does before it serves."""
+    return asyncio.run(_in_database(file, partial(first_start.prepare, url=URL)))
 
 
 def _keep(program: Program, kept: dict[str, str]) -> None:
@@ -47,7 +68,7 @@ def test_a_first_start_makes_a_token_that_the_commands_find(place: Place) -> Non
 
 def test_a_later_start_finds_the_token_that_was_kept(program: Program) -> None:
     """The same database on another port, on all addresses, needs no new token; no log has it."""
-    _add_token(program.folder / "zndraw-joblib.db", "earlier", "a-token")
+    _add_token(program.folder / "zndraw-joblib.db", "a-token")
     _keep(program, {"http://127.0.0.1:1": "another", "http://127.0.0.1:2": "a-token"})
     everywhere = "0.0.0.0"  # noqa: S104
     with Serving(program, "--host", everywhere, "--access-log", "--log-level", "debug") as server:
@@ -62,18 +83,26 @@ def test_a_later_start_finds_the_token_that_was_kept(program: Program) -> None:
     assert "a-token" not in done.err
 
 
-def test_a_fresh_database_replaces_the_token_of_its_url(program: Program) -> None:
-    """The token of what was served there before is of no use any more."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    _keep(program, {url: "of-another-database", "http://127.0.0.1:1": "another"})
-    with Serving(program, "--database-url", "sqlite:///fresh.db", port=port) as server:
-        kept = program.kept()
-        assert kept == {url: kept[url], "http://127.0.0.1:1": "another"}
-        assert kept[url] != "of-another-database"
-        program.ok("jobs", "--url", url)
-        assert "token create NAME --database-url URL" in server.said
+def test_a_fresh_database_replaces_the_token_of_its_url(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token of what was served there before is of no use any more; the others stay."""
+    monkeypatch.setenv("ZNDRAW_JOBLIB_CREDENTIALS", str(program.credentials))
+    _keep(program, {URL: "of-another-database", "http://127.0.0.1:1": "another"})
+    keys = _first_start(program.folder / "fresh.db")
+    assert keys.made
+    assert keys.made.startswith("zj_")
+    assert program.kept() == {URL: keys.made, "http://127.0.0.1:1": "another"}
+
+
+def test_a_token_that_cannot_be_kept_is_still_told(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server runs, and says where the token could not go."""
+    (program.folder / "file").touch()
+    monkeypatch.setenv("ZNDRAW_JOBLIB_CREDENTIALS", str(program.folder / "file" / "credentials.json"))
+    keys = _first_start(program.folder / "fresh.db")
+    assert keys.made
+    assert keys.trouble
+    assert "could not be kept" in keys.trouble
 
 
 def test_a_token_goes_to_its_own_url_alone(program: Program) -> None:
@@ -99,22 +128,14 @@ def test_a_token_goes_to_its_own_url_alone(program: Program) -> None:
 
 
 def test_a_configured_token_leaves_nothing_to_make(program: Program) -> None:
-    """With ZNDRAW_JOBLIB_ADMIN_TOKEN no token is made, shown or kept."""
+    """With ZNDRAW_JOBLIB_ADMIN_TOKEN no token is made, shown or kept. SIGTERM ends the server like Ctrl-C."""
     secret = "a-token-of-the-operator"
     with Serving(program, ADMIN_TOKEN=secret) as server:
         jobs = ["jobs", "--url", server.url]
         allowed, refused = program.each([[f"ZNDRAW_JOBLIB_TOKEN={secret}", *jobs], jobs])
         assert (allowed.code, refused.code) == (0, 1)
         assert "wants a token" in refused.err
-        assert "first start" not in server.stop().err
+        done = server.stop(signal.SIGTERM)
+    assert done.code == 0
+    assert "first start" not in done.err
     assert not program.credentials.exists()
-
-
-def test_a_token_that_cannot_be_kept_is_still_shown(program: Program) -> None:
-    """The server runs, and says where the token could not go."""
-    (program.folder / "file").touch()
-    program.env["ZNDRAW_JOBLIB_CREDENTIALS"] = str(program.folder / "file" / "credentials.json")
-    with Serving(program) as server:
-        said = server.stop().err
-    assert "could not be kept" in said
-    assert [line for line in said.splitlines() if line.startswith("  zj_")]

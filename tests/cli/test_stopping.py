@@ -1,18 +1,14 @@
-"""Ctrl-C and SIGTERM end a server cleanly, whoever sleeps there."""
+"""Ctrl-C ends a server cleanly, whoever sleeps there."""
 
-import signal
 import threading
 import time
-
-import pytest
 
 from cli.program import Program, Serving, until
 from zndraw_joblib.worker.caller import Caller
 from zndraw_joblib.worker.remote import Remote
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_server_stops_with_long_polls_open(program: Program, number: int) -> None:
+def test_a_server_stops_with_long_polls_open(program: Program) -> None:
     """Within two seconds and without a traceback; the sleeper gets its answer: no task."""
     # A worker that sleeps on the server counts as alive, every quarter of the timeout.
     with (
@@ -26,7 +22,7 @@ def test_a_server_stops_with_long_polls_open(program: Program, number: int) -> N
         poll.start()
         until(lambda: Caller(remote).workers().items[0].last_heartbeat > worker.last_heartbeat)
         began = time.monotonic()
-        done = server.stop(number)
+        done = server.stop()
         assert time.monotonic() - began < 2
         poll.join(2)
     assert (done.code, done.out) == (0, "")

@@ -139,16 +139,24 @@ async def test_the_silent_are_found_by_their_heartbeats(
         assert plan.by("joblib_worker") == {"ix_joblib_worker_last_heartbeat"}, told(plan)
 
 
-async def test_a_cycle_of_the_sweeper_reads_what_is_held(explainer: Explainer) -> None:
-    """Stuck and abandoned tasks are found among the held ones, beats from the future by their index."""
-    timeout = timedelta(days=365_000)
-    for work in (partial(sweep.fail_stuck, timeout=timeout / 1000), sweep.fail_abandoned):
-        plans = await explainer.plans(work)
-        assert_reads(plans, HELD, KEY, JOB_ROOM)
-        for plan in plans:
-            assert plan.by("joblib_task") <= KEY or HELD in plan.by("joblib_task"), told(plan)
-    plans = await explainer.plans(partial(sweep.retire_stale, timeout=timeout / 1000))
-    assert_bounded(plans)
+SWEEPS = {
+    "stuck": partial(sweep.fail_stuck, timeout=timedelta(days=1)),
+    "abandoned": sweep.fail_abandoned,
+}
+
+
+@pytest.mark.parametrize("what", SWEEPS)
+async def test_a_sweep_looks_for_tasks_among_the_held_ones(explainer: Explainer, what: str) -> None:
+    """What is stuck or abandoned is found without a look at the history, every time that the sweeper looks."""
+    plans = await explainer.plans(SWEEPS[what])
+    assert_reads(plans, HELD, KEY, JOB_ROOM)
+    for plan in plans:
+        assert plan.by("joblib_task") <= KEY or HELD in plan.by("joblib_task"), told(plan)
+
+
+async def test_a_sweep_looks_for_workers_by_their_heartbeats(explainer: Explainer) -> None:
+    """Beats from the future are found by their index, like the silent."""
+    assert_bounded(await explainer.plans(partial(sweep.retire_stale, timeout=timedelta(days=365))))
 
 
 @pytest.mark.parametrize("room", [LAB, QUIET, "nowhere"])

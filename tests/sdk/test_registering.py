@@ -112,6 +112,7 @@ def test_a_manager_serves_again_after_a_disconnect(worker: Make, room: str) -> N
     manager.disconnect()
     assert manager.worker_id is None
     assert not manager.registry
+    until(lambda: not [thread for thread in threading.enumerate() if "zndraw-joblib" in thread.name])
     manager.register(Add, room=room)
     assert manager.worker_id not in (None, first)
     assert manager.wait_for(manager.submit(Add(a=5), room=room), 5).result == 5
@@ -140,6 +141,21 @@ def test_a_worker_without_jobs_stays_alive(own_server: Callable[..., LiveServer]
         first = manager.workers().items[0].last_heartbeat
         until(lambda: (manager.workers().items[0].last_heartbeat - first).total_seconds() > 1)
         assert manager.worker_id == worker_id
+
+
+def test_a_task_may_come_before_its_registration_is_answered(worker: Make, room: str) -> None:
+    """A worker with an open poll gets the waiting tasks of a job while it still registers it."""
+    manager, keeper = worker(lambda task: task.job_name), worker()
+    manager.register(Add, room=room)
+    for number in range(20):
+        cls = type(f"Job{number}", (Add,), {})
+        keeper.register(cls, room=room)
+        tasks = [keeper.submit(cls()) for _ in range(3)]
+        manager.register(cls, room=room)
+        manager.unregister(cls, room=room)
+        for task in tasks:
+            found = manager.get_task(task)
+            assert found.status == TaskStatus.PENDING or not manager.wait_for(task, 5).error
 
 
 def test_a_removed_worker_registers_anew(worker: Make, room: str, api: Connection) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import multiprocessing
-import threading
+import time
 import traceback
 from functools import partial
 from multiprocessing.sharedctypes import Synchronized
@@ -17,10 +17,11 @@ from zndraw_joblib.worker.caller import Caller
 from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
 from zndraw_joblib.worker.processes import ProcessPlan
 from zndraw_joblib.worker.remote import Remote
-from zndraw_joblib.worker.retry import persist, unreachable
+from zndraw_joblib.worker.retry import unreachable
 from zndraw_joblib.worker.serving import serve
 
 _PATIENCE_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
 
 
 def run_one(access: Access, plan: ProcessPlan) -> None:
@@ -48,10 +49,21 @@ def run_several(access: Access, plan: ProcessPlan, count: int, log_level: LogLev
 
 def _wait_for_server(access: Access) -> None:
     """Ask the server once, so that a wrong URL or token is said here; one that is starting is waited for."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    is_told = False
     with client.opened(access) as api:
-        ask = partial(Caller(Remote(api)).workers, limit=1)
-        never = threading.Event()
-        persist(ask, f"Asking {access.url}", patience=_PATIENCE_SECONDS, over=never, again=unreachable)
+        while True:
+            try:
+                Caller(Remote(api)).workers(limit=1)
+            except Exception as error:
+                if not unreachable(error) or time.monotonic() > deadline:
+                    raise
+            else:
+                return
+            if not is_told:
+                note(f"The server at {access.url} does not answer yet; trying for {_PATIENCE_SECONDS:g} s.")
+                is_told = True
+            time.sleep(_LOOK_SECONDS)
 
 
 def _place_of(error: BaseException | None) -> str:

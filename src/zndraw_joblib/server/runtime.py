@@ -234,9 +234,10 @@ class Runtime:
         nobody, worker_id = Identity("", is_superuser=False), uuid4()
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                for walk in (self.beat(nobody, worker_id), self.claim(nobody, worker_id)):
-                    with suppress(WorkerNotFound):
-                        await walk
+                with suppress(WorkerNotFound):
+                    await self.beat(nobody, worker_id)
+                with suppress(WorkerNotFound):
+                    await self.claim(nobody, worker_id)
         except TimeoutError:
             return f"a claim and a heartbeat took more than {_PROBE_SECONDS:g} s"
         except Exception as error:

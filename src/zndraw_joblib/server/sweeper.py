@@ -7,8 +7,8 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -74,7 +74,9 @@ class Sweeper:
             self._watching_since = started
         self._last_tick = started
         cycle = Cycle()
-        await self._guard(cycle, self._sweep_workers(cycle))
+        if not await self._guard(cycle, self._sweep_workers(cycle)):
+            # While we could not look, workers may not have been able to report either.
+            self._watching_since = time.monotonic()
         await self._guard(cycle, self._sweep_internal(cycle))
         cycle.elapsed = time.monotonic() - started
         if not cycle.errors:
@@ -89,13 +91,15 @@ class Sweeper:
         """Whether the last good cycle is longer ago than three intervals."""
         return time.monotonic() - self.last_good > 3 * self._settings.sweeper_interval_seconds + 1
 
-    async def _guard(self, cycle: Cycle, work: Awaitable[None]) -> None:
+    async def _guard(self, cycle: Cycle, work: Awaitable[None]) -> bool:
         try:
             async with asyncio.timeout(_PASS_SECONDS):
                 await work
         except Exception:
             cycle.errors += 1
             logger.exception("a pass of the sweeper failed; the next cycle tries again")
+            return False
+        return True
 
     async def _sweep_workers(self, cycle: Cycle) -> None:
         timeout = timedelta(seconds=self._settings.worker_timeout_seconds)
@@ -111,6 +115,7 @@ class Sweeper:
                     raise
                 logger.exception("a batch of silent workers was not retired, trying one by one")
                 await self._retire_singly(cycle, timeout)
+                cycle.abandoned += await self._write(sweep.fail_abandoned)
                 return
             if not more:
                 return
@@ -187,16 +192,17 @@ def _open(get_session: Callable[[], Any]) -> AbstractAsyncContextManager[Any]:
     if inspect.isasyncgenfunction(get_session):
         return asynccontextmanager(get_session)()
     opened = get_session()
-    if isinstance(opened, AsyncIterator):
+    if isinstance(opened, AsyncGenerator):
         return _drawn(opened)
     session: AbstractAsyncContextManager[Any] = opened
     return session
 
 
 @asynccontextmanager
-async def _drawn(sessions: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for session in sessions:
-        yield session
+async def _drawn(sessions: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
+    async with aclosing(sessions) as drawn:
+        async for session in drawn:
+            yield session
 
 
 async def cleanup_worker(session: Any, worker: Worker) -> list[Emission]:

@@ -194,10 +194,10 @@ class Claims:
         return None
 
     def _extension_for(self, found: TaskResponse) -> tuple[Any, str | None]:
-        registration = self._roster.jobs.get(found.job_name)
-        if registration is None:
+        cls = self._roster.class_of(found.job_name)
+        if cls is None:
             return None, f"This worker does not know the job {found.job_name!r}"
         try:
-            return registration.cls.model_validate(found.payload), None
+            return cls.model_validate(found.payload), None
         except Exception as error:
-            return None, f"The payload does not fit {registration.cls.__name__}: {error}"
+            return None, f"The payload does not fit {cls.__name__}: {error}"

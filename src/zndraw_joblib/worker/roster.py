@@ -41,6 +41,7 @@ class Roster:
     def __init__(self, remote: Remote, channel: Channel) -> None:
         self.worker_id: UUID | None = None
         self.jobs: dict[str, Registration] = {}
+        self._known: dict[str, type[Any]] = {}
         self._remote = remote
         self._channel = channel
         self._lock = threading.RLock()
@@ -75,7 +76,16 @@ class Roster:
                 response = self._remote.register(room_id, registration.request(self.worker_id))
             self.worker_id = response.worker_id
             self.jobs[response.full_name] = registration
+            self._known[response.full_name] = cls
             self._channel.join(response.full_name, self.worker())
+
+    def class_of(self, full_name: str) -> type[Any] | None:
+        """Return the class of a job, also of one unregistered since; None if it was never served here.
+
+        A task may come before the answer to its job's registration: that is waited for.
+        """
+        with self._lock:
+            return self._known.get(full_name)
 
     def strike(self, full_name: str) -> None:
         """Unregister a job. Raises KeyError if it was not registered here."""
@@ -102,7 +112,7 @@ class Roster:
 
     def lost(self, worker_id: UUID, error: Exception) -> bool:
         """Tell whether `error` says that the worker is unknown to the server; if so, it has a new id now."""
-        if not _unknown(error) or self._left:
+        if not _unknown(error):
             return False
         self.renew(worker_id)
         return True

@@ -48,7 +48,7 @@ class Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler that stands in for FastAPI's."""
         work, plan = self._work, self._plan
-        asked = [depends.dependency for depends in self.dependencies]
+        asked = [depends.dependency for depends in self.dependencies if depends.dependency]
 
         async def handle(request: Request) -> Response:
             try:

@@ -1,0 +1,245 @@
+"""The queue as a handful of dicts and lists: what every request must do, said in the plainest way."""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from zndraw_joblib.contract.names import INTERNAL, JobName
+from zndraw_joblib.contract.problems import (
+    Forbidden,
+    InvalidTaskTransition,
+    JobNotFound,
+    ProblemException,
+    SchemaConflict,
+    StaleReport,
+    TaskNotFound,
+    WorkerNotFound,
+)
+from zndraw_joblib.server.ports import Identity
+
+TIMEOUT = timedelta(seconds=60)
+STUCK = timedelta(seconds=3600)
+INTERVAL = timedelta(seconds=15)
+JITTER = timedelta(seconds=5)
+ENDED = {"completed", "failed", "cancelled"}
+# Written down here once more, as the text of the life cycle has it.
+NEXT = {
+    "pending": {"cancelled"},
+    "claimed": {"running", "failed", "cancelled"},
+    "running": {"completed", "failed", "cancelled"},
+}
+
+Refusal = type[ProblemException]
+
+
+@dataclass
+class Job:
+    """A name, what it takes, who waits for it and who serves it."""
+
+    schema: dict[str, Any]
+    is_hidden: bool = False
+    queue: list[UUID] = field(default_factory=list)
+    workers: set[UUID] = field(default_factory=set)
+
+
+@dataclass
+class Worker:
+    """Whose it is, and when it was last heard of."""
+
+    owner: str
+    beat: datetime
+
+
+@dataclass
+class Task:
+    """Where a task stands, and who may say more of it."""
+
+    job: JobName
+    submitter: str
+    status: str
+    made: datetime
+    order: int
+    holder: UUID | None = None
+    owner: str | None = None
+    attempt: int = 0
+    started: datetime | None = None
+    ended: datetime | None = None
+    error: str | None = None
+    result: Any = None
+
+
+class Ledger:
+    """All that there is. Each method does one request, or returns the class of its refusal."""
+
+    def __init__(self, now: datetime) -> None:
+        self.now = now
+        self.jobs: dict[JobName, Job] = {}
+        self.workers: dict[UUID, Worker] = {}
+        self.tasks: dict[UUID, Task] = {}
+        self.told: list[tuple[UUID, str]] = []
+
+    def _move(self, task_id: UUID, status: str, error: str | None = None) -> None:
+        task = self.tasks[task_id]
+        if task.status == "pending":
+            self.jobs[task.job].queue.remove(task_id)
+        task.status = status
+        if status == "running":
+            task.started = self.now
+        if status in ENDED:
+            task.ended, task.error = self.now, error or task.error
+        self.told.append((task_id, status))
+
+    def _hide_orphan(self, name: JobName) -> None:
+        job = self.jobs[name]
+        if name.room_id != INTERNAL and not job.workers and not job.queue:
+            job.is_hidden = True
+
+    def can_register(
+        self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None
+    ) -> Refusal | None:
+        """Tell whether a registration is refused."""
+        known = self.workers.get(worker) if worker else None
+        if worker and (known is None or known.owner != by.id):
+            return WorkerNotFound
+        job = self.jobs.get(name)
+        if job and not job.is_hidden and job.schema != schema:
+            return SchemaConflict
+        return None
+
+    def register(self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None) -> bool:
+        """Let a worker serve a job. Tell whether the job is new, or shown again."""
+        is_new = name not in self.jobs or self.jobs[name].is_hidden
+        job = self.jobs.setdefault(name, Job(schema))
+        job.is_hidden, job.schema = False, schema
+        if worker is not None:
+            self.workers.setdefault(worker, Worker(by.id, self.now))
+            job.workers.add(worker)
+        return is_new
+
+    def can_submit(self, name: JobName, room: str) -> Refusal | None:
+        """Tell whether a submission is refused."""
+        job = self.jobs.get(name)
+        is_seen = name.room_id.startswith("@") or name.room_id == room
+        return None if job and not job.is_hidden and is_seen else JobNotFound
+
+    def submit(self, by: Identity, name: JobName, task_id: UUID) -> int | None:
+        """Add a task. Return its position."""
+        task = Task(name, by.id, "pending", self.now, len(self.tasks))
+        self.tasks[task_id] = task
+        if name.room_id == INTERNAL:
+            task.status, task.attempt = "claimed", 1
+            self.told.append((task_id, "claimed"))
+            return None
+        self.jobs[name].queue.append(task_id)
+        self.told.append((task_id, "pending"))
+        return len(self.jobs[name].queue)
+
+    def claim(self, by: Identity, worker_id: UUID) -> UUID | None | Refusal:
+        """Hand out the oldest task that a worker may have."""
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            return WorkerNotFound
+        if worker.owner != by.id:
+            return Forbidden
+        if worker.beat < self.now - INTERVAL / 4:
+            worker.beat = self.now
+        heads = [
+            job.queue[0]
+            for name, job in self.jobs.items()
+            if worker_id in job.workers and job.queue and name.room_id != INTERNAL
+        ]
+        if not heads:
+            return None
+        oldest = min(heads, key=lambda task_id: self.tasks[task_id].order)
+        self._move(oldest, "claimed")
+        task = self.tasks[oldest]
+        task.holder, task.owner, task.attempt = worker_id, worker.owner, task.attempt + 1
+        return oldest
+
+    def report(  # noqa: PLR0911 - one line for each refusal
+        self, by: Identity, task_id: UUID, status: str, said: dict[str, Any]
+    ) -> Refusal | None:
+        """Move a task as somebody says of it; a repeat changes nothing."""
+        task = self.tasks.get(task_id)
+        if task is None:
+            return TaskNotFound
+        is_holder, is_submitter = task.owner == by.id, task.submitter == by.id
+        if not (is_holder or is_submitter or by.is_superuser):
+            return Forbidden
+        if is_submitter and not is_holder and not by.is_superuser and status != "cancelled":
+            return Forbidden
+        if said.get("worker_id", task.holder) != task.holder or said.get("attempt", task.attempt) != task.attempt:
+            return StaleReport
+        if status == task.status and status not in {"pending", "claimed"}:
+            is_same = status != "failed" or said.get("error") == task.error
+            return None if is_same else InvalidTaskTransition
+        if status not in NEXT.get(task.status, ()):
+            return InvalidTaskTransition
+        may = by.is_superuser or is_holder
+        if task.status == "pending" or (status == "cancelled" and is_submitter):
+            may = by.is_superuser or is_submitter
+        if not (may or (is_holder and task.status != "pending")):
+            return InvalidTaskTransition
+        was_pending = task.status == "pending"
+        self._move(task_id, status, said.get("error"))
+        if status == "completed":
+            task.result = said.get("result")
+        if was_pending:
+            self._hide_orphan(task.job)
+        return None
+
+    def beat(self, by: Identity, worker_id: UUID) -> Refusal | None:
+        """Note that a worker lives."""
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            return WorkerNotFound
+        if worker.owner != by.id:
+            return Forbidden
+        worker.beat = self.now
+        return None
+
+    def _may_remove(self, by: Identity, worker_id: UUID) -> Refusal | None:
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            return WorkerNotFound
+        return None if by.is_superuser or worker.owner == by.id else Forbidden
+
+    def leave(self, by: Identity, worker_id: UUID) -> Refusal | None:
+        """Remove a worker."""
+        if refusal := self._may_remove(by, worker_id):
+            return refusal
+        self._retire(worker_id)
+        return None
+
+    def _retire(self, worker_id: UUID) -> None:
+        del self.workers[worker_id]
+        for task_id, task in self.tasks.items():
+            if task.holder == worker_id and task.status in {"claimed", "running"}:
+                self._move(task_id, "failed", "Worker disconnected")
+        for name, job in self.jobs.items():
+            if worker_id in job.workers:
+                job.workers.remove(worker_id)
+                self._hide_orphan(name)
+
+    def leave_job(self, by: Identity, worker_id: UUID, name: JobName) -> Refusal | None:
+        """Take one job off a worker."""
+        if refusal := self._may_remove(by, worker_id):
+            return refusal
+        if name not in self.jobs or worker_id not in self.jobs[name].workers:
+            return JobNotFound
+        self.jobs[name].workers.remove(worker_id)
+        self._hide_orphan(name)
+        return None
+
+    def sweep(self) -> None:
+        """Retire the silent, give up the stuck, and mend what was heard from the future."""
+        for worker_id, worker in list(self.workers.items()):
+            if worker.beat > self.now + JITTER:
+                worker.beat = self.now
+            if worker.beat < self.now - TIMEOUT:
+                self._retire(worker_id)
+        for task_id, task in self.tasks.items():
+            is_held = task.status in {"claimed", "running"}
+            if task.job.room_id == INTERNAL and is_held and (task.started or task.made) < self.now - STUCK:
+                self._move(task_id, "failed", "Internal worker timeout")
