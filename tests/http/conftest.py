@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
+from sweeper.shelf import Shelf
 from wire import As
 
 from zndraw_joblib.contract.events import Emission
@@ -82,3 +83,16 @@ async def as_user(client: httpx.AsyncClient, app: FastAPI, runtime: Runtime) -> 
             return await stack.enter_async_context(user)
 
         yield make
+
+
+@pytest.fixture(scope="session")
+def shelf(postgres: str) -> Shelf:
+    """Keep PostgreSQL databases for the tests of this folder."""
+    return Shelf(postgres)
+
+
+@pytest.fixture
+def postgres_url(shelf: Shelf) -> Iterator[str]:
+    """Return the URL of an empty PostgreSQL database."""
+    yield shelf.take()
+    shelf.give_back()

@@ -13,7 +13,6 @@ from zndraw_joblib.contract.problems import (
     ProblemException,
     SchemaConflict,
     StaleReport,
-    TaskNotFound,
     WorkerNotFound,
 )
 from zndraw_joblib.server.ports import Identity
@@ -99,12 +98,12 @@ class Ledger:
         self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None
     ) -> Refusal | None:
         """Tell whether a registration is refused."""
-        known = self.workers.get(worker) if worker else None
-        if worker and (known is None or known.owner != by.id):
-            return WorkerNotFound
         job = self.jobs.get(name)
         if job and not job.is_hidden and job.schema != schema:
             return SchemaConflict
+        known = self.workers.get(worker) if worker else None
+        if worker and (known is None or known.owner != by.id):
+            return WorkerNotFound
         return None
 
     def register(self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None) -> bool:
@@ -135,7 +134,7 @@ class Ledger:
         self.told.append((task_id, "pending"))
         return len(self.jobs[name].queue)
 
-    def claim(self, by: Identity, worker_id: UUID) -> UUID | None | Refusal:
+    def claim(self, by: Identity, worker_id: UUID) -> UUID | Refusal | None:
         """Hand out the oldest task that a worker may have."""
         worker = self.workers.get(worker_id)
         if worker is None:
@@ -157,29 +156,15 @@ class Ledger:
         task.holder, task.owner, task.attempt = worker_id, worker.owner, task.attempt + 1
         return oldest
 
-    def report(  # noqa: PLR0911 - one line for each refusal
-        self, by: Identity, task_id: UUID, status: str, said: dict[str, Any]
-    ) -> Refusal | None:
+    def report(self, by: Identity, task_id: UUID, status: str, said: dict[str, Any]) -> Refusal | None:
         """Move a task as somebody says of it; a repeat changes nothing."""
-        task = self.tasks.get(task_id)
-        if task is None:
-            return TaskNotFound
-        is_holder, is_submitter = task.owner == by.id, task.submitter == by.id
-        if not (is_holder or is_submitter or by.is_superuser):
-            return Forbidden
-        if is_submitter and not is_holder and not by.is_superuser and status != "cancelled":
-            return Forbidden
-        if said.get("worker_id", task.holder) != task.holder or said.get("attempt", task.attempt) != task.attempt:
-            return StaleReport
+        task = self.tasks[task_id]
+        if refusal := self._may_report(by, task, status, said):
+            return refusal
         if status == task.status and status not in {"pending", "claimed"}:
             is_same = status != "failed" or said.get("error") == task.error
             return None if is_same else InvalidTaskTransition
         if status not in NEXT.get(task.status, ()):
-            return InvalidTaskTransition
-        may = by.is_superuser or is_holder
-        if task.status == "pending" or (status == "cancelled" and is_submitter):
-            may = by.is_superuser or is_submitter
-        if not (may or (is_holder and task.status != "pending")):
             return InvalidTaskTransition
         was_pending = task.status == "pending"
         self._move(task_id, status, said.get("error"))
@@ -187,6 +172,17 @@ class Ledger:
             task.result = said.get("result")
         if was_pending:
             self._hide_orphan(task.job)
+        return None
+
+    def _may_report(self, by: Identity, task: Task, status: str, said: dict[str, Any]) -> Refusal | None:
+        is_holder, is_submitter = task.owner == by.id, task.submitter == by.id
+        if not (is_holder or is_submitter or by.is_superuser):
+            return Forbidden
+        if is_submitter and not is_holder and not by.is_superuser and status != "cancelled":
+            return Forbidden
+        present = {"worker_id": task.holder, "attempt": task.attempt}
+        if any(said.get(name, value) != value for name, value in present.items()):
+            return StaleReport
         return None
 
     def beat(self, by: Identity, worker_id: UUID) -> Refusal | None:

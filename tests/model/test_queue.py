@@ -3,15 +3,14 @@
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-import asyncpg
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -23,13 +22,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from sqlalchemy import select
-
-from model.ledger import ENDED, INTERVAL, STUCK, TIMEOUT, Ledger, Refusal
-from store.fixtures import empty_postgres, sqlite_template
+from store.fixtures import empty
 from store.invariants import faults
-from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock, InternalExecutor
+from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock
+
+from model.ledger import ENDED, STUCK, TIMEOUT, Ledger
 from zndraw_joblib.contract.events import Emission, TaskStatusEvent
-from zndraw_joblib.contract.messages import JobRegisterRequest, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.contract.messages import JobRegisterRequest, TaskUpdateRequest
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
@@ -37,6 +36,275 @@ from zndraw_joblib.server.ports import Identity, Page
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import claims, jobs, sweep, tasks, workers
 from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.database import Database, Transaction
+from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.engine import open_database
 from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
+
+NAMES = st.sampled_from(
+    [JobName(GLOBAL, "modifiers", "A"), JobName(GLOBAL, "modifiers", "B"), JobName("lab", "modifiers", "C")]
+)
+INTERNAL_JOB = JobName(INTERNAL, "modifiers", "Render")
+SCHEMAS = st.sampled_from([{}, {}, {}, {"title": "another"}])
+OWNERS = st.sampled_from([OWNER, OWNER, STRANGER])
+ANYBODY = st.sampled_from([OWNER, OWNER, SUBMITTER, STRANGER, ADMIN])
+ROOMS = st.sampled_from(["lab", "lab", "lab", "other"])
+REPORTED = st.sampled_from([*TaskStatus, TaskStatus.RUNNING, TaskStatus.RUNNING, TaskStatus.COMPLETED])
+TOKENS = st.sampled_from(["", "attempt", "worker", "old", "other"])
+
+
+class QueueAgainstLedger(RuleBasedStateMachine):
+    """Asks the queue and the ledger the same, and compares answers, events and all rows."""
+
+    known_workers = Bundle("known_workers")
+    known_tasks = Bundle("known_tasks")
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url = url
+        self.clock = HandClock()
+        self.ledger = Ledger(self.clock.now)
+        self.told: list[tuple[UUID, str]] = []
+        self.runner = asyncio.Runner()
+        self.runtime = Runtime(open_database(url, self.clock), JobLibSettings(), publish=self._hear)
+
+    def teardown(self) -> None:
+        """Let go, and look at the database once more from outside."""
+        self.runner.run(self.runtime.database.close())
+        self.runner.close()
+        assert faults(self.url) == []
+
+    async def _hear(self, emissions: Sequence[Emission]) -> None:
+        events = [event for event, _ in emissions if isinstance(event, TaskStatusEvent)]
+        self.told += [(event.id, event.status.value) for event in events]
+
+    def ask(self, work: Callable[..., Any], **options: Any) -> Any:
+        """Run one request in a transaction; return its answer, or the class of its problem."""
+        try:
+            return self.runner.run(self.runtime.write(partial(work, **options)))
+        except ProblemException as problem:
+            return type(problem)
+
+    def ask_many(self, work: Callable[..., Any], items: Sequence[Any]) -> list[Any]:
+        """Run a batch in one transaction; a problem comes as its class."""
+        answers = self.ask(work, items=items)
+        return [type(answer) if isinstance(answer, ProblemException) else answer for answer in answers]
+
+    @initialize()
+    def start(self) -> None:
+        """Register the internal job, which nobody serves."""
+        self._register(ADMIN, INTERNAL_JOB, {}, None)
+
+    @rule(target=known_workers, by=OWNERS, name=NAMES, schema=SCHEMAS)
+    def register_with_a_new_worker(self, by: Identity, name: JobName, schema: dict[str, Any]) -> Any:
+        """Somebody comes."""
+        return self._register(by, name, schema, None)
+
+    @rule(worker=known_workers, by=OWNERS, name=NAMES, schema=SCHEMAS)
+    def register_one_more_job(
+        self, worker: UUID, by: Identity, name: JobName, schema: dict[str, Any]
+    ) -> None:
+        """A worker offers another job, or the same again."""
+        self._register(by, name, schema, worker)
+
+    def _register(self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None) -> Any:
+        refusal = self.ledger.can_register(by, name, schema, worker)
+        request = JobRegisterRequest(category=name.category, name=name.name, schema=schema, worker_id=worker)
+        answer = self.ask(jobs.register, item=jobs.Registration(by, name.room_id, request))
+        if refusal is not None:
+            assert answer is refusal
+            return multiple()
+        job, is_new = answer
+        assert is_new == self.ledger.register(by, name, schema, job.worker_id)
+        assert set(job.workers) == self.ledger.jobs[name].workers
+        return job.worker_id
+
+    @rule(target=known_tasks, by=ANYBODY, name=NAMES, room=ROOMS)
+    def submit(self, by: Identity, name: JobName, room: str) -> Any:
+        """Somebody calls a job."""
+        return self._submit(by, name, room)
+
+    @rule(target=known_tasks, by=ANYBODY)
+    def submit_an_internal_task(self, by: Identity) -> Any:
+        """Somebody calls what the server itself does."""
+        return self._submit(by, INTERNAL_JOB, "lab")
+
+    def _submit(self, by: Identity, name: JobName, room: str) -> Any:
+        refusal = self.ledger.can_submit(name, room)
+        item = tasks.Submission(by, room, name, {}, is_configured=True)
+        [answer] = self.ask_many(tasks.submit, [item])
+        if refusal is not None:
+            assert answer is refusal
+            return multiple()
+        assert answer.queue_position == self.ledger.submit(by, name, answer.id)
+        return answer.id
+
+    @rule(crowd=st.lists(st.tuples(known_workers, OWNERS), min_size=1, max_size=4))
+    def claim(self, crowd: list[tuple[UUID, Identity]]) -> None:
+        """Some workers claim at once; each by its owner, or not."""
+        items = [claims.Claim(by, worker, 15) for worker, by in crowd]
+        for (worker, by), answer in zip(crowd, self.ask_many(claims.claim, items), strict=True):
+            got = answer if isinstance(answer, type) else answer.task and answer.task.id
+            assert got == self.ledger.claim(by, worker)
+
+    @rule(
+        heard=st.lists(
+            st.tuples(
+                known_tasks, ANYBODY, REPORTED, st.sampled_from(["", "attempt", "worker", "old", "other"])
+            ),
+            min_size=1,
+            max_size=3,
+        )
+    )
+    def report(self, heard: list[tuple[UUID, Identity, TaskStatus, str]]) -> None:
+        """Somebody reports on tasks: with the right token, an old one, none, or in another worker's name."""
+        items, said = [], []
+        for task_id, by, status, token in heard:
+            task = self.ledger.tasks[task_id]
+            fields: dict[str, Any] = {"error": "oh"} if status is TaskStatus.FAILED else {"result": 1}
+            if token == "attempt":
+                fields["attempt"] = task.attempt
+            elif token == "worker" and task.holder is not None:
+                fields["worker_id"] = task.holder
+            elif token == "old":
+                fields["attempt"] = task.attempt - 1
+            elif token == "other":
+                fields["worker_id"] = uuid4()
+            said.append(fields)
+            items.append(tasks.Report(by, task_id, TaskUpdateRequest(status=status, **fields)))
+        for one, fields, answer in zip(heard, said, self.ask_many(tasks.report, items), strict=True):
+            refusal = self.ledger.report(one[1], one[0], one[2].value, fields)
+            assert (answer if isinstance(answer, type) else None) == refusal
+
+    @rule(worker=known_workers, by=ANYBODY)
+    def beat(self, worker: UUID, by: Identity) -> None:
+        """A worker shows that it lives."""
+        [answer] = self.ask_many(workers.beat, [workers.Beat(by, worker, 15)])
+        assert (answer if isinstance(answer, type) else None) == self.ledger.beat(by, worker)
+
+    @rule(worker=known_workers, by=ANYBODY)
+    def leave(self, worker: UUID, by: Identity) -> None:
+        """A worker leaves."""
+        assert self.ask(workers.leave, caller=by, worker_id=worker) == self.ledger.leave(by, worker)
+
+    @rule(worker=known_workers, by=ANYBODY, name=NAMES)
+    def leave_job(self, worker: UUID, by: Identity, name: JobName) -> None:
+        """A worker does one job no more."""
+        answer = self.ask(workers.leave_job, caller=by, worker_id=worker, name=name)
+        assert answer == self.ledger.leave_job(by, worker, name)
+
+    @rule(seconds=st.sampled_from([1, 10, 30, 61, 1800, 3601, -30]))
+    def pass_time(self, seconds: float) -> None:
+        """Time goes on; now and then a clock is set back."""
+        self.clock.advance(seconds)
+        self.ledger.now = self.clock.now
+
+    @rule()
+    def sweep(self) -> None:
+        """The sweeper does its round."""
+        self.ledger.sweep()
+        self.ask(sweep.retire_stale, timeout=TIMEOUT)
+        assert self.ask(sweep.fail_abandoned) == 0
+        self.ask(sweep.fail_stuck, timeout=STUCK)
+
+    @invariant()
+    def all_is_as_the_ledger_has_it(self) -> None:
+        """Rows, positions, counts and events are what the ledger says."""
+        found = self.runner.run(self.runtime.database.read(self._look))
+        assert found == self._expected()
+        assert Counter(self.told) == Counter(self.ledger.told)
+        self.told.clear()
+        self.ledger.told.clear()
+
+    async def _look(self, tx: Transaction) -> dict[str, Any]:
+        positions = {}
+        for room in ("lab", "other"):
+            page = await tasks.page(tx, room, None, part=Page(500, 0))
+            positions |= {item.id: item.queue_position for item in page.items}
+        named = {row.id: row for row in await tx.execute(select(Job.__table__))}
+        served: dict[UUID, set[UUID]] = {job_id: set() for job_id in named}
+        for worker_id, job_id in await tx.execute(select(WorkerJobLink.__table__)):
+            served[job_id].add(worker_id)
+        return {
+            "jobs": {
+                (row.room_id, row.name): (row.schema, row.deleted, row.pending, served[row.id])
+                for row in named.values()
+            },
+            "workers": {
+                row.id: (row.owner_id, row.last_heartbeat)
+                for row in await tx.execute(select(Worker.__table__))
+            },
+            "tasks": {
+                row.id: (
+                    row.status,
+                    row.worker_id,
+                    row.attempt,
+                    row.started_at,
+                    row.completed_at,
+                    row.error,
+                    row.result,
+                    positions[row.id],
+                )
+                for row in await tx.execute(select(Task.__table__))
+            },
+        }
+
+    def _expected(self) -> dict[str, Any]:
+        ledger = self.ledger
+        ranks = {id_: rank for job in ledger.jobs.values() for rank, id_ in enumerate(job.queue, 1)}
+        for task_id, task in ledger.tasks.items():
+            assert (task.status == "pending") == (task_id in ranks)
+            assert (task.status in ENDED) == (task.ended is not None)
+        return {
+            "jobs": {
+                (name.room_id, name.name): (job.schema, job.is_hidden, len(job.queue), job.workers)
+                for name, job in ledger.jobs.items()
+            },
+            "workers": {id_: (worker.owner, worker.beat) for id_, worker in ledger.workers.items()},
+            "tasks": {
+                id_: (
+                    task.status,
+                    task.holder,
+                    task.attempt,
+                    task.started,
+                    task.ended,
+                    task.error,
+                    task.result,
+                    ranks.get(id_),
+                )
+                for id_, task in ledger.tasks.items()
+            },
+        }
+
+
+def profile(examples: int, steps: int) -> settings:
+    """Return settings that find the same on every machine, as fast as it may be."""
+    return settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        derandomize=True,
+        phases=[Phase.generate, Phase.shrink],
+        database=None,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def test_the_queue_on_sqlite_is_the_ledger(sqlite_template: Path, tmp_path: Path) -> None:
+    """Forty stories of the queue on SQLite: after each step everything is as the model has it."""
+
+    def begin() -> QueueAgainstLedger:
+        return QueueAgainstLedger(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / f'{uuid4()}.db')}")
+
+    run_state_machine_as_test(begin, settings=profile(examples=40, steps=25))
+
+
+@pytest.mark.timeout(120)
+def test_the_queue_on_postgresql_is_the_ledger(postgres_for_all: str) -> None:
+    """The same on PostgreSQL, in fewer stories."""
+
+    def begin() -> QueueAgainstLedger:
+        asyncio.run(empty(postgres_for_all))
+        return QueueAgainstLedger(postgres_for_all)
+
+    run_state_machine_as_test(begin, settings=profile(examples=12, steps=25))

@@ -147,7 +147,7 @@ SWEEPS = {
 
 @pytest.mark.parametrize("what", SWEEPS)
 async def test_a_sweep_looks_for_tasks_among_the_held_ones(explainer: Explainer, what: str) -> None:
-    """What is stuck or abandoned is found without a look at the history, every time that the sweeper looks."""
+    """What is stuck or abandoned is found without a look at the history, at every cycle of the sweeper."""
     plans = await explainer.plans(SWEEPS[what])
     assert_reads(plans, HELD, KEY, JOB_ROOM)
     for plan in plans:

@@ -82,9 +82,14 @@ def database_url(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> s
     if kind != "postgresql":
         return f"sqlite:///{shutil.copy(request.getfixturevalue('sqlite_template'), tmp_path / 'joblib.db')}"
     url: str = request.getfixturevalue("postgres_for_all")
-    emptied = [f"DELETE FROM {table.name}" for table in reversed(metadata.sorted_tables)]  # noqa: S608
-    asyncio.run(_execute(url, "SET lock_timeout = '5s'", *emptied))
+    asyncio.run(empty(url))
     return url
+
+
+async def empty(url: str) -> None:
+    """Delete all rows of a PostgreSQL database."""
+    emptied = [f"DELETE FROM {table.name}" for table in reversed(metadata.sorted_tables)]  # noqa: S608
+    await _execute(url, "SET lock_timeout = '5s'", *emptied)
 
 
 @pytest.fixture

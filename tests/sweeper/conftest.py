@@ -1,6 +1,6 @@
 """A queue whose clock goes when it is told, with a sweeper that sweeps when it is told."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from sweeper.queue import Clock, Queue, Wrapper, somebody
+from sweeper.shelf import Shelf
 from zndraw_joblib import JobLib, JobLibSettings
 
 # Real seconds that a sweeper must have watched before it judges: as few as can be told apart.
@@ -36,3 +37,16 @@ async def queue(sessions: async_sessionmaker[AsyncSession], settings: JobLibSett
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://queue", timeout=30) as client:
         yield Queue(client, joblib, sessions, clock, told)
+
+
+@pytest.fixture(scope="session")
+def shelf(postgres: str) -> Shelf:
+    """Keep PostgreSQL databases for the tests of this folder."""
+    return Shelf(postgres)
+
+
+@pytest.fixture
+def postgres_url(shelf: Shelf) -> Iterator[str]:
+    """Return the URL of an empty PostgreSQL database."""
+    yield shelf.take()
+    shelf.give_back()

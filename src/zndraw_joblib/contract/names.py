@@ -57,7 +57,8 @@ def validate_room_id(room_id: str) -> str:
         raise InvalidRoomId(f"Room ID '{room_id[:200]}' contains invalid characters (@ or :)")
     if not _is_room(room_id):
         raise InvalidRoomId(
-            f"Room ID {room_id[:200]!r} must have 1 to {MAX_NAME_LENGTH} printable characters, no '/'"
+            f"Room ID {room_id[:200]!r} needs 1 to {MAX_NAME_LENGTH} printable characters, no "
+            "slash, and not dots alone"
         )
     return room_id
 
@@ -65,4 +66,7 @@ def validate_room_id(room_id: str) -> str:
 def _is_room(room_id: str) -> bool:
     if room_id in RESERVED:
         return True
-    return 0 < len(room_id) <= MAX_NAME_LENGTH and room_id.isprintable() and not set(room_id) & set("@:/")
+    if not room_id.strip("."):
+        # A proxy would take "." and ".." for steps in a path.
+        return False
+    return len(room_id) <= MAX_NAME_LENGTH and room_id.isprintable() and not set(room_id) & set("@:/")

@@ -23,6 +23,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 from zndraw_joblib.contract.problems import ContentTooLarge, InvalidRequest, ProblemException
@@ -61,6 +62,8 @@ class Route(APIRoute):
                     value = resolve(request)
                     values[name] = await value if inspect.isawaitable(value) else value
                 return await work(**values)
+            except ClientDisconnect:
+                return Response(status_code=499)
             except Exception as error:
                 if _is_the_hosts(request, error):
                     raise

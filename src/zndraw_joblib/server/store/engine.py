@@ -57,10 +57,10 @@ def open_sessions(engine: AsyncEngine) -> async_sessionmaker[AsyncSession]:
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError):
         raise InvalidDatabaseUrl(
             "The database URL cannot be read; it must look like sqlite:///file.db or postgresql://user@host/name"
-        ) from error
+        ) from None  # the cause may quote the password
     driver = _DRIVERS.get(parsed.get_backend_name())
     if driver is None:
         raise InvalidDatabaseUrl(
