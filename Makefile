@@ -15,7 +15,12 @@ demo: $(READY) ## show a server and a worker at work
 	$(BIN)/zndraw-joblib demo $(ARGS)
 
 test: $(READY) ## run the tests, against SQLite and a real PostgreSQL
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+ifdef ARGS
+	$(BIN)/python -m pytest $(ARGS)
+else
+	$(BIN)/python -m pytest tests/sdk # signals and threads of its own: not in a process of xdist's
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/sdk
+endif
 
 check: $(READY) ## format, lint, types and floors; changes nothing
 	$(BIN)/ruff format --check $(wildcard $(CODE))

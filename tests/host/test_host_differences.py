@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from host.people import ON_SQLITE, ROTATE, V1, Start, claim, register, report, submit, walk
-from zndraw_joblib import JobLib, JobLibSettings, verify_readable_room, verify_writable_room
+from zndraw_joblib import JobLib, JobLibSettings, router, verify_readable_room, verify_writable_room
 
 BOUND = 10
 ADA = uuid.UUID(int=5)
@@ -286,6 +286,54 @@ async def test_what_a_host_asks_of_every_request_it_asks_of_ours(engine: AsyncEn
 
 
 @ON_SQLITE
+async def test_a_host_overrides_its_identity_in_its_tests(engine: AsyncEngine, start: Start) -> None:
+    """`app.dependency_overrides` holds for the identity as for any dependency of the host's."""
+
+    async def locked_out() -> Person:
+        raise HTTPException(401, "nobody gets in")
+
+    app = mounted(async_sessionmaker(engine), locked_out)
+    client = await start(app)
+    assert (await client.post(f"{V1}/workers")).status_code == 401
+    app.dependency_overrides[locked_out] = lambda: Person("tester")
+    assert (await client.post(f"{V1}/workers")).status_code == 201
+
+
+@ON_SQLITE
+async def test_an_app_may_be_started_again(engine: AsyncEngine) -> None:
+    """As a host's tests do with one app: after a stop and a new start who waits is woken as before."""
+    app = mounted(async_sessionmaker(engine), person_from_header())
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://host", headers={"X-Id": "7"}
+    ) as client:
+        for _ in range(2):
+            async with app.router.lifespan_context(app):
+                job = await register(client)
+                waiting = asyncio.ensure_future(claim(client, job["worker_id"], 30))
+                await asyncio.wait([waiting], timeout=0.2)
+                async with asyncio.timeout(BOUND):
+                    task = await submit(client, job)
+                    got = await waiting
+                assert got is not None
+                assert got["id"] == task["id"]
+                await client.delete(f"{V1}/workers/{job['worker_id']}")
+
+
+@ON_SQLITE
+async def test_the_routes_alone_say_what_is_missing(
+    engine: AsyncEngine, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A router that was included without `JobLib` answers nobody, and the log says what to call."""
+    app = FastAPI()
+    app.include_router(router)
+    client = await start(app)
+    answer = await client.get(f"{V1}/workers")
+    assert (answer.status_code, answer.json()["type"]) == (500, "/v1/problems/internal-server-error")
+    assert "JobLib" in caplog.text
+
+
+@ON_SQLITE
 async def test_a_guard_names_the_room_that_is_used(engine: AsyncEngine, start: Start) -> None:
     """What an override returns is the room, for writing and for reading."""
 
@@ -326,13 +374,13 @@ async def test_the_hosts_middleware_does_not_disturb_who_waits(engine: AsyncEngi
 async def test_a_host_may_stand_anywhere(engine: AsyncEngine, start: Start) -> None:
     """In an app mounted under a path, and beside routers that come before and after."""
     inner = mounted(async_sessionmaker(engine), person_from_header())
-    router = APIRouter()
+    pages = APIRouter()
 
-    @router.get("/{rest:path}")
+    @pages.get("/{rest:path}")
     async def page(rest: str) -> str:
         return rest
 
-    inner.include_router(router)
+    inner.include_router(pages)
     outer = FastAPI()
     outer.mount("/api", inner)
     await start(inner)

@@ -120,7 +120,7 @@ async def test_control_c_stops_the_server_with_sleepers_open(
             server.interrupt()
             got, claimed = await asyncio.gather(*asked)
             assert await asyncio.to_thread(server.process.wait, 10) == 0
-            assert time.monotonic() - started < 5
+            assert time.monotonic() - started < 10
             assert (got.status_code, got.json()) == (200, task)
             assert (claimed.status_code, claimed.json()) == (200, {"task": None})
     async with serving(settings) as (client, _):

@@ -254,6 +254,33 @@ async def test_ending_the_last_pending_task_hides_a_job_that_nobody_serves(
 
 
 @ON_SQLITE
+async def test_where_nothing_changes_nobody_is_told(
+    client: httpx.AsyncClient, as_user: As, events: list[Emission]
+) -> None:
+    """Heartbeats, reads, repeats, refusals and claims without a task send no event."""
+    eve = await as_user("eve")
+    job = await register(client, schema={"required": ["x"]})
+    await submit(client, job, x=1)
+    task = await claim(client, job["worker_id"])
+    await report(client, task, "running")
+    events.clear()
+    codes = [
+        (await client.patch(f"{V1}/workers/{job['worker_id']}")).status_code,
+        (await client.get(f"{V1}/tasks/{task['id']}")).status_code,
+        (await client.get(f"{V1}/rooms/lab/jobs")).status_code,
+        (await report(client, task, "running")).status_code,
+        (await report(client, task, "claimed")).status_code,
+        (await report(eve, task, "cancelled")).status_code,
+        (await report(client, task, "completed", attempt=9)).status_code,
+        (await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={})).status_code,
+        (await client.put(f"{V1}/rooms/@global/jobs", json={"category": "x", "name": "X"})).status_code,
+    ]
+    assert codes == [200, 200, 200, 200, 409, 403, 409, 422, 400]
+    assert await claim(client, job["worker_id"]) is None
+    assert events == []
+
+
+@ON_SQLITE
 async def test_a_status_that_is_none_is_refused(client: httpx.AsyncClient) -> None:
     """T4: 422 for an unknown or missing status and for fields of the wrong kind."""
     task = await submit(client, await register(client))

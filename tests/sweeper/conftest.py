@@ -7,12 +7,10 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
-from sweeper.queue import Clock, Queue, Wrapper, somebody
+from sweeper.queue import Clock, Queue, Wall, Wrapper, somebody
 from sweeper.shelf import Shelf
 from zndraw_joblib import JobLib, JobLibSettings
-
-# Real seconds that a sweeper must have watched before it judges: as few as can be told apart.
-WATCH = 0.02
+from zndraw_joblib.server import sweeper as sweeper_module
 
 
 @pytest.fixture
@@ -22,21 +20,23 @@ def sessions(engine: AsyncEngine) -> async_sessionmaker[AsyncSession]:
 
 
 @pytest.fixture
-def settings() -> JobLibSettings:
-    """Return settings with a short timeout, and no tick that could be late."""
-    return JobLibSettings(worker_timeout_seconds=WATCH, sweeper_interval_seconds=1000)
-
-
-@pytest.fixture
 async def queue(sessions: async_sessionmaker[AsyncSession], settings: JobLibSettings) -> AsyncIterator[Queue]:
     """Return a queue on either database; its loop does not run, the test calls `sweep`."""
     clock, told = Clock(), Wrapper()
+    settings = JobLibSettings()
     joblib = JobLib(session_maker=sessions, identity=somebody, settings=settings, tsio=told, clock=clock)
     app = FastAPI()
     joblib.mount(app)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://queue", timeout=30) as client:
-        yield Queue(client, joblib, sessions, clock, told)
+        yield Queue(client, joblib, sessions, clock, told, Wall())
+
+
+@pytest.fixture
+def wall(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the sweeper look at a clock that goes when it is told, and start it by that clock."""
+    monkeypatch.setattr(sweeper_module, "time", queue.wall)
+    queue.restart()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """The queue in short words: what its clients do, what its sweeper does, and what it tells."""
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,7 +11,7 @@ from sqlalchemy import Executable, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from zndraw_joblib import JobLib, TaskStatusEvent
-from zndraw_joblib.server.sweeper import Cycle
+from zndraw_joblib.server.sweeper import Cycle, Sweeper
 
 V1 = "/v1/joblib"
 
@@ -44,6 +43,21 @@ class Clock:
         self.now += timedelta(seconds=seconds)
 
 
+class Wall:
+    """The clock on the wall of the sweeper's room, by which it knows how long it has watched."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        """Return the time, as the module `time` does."""
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Move on."""
+        self.now += seconds
+
+
 class Wrapper:
     """A host's typed wrapper around its Socket.IO server; it writes down what it is given."""
 
@@ -69,6 +83,7 @@ class Queue:
     sessions: async_sessionmaker[AsyncSession]
     clock: Clock
     told: Wrapper
+    wall: Wall
 
     async def ask(self, method: str, url: str, **options: Any) -> Any:
         """Ask over HTTP and return the body of a success."""
@@ -127,9 +142,13 @@ class Queue:
         answer = await self.client.get(f"{V1}/rooms/lab/jobs/{job['full_name']}")
         return answer.status_code == 200
 
-    async def watch(self) -> None:
+    def restart(self) -> None:
+        """Start the sweeper anew."""
+        self.joblib.sweeper = Sweeper(self.joblib.runtime.write, self.joblib.settings)
+
+    def watch(self) -> None:
         """Let the sweeper watch for as long as it must before it judges."""
-        await asyncio.sleep(self.joblib.settings.worker_timeout_seconds)
+        self.wall.advance(self.joblib.settings.worker_timeout_seconds)
 
     async def sweep(self) -> Cycle:
         """Sweep once."""

@@ -11,6 +11,8 @@ from sweeper.queue import V1, Queue
 from zndraw_joblib.server import sweeper as sweeper_module
 
 Sessions = async_sessionmaker[AsyncSession]
+# By default a worker is given up after 60 s of silence, and the sweeper looks every 30 s.
+pytestmark = pytest.mark.usefixtures("wall")
 
 
 async def fleet(queue: Queue, count: int) -> list[str]:
@@ -23,7 +25,7 @@ async def test_silence_ends_a_worker_and_its_tasks(queue: Queue) -> None:
     job, alive = await queue.register(), await queue.register("Scale")
     held = [await queue.hold(job), await queue.hold(job, running=True)]
     kept = await queue.hold(alive)
-    await queue.watch()
+    queue.watch()
     await queue.silence(spare=[alive["worker_id"]])
     cycle = await queue.sweep()
     assert (cycle.scanned, cycle.stale, cycle.expired, cycle.errors) == (2, 1, 1, 0)
@@ -39,7 +41,7 @@ async def test_silence_ends_a_worker_and_its_tasks(queue: Queue) -> None:
 async def test_an_idle_dead_worker_goes_too(queue: Queue) -> None:
     """One that serves nothing and holds nothing."""
     await fleet(queue, 1)
-    await queue.watch()
+    queue.watch()
     await queue.silence()
     assert (await queue.sweep()).expired == 1
     assert await queue.workers() == set()
@@ -49,7 +51,7 @@ async def test_the_age_of_a_task_counts_for_nothing(queue: Queue) -> None:
     """A worker that reports may run one task for a year."""
     job = await queue.register()
     task = await queue.hold(job, running=True)
-    await queue.watch()
+    queue.watch()
     await queue.silence(365 * 86400, spare=[job["worker_id"]])
     cycle = await queue.sweep()
     assert (cycle.expired, cycle.abandoned) == (0, 0)
@@ -61,7 +63,7 @@ async def test_the_end_is_neither_early_nor_late(queue: Queue) -> None:
     """At the timeout a worker lives, a moment later it does not."""
     timeout = queue.joblib.settings.worker_timeout_seconds
     await fleet(queue, 1)
-    await queue.watch()
+    queue.watch()
     queue.clock.advance(timeout)
     assert (await queue.sweep()).expired == 0
     queue.clock.advance(1e-6)
@@ -70,7 +72,6 @@ async def test_the_end_is_neither_early_nor_late(queue: Queue) -> None:
 
 async def test_every_request_of_a_worker_is_a_sign_of_life(queue: Queue) -> None:
     """Heartbeat, claim and a report that names the worker: each saves it."""
-    queue.joblib.settings.worker_timeout_seconds = 60
     jobs = [await queue.register(name) for name in ("A", "B", "C", "D")]
     ids = [job["worker_id"] for job in jobs]
     held = await queue.hold(jobs[2])
@@ -91,43 +92,39 @@ class TestOwnAbsence:
     """Who was not there to hear it cannot say that somebody was silent."""
 
     @pytest.fixture(autouse=True)
-    async def dead(self, queue: Queue) -> None:
+    async def dead(self, queue: Queue, wall: None) -> None:
         """Make two workers that have been silent for long."""
-        queue.joblib.settings.worker_timeout_seconds = 0.3
         await fleet(queue, 2)
         await queue.silence()
 
     async def test_after_a_start_nobody_is_judged_before_a_full_timeout(self, queue: Queue) -> None:
         """Then everybody is who still has not reported."""
-        cycle = await queue.sweep()
-        assert (cycle.stale, cycle.expired) == (2, 0)
+        for seconds in (0, 30, 29):
+            queue.wall.advance(seconds)
+            cycle = await queue.sweep()
+            assert (cycle.stale, cycle.expired) == (2, 0)
         saved = (await queue.workers()).pop()
-        await queue.watch()
         assert (await queue.beat(saved)).status_code == 200
+        queue.wall.advance(1)
         assert (await queue.sweep()).expired == 1
         assert await queue.workers() == {saved}
 
     async def test_after_a_late_tick_neither(self, queue: Queue) -> None:
         """A tick that comes later than two intervals gives everybody a full timeout anew."""
-        settings = queue.joblib.settings
-        settings.sweeper_interval_seconds = 0.2
-        await asyncio.sleep(0.5)
-        assert (await queue.sweep()).expired == 0
-        await asyncio.sleep(0.2)
-        assert (await queue.sweep()).expired == 0
-        await asyncio.sleep(0.2)
-        assert (await queue.sweep()).expired == 2
+        for seconds, expired in ((61, 0), (30, 0), (29, 0), (1, 2)):
+            queue.wall.advance(seconds)
+            assert (await queue.sweep()).expired == expired
 
     async def test_after_an_outage_of_the_database_neither(self, queue: Queue) -> None:
         """While nothing could be written no heartbeat could either: that silence is nobody's fault."""
-        await queue.watch()
+        queue.watch()
         await queue.execute("ALTER TABLE joblib_worker RENAME TO joblib_worker_away")
         for _ in range(2):
             assert (await queue.sweep()).errors
         await queue.execute("ALTER TABLE joblib_worker_away RENAME TO joblib_worker")
         cycle = await queue.sweep()
         assert (cycle.stale, cycle.expired, cycle.errors) == (2, 0, 0)
-        await queue.watch()
+        queue.watch()
         assert (await queue.sweep()).expired == 2
 
     async def test_an_error_gives_no_right_to_judge(self, queue: Queue) -> None:
@@ -145,9 +142,9 @@ class TestBrake:
     """When most would go at once, the fault is more likely on this side: look again before acting."""
 
     @pytest.fixture(autouse=True)
-    async def watched(self, queue: Queue) -> None:
+    def watched(self, queue: Queue, wall: None) -> None:
         """The sweeper has been there long enough."""
-        await queue.watch()
+        queue.watch()
 
     async def test_many_are_held_for_one_cycle_and_then_go(
         self, queue: Queue, caplog: pytest.LogCaptureFixture
@@ -207,13 +204,13 @@ class TestClocks:
     async def test_nobody_is_immortal(self, queue: Queue, ahead: float) -> None:
         """A heartbeat up to 5 s ahead is jitter and stays; beyond that it is set to now, and then counts."""
         [worker_id] = await fleet(queue, 1)
-        await queue.watch()
+        queue.watch()
         queue.clock.advance(-ahead)
         assert (await queue.sweep()).expired == 0
         [worker] = (await queue.ask("GET", "/workers"))["items"]
         is_mended = worker["last_heartbeat"].startswith(queue.clock.now.isoformat()[:19])
         assert is_mended == (ahead > 5)
-        queue.clock.advance(min(ahead, 5) + 1)
+        queue.clock.advance(min(ahead, 5) + 61)
         assert (await queue.sweep()).expired == 1
         assert (await queue.beat(worker_id)).status_code == 404
 
@@ -251,7 +248,7 @@ class TestFaults:
         jobs = [await queue.register(name) for name in ("A", "B", "C", "D")]
         tasks = [await queue.hold(job) for job in jobs]
         await poison(queue, "joblib_worker", "DELETE", jobs[1]["worker_id"])
-        await queue.watch()
+        queue.watch()
         await queue.silence()
         for expired in (3, 0):
             cycle = await queue.sweep()
@@ -265,16 +262,28 @@ class TestFaults:
 
     async def test_nor_does_it_stop_the_other_passes(self, queue: Queue) -> None:
         """Tasks without a worker and stuck internal ones are found all the same."""
-        queue.joblib.settings.internal_task_timeout_seconds = 60
         bad, lost = await queue.register(), await queue.register("Lost")
         task = await queue.hold(lost)
         await forget(queue, lost["worker_id"])
         await poison(queue, "joblib_worker", "DELETE", bad["worker_id"])
-        await queue.watch()
+        queue.watch()
         await queue.silence()
         cycle = await queue.sweep()
         assert (cycle.errors, cycle.abandoned) == (1, 1)
         assert (await queue.read(task))["error"] == "Worker disconnected"
+
+    async def test_a_task_that_cannot_be_failed_keeps_no_worker_alive(self, queue: Queue) -> None:
+        """However often that pass fails: who is silent for long enough goes."""
+        lost = await queue.register()
+        task = await queue.hold(lost)
+        await poison(queue, "joblib_task", "UPDATE", task["id"])
+        await forget(queue, lost["worker_id"])
+        await fleet(queue, 2)
+        await queue.silence()
+        for _ in range(6):
+            await queue.sweep()
+            queue.wall.advance(30)
+        assert await queue.workers() == set()
 
     async def test_a_held_task_without_a_worker_fails(self, queue: Queue) -> None:
         """Found by a pass of its own, at once: no sweeper need have watched for that. Others' stay."""
@@ -301,7 +310,7 @@ class TestFaults:
         """
         monkeypatch.setattr(sweeper_module, "_PASS_SECONDS", 0.3)
         await fleet(queue, 1)
-        await queue.watch()
+        queue.watch()
         await queue.silence()
         async with sessions() as session:
             connection = await session.connection()
@@ -311,7 +320,7 @@ class TestFaults:
             assert cycle.errors
             await session.rollback()
         await queue.sweep()
-        await queue.watch()
+        queue.watch()
         await queue.sweep()
         assert await queue.workers() == set()
 
@@ -320,13 +329,13 @@ class TestFaults:
         caplog.set_level(logging.INFO, "zndraw_joblib")
         sweeper = queue.joblib.sweeper
         await fleet(queue, 3)
-        await queue.watch()
+        queue.watch()
         before = sweeper.last_good
         cycle = await queue.sweep()
         assert sweeper.last_cycle is cycle
         assert (cycle.scanned, cycle.stale, cycle.expired, cycle.stuck, cycle.abandoned) == (3, 0, 0, 0, 0)
-        assert 0 < cycle.elapsed < 10
-        assert sweeper.last_good > before
+        assert cycle.elapsed == 0
+        assert sweeper.last_good == before + 60
         assert not [record for record in caplog.records if "swept" in record.message]
         await queue.silence()
         await queue.sweep()
@@ -338,7 +347,7 @@ async def test_a_beat_that_arrives_in_between_saves_the_worker(queue: Queue, ses
     """It was judged while its heartbeat was on its way: what commits first counts, and nothing breaks."""
     job = await queue.register()
     task = await queue.hold(job)
-    await queue.watch()
+    queue.watch()
     await queue.silence()
     worker_id = UUID(job["worker_id"])
     found = worker_id.hex if queue.is_sqlite else worker_id
@@ -363,7 +372,7 @@ async def test_a_beat_that_arrives_in_between_saves_the_worker(queue: Queue, ses
 async def test_heartbeats_and_sweeps_side_by_side(queue: Queue) -> None:
     """Whoever gets there first: a heartbeat is 200 and its worker lives, or it is 404 and it is gone."""
     ids = await fleet(queue, 20)
-    await queue.watch()
+    queue.watch()
     await queue.silence()
     await queue.sweep()
     answers, *_ = await asyncio.gather(
@@ -378,7 +387,7 @@ async def test_a_removed_worker_learns_it_at_its_next_call(queue: Queue) -> None
     """Heartbeat and claim are 404 `worker-not-found`, and its late report is refused."""
     job = await queue.register()
     task = await queue.hold(job, running=True)
-    await queue.watch()
+    queue.watch()
     await queue.silence()
     await queue.sweep()
     worker = {"worker_id": job["worker_id"]}
@@ -398,7 +407,7 @@ async def test_who_waits_for_a_task_hears_from_the_sweeper(
     """A long-poll is woken by the sweeper's commit as by any other."""
     monkeypatch.setattr("zndraw_joblib.server.runtime._RECHECK_FIRST", 600)
     task = await queue.hold(await queue.register())
-    await queue.watch()
+    queue.watch()
     await queue.silence()
     url, headers = f"{V1}/tasks/{task['id']}", {"Prefer": "wait=30"}
     waiting = asyncio.create_task(queue.client.get(url, headers=headers))

@@ -238,3 +238,15 @@ async def test_it_is_stopped_by_cancelling(sessions: Sessions, quick: JobLibSett
         with pytest.raises(asyncio.CancelledError):
             await task
     assert counted.open == 0
+
+
+async def test_a_margin_that_is_too_tight_is_warned_of(
+    sessions: Sessions, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start, in one sentence with both settings: dead workers would be noticed late."""
+    settings = JobLibSettings(worker_timeout_seconds=10, sweeper_interval_seconds=30)
+    async with sweeping(sessions, settings):
+        await until(lambda: caplog.records)
+    [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "sweeper_interval_seconds (30)" in record.message
+    assert "worker_timeout_seconds (10)" in record.message

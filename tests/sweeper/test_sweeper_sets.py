@@ -15,6 +15,7 @@ from sweeper.queue import Queue, somebody
 from zndraw_joblib import JobLib, Task, TaskStatusEvent, Worker, WorkerJobLink
 
 DEAD = 1000
+pytestmark = pytest.mark.usefixtures("wall")
 
 
 @contextmanager
@@ -83,7 +84,7 @@ async def test_a_thousand_dead_workers_go_as_sets(queue: Queue, engine: AsyncEng
     """Few statements, bounded transactions, and the event loop is never kept for long."""
     job = await queue.register()
     await add_fleet(queue, job, DEAD)
-    await queue.watch()
+    queue.watch()
     await queue.silence(spare=[job["worker_id"]])
     assert (await queue.sweep()).is_held_back
     with counting(engine) as statements:
@@ -91,7 +92,6 @@ async def test_a_thousand_dead_workers_go_as_sets(queue: Queue, engine: AsyncEng
             cycle = await queue.sweep()
     assert (cycle.scanned, cycle.expired, cycle.errors) == (DEAD + 1, DEAD, 0)
     assert len(statements) < DEAD / 10
-    assert cycle.elapsed < 10
     assert max(late) < 0.5
     assert await queue.workers() == {job["worker_id"]}
     assert (await total(queue, "failed"), await total(queue, "running")) == (DEAD, 0)
@@ -103,7 +103,7 @@ async def test_a_cycle_without_work_costs_a_handful_of_statements(queue: Queue, 
     """However many workers there are."""
     job = await queue.register()
     await add_fleet(queue, job, 300)
-    await queue.watch()
+    queue.watch()
     with counting(engine) as statements:
         assert (await queue.sweep()).scanned == 301
     assert len(statements) <= 12
@@ -137,7 +137,7 @@ async def test_two_sweepers_do_everything_once(queue: Queue, second: JobLib) -> 
     """At the same time on the same database: each worker goes once, each event is sent once, no error."""
     job = await queue.register()
     await add_fleet(queue, job, 450)
-    await queue.watch()
+    queue.watch()
     await queue.silence(spare=[job["worker_id"]])
     sweepers = [queue.joblib.sweeper, second.sweeper]
     await asyncio.gather(*(sweeper.cycle() for sweeper in sweepers))
@@ -154,7 +154,7 @@ async def test_a_sweep_beside_claims_loses_and_doubles_nothing(queue: Queue) -> 
     """Workers claim while others are swept: each task is held once or has failed once."""
     job = await queue.register()
     await add_fleet(queue, job, 60)
-    await queue.watch()
+    queue.watch()
     await queue.silence(spare=[job["worker_id"]])
     rivals = [(await queue.register())["worker_id"] for _ in range(10)]
     await asyncio.gather(*(queue.submit(job) for _ in range(20)))
