@@ -15,35 +15,36 @@ from plans.explained import Explainer
 from plans.seeding import SEEDS
 from zndraw_joblib.server.store.engine import open_engine
 
+KINDS = ["without statistics", "with statistics"]
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def seeded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+
+@pytest.fixture(scope="session")
+def seeded_sqlite(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:  # noqa: F811
     """Return the URLs of two equal databases full of tasks: one without statistics, one with."""
-    if request.param == "sqlite":
-        return _seed_sqlite(request.getfixturevalue("sqlite_template"), tmp_path_factory.mktemp("plans"))
-    return asyncio.run(_seed_postgresql(request.getfixturevalue("postgres")))
-
-
-def _seed_sqlite(template: Path, folder: Path) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("plans")
     plain, analysed = folder / "plain.db", folder / "analysed.db"
-    shutil.copy(template, plain)
+    shutil.copy(sqlite_template, plain)
     asyncio.run(_run(f"sqlite:///{plain}", [*SEEDS["sqlite"], "PRAGMA wal_checkpoint(TRUNCATE)"]))
     shutil.copy(plain, analysed)
     asyncio.run(_run(f"sqlite:///{analysed}", ["ANALYZE"]))
-    return {"without statistics": f"sqlite:///{plain}", "with statistics": f"sqlite:///{analysed}"}
+    return dict(zip(KINDS, [f"sqlite:///{plain}", f"sqlite:///{analysed}"], strict=True))
 
 
-async def _seed_postgresql(server: str) -> dict[str, str]:
-    administer = await asyncpg.connect(server.format("postgres"))
-    await administer.execute("CREATE DATABASE plans_plain TEMPLATE joblib_template")
-    await _run(server.format("plans_plain"), SEEDS["postgresql"])
-    await administer.execute("CREATE DATABASE plans_analysed TEMPLATE plans_plain")
-    await administer.close()
-    await _run(server.format("plans_analysed"), ["ANALYZE"])
-    return {
-        "without statistics": server.format("plans_plain"),
-        "with statistics": server.format("plans_analysed"),
-    }
+@pytest.fixture(scope="session")
+def seeded_postgresql(postgres: str) -> dict[str, str]:
+    """Return the URLs of two equal databases full of tasks: one without statistics, one with."""
+    plain, analysed = postgres.format("plans_plain"), postgres.format("plans_analysed")
+
+    async def seed() -> None:
+        administer = await asyncpg.connect(postgres.format("postgres"))
+        await administer.execute("CREATE DATABASE plans_plain TEMPLATE joblib_template")
+        await _run(plain, SEEDS["postgresql"])
+        await administer.execute("CREATE DATABASE plans_analysed TEMPLATE plans_plain")
+        await administer.close()
+        await _run(analysed, ["ANALYZE"])
+
+    asyncio.run(seed())
+    return dict(zip(KINDS, [plain, analysed], strict=True))
 
 
 async def _run(url: str, statements: list[str]) -> None:
@@ -55,10 +56,18 @@ async def _run(url: str, statements: list[str]) -> None:
     await engine.dispose()
 
 
-@pytest.fixture(params=["without statistics", "with statistics"])
-async def engine(request: pytest.FixtureRequest, seeded: dict[str, str]) -> AsyncIterator[AsyncEngine]:
+@pytest.fixture(params=[(kind, known) for kind in ("sqlite", "postgresql") for known in KINDS], ids="-".join)
+def full_url(request: pytest.FixtureRequest) -> str:
+    """Return the URL of a full database."""
+    kind, known = request.param
+    seeded: dict[str, str] = request.getfixturevalue(f"seeded_{kind}")
+    return seeded[known]
+
+
+@pytest.fixture
+async def engine(full_url: str) -> AsyncIterator[AsyncEngine]:
     """Return an engine on a full database; what a test does in it is rolled back."""
-    engine = open_engine(seeded[request.param])
+    engine = open_engine(full_url)
     yield engine
     assert engine.pool.checkedout() == 0
     await engine.dispose()

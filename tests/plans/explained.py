@@ -29,6 +29,7 @@ class Plan:
     scans: list[tuple[str, str | None]] = field(default_factory=list)
     sorted_rows: int = 0
     materialises: bool = False
+    is_generic: bool = False
 
     def by(self, table: str) -> set[str | None]:
         """Return what a table is read by."""
@@ -89,7 +90,7 @@ async def _sqlite_plan(connection: AsyncConnection, statement: str, parameters: 
         if match := re.match(r"(SCAN|SEARCH) (\w+)(?: AS \w+)?(?: USING (.*))?", line):
             how, table, using = match.groups()
             index = re.search(r"INDEX (\w+)", using or "")
-            by = index[1] if index else "PRIMARY KEY" if using else None
+            by = index[1] if index else "PRIMARY KEY" if "rowid=" in (using or "") else None
             plan.scans.append((table, None if how == "SCAN" and not using else by))
             if how == "SCAN" and table == "joblib_task" and not _is_partial(using):
                 plan.scans.append((table, None))
@@ -110,7 +111,7 @@ async def _postgresql_plan(connection: AsyncConnection, statement: str, paramete
         rows = await connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}", parameters)
         told = rows.scalar_one()
         told = json.loads(told) if isinstance(told, str) else told
-        plan = Plan(statement, mode)
+        plan = Plan(statement, mode, is_generic=mode == "force_generic_plan")
         _collect(told[0]["Plan"], plan)
         found.append(plan)
     return found
@@ -123,7 +124,9 @@ def _collect(node: dict[str, Any], plan: Plan, depth: int = 1) -> None:
     if kind == "Seq Scan":
         plan.scans.append((node["Relation Name"], None))
     elif kind in {"Index Scan", "Index Only Scan"}:
-        plan.scans.append((node["Relation Name"], node["Index Name"]))
+        # A walk along the key reads the history, too.
+        walks = node["Index Name"] == "pk_joblib_task" and "seq = " not in node.get("Index Cond", "")
+        plan.scans.append((node["Relation Name"], None if walks else node["Index Name"]))
     elif kind == "Bitmap Heap Scan":
         plan.scans += [(node["Relation Name"], index) for index in _bitmap_indexes(node)]
     elif kind in {"Sort", "Incremental Sort"}:

@@ -25,7 +25,8 @@ from zndraw_joblib.server.store.tables import Task
 PENDING, HELD = "ix_joblib_task_pending", "ix_joblib_task_held"
 ROOM = "ix_joblib_task_room_status"
 JOB_ROOM = "ix_joblib_task_job_room"
-KEY = {"PRIMARY KEY", "pk_joblib_task", "sqlite_autoindex_joblib_task_1", "uq_joblib_task_id"}
+BY_ID = {"sqlite_autoindex_joblib_task_1", "uq_joblib_task_id"}
+KEY = {"PRIMARY KEY", "pk_joblib_task"} | BY_ID
 SECOND = timedelta(seconds=1)
 
 
@@ -156,7 +157,13 @@ async def test_a_sweep_looks_for_tasks_among_the_held_ones(explainer: Explainer,
 
 async def test_a_sweep_looks_for_workers_by_their_heartbeats(explainer: Explainer) -> None:
     """Beats from the future are found by their index, like the silent."""
-    assert_bounded(await explainer.plans(partial(sweep.retire_stale, timeout=timedelta(days=365))))
+    plans = await explainer.plans(partial(sweep.retire_stale, timeout=timedelta(days=365)))
+    looks = [plan for plan in plans if "FROM joblib_worker" in plan.statement]
+    assert len(looks) >= 2
+    for plan in looks:
+        # Without the time PostgreSQL takes a third of all for later; it plans anew for each time, then.
+        if plan.by("joblib_worker") and not plan.is_generic:
+            assert "ix_joblib_worker_last_heartbeat" in plan.by("joblib_worker"), told(plan)
 
 
 @pytest.mark.parametrize("room", [LAB, QUIET, "nowhere"])
@@ -188,14 +195,14 @@ async def test_a_page_of_a_job_reads_that_jobs_tasks(
 async def test_a_position_is_counted_in_the_queue(explainer: Explainer, seq: int) -> None:
     """The rank of a task in front, far behind, or in the middle is read from the queue of its job alone."""
     plans = await explainer.plans(partial(tasks.get, task_id=task_id(seq)))
-    assert_reads(plans, PENDING, KEY)
+    assert_reads(plans, PENDING, BY_ID)
 
 
 async def test_the_positions_of_a_page_are_counted_in_their_queues(explainer: Explainer) -> None:
     """The ranks of a page's tasks are read from the queues, between the first and the last of them."""
     plans = await explainer.plans(partial(tasks.page, room_id=LAB, status=None, part=Page(50, 0)))
     ranked = [plan for plan in plans if "row_number" in plan.statement or "LIMIT" in plan.statement]
-    assert_reads(ranked, PENDING, KEY, "ix_joblib_task_room")
+    assert_reads(ranked, PENDING, "ix_joblib_task_room")
 
 
 async def test_a_re_check_looks_at_what_is_waited_for(explainer: Explainer) -> None:

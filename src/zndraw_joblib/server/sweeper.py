@@ -8,7 +8,7 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -77,7 +77,9 @@ class Sweeper:
         if not await self._guard(cycle, self._sweep_workers(cycle)):
             # While we could not look, workers may not have been able to report either.
             self._watching_since = time.monotonic()
-        await self._guard(cycle, self._sweep_internal(cycle))
+        if not await self._guard(cycle, self._sweep_tasks(cycle)):
+            # A task of one kind that cannot be failed must not keep those of the other.
+            await self._guard(cycle, self._sweep_tasks_apart(cycle))
         cycle.elapsed = time.monotonic() - started
         if not cycle.errors:
             self.last_good = time.monotonic()
@@ -115,7 +117,6 @@ class Sweeper:
                     raise
                 logger.exception("a batch of silent workers was not retired, trying one by one")
                 await self._retire_singly(cycle, timeout)
-                cycle.abandoned += await self._write(sweep.fail_abandoned)
                 return
             if not more:
                 return
@@ -126,10 +127,8 @@ class Sweeper:
         if judge and not cycle.expired:
             cycle.is_held_back = self._must_hold_back(cycle)
         expired = await sweep.retire_stale(tx, timeout) if judge and not cycle.is_held_back else 0
-        abandoned = await sweep.fail_abandoned(tx)
         cycle.expired += expired
-        cycle.abandoned += abandoned
-        return expired == sweep.WORKERS_PER_BATCH or abandoned == sweep.TASKS_PER_BATCH
+        return expired == sweep.WORKERS_PER_BATCH
 
     def _must_hold_back(self, cycle: Cycle) -> bool:
         many = cycle.stale >= _BRAKE_AT_LEAST and 2 * cycle.stale > cycle.scanned
@@ -154,13 +153,22 @@ class Sweeper:
                 cycle.errors += 1
                 logger.exception("worker %s was not retired", worker_id)
 
-    async def _sweep_internal(self, cycle: Cycle) -> None:
-        timeout = timedelta(seconds=self._settings.internal_task_timeout_seconds)
+    async def _sweep_tasks(self, cycle: Cycle) -> None:
         while True:
-            stuck = await self._write(partial(sweep.fail_stuck, timeout=timeout))
+            stuck, abandoned = await self._write(partial(sweep.fail_lost, timeout=self._internal_timeout()))
             cycle.stuck += stuck
-            if stuck < sweep.TASKS_PER_BATCH:
+            cycle.abandoned += abandoned
+            if max(stuck, abandoned) < sweep.TASKS_PER_BATCH:
                 return
+
+    async def _sweep_tasks_apart(self, cycle: Cycle) -> None:
+        with suppress(Exception):
+            cycle.stuck += await self._write(partial(sweep.fail_stuck, timeout=self._internal_timeout()))
+        with suppress(Exception):
+            cycle.abandoned += await self._write(sweep.fail_abandoned)
+
+    def _internal_timeout(self) -> timedelta:
+        return timedelta(seconds=self._settings.internal_task_timeout_seconds)
 
     def _warn_of_tight_margin(self) -> None:
         settings = self._settings

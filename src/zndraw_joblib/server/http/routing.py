@@ -32,7 +32,7 @@ from zndraw_joblib.server.http.problems import as_problem, respond
 # One body carries at most one JSON value of 1 MiB and an error text; escaped, text takes up to three times.
 MAX_BODY_BYTES = 4 * MAX_JSON_BYTES
 # Whatever may be a number beyond the floats, which every parser turns into infinity.
-_HUGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")
+_HUGE = re.compile(rb"[eE]\+?\d{3}|\d{100}")
 Endpoint = Callable[..., Awaitable[Response]]
 Resolve = Callable[[Request], Any]
 

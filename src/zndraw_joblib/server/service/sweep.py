@@ -41,6 +41,11 @@ async def retire_stale(tx: Transaction, timeout: timedelta, only: UUID | None = 
     return len(stale)
 
 
+async def fail_lost(tx: Transaction, timeout: timedelta) -> tuple[int, int]:
+    """Do what `fail_stuck` and `fail_abandoned` do."""
+    return await fail_stuck(tx, timeout), await fail_abandoned(tx)
+
+
 async def fail_stuck(tx: Transaction, timeout: timedelta) -> int:
     """Fail tasks of internal jobs that are held for longer than `timeout`."""
     wanted = task_store.stuck_inside(await tx.now() - timeout)

@@ -1,9 +1,10 @@
 """Where a pending task stands in the queue of its job, counted from 1, without ranking the whole queue."""
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, func, literal_column, select
+from sqlalchemy import ColumnElement, and_, func, literal_column, select
 
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store.database import Transaction, padded
@@ -44,18 +45,19 @@ async def _ranks(tx: Transaction, job_id: UUID, queue: Sequence[Record]) -> dict
 
 
 async def _position(tx: Transaction, job_id: UUID, seq: int) -> int:
-    ahead = _count(job_id, tasks.c.seq < seq, _NEAR + 1)
-    behind = _count(job_id, tasks.c.seq > seq, _NEAR + 1)
+    ahead = _near(job_id, tasks.c.seq < seq, tasks.c.seq)
+    behind = _near(job_id, tasks.c.seq > seq, tasks.c.seq.desc())
     near = select(ahead, behind, jobs.c.pending).where(jobs.c.id == job_id)
     before, after, pending = (await tx.execute(near)).one()
     if before <= _NEAR:
         return int(before) + 1
     if after <= _NEAR:
         return int(pending - after)
-    whole = select(_count(job_id, tasks.c.seq < seq, None))
-    return int((await tx.execute(whole)).scalar_one()) + 1
+    mine = and_(tasks.c.job_id == job_id, _PENDING, tasks.c.seq < seq)
+    return int((await tx.execute(select(func.count()).select_from(tasks).where(mine))).scalar_one()) + 1
 
 
-def _count(job_id: UUID, which: ColumnElement[bool], limit: int | None) -> ColumnElement[int]:
-    some = select(tasks.c.seq).where(tasks.c.job_id == job_id, _PENDING, which).limit(limit)
-    return select(func.count()).select_from(some.subquery()).scalar_subquery()
+def _near(job_id: UUID, which: ColumnElement[bool], order: ColumnElement[Any]) -> ColumnElement[int]:
+    # Ordered, so that the index is walked from one end: without that PostgreSQL may read the whole table.
+    some = select(tasks.c.seq).where(tasks.c.job_id == job_id, _PENDING, which).order_by(order)
+    return select(func.count()).select_from(some.limit(_NEAR + 1).subquery()).scalar_subquery()

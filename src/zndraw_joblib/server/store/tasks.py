@@ -42,6 +42,10 @@ def _among(statuses: Iterable[TaskStatus]) -> ColumnElement[bool]:
 _PENDING = tasks.c.status == literal_column(f"'{TaskStatus.PENDING}'")
 _HELD = _among(HELD)
 _CHUNK = 512
+# Expressions that no index serves: few tasks are held, but without statistics SQLite would rather walk
+# all tasks in their order, or start from the jobs.
+_BY_ARRIVAL = tasks.c.seq + 0
+_ROOM_OF_JOB = func.coalesce(jobs.c.room_id, "")
 # SQLite takes 500 branches of a compound select.
 _BRANCHES = 100
 _WRITTEN = (
@@ -165,7 +169,7 @@ async def fail_held(
     tx: Transaction, wanted: ColumnElement[bool], error: str, *, limit: int | None = None
 ) -> list[Record]:
     """Fail those held tasks that match. Return them as they are now, without payload and result."""
-    statement = _select(bodies=False).where(_HELD, wanted).order_by(tasks.c.seq).limit(limit)
+    statement = _select(bodies=False).where(_HELD, wanted).order_by(_BY_ARRIVAL).limit(limit)
     found = await _records(tx, statement.with_for_update(of=tasks))
     now = await tx.now()
     values = {"status": TaskStatus.FAILED.value, "completed_at": now, "error": error}
@@ -185,13 +189,13 @@ def held_by(worker_ids: Sequence[UUID]) -> ColumnElement[bool]:
 def stuck_inside(cutoff: datetime) -> ColumnElement[bool]:
     """Match the tasks of internal jobs that started, or else were made, before `cutoff`."""
     since = func.coalesce(tasks.c.started_at, tasks.c.created_at)
-    return and_(jobs.c.room_id == INTERNAL, since < cutoff)
+    return and_(_ROOM_OF_JOB == INTERNAL, since < cutoff)
 
 
 def abandoned() -> ColumnElement[bool]:
     """Match the tasks of remote jobs whose worker does not exist."""
     known = select(workers.c.id).where(workers.c.id == tasks.c.worker_id).exists()
-    return and_(jobs.c.room_id != INTERNAL, or_(tasks.c.worker_id.is_(None), ~known))
+    return and_(_ROOM_OF_JOB != INTERNAL, or_(tasks.c.worker_id.is_(None), ~known))
 
 
 async def by_id(tx: Transaction, task_id: UUID) -> Record | None:

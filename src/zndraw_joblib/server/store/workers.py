@@ -81,8 +81,8 @@ async def mend_future(tx: Transaction, tolerance: timedelta) -> None:
     """Set heartbeats that lie in the future to now: a clock that was set back makes nobody immortal."""
     now = await tx.now()
     future = select(workers.c.id).where(workers.c.last_heartbeat > now + tolerance)
-    free = future.with_for_update(skip_locked=True).scalar_subquery()
-    await tx.execute(update(workers).where(workers.c.id.in_(free)).values(last_heartbeat=now))
+    ids = (await tx.execute(future.with_for_update(skip_locked=True))).scalars().all()
+    await beat(tx, ids)
 
 
 async def remove(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
