@@ -195,14 +195,15 @@ async def test_a_page_of_a_job_reads_that_jobs_tasks(
 async def test_a_position_is_counted_in_the_queue(explainer: Explainer, seq: int) -> None:
     """The rank of a task in front, far behind, or in the middle is read from the queue of its job alone."""
     plans = await explainer.plans(partial(tasks.get, task_id=task_id(seq)))
-    assert_reads(plans, PENDING, BY_ID)
+    # With statistics PostgreSQL may walk the key in the same order, where most rows are of this queue.
+    assert_reads(plans, PENDING, BY_ID, KEY)
 
 
 async def test_the_positions_of_a_page_are_counted_in_their_queues(explainer: Explainer) -> None:
     """The ranks of a page's tasks are read from the queues, between the first and the last of them."""
     plans = await explainer.plans(partial(tasks.page, room_id=LAB, status=None, part=Page(50, 0)))
     ranked = [plan for plan in plans if "row_number" in plan.statement or "LIMIT" in plan.statement]
-    assert_reads(ranked, PENDING, "ix_joblib_task_room")
+    assert_reads(ranked, PENDING, "ix_joblib_task_room", KEY)
 
 
 async def test_a_re_check_looks_at_what_is_waited_for(explainer: Explainer) -> None:

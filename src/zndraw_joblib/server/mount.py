@@ -90,6 +90,7 @@ class JobLib:
         Raises `OutdatedSchema` for a PostgreSQL database that was not upgraded.
         """
         await schema.prepare(self.runtime.database)
+        self.runtime.sleepers.open()
         sweeping = asyncio.create_task(self.sweeper.run(), name="zndraw-joblib sweeper")
         try:
             with _on_stop_signals(self.runtime.sleepers.close):

@@ -136,6 +136,10 @@ class Sleepers:
         """The keys under which somebody sleeps."""
         return list(self._queues)
 
+    def open(self) -> None:
+        """Let sleepers in; also again, after a stop."""
+        self.is_closed = False
+
     def close(self) -> None:
         """Wake everybody for good: the server stops."""
         self.is_closed = True
