@@ -74,6 +74,13 @@ class Wrapper:
         return [event.status for event in events if str(event.id) == task["id"]]
 
 
+class Broker:
+    """An executor's queue."""
+
+    async def kiq(self, **call: Any) -> None:
+        """Take one call."""
+
+
 @dataclass
 class Queue:
     """A queue in this process."""

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from sweeper.queue import Queue
+from sweeper.queue import Broker, Queue
 from zndraw_joblib import (
     JobsInvalidate,
     TaskStatusEvent,
@@ -189,13 +189,6 @@ class TestStaleWorkers:
             assert await cleanup_stale_workers(session, timedelta(hours=1, seconds=30)) == (0, [])
             assert await cleanup_stale_workers(session, timedelta(minutes=59)) == (1, [])
             assert await cleanup_stale_workers(session, MINUTE) == (0, [])
-
-
-class Broker:
-    """An executor's queue."""
-
-    async def kiq(self, **call: Any) -> None:
-        """Take one call."""
 
 
 class TestStuckInternalTasks:

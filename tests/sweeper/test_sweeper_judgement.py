@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
-from sweeper.queue import V1, Queue
+from sweeper.queue import V1, Broker, Queue
 from zndraw_joblib.server import sweeper as sweeper_module
 
 Sessions = async_sessionmaker[AsyncSession]
@@ -299,6 +299,21 @@ class TestFaults:
             assert (after["status"], after["error"]) == ("failed", "Worker disconnected")
             assert queue.told.statuses(task)[-1] == "failed"
         assert [(await queue.read(task))["status"] for task in (kept, pending)] == ["claimed", "pending"]
+
+    async def test_an_internal_task_has_no_worker_and_needs_none(self, queue: Queue) -> None:
+        """Claimed or running, it is its executor's, and no fault of anybody before its own time is over."""
+        queue.joblib.runtime.internal_tasks = {"@internal:modifiers:Rotate": Broker()}
+        job = await queue.register(room="@internal")
+        claimed, other = await queue.submit(job), await queue.submit(job)
+        running = await queue.report(other, "running")
+        queue.watch()
+        await queue.silence(3600)
+        cycle = await queue.sweep()
+        assert (cycle.abandoned, cycle.stuck) == (0, 0)
+        assert [await queue.read(claimed), await queue.read(running)] == [claimed, running]
+        queue.clock.advance(1)
+        assert (await queue.sweep()).stuck == 2
+        assert (await queue.read(running))["error"] == "Internal worker timeout"
 
     @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
     async def test_a_statement_that_hangs_is_given_up(

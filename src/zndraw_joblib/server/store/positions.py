@@ -4,19 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, func, literal_column, select
+from sqlalchemy import ColumnElement, and_, func, select
 
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store.database import Transaction, padded
 from zndraw_joblib.server.store.tables import Job, Task
-from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.store.tasks import Record, in_queue
 
 tasks = Task.__table__
 jobs = Job.__table__
 
 # How far is counted from either end of a queue before the whole of it is.
 _NEAR = 1000
-_PENDING = tasks.c.status == literal_column(f"'{TaskStatus.PENDING}'")
 
 
 async def positions(tx: Transaction, records: Sequence[Record]) -> dict[UUID, int]:
@@ -38,26 +37,26 @@ async def positions(tx: Transaction, records: Sequence[Record]) -> dict[UUID, in
 async def _ranks(tx: Transaction, job_id: UUID, queue: Sequence[Record]) -> dict[int, int]:
     seqs = [record.seq for record in queue]
     between = tasks.c.seq.between(min(seqs), max(seqs))
-    rank = func.row_number().over(order_by=tasks.c.seq).label("rank")
-    ranked = select(tasks.c.seq, rank).where(tasks.c.job_id == job_id, _PENDING, between).subquery()
+    rank = func.row_number().over(order_by=[tasks.c.job_id, tasks.c.seq]).label("rank")
+    ranked = select(tasks.c.seq, rank).where(in_queue(job_id), between).subquery()
     rows = await tx.execute(select(ranked.c.seq, ranked.c.rank).where(ranked.c.seq.in_(padded(seqs))))
     return {row.seq: row.rank for row in rows}
 
 
 async def _position(tx: Transaction, job_id: UUID, seq: int) -> int:
-    ahead = _near(job_id, tasks.c.seq < seq, tasks.c.seq)
-    behind = _near(job_id, tasks.c.seq > seq, tasks.c.seq.desc())
+    ahead = _near(job_id, tasks.c.seq < seq, tasks.c.job_id, tasks.c.seq)
+    behind = _near(job_id, tasks.c.seq > seq, tasks.c.job_id.desc(), tasks.c.seq.desc())
     near = select(ahead, behind, jobs.c.pending).where(jobs.c.id == job_id)
     before, after, pending = (await tx.execute(near)).one()
     if before <= _NEAR:
         return int(before) + 1
     if after <= _NEAR:
         return int(pending - after)
-    mine = and_(tasks.c.job_id == job_id, _PENDING, tasks.c.seq < seq)
+    mine = and_(in_queue(job_id), tasks.c.seq < seq)
     return int((await tx.execute(select(func.count()).select_from(tasks).where(mine))).scalar_one()) + 1
 
 
-def _near(job_id: UUID, which: ColumnElement[bool], order: ColumnElement[Any]) -> ColumnElement[int]:
-    # Ordered, so that the index is walked from one end: without that PostgreSQL may read the whole table.
-    some = select(tasks.c.seq).where(tasks.c.job_id == job_id, _PENDING, which).order_by(order)
+def _near(job_id: UUID, which: ColumnElement[bool], *order: ColumnElement[Any]) -> ColumnElement[int]:
+    # Ordered, so that the queue is walked from one end.
+    some = select(tasks.c.seq).where(in_queue(job_id), which).order_by(*order)
     return select(func.count()).select_from(some.limit(_NEAR + 1).subquery()).scalar_subquery()

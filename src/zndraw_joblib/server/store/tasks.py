@@ -102,6 +102,15 @@ def _select(*, bodies: bool = True) -> Select[Any]:
     return select(*columns, *_NAME).join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
 
 
+def in_queue(job_id: Any) -> ColumnElement[bool]:
+    """Match the pending tasks of a job; order them by `job_id` and `seq`.
+
+    A range, so that only the index of the queues has that order. With an equality PostgreSQL may walk
+    the primary key instead, through all of the history, if it takes the pending tasks to be everywhere.
+    """
+    return and_(tasks.c.job_id >= job_id, tasks.c.job_id <= job_id, _PENDING)
+
+
 _FULL = _select()
 _ADD = insert(tasks)
 _MOVE = (
@@ -121,8 +130,8 @@ _LOCK = (
     .with_for_update(of=tasks)
 )
 _LOCK_OLDEST = (
-    _FULL.where(tasks.c.job_id == bindparam("job"), _PENDING)
-    .order_by(tasks.c.seq)
+    _FULL.where(in_queue(bindparam("job")))
+    .order_by(tasks.c.job_id, tasks.c.seq)
     .limit(bindparam("count"))
     .with_for_update(of=tasks, skip_locked=True)
 )
@@ -231,8 +240,8 @@ async def oldest(tx: Transaction, demand: dict[UUID, int]) -> dict[UUID, list[in
     branches = [
         select(
             select(tasks.c.job_id, tasks.c.seq)
-            .where(tasks.c.job_id == job_id, _PENDING)
-            .order_by(tasks.c.seq)
+            .where(in_queue(job_id))
+            .order_by(tasks.c.job_id, tasks.c.seq)
             .limit(count)
             .subquery()
         )
