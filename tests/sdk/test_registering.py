@@ -91,7 +91,7 @@ def test_a_worker_may_start_before_its_server(
         assert manager.worker_id is not None
 
 
-@pytest.mark.parametrize("room", ["a b?c#d%2F&é", "..", "50%"])
+@pytest.mark.parametrize("room", ["a b?c#d%2F&é", "50%"])
 def test_names_are_quoted_in_paths(worker: Make, room: str) -> None:
     """K12: a room and a job may have any name that the server allows."""
     manager = worker(lambda task: task.job_name)
