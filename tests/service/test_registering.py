@@ -141,6 +141,8 @@ async def test_a_hidden_job_comes_back_with_a_new_schema_and_its_history(replica
     assert is_new
     assert (back.id, back.schema_) == (job.id, SCHEMA)
     assert back.workers == [back.worker_id]
+    get = partial(jobs.get, room_id="lab", name=parse_job_name(job.full_name), cross_room=False)
+    assert (await replica.runtime.database.read(get)).schema_ == SCHEMA
     page = partial(tasks.page, room_id="lab", status=None, part=Page(50, 0), job=job.id)
     [old] = (await replica.runtime.database.read(page)).items
     assert (old.id, old.result, old.worker_id) == (done.id, 7, job.worker_id)

@@ -7,7 +7,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncEngine
 from store.fixtures import OpenReplica, every_kind
 from store.replica import OWNER, SUBMITTER, HandClock, Replica
 from store.seeds import LONG_AGO, add_tasks, seconds, task
@@ -250,6 +251,32 @@ async def test_a_worker_whose_job_is_taken_off_waits_for_it_no_more(replica: Rep
     await replica.submit(job)
     submitted = await replica.submit(other)
     assert (await soon(claim)).id == submitted.id
+
+
+@every_kind
+async def test_a_request_that_is_given_up_happens_and_is_told_or_does_not_happen(
+    replica: Replica, engine: AsyncEngine
+) -> None:
+    """A removal whose client goes while it is written wakes who waits for its tasks, if it is committed."""
+    job = await replica.register()
+    running = await replica.running(job)
+    wait = asyncio.create_task(replica.get(running.id, LONG))
+    await asleep(replica, 1)
+    async with engine.connect() as other:
+        if other.dialect.name == "sqlite":
+            await other.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            await other.execute(select(Worker.__table__).with_for_update())
+        leaving = asyncio.create_task(replica.leave(job.worker_id))
+        await asyncio.wait({leaving}, timeout=0.1)
+        leaving.cancel()
+        await asyncio.wait({leaving}, timeout=0.1)
+        await other.rollback()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await replica.register("Other")  # a write of ours comes after whatever we wrote before
+    if await replica.rows(Worker.__table__, Worker.__table__.c.id == job.worker_id):
+        await replica.leave(job.worker_id)
+    assert (await soon(wait)).status is TaskStatus.FAILED
 
 
 async def test_a_worker_that_is_removed_while_it_waits_is_told(replica: Replica) -> None:

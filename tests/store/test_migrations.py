@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sqlite3
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.database import Sessions
-from zndraw_joblib.server.store.engine import open_engine, open_sessions
+from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
 from zndraw_joblib.server.store.tables import metadata
 
 
@@ -168,6 +169,24 @@ async def test_an_older_database_stops_the_start_too(empty: AsyncEngine) -> None
     assert await schema.current(Sessions(open_sessions(empty))) == "0000"
 
 
+@pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
+async def test_a_start_waits_for_another_process_on_a_new_file(empty_url: str) -> None:
+    """While somebody else writes to a file that is no WAL yet, a start waits for its turn."""
+    other = sqlite3.connect(empty_url.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("CREATE TABLE rooms (id INTEGER)")
+    database = open_database(empty_url)
+    starting = asyncio.create_task(schema.prepare(database))
+    done, _ = await asyncio.wait({starting}, timeout=0.2)
+    other.execute("COMMIT")
+    other.close()
+    assert not done
+    async with asyncio.timeout(20):
+        await starting
+        assert await schema.current(database) == schema.newest()
+        await database.close()
+
+
 _STARTER = """
 import asyncio, sys
 from zndraw_joblib.server.store import schema
@@ -184,7 +203,8 @@ asyncio.run(start())
 """
 
 
-async def test_servers_that_start_together_upgrade_once(empty_url: str, empty: AsyncEngine) -> None:
+@pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
+async def test_processes_that_start_together_upgrade_once(empty_url: str, empty: AsyncEngine) -> None:
     """Processes that upgrade at the same time all succeed: one does the work, the others find it done."""
     starters = [
         await asyncio.create_subprocess_exec(

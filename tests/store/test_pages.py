@@ -5,6 +5,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy import text
 
 from store.replica import OWNER, Replica
 from store.seeds import LONG_AGO, add_tasks, seconds, task
@@ -41,6 +42,17 @@ async def test_tasks_of_the_same_moment_come_once_each(replica: Replica, limit: 
     seen = await every(replica, tasks.page, limit, room_id="lab", status=TaskStatus.COMPLETED)
     assert [item.id for item in seen] == ids[1::3][::-1]
     seen = await every(replica, tasks.page, limit, room_id="lab", status=None, job=job.id)
+    assert [item.id for item in seen] == ids[::-1]
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_the_order_is_asked_for_and_no_gift_of_an_index(replica: Replica) -> None:
+    """Ties are broken as well where no index has the order by chance."""
+    job = await replica.register()
+    ids = await add_tasks(replica, [task(job.id) for _ in range(COUNT)])
+    for index in ("room", "room_status", "job_room"):
+        await replica.execute(text(f"DROP INDEX ix_joblib_task_{index}"))
+    seen = await every(replica, tasks.page, 10, room_id="lab", status=None)
     assert [item.id for item in seen] == ids[::-1]
 
 

@@ -12,7 +12,8 @@ from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.service import tasks
-from zndraw_joblib.server.store.positions import _NEAR
+from zndraw_joblib.server.store import tasks as store
+from zndraw_joblib.server.store.positions import _NEAR, positions
 
 # Both ends are counted for `_NEAR` rows; what is between them is a far middle.
 LENGTH = 2 * _NEAR + 300
@@ -95,3 +96,15 @@ async def test_queues_of_several_jobs_do_not_mix(replica: Replica) -> None:
         ("A", 3),
         ("B", 2),
     ]
+
+
+@pytest.mark.parametrize("index", [5, LENGTH // 2, LENGTH - 60])
+async def test_a_task_that_left_the_queue_since_it_was_read_moves_nobody(
+    replica: Replica, queue: list[UUID], index: int
+) -> None:
+    """A page is read in several looks: who is claimed in between has no rank, the others keep theirs."""
+    database = replica.runtime.database
+    records = [await database.read(partial(store.by_id, task_id=queue[i])) for i in (index, index + 10)]
+    await replica.report(queue[index], TaskStatus.CANCELLED, by=SUBMITTER)
+    found = await database.read(partial(positions, records=records))
+    assert found == {queue[index + 10]: index + 10}
