@@ -100,6 +100,7 @@ class JobLib:
             sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await sweeping
+            await self.runtime.finish()
 
     async def _identify(self, request: Request) -> Identity | None:
         if isinstance(self._identity, BearerTokens):

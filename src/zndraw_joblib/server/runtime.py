@@ -35,6 +35,7 @@ Result = TypeVar("Result")
 _RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
 _MAX_BACKOFF = 0.5
 _PROBE_SECONDS = 3.0
+_FINISH_SECONDS = 10.0
 
 
 class Runtime:
@@ -57,6 +58,7 @@ class Runtime:
         self._claims = Combiner(partial(self._commit, claims.claim))
         self._reports = Combiner(partial(self._commit, tasks.report))
         self._beats = Combiner(partial(self._commit, workers.beat))
+        self._writing: set[asyncio.Task[Any]] = set()
         self.checks: dict[str, Callable[[], str]] = {}
         self._health: tuple[float, dict[str, str]] | None = None
         self._seen: dict[UUID, float] = {}
@@ -64,13 +66,27 @@ class Runtime:
         self._rechecking: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     async def write(self, work: Callable[[Transaction], Awaitable[Result]]) -> Result:
-        """Run `work` in a transaction, commit, then tell what happened."""
+        """Run `work` in a transaction, commit, then tell what happened.
+
+        A caller that gives up meanwhile stops neither: what is committed is told.
+        """
+        writing = asyncio.create_task(self._write(work))
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+        return await asyncio.shield(writing)
+
+    async def finish(self) -> None:
+        """Let what is being written be written and told, before the loop or the database closes."""
+        if self._writing:
+            await asyncio.wait(self._writing, timeout=_FINISH_SECONDS)
+
+    async def _write(self, work: Callable[[Transaction], Awaitable[Result]]) -> Result:
         result, tx = await self.database.write(work)
         await self.tell(tx)
         return result
 
     async def _commit(self, apply: Callable[..., Awaitable[Result]], items: Sequence[Any]) -> Result:
-        return await self.write(lambda tx: apply(tx, items))
+        return await self._write(lambda tx: apply(tx, items))
 
     async def tell(self, tx: Transaction) -> None:
         """Wake sleepers and send events, after the commit. A publisher that fails is logged."""

@@ -1,6 +1,7 @@
 """Engines of our own, for SQLite and PostgreSQL, by URL alone."""
 
 import sqlite3
+import time
 from typing import Any
 
 from sqlalchemy import create_engine, event
@@ -16,6 +17,7 @@ _DRIVERS = {
     "postgres": "postgresql+asyncpg",
 }
 _BUSY_SECONDS = 10
+_POLL_SECONDS = 0.02
 
 
 class InvalidDatabaseUrl(ValueError):
@@ -71,7 +73,16 @@ def _parse(url: str) -> URL:
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
     cursor: sqlite3.Cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
+    # A file becomes a WAL only while nobody writes, and SQLite does not wait for that by itself.
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            break
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()

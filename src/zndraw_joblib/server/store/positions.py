@@ -45,13 +45,13 @@ async def _ranks(tx: Transaction, job_id: UUID, queue: Sequence[Record]) -> dict
 
 async def _position(tx: Transaction, job_id: UUID, seq: int) -> int:
     ahead = _near(job_id, tasks.c.seq < seq, tasks.c.job_id, tasks.c.seq)
-    behind = _near(job_id, tasks.c.seq > seq, tasks.c.job_id.desc(), tasks.c.seq.desc())
+    behind = _near(job_id, tasks.c.seq >= seq, tasks.c.job_id.desc(), tasks.c.seq.desc())
     near = select(ahead, behind, jobs.c.pending).where(jobs.c.id == job_id)
     before, after, pending = (await tx.execute(near)).one()
     if before <= _NEAR:
         return int(before) + 1
     if after <= _NEAR:
-        return int(pending - after)
+        return int(pending - after) + 1
     mine = and_(in_queue(job_id), tasks.c.seq < seq)
     return int((await tx.execute(select(func.count()).select_from(tasks).where(mine))).scalar_one()) + 1
 
