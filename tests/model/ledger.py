@@ -225,6 +225,7 @@ class Ledger:
         if name not in self.jobs or worker_id not in self.jobs[name].workers:
             return JobNotFound
         self.jobs[name].workers.remove(worker_id)
+        self.workers[worker_id].beat = self.now
         self._hide_orphan(name)
         return None
 

@@ -54,7 +54,25 @@ async def ledger() -> Ledger:
 @pytest.fixture
 async def combiner(ledger: Ledger) -> "Combiner[Any, Any]":
     """Return a combiner of the ledger's commits."""
-    return Combiner(ledger.commit)
+    return Combiner(ledger.commit, lambda: 1)
+
+
+async def test_two_batches_are_committed_at_once_where_that_pays(ledger: Ledger) -> None:
+    """What arrives during a commit goes at once, and only what arrives during both of them waits."""
+    combiner: Combiner[Any, Any] = Combiner(ledger.commit, lambda: 2)
+    first = await ledger.busy(combiner)
+    second = await ledger.busy(combiner)
+    rest = asyncio.create_task(put_all(combiner, range(5)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert ledger.batches == [["first"], ["first"]]
+    ledger.open.set()
+    async with asyncio.timeout(1):
+        assert await asyncio.gather(first, second, rest) == ["done first"] * 2 + [
+            [f"done {item}" for item in range(5)]
+        ]
+    assert ledger.batches[2:] == [[0, 1, 2, 3, 4]]
+    assert await put_all(combiner, ["again"]) == ["done again"]
 
 
 async def put_all(combiner: "Combiner[Any, Any]", items: Sequence[Any]) -> list[Any]:
@@ -208,7 +226,7 @@ def test_one_combiner_serves_several_event_loops() -> None:
         await asyncio.sleep(0)
         return [item + 1 for item in items]
 
-    combiner: Combiner[int, int] = Combiner(commit)
+    combiner: Combiner[int, int] = Combiner(commit, lambda: 1)
     loops = []
     for turn in range(3):
         runner = asyncio.Runner()

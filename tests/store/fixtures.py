@@ -16,7 +16,7 @@ from store.invariants import faults
 from store.replica import HandClock, Replica
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import Clock, Database, Sessions, SqliteFile
+from zndraw_joblib.server.store.database import Clock, Database, Sessions
 from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
 from zndraw_joblib.server.store.tables import metadata
 
@@ -27,14 +27,16 @@ OpenDatabase = Callable[[Clock | None], Database]
 OpenReplica = Callable[[], Replica]
 
 
-every_kind = pytest.mark.parametrize("kind", ["sqlite", "sqlite-of-a-host", "postgresql"])
+every_kind = pytest.mark.parametrize(
+    "kind", ["sqlite", "sqlite-of-a-host", "postgresql", "postgresql-of-a-host"]
+)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Run the test on either database; with `every_kind` on a host's sessions on SQLite too.
+    """Run the test on either database; with `every_kind` on a host's sessions too.
 
-    There each statement is a trip to a thread; on our own SQLite a whole transaction is.
+    These go through SQLAlchemy's engines; what is our own takes shorter ways to SQLite and PostgreSQL.
     """
     return str(request.param)
 
@@ -79,7 +81,7 @@ async def _execute(url: str, *statements: str) -> None:
 @pytest.fixture
 def database_url(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> str:
     """Return the URL of a migrated, empty database."""
-    if kind != "postgresql":
+    if kind.startswith("sqlite"):
         return f"sqlite:///{shutil.copy(request.getfixturevalue('sqlite_template'), tmp_path / 'joblib.db')}"
     url: str = request.getfixturevalue("postgres_for_all")
     asyncio.run(empty(url))
@@ -113,16 +115,14 @@ async def open_one(kind: str, database_url: str) -> AsyncIterator[OpenDatabase]:
     async with AsyncExitStack() as stack:
 
         def open_it(clock: Clock | None = None) -> Database:
-            if kind == "sqlite":
+            if not kind.endswith("of-a-host"):
                 database = open_database(database_url, clock)
-                assert isinstance(database, SqliteFile)
-                pools.append(database._engine.pool)
-            else:
-                engine = open_engine(database_url)
-                database = Sessions(open_sessions(engine), clock, engine.dispose)
-                pools.append(engine.pool)
-            stack.push_async_callback(database.close)
-            return database
+                stack.push_async_callback(database.close)  # waits for what is not given back
+                return database
+            engine = open_engine(database_url)
+            stack.push_async_callback(engine.dispose)
+            pools.append(engine.pool)
+            return Sessions(open_sessions(engine), clock)
 
         yield open_it
         assert [pool.checkedout() for pool in pools] == [0] * len(pools), "a connection was not given back"

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import create_engine, insert, select, text, update
+from sqlalchemy import create_engine, insert, make_url, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -20,11 +20,12 @@ from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.ports import Wake
 from zndraw_joblib.server.service import workers as worker_service
 from zndraw_joblib.server.store import workers
-from zndraw_joblib.server.store.database import Database, Sessions, SqliteFile, Transaction, begin
-from zndraw_joblib.server.store.engine import open_database, open_sessions
+from zndraw_joblib.server.store.database import Database, Sessions, Transaction, begin
+from zndraw_joblib.server.store.engine import SqliteFile, open_database, open_sessions
+from zndraw_joblib.server.store.postgres import PostgresServer
 from zndraw_joblib.server.store.tables import Job, Worker
 
-only_postgresql = pytest.mark.parametrize("kind", ["postgresql"])
+only_postgresql = pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
 only_sqlite = pytest.mark.parametrize("kind", ["sqlite", "sqlite-of-a-host"])
 jobs = Job.__table__
 
@@ -198,11 +199,15 @@ async def impatient(kind: str, database_url: str) -> AsyncIterator[Database]:
         yield (database := SqliteFile(create_engine(url, connect_args={"timeout": 0.05})))
         await database.close()
         return
+    if kind == "postgresql":
+        yield (own := PostgresServer(make_url(url), pool_size=1, pool_seconds=0.05))
+        await own.close()
+        return
     options: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.05}
     if kind == "sqlite-of-a-host":
         url, options["connect_args"] = url.replace("sqlite:", "sqlite+aiosqlite:"), {"timeout": 0.05}
     engine = create_async_engine(url, **options)
-    yield Sessions(open_sessions(engine), dispose=engine.dispose)
+    yield Sessions(open_sessions(engine))
     await engine.dispose()
 
 
@@ -218,7 +223,7 @@ async def test_a_lock_that_is_not_given_up_is_told(impatient: Database, engine: 
     assert await owners(engine) == ["lucky"]
 
 
-@pytest.mark.parametrize("kind", ["postgresql"])
+@only_postgresql
 async def test_a_pool_without_a_free_connection_is_told(impatient: Database) -> None:
     """A request that gets no connection in time is told to try again."""
     taken, free = asyncio.Event(), asyncio.Event()
@@ -269,7 +274,7 @@ async def test_what_happened_is_kept_in_order_and_once(database: Database) -> No
 
 
 @pytest.mark.parametrize("before", ["nothing", "a read", "a write"])
-@pytest.mark.parametrize("kind", ["sqlite-of-a-host", "postgresql"])
+@pytest.mark.parametrize("kind", ["sqlite-of-a-host", "postgresql-of-a-host"])
 async def test_a_hosts_own_session_becomes_a_transaction(
     engine: AsyncEngine, replica: Replica, before: str
 ) -> None:

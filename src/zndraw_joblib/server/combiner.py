@@ -1,4 +1,4 @@
-"""The write path: while one batch commits, the requests that arrive form the next one."""
+"""The write path: while batches commit, the requests that arrive form the next one."""
 
 import asyncio
 import logging
@@ -26,10 +26,12 @@ class Combiner(Generic[Item, Result]):
 
     `commit` takes the items of a batch and gives a result or a problem for each. Where it raises,
     nothing of the batch was written; then the items go one by one, and the broken one alone fails.
+    `width` tells how many batches may be committed at the same time.
     """
 
-    def __init__(self, commit: Commit[Item, Result]) -> None:
+    def __init__(self, commit: Commit[Item, Result], width: Callable[[], int]) -> None:
         self._commit = commit
+        self._width = width
         # A host's test client may run each request in an event loop of its own.
         self._lanes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Lane[Item, Result]] = WeakKeyDictionary()
 
@@ -41,7 +43,7 @@ class Combiner(Generic[Item, Result]):
         loop = asyncio.get_running_loop()
         lane = self._lanes.get(loop)
         if lane is None:
-            lane = self._lanes[loop] = _Lane(self._commit)
+            lane = self._lanes[loop] = _Lane(self._commit, self._width)
         result = await lane.put(item)
         if isinstance(result, Exception):
             raise result
@@ -49,10 +51,13 @@ class Combiner(Generic[Item, Result]):
 
 
 class _Lane(Generic[Item, Result]):
-    def __init__(self, commit: Commit[Item, Result]) -> None:
+    def __init__(self, commit: Commit[Item, Result], width: Callable[[], int]) -> None:
         self._commit = commit
+        self._width = width
         self._waiting: deque[Entry[Item, Result]] = deque()
-        self._drain: asyncio.Task[None] | None = None
+        self._drains: set[asyncio.Task[None]] = set()
+        self._running = 0
+        self._is_gathering = False
 
     def put(self, item: Item) -> asyncio.Future[Result | Exception]:
         if len(self._waiting) >= MAX_WAITING:
@@ -61,27 +66,46 @@ class _Lane(Generic[Item, Result]):
             )
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
-        if self._drain is None:
-            self._drain = asyncio.create_task(self._run())
+        self._start()
         return future
+
+    def _start(self) -> None:
+        if self._waiting and not self._is_gathering and self._running < self._width():
+            drain = asyncio.create_task(self._run())
+            self._drains.add(drain)
+            drain.add_done_callback(self._drains.discard)
+            self._running += 1
+            self._is_gathering = True
 
     async def _run(self) -> None:
         batch: list[Entry[Item, Result]] = []
         try:
-            while self._waiting:
-                await self._gather()
-                taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
-                # Who gave up waiting before its turn wants nothing written any more.
-                batch = [(item, future) for item, future in taken if not future.done()]
+            while True:
+                batch = await self._next_batch()
                 results = await self._results(batch)
                 for (_, future), result in zip(batch, results, strict=True):
                     if not future.done():
                         future.set_result(result)
-        finally:
-            self._drain = None
+                if self._is_gathering or not self._waiting:
+                    return
+                self._is_gathering = True
+        except BaseException:
             for _, future in [*batch, *self._waiting]:
                 future.cancel()
             self._waiting.clear()
+            raise
+        finally:
+            self._running -= 1
+
+    async def _next_batch(self) -> list[Entry[Item, Result]]:
+        try:
+            await self._gather()
+        finally:
+            self._is_gathering = False
+        taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+        self._start()
+        # Who gave up waiting before its turn wants nothing written any more.
+        return [(item, future) for item, future in taken if not future.done()]
 
     async def _gather(self) -> None:
         """Let the event loop read what has arrived already: it would have to wait for a whole batch.

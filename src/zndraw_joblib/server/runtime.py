@@ -54,10 +54,14 @@ class Runtime:
         self.sleepers = Sleepers(lambda: self.settings.max_sleepers)
         self.internal_tasks: Mapping[str, InternalTask] = {}
         self.publish = publish
-        self._submits = Combiner(partial(self._commit, tasks.submit))
-        self._claims = Combiner(partial(self._commit, claims.claim))
-        self._reports = Combiner(partial(self._commit, tasks.report))
-        self._beats = Combiner(partial(self._commit, workers.beat))
+
+        def width() -> int:
+            return self.database.concurrent_writes
+
+        self._submits = Combiner(partial(self._commit, tasks.submit), width)
+        self._claims = Combiner(partial(self._commit, claims.claim), width)
+        self._reports = Combiner(partial(self._commit, tasks.report), width)
+        self._beats = Combiner(partial(self._commit, workers.beat), width)
         self._writing: set[asyncio.Task[Any]] = set()
         self.checks: dict[str, Callable[[], str]] = {}
         self._health: tuple[float, dict[str, str]] | None = None

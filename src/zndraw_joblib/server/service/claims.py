@@ -50,8 +50,8 @@ class _Asker:
 
 async def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed | ProblemException]:
     """Give each worker the oldest task it may have, first come, first served."""
-    workers = await worker_store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
-    queues = await worker_store.waiting_queues(tx, list(workers))
+    asking = list(dict.fromkeys(item.worker_id for item in items))
+    workers, queues = await worker_store.lock_askers(tx, asking)
     askers = [_asker(item, workers.get(item.worker_id), queues) for item in items]
     served = [asker for asker in askers if isinstance(asker, _Asker)]
     await _note_life(tx, served, workers)

@@ -82,6 +82,7 @@ async def leave_job(tx: Transaction, caller: Identity, worker_id: UUID, name: Jo
     job = await job_store.any_by_name(tx, name)
     if job is None or not await store.unlink(tx, worker_id, job.id):
         raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
+    await store.beat(tx, [worker_id])  # a claim that waits for the worker's lock learns of the change by it
     views.tell_jobs(tx, name.room_id)
     await job_service.hide_orphans(tx, [job.id])
     # Open claims of the worker look again at what it may claim.

@@ -5,7 +5,6 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
@@ -13,8 +12,16 @@ from types import ModuleType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, CursorResult, Engine, Executable, delete, false, func, select
+from sqlalchemy import (
+    Connection,
+    Executable,
+    delete,
+    false,
+    func,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Result as SqlResult
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -27,14 +34,15 @@ from zndraw_joblib.server.store.tables import Token
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Clock = Callable[[], datetime]
-Rows = CursorResult[*tuple[Any, ...]]
+Rows = SqlResult[*tuple[Any, ...]]
 Execute = Callable[..., Awaitable[Rows]]
 Work = Callable[["Transaction"], Awaitable[Result]]
 
 _ATTEMPTS = 5
-_READERS = 4
+# PostgreSQL: while one batch waits for the disk, another is made ready. More of them would be smaller.
+CONCURRENT_BATCHES = 2
 _NOW = select(func.now())
-_LOCK = "BEGIN IMMEDIATE"
+SQLITE_LOCK = "BEGIN IMMEDIATE"
 _IN_DOUBT = "whether it was committed is not known"
 # PostgreSQL: serialization failure, deadlock. Both say: nothing was written, try again.
 _RETRIABLE = frozenset({"40001", "40P01"})
@@ -124,6 +132,11 @@ class Database(ABC):
                 await asyncio.sleep(0.005 * 2**attempt * random.random())  # noqa: S311 - jitter
             return await transaction()
 
+    @property
+    def concurrent_writes(self) -> int:
+        """How many batches of a kind are worth to be written at the same time: SQLite takes one writer."""
+        return 1
+
     @abstractmethod
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` on a plain connection and commit: for migrations."""
@@ -140,7 +153,7 @@ class Database(ABC):
 
 
 class Sessions(Database):
-    """A database behind a session maker: PostgreSQL, or whatever a host brings.
+    """A host's database, behind its session maker.
 
     A writer waits its turn on SQLite, which takes one at a time.
     """
@@ -149,13 +162,16 @@ class Sessions(Database):
         self,
         session_maker: SessionMaker,
         clock: Clock | None = None,
-        dispose: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(clock)
         self._open = session_maker
-        self._dispose = dispose
         self._is_sqlite: bool | None = None
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+    @property
+    def concurrent_writes(self) -> int:
+        """Two on PostgreSQL, once it is known to be that."""
+        return CONCURRENT_BATCHES if self._is_sqlite is False else 1
 
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` on a plain connection and commit."""
@@ -165,9 +181,7 @@ class Sessions(Database):
             return result
 
     async def close(self) -> None:
-        """Let go of the connections, unless they are a host's."""
-        if self._dispose is not None:
-            await self._dispose()
+        """Do nothing: the connections are the host's."""
 
     async def _read(self, work: Work[Result]) -> Result:
         async with self._open() as session:
@@ -178,83 +192,14 @@ class Sessions(Database):
             tx = await begin(session, self._clock)
             self._is_sqlite = tx.is_sqlite
             result = await work(tx)
-            try:
+            with in_doubt():
                 await session.commit()
-            except DBAPIError as error:
-                # The answer may be lost after the commit: this must not be run again.
-                error.add_detail(_IN_DOUBT)
-                raise
             return result, tx
 
     def _turn(self) -> Any:
         if self._is_sqlite is False:
             return nullcontext()
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
-
-
-class SqliteFile(Database):
-    """A SQLite database of our own: each transaction runs as a whole in a thread.
-
-    A trip to a thread for each statement, as aiosqlite makes it, costs more than the statements.
-    """
-
-    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
-        super().__init__(clock)
-        self._engine = engine
-        self._writer = ThreadPoolExecutor(1, "joblib-writer")
-        in_memory = engine.url.database in {None, "", ":memory:"}
-        self._readers = self._writer if in_memory else ThreadPoolExecutor(_READERS, "joblib-reader")
-
-    async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
-        """Run `work` on a plain connection and commit."""
-
-        def run() -> Result:
-            with self._engine.begin() as connection:
-                return work(connection)
-
-        return await asyncio.get_running_loop().run_in_executor(self._writer, run)
-
-    async def close(self) -> None:
-        """Let go of connections and threads."""
-        for threads in {self._writer, self._readers}:
-            threads.shutdown(wait=True)
-        self._engine.dispose()
-
-    async def _read(self, work: Work[Result]) -> Result:
-        def run() -> Result:
-            with self._engine.connect() as connection:
-                return _drive(work(_at_once(connection, self._clock)))
-
-        return await asyncio.get_running_loop().run_in_executor(self._readers, run)
-
-    async def _write(self, work: Work[Result]) -> tuple[Result, Transaction]:
-        def run() -> tuple[Result, Transaction]:
-            with self._engine.connect() as connection:
-                connection.exec_driver_sql(_LOCK)
-                tx = _at_once(connection, self._clock)
-                result = _drive(work(tx))
-                connection.commit()
-                return result, tx
-
-        return await asyncio.get_running_loop().run_in_executor(self._writer, run)
-
-
-def _at_once(connection: Connection, clock: Clock | None) -> Transaction:
-    async def execute(statement: Executable, parameters: Any = None) -> Rows:
-        return connection.execute(statement, parameters)
-
-    return Transaction(execute, is_sqlite=True, clock=clock)
-
-
-def _drive(work: Awaitable[Result]) -> Result:
-    """Run a coroutine that awaits nothing but statements which are done at once."""
-    steps = work.__await__()
-    try:
-        next(steps)
-    except StopIteration as done:
-        result: Result = done.value
-        return result
-    raise RuntimeError("inside a transaction only the database may be awaited")
 
 
 def _of(connection: AsyncConnection, clock: Clock | None) -> Transaction:
@@ -273,7 +218,7 @@ async def begin(session: AsyncSession, clock: Clock | None = None) -> Transactio
         if getattr(raw, "in_transaction", False):
             await tx.execute(delete(Token).where(false()))
         else:
-            await connection.exec_driver_sql(_LOCK)
+            await connection.exec_driver_sql(SQLITE_LOCK)
     return tx
 
 
@@ -282,10 +227,14 @@ def dialect(tx: Transaction) -> ModuleType:
     return sqlite if tx.is_sqlite else postgresql
 
 
-def padded(values: Sequence[Result]) -> list[Result]:
-    """Repeat the last value up to a power of two, so that `IN` lists have few shapes to prepare."""
-    size = 1 << max(len(values) - 1, 0).bit_length()
-    return [*values, *[values[-1]] * (size - len(values))] if values else []
+@contextmanager
+def in_doubt() -> Iterator[None]:
+    """Wrap a commit: its answer may be lost after it was done, so that it must not be run again."""
+    try:
+        yield
+    except DBAPIError as error:
+        error.add_detail(_IN_DOUBT)
+        raise
 
 
 @contextmanager

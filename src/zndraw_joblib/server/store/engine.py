@@ -1,16 +1,28 @@
-"""Engines of our own, for SQLite and PostgreSQL, by URL alone."""
+"""Databases of our own, SQLite and PostgreSQL, by URL alone."""
 
+import asyncio
 import sqlite3
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
-from sqlalchemy import create_engine, event
+from sqlalchemy import Connection, Engine, Executable, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
-from zndraw_joblib.server.store.database import Clock, Database, Sessions, SqliteFile
+from zndraw_joblib.server.store.database import (
+    SQLITE_LOCK,
+    Clock,
+    Database,
+    Rows,
+    Transaction,
+    Work,
+)
+from zndraw_joblib.server.store.postgres import PostgresServer
 
+Result = TypeVar("Result")
 _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "postgresql": "postgresql+asyncpg",
@@ -18,10 +30,58 @@ _DRIVERS = {
 }
 _BUSY_SECONDS = 10
 _POLL_SECONDS = 0.02
+_READERS = 4
 
 
 class InvalidDatabaseUrl(ValueError):
     """The URL names no database that we can use."""
+
+
+class SqliteFile(Database):
+    """A SQLite database of our own: each transaction runs as a whole in a thread.
+
+    A trip to a thread for each statement, as aiosqlite makes it, costs more than the statements.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
+        super().__init__(clock)
+        self._engine = engine
+        self._writer = ThreadPoolExecutor(1, "joblib-writer")
+        in_memory = engine.url.database in {None, "", ":memory:"}
+        self._readers = self._writer if in_memory else ThreadPoolExecutor(_READERS, "joblib-reader")
+
+    async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
+        """Run `work` on a plain connection and commit."""
+
+        def run() -> Result:
+            with self._engine.begin() as connection:
+                return work(connection)
+
+        return await asyncio.get_running_loop().run_in_executor(self._writer, run)
+
+    async def close(self) -> None:
+        """Let go of connections and threads."""
+        for threads in {self._writer, self._readers}:
+            threads.shutdown(wait=True)
+        self._engine.dispose()
+
+    async def _read(self, work: Work[Result]) -> Result:
+        def run() -> Result:
+            with self._engine.connect() as connection:
+                return _drive(work(_at_once(connection, self._clock)))
+
+        return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+
+    async def _write(self, work: Work[Result]) -> tuple[Result, Transaction]:
+        def run() -> tuple[Result, Transaction]:
+            with self._engine.connect() as connection:
+                connection.exec_driver_sql(SQLITE_LOCK)
+                tx = _at_once(connection, self._clock)
+                result = _drive(work(tx))
+                connection.commit()
+                return result, tx
+
+        return await asyncio.get_running_loop().run_in_executor(self._writer, run)
 
 
 def open_database(url: str, clock: Clock | None = None) -> Database:
@@ -37,8 +97,7 @@ def open_database(url: str, clock: Clock | None = None) -> Database:
         )
         event.listen(file, "connect", _prepare_sqlite)
         return SqliteFile(file, clock)
-    engine = open_engine(url)
-    return Sessions(open_sessions(engine), clock, engine.dispose)
+    return PostgresServer(parsed, clock)
 
 
 def open_engine(url: str) -> AsyncEngine:
@@ -86,3 +145,21 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
+
+
+def _at_once(connection: Connection, clock: Clock | None) -> Transaction:
+    async def execute(statement: Executable, parameters: Any = None) -> Rows:
+        return connection.execute(statement, parameters)
+
+    return Transaction(execute, is_sqlite=True, clock=clock)
+
+
+def _drive(work: Awaitable[Result]) -> Result:
+    """Run a coroutine that awaits nothing but statements which are done at once."""
+    steps = work.__await__()
+    try:
+        next(steps)
+    except StopIteration as done:
+        result: Result = done.value
+        return result
+    raise RuntimeError("inside a transaction only the database may be awaited")

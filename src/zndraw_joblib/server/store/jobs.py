@@ -8,7 +8,8 @@ from sqlalchemy import ColumnElement, Row, and_, bindparam, func, select, update
 
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL, RESERVED, JobName
 from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.store.database import Transaction, dialect, padded
+from zndraw_joblib.server.store.database import Transaction, dialect
+from zndraw_joblib.server.store.lists import among, padded
 from zndraw_joblib.server.store.tables import Job, WorkerJobLink
 
 jobs = Job.__table__
@@ -17,13 +18,11 @@ links = WorkerJobLink.__table__
 # Statements of the hot paths are built once.
 _LOCK_NAMED = (
     select(jobs, func.now().label("now"))
-    .where(jobs.c.full_name.in_(bindparam("names", expanding=True)), ~jobs.c.deleted)
+    .where(among(jobs.c.full_name, bindparam("names")), ~jobs.c.deleted)
     .order_by(jobs.c.id)
     .with_for_update(key_share=True)
 )
-_COUNT = (
-    update(jobs).where(jobs.c.id == bindparam("job")).values(pending=jobs.c.pending + bindparam("change"))
-)
+COUNT = update(jobs).where(jobs.c.id == bindparam("job")).values(pending=jobs.c.pending + bindparam("change"))
 
 
 def visible_from(room_id: str) -> ColumnElement[bool]:
@@ -88,7 +87,7 @@ async def count_pending(tx: Transaction, changes: Mapping[UUID, int]) -> None:
     """
     counted = [{"job": job_id, "change": changes[job_id]} for job_id in sorted(changes) if changes[job_id]]
     if counted:
-        await tx.execute(_COUNT, counted)
+        await tx.execute(COUNT, counted)
 
 
 async def rooms(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, func, select
+from sqlalchemy import BindParameter, ColumnElement, bindparam, func, select
 
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.store.database import Transaction, padded
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.lists import among, padded
 from zndraw_joblib.server.store.tables import Job, Task
 from zndraw_joblib.server.store.tasks import Record, in_queue
 
@@ -36,27 +37,37 @@ async def positions(tx: Transaction, records: Sequence[Record]) -> dict[UUID, in
 
 async def _ranks(tx: Transaction, job_id: UUID, queue: Sequence[Record]) -> dict[int, int]:
     seqs = [record.seq for record in queue]
-    between = tasks.c.seq.between(min(seqs), max(seqs))
-    rank = func.row_number().over(order_by=[tasks.c.job_id, tasks.c.seq]).label("rank")
-    ranked = select(tasks.c.seq, rank).where(in_queue(job_id), between).subquery()
-    rows = await tx.execute(select(ranked.c.seq, ranked.c.rank).where(ranked.c.seq.in_(padded(seqs))))
-    return {row.seq: row.rank for row in rows}
+    given = {"job": job_id, "seqs": padded(seqs), "first": min(seqs), "last": max(seqs)}
+    return {row.seq: row.rank for row in await tx.execute(_RANKS, given)}
 
 
 async def _position(tx: Transaction, job_id: UUID, seq: int) -> int:
-    ahead = _near(job_id, tasks.c.seq < seq, tasks.c.job_id, tasks.c.seq)
-    behind = _near(job_id, tasks.c.seq >= seq, tasks.c.job_id.desc(), tasks.c.seq.desc())
-    near = select(ahead, behind, jobs.c.pending).where(jobs.c.id == job_id)
-    before, after, pending = (await tx.execute(near)).one()
+    given = {"job": job_id, "at": seq}
+    before, after, pending = (await tx.execute(_NEAR_ENDS, given)).one()
     if before <= _NEAR:
         return int(before) + 1
     if after <= _NEAR:
         return int(pending - after) + 1
-    mine = and_(in_queue(job_id), tasks.c.seq < seq)
-    return int((await tx.execute(select(func.count()).select_from(tasks).where(mine))).scalar_one()) + 1
+    return int((await tx.execute(_AHEAD, given)).scalar_one()) + 1
 
 
-def _near(job_id: UUID, which: ColumnElement[bool], *order: ColumnElement[Any]) -> ColumnElement[int]:
+def _near(which: ColumnElement[bool], *order: ColumnElement[Any]) -> ColumnElement[int]:
     # Ordered, so that the queue is walked from one end.
-    some = select(tasks.c.seq).where(in_queue(job_id), which).order_by(*order)
+    some = select(tasks.c.seq).where(_MINE, which).order_by(*order)
     return select(func.count()).select_from(some.limit(_NEAR + 1).subquery()).scalar_subquery()
+
+
+_MINE = in_queue(bindparam("job"))
+_AT: BindParameter[int] = bindparam("at", type_=tasks.c.seq.type)
+_RANKED = (
+    select(tasks.c.seq, func.row_number().over(order_by=[tasks.c.job_id, tasks.c.seq]).label("rank"))
+    .where(_MINE, tasks.c.seq.between(bindparam("first"), bindparam("last")))
+    .subquery()
+)
+_RANKS = select(_RANKED.c.seq, _RANKED.c.rank).where(among(_RANKED.c.seq, bindparam("seqs")))
+_NEAR_ENDS = select(
+    _near(tasks.c.seq < _AT, tasks.c.job_id, tasks.c.seq),
+    _near(tasks.c.seq >= _AT, tasks.c.job_id.desc(), tasks.c.seq.desc()),
+    jobs.c.pending,
+).where(jobs.c.id == bindparam("job"))
+_AHEAD = select(func.count()).select_from(tasks).where(_MINE, tasks.c.seq < _AT)

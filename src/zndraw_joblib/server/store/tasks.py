@@ -1,7 +1,7 @@
 """Tasks. Nothing outside this module writes a task's status, and each writer has its guard in the WHERE."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,7 +9,9 @@ from uuid import UUID
 
 from sqlalchemy import (
     ColumnElement,
+    Executable,
     Select,
+    Update,
     and_,
     bindparam,
     func,
@@ -26,7 +28,8 @@ from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store import jobs as job_store
-from zndraw_joblib.server.store.database import Transaction, padded
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.lists import among, arrays, by_column, padded
 from zndraw_joblib.server.store.tables import Job, Task, Worker
 
 tasks = Task.__table__
@@ -48,6 +51,7 @@ _BY_ARRIVAL = tasks.c.seq + 0
 _ROOM_OF_JOB = func.coalesce(jobs.c.room_id, "")
 # SQLite takes 500 branches of a compound select.
 _BRANCHES = 100
+_GUARDED = ("seq", "status", "attempt")
 _WRITTEN = (
     "status",
     "worker_id",
@@ -111,21 +115,30 @@ def in_queue(job_id: Any) -> ColumnElement[bool]:
     return and_(tasks.c.job_id >= job_id, tasks.c.job_id <= job_id, _PENDING)
 
 
+def _moving(given: Mapping[str, ColumnElement[Any]]) -> Update:
+    old = [tasks.c[name] == given[f"old_{name}"] for name in _GUARDED]
+    return update(tasks).where(*old).values({name: given[f"new_{name}"] for name in _WRITTEN})
+
+
 _FULL = _select()
+_NEW = arrays({name: tasks.c[name].type for name in _INSERTED})
 _ADD = insert(tasks)
-_MOVE = (
-    update(tasks)
-    .where(
-        tasks.c.seq == bindparam("old_seq"),
-        tasks.c.status == bindparam("old_status"),
-        tasks.c.attempt == bindparam("old_attempt"),
-    )
-    .values({name: bindparam(f"new_{name}") for name in _WRITTEN})
+_ADD_MANY = insert(tasks).from_select(
+    _INSERTED, select(*[_NEW.c[name] for name in _INSERTED]).order_by(_NEW.c.place)
+)
+_MOVED = {f"old_{name}": tasks.c[name].type for name in _GUARDED} | {
+    f"new_{name}": tasks.c[name].type for name in _WRITTEN
+}
+_MOVE = _moving({name: bindparam(name) for name in _MOVED})
+_MOVE_MANY = _moving(dict(arrays(_MOVED).c))
+# With the count of the one job that they concern: a statement less.
+_ADD_AND_COUNT, _MOVE_AND_COUNT = (
+    job_store.COUNT.add_cte(many.cte("written")) for many in (_ADD_MANY, _MOVE_MANY)
 )
 _BY_ID = _FULL.where(tasks.c.id == bindparam("task"))
 _LOCK = (
     _FULL.add_columns(func.now().label("now"))
-    .where(tasks.c.id.in_(bindparam("ids", expanding=True)))
+    .where(among(tasks.c.id, bindparam("ids")))
     .order_by(tasks.c.seq)
     .with_for_update(of=tasks)
 )
@@ -136,7 +149,7 @@ _LOCK_OLDEST = (
     .with_for_update(of=tasks, skip_locked=True)
 )
 _LOCK_PENDING = (
-    _FULL.where(tasks.c.seq.in_(bindparam("seqs", expanding=True)), _PENDING)
+    _FULL.where(among(tasks.c.seq, bindparam("seqs")), _PENDING)
     .order_by(tasks.c.seq)
     .with_for_update(of=tasks, skip_locked=True)
 )
@@ -148,30 +161,53 @@ async def _records(tx: Transaction, statement: Select[Any], **parameters: Any) -
 
 async def add(tx: Transaction, new: Sequence[Record]) -> None:
     """Add tasks in their order. Their jobs are locked: else one could be hidden meanwhile."""
-    await tx.execute(_ADD, [{name: getattr(task, name) for name in _INSERTED} for task in new])
-    await job_store.count_pending(
-        tx, Counter(task.job_id for task in new if task.status == TaskStatus.PENDING)
-    )
+    rows = [{name: getattr(task, name) for name in _INSERTED} for task in new]
+    changes = Counter(task.job_id for task in new if task.status == TaskStatus.PENDING)
+    await _write(tx, (_ADD, _ADD_MANY, _ADD_AND_COUNT), rows, changes)
 
 
 async def move(tx: Transaction, moves: Sequence[tuple[Record, Record]]) -> None:
     """Write new states over old ones. The old ones were read under a lock in this transaction.
 
+    A task may move several times: its first and its last state count.
+
     The guard stands in the statement all the same: a row that is not as it was read stays.
     """
     if not moves:
         return
-    await tx.execute(_MOVE, [_parameters(before, after) for before, after in moves])
-    changes: Counter[UUID] = Counter()
+    ways: dict[int, tuple[Record, Record]] = {}
     for before, after in moves:
+        first, _ = ways.get(before.seq, (before, after))
+        ways[before.seq] = (first, after)
+    changes: Counter[UUID] = Counter()
+    for before, after in ways.values():
         changes[before.job_id] += (after.status == TaskStatus.PENDING) - (before.status == TaskStatus.PENDING)
+    rows = [_parameters(before, after) for before, after in ways.values()]
+    await _write(tx, (_MOVE, _MOVE_MANY, _MOVE_AND_COUNT), rows, changes)
+
+
+async def _write(
+    tx: Transaction,
+    statements: tuple[Executable, Executable, Executable],
+    rows: Sequence[Mapping[str, Any]],
+    changes: Mapping[UUID, int],
+) -> None:
+    each, many, and_count = statements
+    counted = [(job_id, change) for job_id, change in changes.items() if change]
+    if tx.is_sqlite:
+        await tx.execute(each, rows)
+    elif len(counted) == 1:
+        [(job_id, change)] = counted
+        await tx.execute(and_count, {**by_column(rows), "job": job_id, "change": change})
+        return
+    else:
+        await tx.execute(many, by_column(rows))
     await job_store.count_pending(tx, changes)
 
 
 def _parameters(before: Record, after: Record) -> dict[str, Any]:
-    old = {"old_seq": before.seq, "old_status": before.status.value, "old_attempt": before.attempt}
-    new = {f"new_{name}": getattr(after, name) for name in _WRITTEN}
-    return {**old, **new, "new_status": after.status.value}
+    old = {f"old_{name}": getattr(before, name) for name in _GUARDED}
+    return old | {f"new_{name}": getattr(after, name) for name in _WRITTEN}
 
 
 async def fail_held(
@@ -235,23 +271,28 @@ async def lock_pending(tx: Transaction, seqs: Sequence[int]) -> dict[int, Record
 async def oldest(tx: Transaction, demand: dict[UUID, int]) -> dict[UUID, list[int]]:
     """Return the `seq` of each job's oldest pending tasks, as many as asked for, without a lock.
 
-    One branch a job: a condition over several jobs makes PostgreSQL sort the whole backlog.
+    Each queue is walked by itself: a condition over several jobs makes PostgreSQL sort the whole backlog.
     """
-    branches = [
-        select(
-            select(tasks.c.job_id, tasks.c.seq)
-            .where(in_queue(job_id))
-            .order_by(tasks.c.job_id, tasks.c.seq)
-            .limit(count)
-            .subquery()
-        )
-        for job_id, count in demand.items()
-    ]
     found: dict[UUID, list[int]] = {job_id: [] for job_id in demand}
-    for start in range(0, len(branches), _BRANCHES):
-        for job_id, seq in await tx.execute(union_all(*branches[start : start + _BRANCHES])):
+    if tx.is_sqlite:
+        branches = [select(_oldest_of(job_id, count).subquery()) for job_id, count in demand.items()]
+        for start in range(0, len(branches), _BRANCHES):
+            for job_id, seq in await tx.execute(union_all(*branches[start : start + _BRANCHES])):
+                found[job_id].append(seq)
+    else:
+        asked = by_column([{"job": job_id, "count": count} for job_id, count in demand.items()])
+        for job_id, seq in await tx.execute(_OLDEST_OF_EACH, asked):
             found[job_id].append(seq)
     return {job_id: sorted(seqs) for job_id, seqs in found.items()}
+
+
+def _oldest_of(job_id: Any, count: Any) -> Select[Any]:
+    queue = select(tasks.c.job_id, tasks.c.seq).where(in_queue(job_id))
+    return queue.order_by(tasks.c.job_id, tasks.c.seq).limit(count)
+
+
+_DEMAND = arrays({"job": tasks.c.job_id.type, "count": tasks.c.attempt.type})
+_OLDEST_OF_EACH = select(_oldest_of(_DEMAND.c.job, _DEMAND.c.count).lateral()).select_from(_DEMAND)
 
 
 async def finished(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:

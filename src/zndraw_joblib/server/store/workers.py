@@ -5,12 +5,13 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import BindParameter, Row, and_, bindparam, delete, exists, func, insert, select, update
+from sqlalchemy import BindParameter, Row, and_, bindparam, delete, exists, func, insert, select, true, update
 
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.store.database import Transaction, dialect, padded
+from zndraw_joblib.server.store.database import Transaction, dialect
 from zndraw_joblib.server.store.jobs import visible_from
+from zndraw_joblib.server.store.lists import among, padded
 from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
 
 workers = Worker.__table__
@@ -18,27 +19,53 @@ links = WorkerJobLink.__table__
 jobs = Job.__table__
 
 # Statements of the hot paths are built once.
-_IDS: BindParameter[Sequence[UUID]] = bindparam("ids", expanding=True)
+_IDS: BindParameter[Sequence[UUID]] = bindparam("ids")
 _LOCK = (
     select(workers, func.now().label("now"))
-    .where(workers.c.id.in_(_IDS))
+    .where(among(workers.c.id, _IDS))
     .order_by(workers.c.id)
     .with_for_update(key_share=True)
 )
-_ALIVE = select(workers.c.id).where(workers.c.id.in_(_IDS)).with_for_update(skip_locked=True)
+_ALIVE = select(workers.c.id).where(among(workers.c.id, _IDS)).with_for_update(skip_locked=True)
 _BEAT = (
     update(workers).where(workers.c.id.in_(_ALIVE.scalar_subquery())).values(last_heartbeat=bindparam("at"))
 )
 _SERVED = (
     select(links.c.worker_id, jobs.c.room_id, jobs.c.category, jobs.c.name)
     .join_from(links, jobs, links.c.job_id == jobs.c.id)
-    .where(links.c.worker_id.in_(_IDS), jobs.c.room_id != INTERNAL)
+    .where(among(links.c.worker_id, _IDS), jobs.c.room_id != INTERNAL)
     .order_by(jobs.c.id)
 )
+_QUEUES = links.join(jobs, and_(links.c.job_id == jobs.c.id, jobs.c.pending > 0, jobs.c.room_id != INTERNAL))
 _WAITING = (
     select(links.c.worker_id, jobs.c.id, jobs.c.pending)
-    .join_from(links, jobs, links.c.job_id == jobs.c.id)
-    .where(links.c.worker_id.in_(_IDS), jobs.c.pending > 0, jobs.c.room_id != INTERNAL)
+    .select_from(_QUEUES)
+    .where(among(links.c.worker_id, _IDS))
+)
+_seen = workers.alias("seen")
+_SEEN = select(_seen.c.last_heartbeat).where(_seen.c.id == workers.c.id).scalar_subquery()
+# The OFFSET keeps it a look for each worker; PostgreSQL may join all workers with all their jobs else.
+_ITS_QUEUES = (
+    select(links.c.job_id, jobs.c.pending)
+    .select_from(_QUEUES)
+    .where(links.c.worker_id == workers.c.id)
+    .offset(0)
+    .lateral("queues")
+)
+_LOCK_ASKERS = (
+    select(
+        workers.c.id,
+        workers.c.owner_id,
+        workers.c.last_heartbeat,
+        _SEEN.label("heartbeat_seen"),
+        _ITS_QUEUES.c.job_id,
+        _ITS_QUEUES.c.pending,
+        func.now().label("now"),
+    )
+    .select_from(workers.outerjoin(_ITS_QUEUES, true()))
+    .where(among(workers.c.id, _IDS))
+    .order_by(workers.c.id)
+    .with_for_update(key_share=True, of=workers)
 )
 
 
@@ -106,15 +133,31 @@ async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:
     return (await tx.execute(statement.returning(links.c.job_id))).first() is not None
 
 
-async def waiting_queues(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, dict[UUID, int]]:
-    """Return for each of these locked workers the jobs with pending tasks that it serves, and how many.
+async def lock_askers(
+    tx: Transaction, ids: Sequence[UUID]
+) -> tuple[dict[UUID, Row[*tuple[Any, ...]]], dict[UUID, dict[UUID, int]]]:
+    """Lock workers, as `lock` does. Return them, and for each the jobs with pending tasks that it serves.
 
-    A statement of its own: one that had to wait for the locks would still see links that are gone.
+    On PostgreSQL in one statement. One that waits for a lock sees the worker as it is then, and the rest
+    as it was before. Whoever takes a job off a worker sets its heartbeat, which shows here: then the queues
+    are read again.
     """
-    found: dict[UUID, dict[UUID, int]] = {worker_id: {} for worker_id in ids}
-    for row in await tx.execute(_WAITING, {"ids": padded(ids)}):
-        found[row.worker_id][row.id] = row.pending
-    return found
+    if tx.is_sqlite:
+        found = await lock(tx, ids)
+        is_new = True
+    else:
+        rows = (await tx.execute(_LOCK_ASKERS, {"ids": ids})).all()
+        tx.note_now(rows)
+        found = {row.id: row for row in rows}
+        waiting = [(row.id, row.job_id, row.pending) for row in rows if row.job_id is not None]
+        is_new = any(row.last_heartbeat != row.heartbeat_seen for row in rows)
+    if is_new:
+        waiting = [tuple(row) for row in await tx.execute(_WAITING, {"ids": padded(ids)})]
+    queues: dict[UUID, dict[UUID, int]] = {worker_id: {} for worker_id in found}
+    for worker_id, job_id, pending in waiting:
+        if worker_id in queues:
+            queues[worker_id][job_id] = pending
+    return found, queues
 
 
 async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, list[JobName]]:
