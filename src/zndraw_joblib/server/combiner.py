@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
+from zndraw_joblib.contract.problems import ServiceUnavailable
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Entry = tuple[Item, asyncio.Future[Result | Exception]]
-Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Result | ProblemException]]]
+Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Result | Exception]]]
 
 MAX_BATCH = 256
 MAX_WAITING = 10_000

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -14,6 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from zndraw_joblib.contract.messages import TaskResponse, TaskUpdateRequest, WorkerResponse
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import ProblemException, WorkerNotFound
+from zndraw_joblib.server.checker import Checker
 from zndraw_joblib.server.combiner import Combiner
 from zndraw_joblib.server.ports import (
     Identity,
@@ -25,6 +27,7 @@ from zndraw_joblib.server.ports import (
     worker_key,
 )
 from zndraw_joblib.server.service import claims, internal, jobs, tasks, workers
+from zndraw_joblib.server.service.payloads import MuchWork
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.sleepers import Gone, Sleepers
 from zndraw_joblib.server.store.database import Clock, Database, Sessions, Transaction
@@ -63,6 +66,7 @@ class Runtime:
         self._reports = Combiner(partial(self._commit, tasks.report), width)
         self._beats = Combiner(partial(self._commit, workers.beat), width)
         self._writing: set[asyncio.Task[Any]] = set()
+        self.checker = Checker()
         self.checks: dict[str, Callable[[], str]] = {}
         self._health: tuple[float, dict[str, str]] | None = None
         self._seen: dict[UUID, float] = {}
@@ -81,6 +85,7 @@ class Runtime:
 
     async def finish(self) -> None:
         """Let what is being written be written and told, before the loop or the database closes."""
+        await self.checker.close()
         if self._writing:
             await asyncio.wait(self._writing, timeout=_FINISH_SECONDS)
 
@@ -108,17 +113,16 @@ class Runtime:
     ) -> TaskResponse:
         """Add a task; where its job is internal, hand it to the broker too."""
         handle = self.internal_tasks.get(str(job)) if job.room_id == INTERNAL else None
-        task = await self._submits.put(
-            tasks.Submission(
-                caller=caller,
-                room_id=room_id,
-                job=job,
-                payload=payload,
-                is_configured=handle is not None,
-                validate_payload=self.settings.validate_payload,
-                cross_room=self.settings.cross_room_jobs,
-            )
+        item = tasks.Submission(
+            caller=caller,
+            room_id=room_id,
+            job=job,
+            payload=payload,
+            is_configured=handle is not None,
+            validate_payload=self.settings.validate_payload,
+            cross_room=self.settings.cross_room_jobs,
         )
+        task = await self._submit(item)
         if handle is None:
             return task
         try:
@@ -127,6 +131,16 @@ class Runtime:
             logger.exception("task %s was not dispatched", task.id)
             return await self.write(partial(internal.fail_dispatch, task_id=task.id))
         return task
+
+    async def _submit(self, item: tasks.Submission) -> TaskResponse:
+        while True:
+            try:
+                task: TaskResponse = await self._submits.put(item)
+            except MuchWork as work:
+                await self.checker.check(work.schema, item.payload)
+                item = replace(item, checked=work.schema)
+            else:
+                return task
 
     async def report(self, caller: Identity, task_id: UUID, update: TaskUpdateRequest) -> TaskResponse:
         """Move a task as its holder, its submitter or a superuser says."""

@@ -14,7 +14,7 @@ from zndraw_joblib.contract.problems import (
     WorkerNotFound,
 )
 from zndraw_joblib.server.ports import Identity, Page, worker_key
-from zndraw_joblib.server.service import rules, views
+from zndraw_joblib.server.service import payloads, rules, views
 from zndraw_joblib.server.store import jobs as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
@@ -36,7 +36,7 @@ def check(item: Registration, allowed_categories: Sequence[str]) -> None:
         raise InvalidCategory(
             f"Category {item.request.category!r} is not allowed; allowed are: {', '.join(allowed_categories)}"
         )
-    rules.check_schema(item.request.schema_)
+    payloads.check_schema(rules.check_size("schema", item.request.schema_))
 
 
 async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bool]:

@@ -2,19 +2,15 @@
 
 from dataclasses import replace
 from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
-import jsonschema_rs
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from zndraw_joblib.contract.messages import MAX_ERROR_BYTES, MAX_JSON_BYTES, TaskUpdateRequest
 from zndraw_joblib.contract.names import RESERVED, JobName
 from zndraw_joblib.contract.problems import (
     ContentTooLarge,
     Forbidden,
-    InvalidPayload,
-    InvalidSchema,
     InvalidTaskTransition,
     JobNotFound,
     StaleReport,
@@ -23,7 +19,6 @@ from zndraw_joblib.contract.status import TERMINAL, Role, TaskStatus, may_move, 
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.store.tasks import Record
 
-MAX_LISTED_ERRORS = 100
 _CUT = "\n[cut: the text was longer than 64 KiB]"
 
 
@@ -39,41 +34,6 @@ def check_size(field: str, value: Any) -> str:
     if len(encoded) > MAX_JSON_BYTES:
         raise ContentTooLarge(f"{field} has {len(encoded)} bytes; at most {MAX_JSON_BYTES} are taken")
     return encoded.decode()
-
-
-def check_schema(schema: dict[str, Any]) -> None:
-    """Raise `InvalidSchema` where payloads could not be checked against `schema`."""
-    _validator(check_size("schema", schema))
-
-
-def check_payload(schema: dict[str, Any], payload: dict[str, Any]) -> None:
-    """Raise `InvalidPayload` with every fault of `payload` and its JSON pointer."""
-    faults = []
-    for fault in _validator(to_json(schema).decode()).iter_errors(payload):
-        pointer = "".join(
-            f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in fault.instance_path
-        )
-        faults.append({"pointer": pointer[:1000], "message": fault.message[:1000]})
-        if len(faults) == MAX_LISTED_ERRORS:
-            break
-    if faults:
-        first = faults[0]
-        raise InvalidPayload(
-            f"payload{first['pointer']}: {first['message']}"
-            + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""),
-            errors=faults,
-        )
-
-
-@lru_cache(maxsize=512)
-def _validator(schema: str) -> jsonschema_rs.Validator:
-    # Offline, and with a linear-time regex engine: a schema comes from anybody who may register.
-    try:
-        return jsonschema_rs.validator_for(
-            from_json(schema), offline=True, pattern_options=jsonschema_rs.RegexOptions()
-        )
-    except (ValueError, jsonschema_rs.ReferencingError) as error:
-        raise InvalidSchema(f"schema: {str(error)[:1000]}") from error
 
 
 def cut_error(error: str | None) -> str | None:

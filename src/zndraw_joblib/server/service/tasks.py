@@ -17,7 +17,7 @@ from zndraw_joblib.contract.problems import (
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Identity, Page
 from zndraw_joblib.server.service import jobs as job_service
-from zndraw_joblib.server.service import rules, views
+from zndraw_joblib.server.service import payloads, rules, views
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.database import Transaction
@@ -29,7 +29,10 @@ Answer = TaskResponse | ProblemException
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One call of a job, from a room. `is_configured`: an internal job has an executor here."""
+    """One call of a job, from a room. `is_configured`: an internal job has an executor here.
+
+    `checked` is a schema, as JSON, that the payload is known to fit.
+    """
 
     caller: Identity
     room_id: str
@@ -38,6 +41,7 @@ class Submission:
     is_configured: bool = False
     validate_payload: bool = True
     cross_room: bool = False
+    checked: str | None = None
 
 
 class Report(NamedTuple):
@@ -48,8 +52,11 @@ class Report(NamedTuple):
     update: TaskUpdateRequest
 
 
-async def submit(tx: Transaction, items: Sequence[Submission]) -> list[Answer]:
-    """Add tasks: pending, or claimed at once where the job is internal and the server will dispatch it."""
+async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskResponse | Exception]:
+    """Add tasks: pending, or claimed at once where the job is internal and the server will dispatch it.
+
+    The answer to one whose payload is laborious to check is `MuchWork`.
+    """
     jobs = await job_store.lock_by_names(tx, list(dict.fromkeys(item.job for item in items)))
     now = await tx.now()
     made = [_check(item, jobs.get(item.job)) or _task(item, jobs[item.job].id, now) for item in items]
@@ -57,9 +64,9 @@ async def submit(tx: Transaction, items: Sequence[Submission]) -> list[Answer]:
     if tasks:
         await store.add(tx, tasks)
     pending = {job.id: job.pending for job in jobs.values()}
-    answers: list[Answer] = []
+    answers: list[TaskResponse | Exception] = []
     for task in made:
-        if isinstance(task, ProblemException):
+        if isinstance(task, Exception):
             answers.append(task)
             continue
         position = None
@@ -72,7 +79,7 @@ async def submit(tx: Transaction, items: Sequence[Submission]) -> list[Answer]:
     return answers
 
 
-def _check(item: Submission, job: Any) -> ProblemException | None:
+def _check(item: Submission, job: Any) -> Exception | None:
     try:
         if job is None:
             raise JobNotFound(f"Job {str(item.job)!r} not found")
@@ -80,8 +87,8 @@ def _check(item: Submission, job: Any) -> ProblemException | None:
         if item.job.room_id == INTERNAL and not item.is_configured:
             raise InternalJobNotConfigured(f"Job {str(item.job)!r} has no executor in this server")
         if item.validate_payload:
-            rules.check_payload(job.schema, item.payload)
-    except ProblemException as problem:
+            payloads.check(job.schema, item.payload, item.checked)
+    except (ProblemException, payloads.MuchWork) as problem:
         return problem
     return None
 

@@ -1,0 +1,113 @@
+"""Does a payload fit the schema of its job? And how much work is it to find out?"""
+
+from functools import lru_cache
+from math import inf
+from typing import Any
+
+import jsonschema_rs
+from pydantic_core import from_json, to_json
+
+from zndraw_joblib.contract.problems import InvalidPayload, InvalidSchema
+
+MAX_LISTED_ERRORS = 100
+# Subschemas times bytes of payload: what is surely done within some tens of milliseconds.
+MAX_EFFORT = 2_000_000
+
+
+class MuchWork(Exception):
+    """To check a payload against `schema`, given as JSON, may take longer than an event loop can stand."""
+
+    def __init__(self, schema: str) -> None:
+        super().__init__("the payload is to be checked where it holds up nobody")
+        self.schema = schema
+
+
+def check_schema(schema: str) -> None:
+    """Raise `InvalidSchema` where payloads could not be checked against `schema`, given as JSON."""
+    _validator(schema)
+
+
+def check(schema: dict[str, Any], payload: dict[str, Any], checked: str | None = None) -> None:
+    """Raise `InvalidPayload` with every fault of `payload`, or `MuchWork`.
+
+    `checked` is a schema that the payload is known to fit.
+    """
+    text = to_json(schema).decode()
+    if text == checked:
+        return
+    if effort(text) * len(to_json(payload)) > MAX_EFFORT:
+        raise MuchWork(text)
+    refuse(faults(text, payload))
+
+
+def faults(schema: str, payload: Any) -> list[dict[str, str]]:
+    """Return the first hundred faults of a payload, each with its JSON pointer."""
+    found: list[dict[str, str]] = []
+    for fault in _validator(schema).iter_errors(payload):
+        pointer = "".join(
+            f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in fault.instance_path
+        )
+        found.append({"pointer": pointer[:1000], "message": fault.message[:1000]})
+        if len(found) == MAX_LISTED_ERRORS:
+            break
+    return found
+
+
+def refuse(found: list[dict[str, str]]) -> None:
+    """Raise `InvalidPayload` with these faults, if there are any."""
+    if found:
+        first, more = found[0], len(found) - 1
+        raise InvalidPayload(
+            f"payload{first['pointer']}: {first['message']}" + (f" (and {more} more)" if more else ""),
+            errors=found,
+        )
+
+
+@lru_cache(maxsize=512)
+def effort(schema: str) -> float:
+    """Return how many subschemas there are once every reference is replaced by what it refers to.
+
+    Infinite for a schema that contains itself, or refers to anything but a place of its own.
+    """
+    root = from_json(schema)
+    known: dict[int, float] = {}
+
+    def count(node: Any) -> float:
+        if not isinstance(node, dict | list):
+            return 0
+        if id(node) not in known:
+            known[id(node)] = inf  # what is met again on the way down contains itself
+            inner = list(node.values()) if isinstance(node, dict) else list(node)
+            if isinstance(node, dict):
+                inner += [_referred(root, node[key]) for key in _REFERENCES if key in node]
+            known[id(node)] = 1 + sum(map(count, inner))
+        return known[id(node)]
+
+    try:
+        return count(root)
+    except (AttributeError, LookupError, ValueError, TypeError, RecursionError):
+        return inf
+
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+def _referred(root: Any, reference: str) -> Any:
+    found, (start, _, path) = root, reference.partition("/")
+    if start != "#":
+        raise ValueError("not a place of this document")
+    for part in path.split("/") if path else ():
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = found[int(name)] if isinstance(found, list) else found[name]
+    return found
+
+
+@lru_cache(maxsize=512)
+def _validator(schema: str) -> jsonschema_rs.Validator:
+    # Offline, and with a linear-time regex engine: a schema comes from anybody who may register.
+    try:
+        return jsonschema_rs.validator_for(
+            from_json(schema), offline=True, pattern_options=jsonschema_rs.RegexOptions()
+        )
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        raise InvalidSchema(f"schema: {str(error)[:1000]}") from error

@@ -1,0 +1,125 @@
+"""Payloads are checked at once where that is quick, and where it holds up nobody where it is not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from math import inf
+from typing import Any
+
+import pytest
+from pydantic_core import to_json
+from store.fixtures import every_kind
+from store.replica import Replica
+
+from zndraw_joblib.contract.problems import InvalidPayload, ServiceUnavailable
+from zndraw_joblib.server import checker as module
+from zndraw_joblib.server.checker import Checker
+from zndraw_joblib.server.service import payloads
+
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string"},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/node"}},
+            },
+        }
+    },
+}
+
+
+def bomb(depth: int) -> dict[str, Any]:
+    """Return a small schema that says one thing two to the power of `depth` times."""
+    doubled = {
+        f"d{level}": {"allOf": [{"$ref": f"#/$defs/d{level + 1}"}, {"$ref": f"#/$defs/d{level + 1}"}]}
+        for level in range(depth)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**doubled, f"d{depth}": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "count"),
+    [
+        ({}, 1),
+        ({"type": "object", "properties": {"a": {"type": "string"}}}, 3),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {}}}, 4),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"allOf": [{}, {}]}}}, 10),
+        (TREE, inf),
+        ({"$ref": "#"}, inf),
+        ({"$ref": "#nowhere"}, inf),
+        ({"$ref": "#/$defs/nowhere"}, inf),
+        ({"$ref": 5}, inf),
+    ],
+)
+def test_the_effort_counts_every_subschema_as_often_as_it_is_used(schema: Any, count: float) -> None:
+    """References count as what they refer to; what contains itself has no end."""
+    assert payloads.effort(to_json(schema).decode()) == count
+
+
+def test_a_schema_that_doubles_itself_is_counted_at_once() -> None:
+    """The count takes as long as the schema is, and not as its expansion."""
+    assert payloads.effort(to_json(bomb(60)).decode()) > 2**60
+
+
+@every_kind
+async def test_a_schema_that_takes_for_ever_holds_up_nobody(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its submit is refused after a while; others go on all the time, and the next check is made."""
+    monkeypatch.setattr(module, "_SECONDS", 0.5)
+    slow = await replica.register("Slow", schema=bomb(60))
+    quick = await replica.register("Quick")
+    refused = asyncio.create_task(replica.submit(slow))
+    served = 0
+    while not refused.done():
+        await replica.submit(quick)
+        served += 1
+    assert served > 20
+    with pytest.raises(InvalidPayload, match="takes more than"):
+        await refused
+    tree = await replica.register("Tree", schema=TREE)
+    assert (await replica.submit(tree, {"name": "root"})).queue_position == 1
+    await replica.runtime.finish()
+
+
+async def test_a_schema_that_contains_itself_is_checked_in_full(replica: Replica) -> None:
+    """Whatever way it takes, the answer is the same: what fits is taken, every fault is named."""
+    tree = await replica.register("Tree", schema=TREE)
+    fits = {"name": "a", "children": [{"name": "b", "children": []}]}
+    assert (await replica.submit(tree, fits)).payload == fits
+    with pytest.raises(InvalidPayload) as told:
+        await replica.submit(tree, {"name": "a", "children": [{"name": 1}, {"name": 2}]})
+    faults = (told.value.problem.model_extra or {})["errors"]
+    assert [fault["pointer"] for fault in faults] == ["/children/0/name", "/children/1/name"]
+    await replica.runtime.finish()
+
+
+@pytest.fixture
+async def checker() -> AsyncIterator[Checker]:
+    """Return a checker of its own."""
+    checker = Checker()
+    yield checker
+    await checker.close()
+
+
+async def test_a_process_that_dies_is_replaced(checker: Checker) -> None:
+    """The next check starts another."""
+    schema = to_json(TREE).decode()
+    await checker.check(schema, {"name": "a"})
+    [desk] = checker._desks.values()
+    assert desk._process is not None
+    desk._process.kill()
+    await desk._process.wait()
+    with pytest.raises(InvalidPayload, match="string"):
+        await checker.check(schema, {"name": 1})
+
+
+async def test_only_so_many_wait(checker: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes when too many wait is told to come again."""
+    monkeypatch.setattr(module, "_MAX_WAITING", 2)
+    schema = to_json(TREE).decode()
+    answers = await asyncio.gather(
+        *[checker.check(schema, {"name": "a"}) for _ in range(3)], return_exceptions=True
+    )
+    assert [type(answer) for answer in answers] == [type(None), type(None), ServiceUnavailable]
