@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 import pytest
 from pydantic import BaseModel
 
 from sdk.jobs import Add
-from sdk.live import LiveServer, until
+from sdk.live import TOKEN, LiveServer, until
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 from zndraw_joblib.contract.problems import InvalidPayload, JobNotFound, TaskNotFound
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.contract.work import Extension
+from zndraw_joblib.worker.api import connect
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]
@@ -154,6 +156,21 @@ def test_waiting_outlives_a_restart(own_server: Callable[..., LiveServer], worke
         task_id = until(lambda: manager.submit(Add(), room=room))
         assert manager.wait_for(task_id, 10).result == 1
         manager.disconnect()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_token_of_a_server_on_this_machine_goes_through_no_proxy(
+    own_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """A proxy that the environment names is for servers elsewhere."""
+    live = own_server()
+    for name in ("HTTP_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with connect(live.url.replace("127.0.0.1", host), token=TOKEN) as api:
+        response = api.http.get(f"{api.base_url}/v1/joblib/workers", headers=api.get_headers())
+        assert response.status_code == 200
+    with connect("http://joblib.example", token="secret") as api, pytest.raises(httpx.ConnectError):
+        api.http.get(f"{api.base_url}/v1/joblib/workers")
 
 
 def test_what_the_server_refuses_is_raised_as_its_class(worker: Make, room: str) -> None:

@@ -8,6 +8,7 @@ from sqlalchemy import insert, update
 from store.replica import ADMIN, OWNER, STRANGER, HandClock, InternalExecutor, Replica, internal
 from store.seeds import add_tasks, task
 
+from zndraw_joblib.contract.messages import TaskUpdateRequest
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import Forbidden, ProblemException, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
@@ -205,3 +206,18 @@ async def test_what_was_submitted_for_a_worker_that_left_waits_for_the_next(repl
     await replica.leave(job.worker_id)
     back = await replica.register()
     assert await drained(replica, back.worker_id) == [submitted.id]
+
+
+@pytest.mark.parametrize("says_who", [True, False])
+async def test_a_report_is_a_sign_of_life(timed: Replica, clock: HandClock, says_who: bool) -> None:
+    """Also the report of an old client, which does not say who it is; but nobody lives by a cancellation."""
+    job = await timed.register()
+    running, other = await timed.running(job), await timed.running(job)
+    born, interval = clock.now, timed.runtime.settings.heartbeat_interval_seconds
+    clock.advance(interval)
+    timed.runtime._seen.clear()
+    await timed.report(other.id, TaskStatus.CANCELLED)
+    assert [row.last_heartbeat for row in await timed.rows(workers)] == [born]
+    done = TaskUpdateRequest(status=TaskStatus.COMPLETED, worker_id=job.worker_id if says_who else None)
+    await timed.runtime.report(OWNER, running.id, done)
+    assert [row.last_heartbeat for row in await timed.rows(workers)] == [clock.now]

@@ -317,3 +317,11 @@ def test_a_database_outlives_event_loops(kind: str, database_url: str) -> None:
 
         assert asyncio.run(at_once()) == 5 * turn
     asyncio.run(database.close())
+
+
+async def test_a_database_of_our_own_is_opened_again_after_its_end(database: Database) -> None:
+    """An app that was stopped may start again, with the same object."""
+    for turn in (1, 2):
+        await database.write(partial(workers.add, owner_id="x"))
+        assert await database.read(workers.count) == turn
+        await database.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -356,6 +357,25 @@ class TestFaults:
         await queue.sweep()
         [record] = [record for record in caplog.records if "swept" in record.message]
         assert "expired=3" in record.message
+
+
+async def test_one_worker_that_cannot_be_retired_makes_the_server_no_less_ready(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is counted and logged in every cycle; a cycle that does its rounds is a good one all the same."""
+
+    async def refuse(*_: Any, **__: Any) -> int:
+        raise ValueError("this one cannot be retired")
+
+    await fleet(queue, 1)
+    queue.watch()
+    await queue.silence()
+    before = queue.joblib.sweeper.last_good
+    with monkeypatch.context() as broken:
+        broken.setattr(sweeper_module.sweep, "retire_stale", refuse)
+        cycle = await queue.sweep()
+    assert cycle.errors == 1
+    assert queue.joblib.sweeper.last_good > before
 
 
 async def test_a_beat_that_arrives_in_between_saves_the_worker(queue: Queue, sessions: Sessions) -> None:

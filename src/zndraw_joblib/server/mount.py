@@ -14,6 +14,7 @@ from fastapi import Depends, FastAPI, Request
 from zndraw_joblib.server.adapters.socketio import emit
 from zndraw_joblib.server.adapters.tokens import BearerTokens
 from zndraw_joblib.server.http import PREFIX, TAG, routes
+from zndraw_joblib.server.http.problems import ANSWERS
 from zndraw_joblib.server.http.problems import router as problem_pages
 from zndraw_joblib.server.http.routing import Route, solve
 from zndraw_joblib.server.ports import Identity, Publisher, SessionMaker
@@ -69,7 +70,7 @@ class JobLib:
                 tags=[TAG],
                 status_code=route.status_code,
                 response_model=route.response_model,
-                responses=route.responses,
+                responses={**route.responses, **ANSWERS},
                 dependencies=[Depends(self._identity)],
                 route_class_override=Route,
             )

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from zndraw_joblib.contract.messages import TaskResponse, TaskUpdateRequest, WorkerResponse
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import ProblemException, WorkerNotFound
+from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.checker import Checker
 from zndraw_joblib.server.combiner import Combiner
 from zndraw_joblib.server.ports import (
@@ -145,8 +146,10 @@ class Runtime:
     async def report(self, caller: Identity, task_id: UUID, update: TaskUpdateRequest) -> TaskResponse:
         """Move a task as its holder, its submitter or a superuser says."""
         task = await self._reports.put(tasks.Report(caller, task_id, update))
-        if update.worker_id is not None:
-            await self._note_life(caller, update.worker_id)
+        # Clients of old do not say who they are; a worker cancels nothing.
+        reporter = update.worker_id or (task.worker_id if update.status != TaskStatus.CANCELLED else None)
+        if reporter is not None:
+            await self._note_life(caller, reporter)
         return task
 
     async def beat(self, caller: Identity, worker_id: UUID) -> WorkerResponse:

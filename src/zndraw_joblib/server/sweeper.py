@@ -74,14 +74,17 @@ class Sweeper:
             self._watching_since = started
         self._last_tick = started
         cycle = Cycle()
-        if not await self._guard(cycle, self._sweep_workers(cycle)):
+        swept_workers = await self._guard(cycle, self._sweep_workers(cycle))
+        if not swept_workers:
             # While we could not look, workers may not have been able to report either.
             self._watching_since = time.monotonic()
-        if not await self._guard(cycle, self._sweep_tasks(cycle)):
+        swept_tasks = await self._guard(cycle, self._sweep_tasks(cycle))
+        if not swept_tasks:
             # A task of one kind that cannot be failed must not keep those of the other.
             await self._guard(cycle, self._sweep_tasks_apart(cycle))
         cycle.elapsed = time.monotonic() - started
-        if not cycle.errors:
+        if swept_workers and swept_tasks:
+            # One worker that cannot be retired is in the log; it makes the server no less ready.
             self.last_good = time.monotonic()
         self.last_cycle = cycle
         busy = cycle.stale or cycle.stuck or cycle.abandoned or cycle.errors

@@ -35,6 +35,9 @@ class ApiManager(Protocol):
         """Raise if `response` is an error."""
 
 
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
 class Connection:
     """An `ApiManager` of its own, with a bearer token. A context manager; thread-safe."""
 
@@ -45,7 +48,11 @@ class Connection:
         self._token = token
         limits = httpx.Limits(max_connections=None)
         connect = min(timeout, _CONNECT_SECONDS)
-        self.http = httpx.Client(timeout=httpx.Timeout(timeout, connect=connect), limits=limits)
+        # A proxy of the environment must not get the token of a server on this machine.
+        is_remote = httpx.URL(url).host not in _LOOPBACK
+        self.http = httpx.Client(
+            timeout=httpx.Timeout(timeout, connect=connect), limits=limits, trust_env=is_remote
+        )
 
     @property
     def base_url(self) -> str:

@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -15,6 +16,7 @@ from zndraw_joblib.contract.problems import (
     InternalServerError,
     InvalidRequest,
     NotFound,
+    Problem,
     ProblemException,
     problem_for,
 )
@@ -23,6 +25,13 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 router = APIRouter(tags=["problems"])
+# For the OpenAPI document, which would promise FastAPI's own errors else.
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    "4XX": {
+        "description": "A problem (RFC 9457); its `type` leads to an explanation",
+        "content": {PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema()}},
+    }
+}
 
 
 @router.get("/v1/problems/{problem_id}", response_class=PlainTextResponse)

@@ -1,6 +1,7 @@
 """Tasks: T1-T5 of the contract."""
 
 from functools import partial
+from math import ceil
 from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
@@ -53,7 +54,7 @@ async def claim_task(
         return answer(TaskClaimResponse(task=await runtime.claim(caller, body.worker_id)))
     async with Hangup(request) as hangup:
         task = await runtime.claim(caller, body.worker_id, wait, hangup.gone)
-    return answer(TaskClaimResponse(task=task), headers={"Preference-Applied": f"wait={int(wait)}"})
+    return answer(TaskClaimResponse(task=task), headers={"Preference-Applied": f"wait={ceil(wait)}"})
 
 
 @router.get("/tasks/{task_id}", response_model=TaskResponse)
@@ -68,7 +69,7 @@ async def get_task(
         return answer(task)
     async with Hangup(request) as hangup:
         task = await runtime.get_task(task_id, wait, hangup.gone)
-    return answer(task, headers={"Preference-Applied": f"wait={int(wait)}"})
+    return answer(task, headers={"Preference-Applied": f"wait={ceil(wait)}"})
 
 
 @router.patch("/tasks/{task_id}", response_model=TaskResponse)

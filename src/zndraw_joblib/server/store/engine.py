@@ -46,9 +46,17 @@ class SqliteFile(Database):
     def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
         super().__init__(clock)
         self._engine = engine
-        self._writer = ThreadPoolExecutor(1, "joblib-writer")
-        in_memory = engine.url.database in {None, "", ":memory:"}
-        self._readers = self._writer if in_memory else ThreadPoolExecutor(_READERS, "joblib-reader")
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        is_in_memory = engine.url.database in {None, "", ":memory:"}
+        self._reader = "writer" if is_in_memory else "reader"
+
+    def _in_thread(self, kind: str, run: Callable[[], Result]) -> Awaitable[Result]:
+        # Made when they are needed: an app may start again after a stop.
+        threads = self._threads.get(kind)
+        if threads is None:
+            threads = ThreadPoolExecutor(_READERS if kind == "reader" else 1, f"joblib-{kind}")
+            self._threads[kind] = threads
+        return asyncio.get_running_loop().run_in_executor(threads, run)
 
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` on a plain connection and commit."""
@@ -57,12 +65,12 @@ class SqliteFile(Database):
             with self._engine.begin() as connection:
                 return work(connection)
 
-        return await asyncio.get_running_loop().run_in_executor(self._writer, run)
+        return await self._in_thread("writer", run)
 
     async def close(self) -> None:
         """Let go of connections and threads."""
-        for threads in {self._writer, self._readers}:
-            threads.shutdown(wait=True)
+        for kind in list(self._threads):
+            self._threads.pop(kind).shutdown(wait=True)
         self._engine.dispose()
 
     async def _read(self, work: Work[Result]) -> Result:
@@ -70,7 +78,7 @@ class SqliteFile(Database):
             with self._engine.connect() as connection:
                 return _drive(work(_at_once(connection, self._clock)))
 
-        return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+        return await self._in_thread(self._reader, run)
 
     async def _write(self, work: Work[Result]) -> tuple[Result, Transaction]:
         def run() -> tuple[Result, Transaction]:
@@ -81,7 +89,7 @@ class SqliteFile(Database):
                 connection.commit()
                 return result, tx
 
-        return await asyncio.get_running_loop().run_in_executor(self._writer, run)
+        return await self._in_thread("writer", run)
 
 
 def open_database(url: str, clock: Clock | None = None) -> Database:

@@ -24,7 +24,9 @@ from sqlalchemy import (
     update,
 )
 
+from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 from zndraw_joblib.contract.names import INTERNAL, JobName
+from zndraw_joblib.contract.problems import ContentTooLarge
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store import jobs as job_store
@@ -49,6 +51,8 @@ _CHUNK = 512
 # all tasks in their order, or start from the jobs.
 _BY_ARRIVAL = tasks.c.seq + 0
 _ROOM_OF_JOB = func.coalesce(jobs.c.room_id, "")
+MAX_PAGE_CHARACTERS = 32 * 1024**2
+_SURELY_SMALL = MAX_PAGE_CHARACTERS // (2 * MAX_JSON_BYTES)
 # SQLite takes 500 branches of a compound select.
 _BRANCHES = 100
 _GUARDED = ("seq", "status", "attempt")
@@ -315,8 +319,25 @@ def in_room(room_id: str, status: TaskStatus | None, job_id: UUID | None = None)
 
 
 async def page(tx: Transaction, wanted: list[ColumnElement[bool]], part: Page) -> tuple[list[Record], int]:
-    """Return one page, newest first, and the count of all that match."""
+    """Return one page, newest first, and the count of all that match.
+
+    Raises `ContentTooLarge` for one with more than 32 MiB of payloads and results.
+    """
     order = tasks.c.created_at.desc(), tasks.c.seq.desc()
+    await _check_bulk(tx, select(tasks.c.seq).where(*wanted).order_by(*order), part)
     found = await _records(tx, _FULL.where(*wanted).order_by(*order).limit(part.limit).offset(part.offset))
     total = await tx.execute(select(func.count()).select_from(tasks).where(*wanted))
     return found, total.scalar_one()
+
+
+async def _check_bulk(tx: Transaction, found: Select[Any], part: Page) -> None:
+    if part.limit <= _SURELY_SMALL:
+        return
+    size = func.length(tasks.c.payload) + func.coalesce(func.length(tasks.c.result), 0)
+    some = found.add_columns(size.label("size")).limit(part.limit).offset(part.offset).subquery()
+    bulk = (await tx.execute(select(func.coalesce(func.sum(some.c.size), 0)))).scalar_one()
+    if bulk > MAX_PAGE_CHARACTERS:
+        raise ContentTooLarge(
+            f"limit: {part.limit} tasks hold {bulk} characters of payloads and results here; a page takes "
+            f"{MAX_PAGE_CHARACTERS}: ask for fewer at once"
+        )
