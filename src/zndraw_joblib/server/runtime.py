@@ -90,13 +90,15 @@ class Runtime:
         if self._writing:
             await asyncio.wait(self._writing, timeout=_FINISH_SECONDS)
 
-    async def _write(self, work: Callable[[Transaction], Awaitable[Result]]) -> Result:
-        result, tx = await self.database.write(work)
+    async def _write(
+        self, work: Callable[[Transaction], Awaitable[Result]], *, is_short: bool = False
+    ) -> Result:
+        result, tx = await self.database.write(work, is_short=is_short)
         await self.tell(tx)
         return result
 
     async def _commit(self, apply: Callable[..., Awaitable[Result]], items: Sequence[Any]) -> Result:
-        return await self._write(lambda tx: apply(tx, items))
+        return await self._write(lambda tx: apply(tx, items), is_short=True)
 
     async def tell(self, tx: Transaction) -> None:
         """Wake sleepers and send events, after the commit. A publisher that fails is logged."""

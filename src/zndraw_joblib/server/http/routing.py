@@ -24,6 +24,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 from zndraw_joblib.contract.problems import ContentTooLarge, InvalidRequest, ProblemException
@@ -45,6 +46,13 @@ class Route(APIRoute):
         signature = inspect.signature(endpoint, eval_str=True)
         self._plan = [(name, _resolver(parameter)) for name, parameter in signature.parameters.items()]
         super().__init__(path, endpoint, **options)
+        # FastAPI wraps a handler into stacks for dependencies and handlers of errors, which we have none for.
+        self._handler = self.get_route_handler()
+        self.app = self._answer
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._handler(Request(scope, receive, send))
+        await response(scope, receive, send)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler that stands in for FastAPI's."""

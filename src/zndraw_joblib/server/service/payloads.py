@@ -27,17 +27,16 @@ def check_schema(schema: str) -> None:
     _validator(schema)
 
 
-def check(schema: dict[str, Any], payload: dict[str, Any], checked: str | None = None) -> None:
-    """Raise `InvalidPayload` with every fault of `payload`, or `MuchWork`.
+def check(schema: str, payload: dict[str, Any], checked: str | None = None) -> None:
+    """Raise `InvalidPayload` with every fault of `payload` by `schema`, given as JSON, or `MuchWork`.
 
     `checked` is a schema that the payload is known to fit.
     """
-    text = to_json(schema).decode()
-    if text == checked:
+    if schema == checked:
         return
-    if effort(text) * len(to_json(payload)) > MAX_EFFORT:
-        raise MuchWork(text)
-    refuse(faults(text, payload))
+    if effort(schema) * len(to_json(payload)) > MAX_EFFORT:
+        raise MuchWork(schema)
+    refuse(faults(schema, payload))
 
 
 def faults(schema: str, payload: Any) -> list[dict[str, str]]:

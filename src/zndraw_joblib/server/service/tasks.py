@@ -6,6 +6,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
+from pydantic_core import to_json
+
 from zndraw_joblib.contract.messages import PaginatedResponse, TaskResponse, TaskUpdateRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import (
@@ -59,7 +61,8 @@ async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskRespo
     """
     jobs = await job_store.lock_by_names(tx, list(dict.fromkeys(item.job for item in items)))
     now = await tx.now()
-    made = [_check(item, jobs.get(item.job)) or _task(item, jobs[item.job].id, now) for item in items]
+    schemas = {name: to_json(job.schema).decode() for name, job in jobs.items()}
+    made = [_check(item, schemas.get(item.job)) or _task(item, jobs[item.job].id, now) for item in items]
     tasks = [task for task in made if isinstance(task, Record)]
     if tasks:
         await store.add(tx, tasks)
@@ -79,15 +82,15 @@ async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskRespo
     return answers
 
 
-def _check(item: Submission, job: Any) -> Exception | None:
+def _check(item: Submission, schema: str | None) -> Exception | None:
     try:
-        if job is None:
+        if schema is None:
             raise JobNotFound(f"Job {str(item.job)!r} not found")
         rules.check_room(item.job, item.room_id, cross_room=item.cross_room)
         if item.job.room_id == INTERNAL and not item.is_configured:
             raise InternalJobNotConfigured(f"Job {str(item.job)!r} has no executor in this server")
         if item.validate_payload:
-            payloads.check(job.schema, item.payload, item.checked)
+            payloads.check(schema, item.payload, item.checked)
     except (ProblemException, payloads.MuchWork) as problem:
         return problem
     return None

@@ -113,13 +113,15 @@ class Database(ABC):
         """
         return await self._again_after_faults(partial(self._read, work))
 
-    async def write(self, work: Work[Result]) -> tuple[Result, Transaction]:
+    async def write(self, work: Work[Result], *, is_short: bool = False) -> tuple[Result, Transaction]:
         """Run `work` and commit; run it again after a deadlock.
+
+        `is_short` promises a few milliseconds: then it may run where it holds up everything else.
 
         Raises `ServiceUnavailable` when the database does not answer. Whatever `work` raises
         rolls everything back.
         """
-        return await self._again_after_faults(partial(self._write, work))
+        return await self._again_after_faults(partial(self._write, work, is_short))
 
     async def _again_after_faults(self, transaction: Callable[[], Awaitable[Result]]) -> Result:
         with _translated():
@@ -149,7 +151,7 @@ class Database(ABC):
     async def _read(self, work: Work[Result]) -> Result: ...
 
     @abstractmethod
-    async def _write(self, work: Work[Result]) -> tuple[Result, Transaction]: ...
+    async def _write(self, work: Work[Result], is_short: bool) -> tuple[Result, Transaction]: ...
 
 
 class Sessions(Database):
@@ -187,7 +189,7 @@ class Sessions(Database):
         async with self._open() as session:
             return await work(_of(await session.connection(), self._clock))
 
-    async def _write(self, work: Work[Result]) -> tuple[Result, Transaction]:
+    async def _write(self, work: Work[Result], is_short: bool) -> tuple[Result, Transaction]:
         async with self._turn(), self._open() as session:
             tx = await begin(session, self._clock)
             self._is_sqlite = tx.is_sqlite

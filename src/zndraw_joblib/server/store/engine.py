@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +10,9 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Executable, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.pool import StaticPool
 
 from zndraw_joblib.server.store.database import (
     SQLITE_LOCK,
@@ -31,6 +33,7 @@ _DRIVERS = {
 _BUSY_SECONDS = 10
 _POLL_SECONDS = 0.02
 _READERS = 4
+_COMMITS_PER_CHECKPOINT = 200
 
 
 class InvalidDatabaseUrl(ValueError):
@@ -38,14 +41,18 @@ class InvalidDatabaseUrl(ValueError):
 
 
 class SqliteFile(Database):
-    """A SQLite database of our own: each transaction runs as a whole in a thread.
+    """A SQLite database of our own: a transaction runs as a whole, at once if it is short, else in a thread.
 
-    A trip to a thread for each statement, as aiosqlite makes it, costs more than the statements.
+    A trip to a thread for each statement, as aiosqlite makes it, costs more than the statements. One for a
+    whole batch still costs as much as the batch: both threads fight for the interpreter.
     """
 
-    def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
+    def __init__(self, engine: Engine, clock: Clock | None = None, quick: Engine | None = None) -> None:
         super().__init__(clock)
         self._engine = engine
+        self._quick = quick
+        self._is_quick_free = threading.Lock()
+        self._commits = 0
         self._threads: dict[str, ThreadPoolExecutor] = {}
         is_in_memory = engine.url.database in {None, "", ":memory:"}
         self._reader = "writer" if is_in_memory else "reader"
@@ -72,6 +79,8 @@ class SqliteFile(Database):
         for kind in list(self._threads):
             self._threads.pop(kind).shutdown(wait=True)
         self._engine.dispose()
+        if self._quick is not None:
+            self._quick.dispose()
 
     async def _read(self, work: Work[Result]) -> Result:
         def run() -> Result:
@@ -80,16 +89,47 @@ class SqliteFile(Database):
 
         return await self._in_thread(self._reader, run)
 
-    async def _write(self, work: Work[Result]) -> tuple[Result, Transaction]:
+    async def _write(self, work: Work[Result], is_short: bool) -> tuple[Result, Transaction]:
+        if is_short and self._quick is not None and self._is_quick_free.acquire(blocking=False):
+            try:
+                with self._quick.connect() as connection:
+                    if _has_lock(connection):
+                        self._count_commit()
+                        return self._run(connection, work)
+            finally:
+                self._is_quick_free.release()
+
         def run() -> tuple[Result, Transaction]:
             with self._engine.connect() as connection:
                 connection.exec_driver_sql(SQLITE_LOCK)
-                tx = _at_once(connection, self._clock)
-                result = _drive(work(tx))
-                connection.commit()
-                return result, tx
+                return self._run(connection, work)
 
         return await self._in_thread("writer", run)
+
+    def _run(self, connection: Connection, work: Work[Result]) -> tuple[Result, Transaction]:
+        tx = _at_once(connection, self._clock)
+        result = _drive(work(tx))
+        connection.commit()
+        return result, tx
+
+    def _count_commit(self) -> None:
+        self._commits += 1
+        if self._commits % _COMMITS_PER_CHECKPOINT == 0:
+            # It waits for the disk, and so is nothing for the event loop's thread.
+            self._in_thread("writer", self._checkpoint)
+
+    def _checkpoint(self) -> None:
+        with self._engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+def _has_lock(connection: Connection) -> bool:
+    """Take the lock of writers, unless somebody has it just now."""
+    try:
+        connection.exec_driver_sql(SQLITE_LOCK)
+    except OperationalError:
+        return False
+    return True
 
 
 def open_database(url: str, clock: Clock | None = None) -> Database:
@@ -99,13 +139,24 @@ def open_database(url: str, clock: Clock | None = None) -> Database:
     """
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
-        file = create_engine(
-            parsed.set(drivername="sqlite"),
-            connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False},
-        )
-        event.listen(file, "connect", _prepare_sqlite)
-        return SqliteFile(file, clock)
+        file = _open_sqlite(parsed, _BUSY_SECONDS)
+        if parsed.database in {None, "", ":memory:"}:
+            return SqliteFile(file, clock)
+        quick = _open_sqlite(parsed, 0, poolclass=StaticPool)
+        event.listen(quick, "connect", _leave_checkpoints)
+        return SqliteFile(file, clock, quick)
     return PostgresServer(parsed, clock)
+
+
+def _open_sqlite(url: URL, seconds: float, **options: Any) -> Engine:
+    arguments = {"timeout": seconds, "check_same_thread": False}
+    engine = create_engine(url.set(drivername="sqlite"), connect_args=arguments, **options)
+    event.listen(engine, "connect", _prepare_sqlite)
+    return engine
+
+
+def _leave_checkpoints(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA wal_autocheckpoint=0")
 
 
 def open_engine(url: str) -> AsyncEngine:

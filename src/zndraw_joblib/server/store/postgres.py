@@ -83,7 +83,7 @@ class PostgresServer(Database):
         async with self._connection() as connection:
             return await work(self._on(connection))
 
-    async def _write(self, work: Work[Result]) -> tuple[Result, Transaction]:
+    async def _write(self, work: Work[Result], is_short: bool) -> tuple[Result, Transaction]:
         async with self._connection() as connection:
             transaction = connection.transaction()
             with _as_sqlalchemys(connection):
