@@ -5,7 +5,7 @@ import asyncio
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -25,25 +25,26 @@ from zndraw_joblib.server.store.engine import open_database
 CONNECTIONS = (1, 16, 50)
 BACKLOGS = (0, 10_000, 100_000, 1_000_000)
 TASKS_PER_SECOND = 8_000  # more than any scenario can use up
+Scenario = Callable[[str, int, float], Coroutine[Any, Any, Rate]]
 
 
 def main() -> None:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("databases", nargs="*", default=["sqlite", "postgresql"])
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long each figure is measured")
-    parser.add_argument("--repeats", type=int, default=3, help="the median of how many runs is printed")
+    parser.add_argument("--seconds", type=float, default=0.6, help="how long one window takes")
+    parser.add_argument("--repeats", type=int, default=9, help="the median of how many windows is printed")
     arguments = parser.parse_args()
     print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     print(
-        f"load generator and server share them; each figure: median of {arguments.repeats} runs, "
-        f"{arguments.seconds:g} s each; ratio: to the no-op of the same minute\n"
+        f"load generator and server share them; each figure: median of {arguments.repeats} windows, "
+        f"{arguments.seconds:g} s each; ratio: to the no-op just before and just after\n"
     )
     for kind in arguments.databases:
         with tempfile.TemporaryDirectory() as folder, databases(kind, Path(folder)) as new_url:
             print(f"== {kind}")
             rates(new_url, arguments.seconds, arguments.repeats)
-            backlogs(new_url, arguments.seconds)
+            backlogs(new_url, 4 * arguments.seconds)
             waits(new_url)
 
 
@@ -79,31 +80,32 @@ async def _create(folder: Path, name: str, url: str) -> None:
     await database.close()
 
 
-def rates(new_url: Callable[[], str], seconds: float, repeats: int) -> None:
+def rates(new_url: Callable[[], str], window: float, repeats: int) -> None:
     """Print the rates of submit, claim and the whole life cycle as ratios to the no-op."""
     print(f"{'connections':>11} {'no-op/s':>9} {'submit/s':>15} {'claim/s':>15} {'life cycles/s (x3)':>20}")
-    for count in CONNECTIONS:
-        runs = [_rates_once(new_url(), count, seconds) for _ in range(repeats)]
-        noop, *others = (median(column) for column in zip(*runs, strict=True))
-        ratios = [median(run[i] * weight / run[0] for run in runs) for i, weight in ((1, 1), (2, 1), (3, 3))]
-        cells = [f"{rate:7.0f} ({ratio:.2f})" for rate, ratio in zip(others, ratios, strict=True)]
-        print(f"{count:>11} {noop:>9.0f} {cells[0]:>15} {cells[1]:>15} {cells[2]:>20}", flush=True)
+    url = new_url()
+    with serving("noop") as noop, serving("joblib", url) as server:
+        for count in CONNECTIONS:
+            uvloop.run(scenarios.submit(server, count, window))
+            noops, cells = [], []
+            for what, calls in ((scenarios.submit, 1), (scenarios.claim, 1), (scenarios.life_cycle, 3)):
+                if what is not scenarios.submit:
+                    uvloop.run(grow(url, int(repeats * window * TASKS_PER_SECOND)))
+                pairs = [_pair(what, noop, server, count, window) for _ in range(repeats)]
+                noops += [empty for empty, _ in pairs]
+                ratio = median(calls * rate / empty for empty, rate in pairs)
+                cells.append(f"{median(rate for _, rate in pairs):7.0f} ({ratio:.2f})")
+            print(
+                f"{count:>11} {median(noops):>9.0f} {cells[0]:>15} {cells[1]:>15} {cells[2]:>20}", flush=True
+            )
 
 
-def _rates_once(url: str, count: int, seconds: float) -> tuple[float, float, float, float]:
-    noop = _noop(count, seconds)
-    with serving("joblib", url) as server:
-        submit = uvloop.run(scenarios.submit(server, count, seconds)).per_second
-        uvloop.run(grow(url, int(2 * seconds * TASKS_PER_SECOND)))
-        claim = uvloop.run(scenarios.claim(server, count, seconds)).per_second
-        cycle = uvloop.run(scenarios.life_cycle(server, count, seconds)).per_second
-    noop = (noop + _noop(count, seconds)) / 2
-    return noop, submit, claim, cycle
-
-
-def _noop(count: int, seconds: float) -> float:
-    with serving("noop") as server:
-        return uvloop.run(scenarios.noop(server, count, seconds)).per_second
+def _pair(what: Scenario, noop: str, server: str, count: int, window: float) -> tuple[float, float]:
+    """Measure the no-op before and after: the machine's speed changes from second to second."""
+    before = uvloop.run(scenarios.noop(noop, count, window / 2)).per_second
+    rate = uvloop.run(what(server, count, window)).per_second
+    after = uvloop.run(scenarios.noop(noop, count, window / 2)).per_second
+    return (before + after) / 2, rate
 
 
 def backlogs(new_url: Callable[[], str], seconds: float) -> None:

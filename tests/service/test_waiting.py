@@ -143,8 +143,8 @@ def after_each_commit(replica: Replica, monkeypatch: pytest.MonkeyPatch, *hooks:
     """Run one hook after each of the next commits, before whoever committed hears of it."""
     left, write = list(hooks), replica.runtime.database.write
 
-    async def write_and_hook(work: Any) -> Any:
-        answer = await write(work)
+    async def write_and_hook(work: Any, **how: Any) -> Any:
+        answer = await write(work, **how)
         if left:
             await left.pop(0)()
         return answer
@@ -362,10 +362,10 @@ async def test_sleepers_cost_no_queries_and_hold_no_connection(
     write, read = replica.runtime.database.write, replica.runtime.database.read
 
     def counted(act: Any) -> Any:
-        async def count(work: Any) -> Any:
+        async def count(work: Any, **how: Any) -> Any:
             nonlocal asked
             asked += 1
-            return await act(work)
+            return await act(work, **how)
 
         return count
 

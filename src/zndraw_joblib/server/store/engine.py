@@ -34,6 +34,9 @@ _BUSY_SECONDS = 10
 _POLL_SECONDS = 0.02
 _READERS = 4
 _COMMITS_PER_CHECKPOINT = 200
+_LONG_LOG_PAGES = 2000  # 8 MB
+# For how long a reader that looks at an old state may keep writers out.
+_CHECKPOINT_PATIENCE_MS = 100
 
 
 class InvalidDatabaseUrl(ValueError):
@@ -119,8 +122,17 @@ class SqliteFile(Database):
             self._in_thread("writer", self._checkpoint)
 
     def _checkpoint(self) -> None:
+        """Copy the log of writes into the file; a long one to its end, so that it begins anew.
+
+        While somebody writes all the time the end is never reached without keeping writers out. Those
+        come here too then, and wait for the disk where the event loop does not.
+        """
         with self._engine.connect() as connection:
-            connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+            _, pages, _ = connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").one()
+            if pages > _LONG_LOG_PAGES:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout={_CHECKPOINT_PATIENCE_MS}")
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(FULL)")
+                connection.exec_driver_sql(f"PRAGMA busy_timeout={_BUSY_SECONDS * 1000}")
 
 
 def _has_lock(connection: Connection) -> bool:
