@@ -15,7 +15,8 @@ NAMES = """
 ApiManager Category ClaimedTask Conflict ContentTooLarge Emission Event Extension Forbidden Identity
 InternalJobNotConfigured InternalServerError InvalidCategory InvalidPayload InvalidRequest InvalidRoomId
 InvalidSchema InvalidTaskTransition Job JobLib JobLibSettings JobManager JobNotFound JobRegisterRequest
-JobResponse JobSummary JobsInvalidate JoinJobRoom LeaveJobRoom Locked MethodNotAllowed NotFound
+JobResponse JobSummary JobsInvalidate JoinJobRoom JoinProviderRoom
+JoinRoom LeaveJobRoom LeaveProviderRoom LeaveRoom Locked MethodNotAllowed NotFound
 PaginatedResponse Problem ProblemException SchemaConflict ServiceUnavailable StaleReport Task TaskAvailable
 TaskClaimRequest TaskClaimResponse TaskNotFound TaskResponse TaskStatus TaskStatusEvent TaskSubmitRequest
 TaskUpdateRequest TooManyRequests Unauthorized Worker WorkerJobLink WorkerNotFound WorkerResponse

@@ -62,6 +62,32 @@ class LeaveJobRoom(Event):
     worker_id: UUID
 
 
+class JoinProviderRoom(Event):
+    """From a worker: tell me of reads from this provider."""
+
+    provider_name: str
+    worker_id: UUID
+
+
+class LeaveProviderRoom(Event):
+    """From a worker: tell me no more of reads from this provider."""
+
+    provider_name: str
+    worker_id: UUID
+
+
+class JoinRoom(Event):
+    """From a front-end: tell me what concerns this room."""
+
+    room_id: str
+
+
+class LeaveRoom(Event):
+    """From a front-end: tell me no more of this room."""
+
+    room_id: str
+
+
 class Emission(NamedTuple):
     """An event and the Socket.IO room that gets it."""
 

@@ -1,8 +1,8 @@
 """Settings, from arguments, the environment (``ZNDRAW_JOBLIB_…``) and ``[tool.zndraw.joblib]``."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -28,6 +28,16 @@ WordList = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
 
 
+def _check_redis(value: str) -> str:
+    if not value.startswith(_REDIS_SCHEMES):
+        raise ValueError(f"redis_url must begin with {' or '.join(_REDIS_SCHEMES)}")
+    return value
+
+
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+RedisUrl = Annotated[str, AfterValidator(_check_redis)]
+
+
 class JobLibSettings(BaseSettings):
     """What the queue itself can be told. Every field may change while the server runs."""
 
@@ -48,6 +58,8 @@ class JobLibSettings(BaseSettings):
     cross_room_jobs: bool = False
     validate_payload: bool = True
     max_sleepers: Annotated[int, Field(ge=0)] = 20_000
+    disconnect_grace_seconds: Annotated[float, Field(ge=-1, le=3600)] = 10
+    redis_url: RedisUrl | None = None
 
     @property
     def heartbeat_interval_seconds(self) -> float:
@@ -74,6 +86,7 @@ class ServerSettings(JobLibSettings):
     database_url: str = DEFAULT_DATABASE_URL
     admin_token: SecretStr | None = None
     cors_origins: WordList = Field(default_factory=list)
+    socketio_transports: list[Literal["polling", "websocket"]] = ["polling", "websocket"]
 
     @model_validator(mode="after")
     def _check(self) -> "ServerSettings":
