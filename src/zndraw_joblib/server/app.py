@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import socketio
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
@@ -12,6 +13,8 @@ from zndraw_joblib.server.http.problems import install_exception_handlers
 from zndraw_joblib.server.mount import JobLib
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store.engine import open_database
+
+_MAX_EVENT_BYTES = 100_000
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
@@ -36,6 +39,15 @@ def create_app(settings: ServerSettings) -> FastAPI:
             allow_headers=["Authorization", "Content-Type", "Prefer"],
             expose_headers=["Location", "Preference-Applied", "Retry-After"],
         )
-    JobLib(session_maker=database, identity=tokens, settings=settings).mount(app)
+    joblib = JobLib(session_maker=database, identity=tokens, settings=settings)
+    joblib.mount(app)
     app.include_router(health.router)
+    sio = socketio.AsyncServer(
+        async_mode="asgi",
+        cors_allowed_origins=[],  # the app's own CORS holds, and no cookie says who somebody is
+        transports=settings.socketio_transports,
+        max_http_buffer_size=_MAX_EVENT_BYTES,
+    )
+    joblib.open_rooms(sio).is_closed_to_strangers = True
+    app.mount("/socket.io", socketio.ASGIApp(sio))
     return app

@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 
-from zndraw_joblib.server.adapters.socketio import emit
+from zndraw_joblib.server.adapters.socketio import SocketIo
 from zndraw_joblib.server.adapters.tokens import BearerTokens
 from zndraw_joblib.server.http import PREFIX, TAG, routes
 from zndraw_joblib.server.http.problems import ANSWERS
 from zndraw_joblib.server.http.problems import router as problem_pages
 from zndraw_joblib.server.http.routing import Route, solve
-from zndraw_joblib.server.ports import Identity, Publisher, SessionMaker
+from zndraw_joblib.server.ports import Identity, SessionMaker
+from zndraw_joblib.server.rooms import Rooms
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store import schema
@@ -49,7 +50,10 @@ class JobLib:
         clock: Clock | None = None,
     ) -> None:
         self.settings = settings or JobLibSettings()
-        self.runtime = Runtime(session_maker, self.settings, publish=_publisher(tsio), clock=clock)
+        self._socketio = None if tsio is None else SocketIo(tsio)
+        self.runtime = Runtime(session_maker, self.settings, publish=self._socketio, clock=clock)
+        self.rooms: Rooms | None = None
+        self._app: FastAPI | None = None
         self.sweeper = Sweeper(self.runtime.write, self.settings)
         self._identity = identity
         self._bind = _binding(identity)
@@ -57,6 +61,7 @@ class JobLib:
 
     def mount(self, app: FastAPI) -> None:
         """Add the routes under ``/v1/joblib`` and the pages of the problems; join the app's lifespan."""
+        self._app = app
         app.state.joblib = self.runtime
         app.state.joblib_identity = self._identity
         app.state.joblib_identify = self._identify
@@ -92,12 +97,16 @@ class JobLib:
         """
         await schema.prepare(self.runtime.database)
         self.runtime.sleepers.open()
+        if self.rooms is not None:
+            self.rooms.attend()
         sweeping = asyncio.create_task(self.sweeper.run(), name="zndraw-joblib sweeper")
         try:
             with _on_stop_signals(self.runtime.sleepers.close):
                 yield
         finally:
             self.runtime.sleepers.close()
+            if self.rooms is not None:
+                self.rooms.departures.stop()
             sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await sweeping
@@ -112,15 +121,27 @@ class JobLib:
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"
 
+    def open_rooms(self, sio: Any) -> Rooms:
+        """See `register_socketio_handlers`."""
+        if self._app is None:
+            raise RuntimeError("zndraw_joblib is not mounted yet: call JobLib(...).mount(app) first")
+        if self._socketio is None:
+            self._socketio = SocketIo(sio)
+            self.runtime.publish = self._socketio
+        self._socketio.rooms = sio
+        self.rooms = Rooms(sio, self.runtime, self._identify, self._app)
+        return self.rooms
 
-def _publisher(tsio: Any) -> Publisher | None:
-    if tsio is None:
-        return None
 
-    async def publish(emissions: Any) -> None:
-        await emit(tsio, emissions)
+def register_socketio_handlers(sio: Any, joblib: JobLib) -> None:
+    """Let the sockets of a `socketio.AsyncServer` join rooms: workers of their jobs, front-ends of rooms.
 
-    return publish
+    Call it after `joblib.mount(app)`. Who a socket is, is asked of `joblib`'s identity, with the headers of
+    its connection; with ``auth={"token": …}`` as if they had been sent as a bearer token. Handlers that
+    `sio` has already stay: those of `connect` and `disconnect` run after ours. A worker whose socket is gone
+    is removed after `disconnect_grace_seconds`. Events are sent by `sio`, unless `joblib` has a `tsio`.
+    """
+    joblib.open_rooms(sio)
 
 
 def _binding(identity: Callable[..., Any]) -> Callable[..., Any]:

@@ -131,6 +131,10 @@ class Sleepers:
         for key, count in wakes:
             self.wake(key, count)
 
+    def has(self, key: str) -> bool:
+        """Tell whether somebody sleeps on a key."""
+        return key in self._queues
+
     @property
     def slept_on(self) -> list[str]:
         """The keys under which somebody sleeps."""
