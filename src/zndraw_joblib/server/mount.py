@@ -5,7 +5,8 @@ import logging
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from zndraw_joblib.server.http import PREFIX, TAG, routes
 from zndraw_joblib.server.http.problems import ANSWERS
 from zndraw_joblib.server.http.problems import router as problem_pages
 from zndraw_joblib.server.http.routing import Route, solve
-from zndraw_joblib.server.ports import Identity, SessionMaker
+from zndraw_joblib.server.ports import Identity, OpenLine, SessionMaker
 from zndraw_joblib.server.rooms import Rooms
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import JobLibSettings
@@ -99,6 +100,8 @@ class JobLib:
         self.runtime.sleepers.open()
         if self.rooms is not None:
             self.rooms.attend()
+        line = await self._line()
+        relaying = asyncio.create_task(self.runtime.relay.run(line) if line else asyncio.sleep(0))
         sweeping = asyncio.create_task(self.sweeper.run(), name="zndraw-joblib sweeper")
         try:
             with _on_stop_signals(self.runtime.sleepers.close):
@@ -107,10 +110,18 @@ class JobLib:
             self.runtime.sleepers.close()
             if self.rooms is not None:
                 self.rooms.departures.stop()
-            sweeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await sweeping
+            await _ended(sweeping)
             await self.runtime.finish()
+            await _ended(relaying)
+
+    async def _line(self) -> OpenLine | None:
+        """Return what opens a line to other replicas: Redis where it is set, else PostgreSQL."""
+        url = self.settings.redis_url
+        if url is None:
+            return await self.runtime.database.line()
+        from zndraw_joblib.server.adapters.redis import redis_line  # noqa: PLC0415 - few servers need it
+
+        return partial(redis_line, url, f"{self.settings.redis_prefix}:relay")
 
     async def _identify(self, request: Request) -> Identity | None:
         if isinstance(self._identity, BearerTokens):
@@ -131,6 +142,11 @@ class JobLib:
         self._socketio.rooms = sio
         self.rooms = Rooms(sio, self.runtime, self._identify, self._app)
         return self.rooms
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 def register_socketio_handlers(sio: Any, joblib: JobLib) -> None:
