@@ -54,6 +54,7 @@ class JobLib:
         self._socketio = None if tsio is None else SocketIo(tsio)
         self.runtime = Runtime(session_maker, self.settings, publish=self._socketio, clock=clock)
         self.rooms: Rooms | None = None
+        self._hanging_up: asyncio.Task[None] | None = None
         self._app: FastAPI | None = None
         self.sweeper = Sweeper(self.runtime.write, self.settings)
         self._identity = identity
@@ -104,15 +105,25 @@ class JobLib:
         relaying = asyncio.create_task(self.runtime.relay.run(line) if line else asyncio.sleep(0))
         sweeping = asyncio.create_task(self.sweeper.run(), name="zndraw-joblib sweeper")
         try:
-            with _on_stop_signals(self.runtime.sleepers.close):
+            with _on_stop_signals(self._let_everybody_go):
                 yield
         finally:
-            self.runtime.sleepers.close()
-            if self.rooms is not None:
-                self.rooms.departures.stop()
+            hanging_up = self._let_everybody_go()
             await _ended(sweeping)
             await self.runtime.finish()
+            if hanging_up is not None:
+                await hanging_up
             await _ended(relaying)
+
+    def _let_everybody_go(self) -> "asyncio.Task[None] | None":
+        self.runtime.sleepers.close()
+        if self.rooms is None:
+            return None
+        self.rooms.departures.stop()
+        if not self.rooms.is_closed_to_strangers:
+            return None  # the host's sockets are the host's
+        self._hanging_up = asyncio.create_task(self.rooms.hang_up())
+        return self._hanging_up
 
     async def _line(self) -> OpenLine | None:
         """Return what opens a line to other replicas: Redis where it is set, else PostgreSQL."""
@@ -140,7 +151,7 @@ class JobLib:
             self._socketio = SocketIo(sio)
             self.runtime.publish = self._socketio
         self._socketio.rooms = sio
-        self.rooms = Rooms(sio, self.runtime, self._identify, self._app)
+        self.rooms = self._app.state.joblib_rooms = Rooms(sio, self.runtime, self._identify, self._app)
         return self.rooms
 
 
@@ -169,7 +180,7 @@ def _binding(identity: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _on_stop_signals(act: Callable[[], None]) -> Iterator[None]:
+def _on_stop_signals(act: Callable[[], Any]) -> Iterator[None]:
     """Call `act` on SIGINT and SIGTERM, before whoever handled them so far.
 
     A server waits for open requests before it ends the lifespan: sleepers must hear of the end earlier.
