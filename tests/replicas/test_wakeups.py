@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from store.fixtures import OpenReplica
 from store.replica import Replica
+from store.seeds import add_tasks, task
 from wire import until
 
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server import runtime as module
-from zndraw_joblib.server.ports import OpenLine
+from zndraw_joblib.server.ports import OpenLine, job_key
 
 LONG = 15.0
 AT_ONCE = 3.0
@@ -32,10 +33,10 @@ async def two(open_replica: OpenReplica, open_line: OpenLine) -> AsyncIterator[t
     relaying = [asyncio.create_task(one.runtime.relay.run(open_line)) for one in replicas]
     await until(lambda: all(one.runtime.relay.has_peers for one in replicas))
     yield replicas
-    for task in relaying:
-        task.cancel()
+    for relay in relaying:
+        relay.cancel()
         with suppress(asyncio.CancelledError):
-            await task
+            await relay
 
 
 async def asleep(replica: Replica, count: int) -> None:
@@ -82,22 +83,31 @@ async def test_an_end_there_wakes_who_waits_for_it_here(two: tuple[Replica, Repl
     waits = [asyncio.create_task(here.get(running.id, LONG)) for _ in range(3)]
     await asleep(here, 3)
     await there.report(running.id, "completed")
-    assert [task.status for task in await soon(asyncio.gather(*waits))] == [TaskStatus.COMPLETED] * 3
+    assert [ended.status for ended in await soon(asyncio.gather(*waits))] == [TaskStatus.COMPLETED] * 3
 
 
-async def test_who_sleeps_here_is_served_first(two: tuple[Replica, Replica]) -> None:
-    """Only what nobody here can use is told to others."""
+async def test_who_sleeps_here_is_served_first(
+    two: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what nobody here can use is told to others: those sleep on, and look at nothing."""
     here, there = two
     job, other = await here.register(), await there.register()
     ours, theirs = waiting(here, job.worker_id), waiting(there, other.worker_id)
     await asleep(here, 1)
     await asleep(there, 1)
+    woken: list[str] = []
+    wake = there.runtime.sleepers.wake
+
+    def watch(key: str, limit: int | None = None) -> int:
+        woken.append(key)
+        return wake(key, limit)
+
+    monkeypatch.setattr(there.runtime.sleepers, "wake", watch)
     first = await here.submit(job)
     assert (await soon(ours)).id == first.id
-    await asyncio.sleep(0.1)
-    assert not theirs.done()
     second = await here.submit(job)
     assert (await soon(theirs)).id == second.id
+    assert woken == [job_key(job.full_name)]
 
 
 async def test_a_burst_serves_the_sleepers_of_both(two: tuple[Replica, Replica]) -> None:
@@ -110,7 +120,7 @@ async def test_a_burst_serves_the_sleepers_of_both(two: tuple[Replica, Replica])
     await asleep(there, 20)
     submitted = await asyncio.gather(*[here.submit(job) for _ in range(30)])
     claimed = await soon(asyncio.gather(*claims))
-    assert {task.id for task in claimed} == {task.id for task in submitted}
+    assert {one.id for one in claimed} == {one.id for one in submitted}
 
 
 async def test_a_wake_up_that_is_not_used_here_goes_there(two: tuple[Replica, Replica]) -> None:
@@ -122,12 +132,11 @@ async def test_a_wake_up_that_is_not_used_here_goes_there(two: tuple[Replica, Re
     stays = waiting(there, other.worker_id)
     await asleep(here, 1)
     await asleep(there, 1)
-    submitting = asyncio.create_task(here.submit(job))
+    [task_id] = await add_tasks(here, [task(job.id)])
+    here.runtime.sleepers.wake(job_key(job.full_name), 1)
     gone.set_result(None)
-    submitted = await submitting
-    got = await soon(asyncio.wait({left, stays}, return_when=asyncio.ALL_COMPLETED))
-    assert not got[1]
-    assert (left.result(), stays.result().id) == (None, submitted.id)
+    assert await soon(left) is None
+    assert (await soon(stays)).id == task_id
 
 
 async def test_a_worker_that_is_removed_here_is_told_there(two: tuple[Replica, Replica]) -> None:
