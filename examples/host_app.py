@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
+import socketio
 from fastapi import Depends, FastAPI, HTTPException, Path, Request
 from fastapi.security import APIKeyHeader
 from pydantic import BaseModel
@@ -26,6 +27,7 @@ from zndraw_joblib import (
     JobLib,
     ProblemException,
     problem_exception_handler,
+    register_socketio_handlers,
     validate_room_id,
     verify_readable_room,
     verify_writable_room,
@@ -135,7 +137,12 @@ def create_app(database_url: str = DATABASE_URL) -> FastAPI:
     app.state.sessions = sessions
 
     # The queue, with the host's users, database and rules of rooms.
-    JobLib(session_maker=sessions, identity=current_user).mount(app)
+    sio = socketio.AsyncServer(async_mode="asgi", cors_allowed_origins=[])
+    joblib = JobLib(session_maker=sessions, identity=current_user, tsio=sio)
+    joblib.mount(app)
+    # What happens, live: sockets connect with the header `X-Key` too, and join rooms by `join_room`.
+    register_socketio_handlers(sio, joblib)
+    app.mount("/socket.io", socketio.ASGIApp(sio))
     app.dependency_overrides[verify_readable_room] = readable_room
     app.dependency_overrides[verify_writable_room] = writable_room
     # The queue answers its own errors; this is for what the host's own routes raise of it.

@@ -1,5 +1,6 @@
 """A host's own Socket.IO server: its handlers stay, its identity and its rooms' guards hold."""
 
+import importlib.util
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from zndraw_joblib import (
 from zndraw_joblib.server.store.engine import open_engine, open_sessions
 
 KEY = "ada"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "host_app.py"
 
 
 class User(NamedTuple):
@@ -177,6 +179,30 @@ async def test_a_host_without_our_handlers_gets_the_events(host: Host) -> None:
 async def _heard(front: Any) -> Any:
     await front.client.call("join_room", "elsewhere")
     return front.heard
+
+
+async def test_the_example_guards_its_rooms_live_too(tmp_path: Path) -> None:
+    """A private room's events are its owner's; who has no key hears nothing."""
+    spec = importlib.util.spec_from_file_location("host_app", EXAMPLE)
+    assert spec is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    app = example.create_app(f"sqlite+aiosqlite:///{tmp_path}/host.db")
+    async with serving(app, app, "no-token-of-this-host") as live:
+        rest = await live.rest()
+        ada, bob = [
+            {"X-Key": (await rest.post("/users", json={"name": name})).json()["key"]} for name in ("a", "b")
+        ]
+        made = await rest.put("/rooms/lab", json={"is_private": True}, headers=ada)
+        assert made.status_code == 200
+        owner, other, nobody = [await live.socket(auth=None, headers=headers) for headers in (ada, bob, {})]
+        assert await owner.ask("join_room", room_id="lab") == {}
+        assert (await other.ask("join_room", room_id="lab"))["status"] == 404
+        assert (await nobody.ask("join_room", room_id="attic"))["status"] == 401
+        rest.headers |= ada
+        await submit(rest, await register(rest))
+        assert await owner.statuses() == ["pending"]
+        assert await other.settled() == []
 
 
 def test_rooms_are_opened_after_the_queue_is_mounted(host: Host) -> None:
