@@ -27,7 +27,7 @@ READY = "ready"
 STOP_SECONDS = 20.0
 _GRACE_SECONDS = 5
 # Longer than httpx keeps an idle connection, so that no request meets a server that hangs up.
-_KEEP_ALIVE_SECONDS = 60
+KEEP_ALIVE_SECONDS = 60
 
 
 class Plan(BaseModel):
@@ -70,7 +70,7 @@ def serve(
         log_config=None,
         access_log=speech.access_log,
         lifespan="on",
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     with suppress(KeyboardInterrupt):
