@@ -21,7 +21,8 @@ PaginatedResponse Problem ProblemException SchemaConflict ServiceUnavailable Sta
 TaskClaimRequest TaskClaimResponse TaskNotFound TaskResponse TaskStatus TaskStatusEvent TaskSubmitRequest
 TaskUpdateRequest TooManyRequests Unauthorized Worker WorkerJobLink WorkerNotFound WorkerResponse
 WorkerSummary cleanup_stale_workers cleanup_stuck_internal_tasks cleanup_worker connect emit
-problem_exception_handler router run_sweeper validate_room_id verify_readable_room verify_writable_room
+problem_exception_handler register_socketio_handlers router run_sweeper validate_room_id verify_readable_room
+verify_writable_room
 """
 PUBLIC = set(NAMES.split())
 

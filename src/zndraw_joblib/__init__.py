@@ -65,7 +65,7 @@ _HOMES = {
     "server.http": ("router",),
     "server.http.deps": ("Identity", "verify_readable_room", "verify_writable_room"),
     "server.http.problems": ("problem_exception_handler",),
-    "server.mount": ("JobLib",),
+    "server.mount": ("JobLib", "register_socketio_handlers"),
     "server.settings": ("JobLibSettings",),
     "server.store.tables": ("Job", "Task", "Worker", "WorkerJobLink"),
     "server.sweeper": (

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
+from zndraw_joblib.contract.names import GLOBAL, INTERNAL
 from zndraw_joblib.contract.status import TaskStatus
 
 
@@ -103,3 +104,28 @@ def room_of(room_id: str) -> str:
 def workers_of(job_name: str) -> str:
     """Return the Socket.IO room of a job's workers."""
     return f"jobs:{job_name}"
+
+
+def sockets_of(worker_id: UUID) -> str:
+    """Return the Socket.IO room of one worker."""
+    return f"workers:{worker_id}"
+
+
+# All front-ends that joined any room. No room can have such a name.
+EVERY_ROOM = "room:@*"
+_SEEN_EVERYWHERE = {room_of(GLOBAL), room_of(INTERNAL)}
+
+
+def audience(emission: Emission) -> list[str]:
+    """Return all Socket.IO rooms that an emission concerns, its own first.
+
+    Every room lists the jobs of `@global` and `@internal`. A worker hears that a task it runs was cancelled.
+    """
+    event, room = emission
+    rooms = [room]
+    if isinstance(event, JobsInvalidate):
+        if room in _SEEN_EVERYWHERE:
+            rooms.append(EVERY_ROOM)
+    elif isinstance(event, TaskStatusEvent) and event.status == TaskStatus.CANCELLED and event.worker_id:
+        rooms.append(sockets_of(event.worker_id))
+    return rooms

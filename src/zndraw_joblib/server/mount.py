@@ -5,19 +5,21 @@ import logging
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 
-from zndraw_joblib.server.adapters.socketio import emit
+from zndraw_joblib.server.adapters.socketio import SocketIo
 from zndraw_joblib.server.adapters.tokens import BearerTokens
 from zndraw_joblib.server.http import PREFIX, TAG, routes
 from zndraw_joblib.server.http.problems import ANSWERS
 from zndraw_joblib.server.http.problems import router as problem_pages
 from zndraw_joblib.server.http.routing import Route, solve
-from zndraw_joblib.server.ports import Identity, Publisher, SessionMaker
+from zndraw_joblib.server.ports import Identity, OpenLine, SessionMaker
+from zndraw_joblib.server.rooms import Rooms
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store import schema
@@ -49,7 +51,11 @@ class JobLib:
         clock: Clock | None = None,
     ) -> None:
         self.settings = settings or JobLibSettings()
-        self.runtime = Runtime(session_maker, self.settings, publish=_publisher(tsio), clock=clock)
+        self._socketio = None if tsio is None else SocketIo(tsio)
+        self.runtime = Runtime(session_maker, self.settings, publish=self._socketio, clock=clock)
+        self.rooms: Rooms | None = None
+        self._hanging_up: asyncio.Task[None] | None = None
+        self._app: FastAPI | None = None
         self.sweeper = Sweeper(self.runtime.write, self.settings)
         self._identity = identity
         self._bind = _binding(identity)
@@ -57,6 +63,7 @@ class JobLib:
 
     def mount(self, app: FastAPI) -> None:
         """Add the routes under ``/v1/joblib`` and the pages of the problems; join the app's lifespan."""
+        self._app = app
         app.state.joblib = self.runtime
         app.state.joblib_identity = self._identity
         app.state.joblib_identify = self._identify
@@ -92,16 +99,40 @@ class JobLib:
         """
         await schema.prepare(self.runtime.database)
         self.runtime.sleepers.open()
+        if self.rooms is not None:
+            self.rooms.attend()
+        line = await self._line()
+        relaying = asyncio.create_task(self.runtime.relay.run(line) if line else asyncio.sleep(0))
         sweeping = asyncio.create_task(self.sweeper.run(), name="zndraw-joblib sweeper")
         try:
-            with _on_stop_signals(self.runtime.sleepers.close):
+            with _on_stop_signals(self._let_everybody_go):
                 yield
         finally:
-            self.runtime.sleepers.close()
-            sweeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await sweeping
+            hanging_up = self._let_everybody_go()
+            await _ended(sweeping)
             await self.runtime.finish()
+            if hanging_up is not None:
+                await hanging_up
+            await _ended(relaying)
+
+    def _let_everybody_go(self) -> "asyncio.Task[None] | None":
+        self.runtime.sleepers.close()
+        if self.rooms is None:
+            return None
+        self.rooms.departures.stop()
+        if not self.rooms.is_closed_to_strangers:
+            return None  # the host's sockets are the host's
+        self._hanging_up = asyncio.create_task(self.rooms.hang_up())
+        return self._hanging_up
+
+    async def _line(self) -> OpenLine | None:
+        """Return what opens a line to other replicas: Redis where it is set, else PostgreSQL."""
+        url = self.settings.redis_url
+        if url is None:
+            return await self.runtime.database.line()
+        from zndraw_joblib.server.adapters.redis import redis_line  # noqa: PLC0415 - few servers need it
+
+        return partial(redis_line, url, f"{self.settings.redis_prefix}:relay")
 
     async def _identify(self, request: Request) -> Identity | None:
         if isinstance(self._identity, BearerTokens):
@@ -112,15 +143,32 @@ class JobLib:
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"
 
+    def open_rooms(self, sio: Any) -> Rooms:
+        """See `register_socketio_handlers`."""
+        if self._app is None:
+            raise RuntimeError("zndraw_joblib is not mounted yet: call JobLib(...).mount(app) first")
+        if self._socketio is None:
+            self._socketio = SocketIo(sio)
+            self.runtime.publish = self._socketio
+        self._socketio.rooms = sio
+        self.rooms = self._app.state.joblib_rooms = Rooms(sio, self.runtime, self._identify, self._app)
+        return self.rooms
 
-def _publisher(tsio: Any) -> Publisher | None:
-    if tsio is None:
-        return None
 
-    async def publish(emissions: Any) -> None:
-        await emit(tsio, emissions)
+async def _ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
-    return publish
+
+def register_socketio_handlers(sio: Any, joblib: JobLib) -> None:
+    """Let the sockets of a `socketio.AsyncServer` join rooms: workers of their jobs, front-ends of rooms.
+
+    Call it after `joblib.mount(app)`. Who a socket is, is asked of `joblib`'s identity, with the headers of
+    its connection; with ``auth={"token": …}`` as if they had been sent as a bearer token. Handlers that
+    `sio` has already stay: those of `connect` and `disconnect` run after ours. A worker whose socket is gone
+    is removed after `disconnect_grace_seconds`. Events are sent by `sio`, unless `joblib` has a `tsio`.
+    """
+    joblib.open_rooms(sio)
 
 
 def _binding(identity: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,7 +180,7 @@ def _binding(identity: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _on_stop_signals(act: Callable[[], None]) -> Iterator[None]:
+def _on_stop_signals(act: Callable[[], Any]) -> Iterator[None]:
     """Call `act` on SIGINT and SIGTERM, before whoever handled them so far.
 
     A server waits for open requests before it ends the lifespan: sleepers must hear of the end earlier.

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from zndraw_joblib.server.ports import (
     task_key,
     worker_key,
 )
+from zndraw_joblib.server.relay import Relay
 from zndraw_joblib.server.service import claims, internal, jobs, tasks, workers
 from zndraw_joblib.server.service.payloads import MuchWork
 from zndraw_joblib.server.settings import JobLibSettings
@@ -55,7 +57,8 @@ class Runtime:
     ) -> None:
         self.settings = settings
         self.database = database if isinstance(database, Database) else Sessions(database, clock)
-        self.sleepers = Sleepers(lambda: self.settings.max_sleepers)
+        self.relay = Relay(self._wake, self.recheck)
+        self.sleepers = Sleepers(lambda: self.settings.max_sleepers, self.relay.forward)
         self.internal_tasks: Mapping[str, InternalTask] = {}
         self.publish = publish
 
@@ -103,7 +106,9 @@ class Runtime:
     async def tell(self, tx: Transaction) -> None:
         """Wake sleepers and send events, after the commit. A publisher that fails is logged."""
         self.sleepers.notify(tx.wakes)
-        if self.publish is None or not (emissions := tx.emissions):
+        if self.publish is None or not getattr(self.publish, "is_heard", True):
+            return
+        if not (emissions := tx.emissions):
             return
         async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             try:
@@ -161,6 +166,10 @@ class Runtime:
             workers.Beat(caller, worker_id, self.settings.heartbeat_interval_seconds)
         )
 
+    def doubt(self, worker_id: UUID) -> None:
+        """Let the next sign of life of a worker be written, however short ago the last one was."""
+        self._seen[worker_id] = -math.inf
+
     async def claim(
         self, caller: Identity, worker_id: UUID, wait: float = 0, gone: Gone = None
     ) -> TaskResponse | None:
@@ -168,7 +177,9 @@ class Runtime:
 
         `gone` is done once the client has hung up: then it gets no task.
         """
-        item = claims.Claim(caller, worker_id, self.settings.heartbeat_interval_seconds)
+        is_doubted = self._seen.get(worker_id) == -math.inf
+        interval = 0 if is_doubted else self.settings.heartbeat_interval_seconds
+        item = claims.Claim(caller, worker_id, interval)
         deadline = time.monotonic() + wait
         got = await self._claim_once(item)
         while got.task is None and not self._is_over(deadline, gone):
@@ -283,6 +294,9 @@ class Runtime:
             logger.warning("a probe of the write path failed: %r", error)
             return f"a claim and a heartbeat did not go through ({type(error).__name__})"
         return "ok"
+
+    def _wake(self, key: str, limit: int | None) -> None:
+        self.sleepers.wake(key, limit)
 
     async def recheck(self) -> None:
         """Wake the sleepers for whom something is there, whatever became of their wake-ups."""

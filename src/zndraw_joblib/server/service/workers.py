@@ -1,6 +1,7 @@
 """Workers: how they come, show that they live, and leave. Every way of leaving ends in `retire`."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
@@ -57,6 +58,19 @@ async def leave(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
     """Remove a worker at the wish of its owner or a superuser."""
     await _owned(tx, caller, worker_id)
     await retire(tx, [worker_id])
+
+
+async def leave_if_silent(tx: Transaction, worker_id: UUID, since: datetime) -> bool:
+    """Remove a worker that gave no sign of life from `since` on. Tell whether it was so."""
+    silent = await store.lock_if_stale(tx, since, 1, only=worker_id)
+    await retire(tx, silent)
+    return bool(silent)
+
+
+async def check_serves(tx: Transaction, worker_id: UUID, name: JobName) -> None:
+    """Raise `JobNotFound` unless the worker serves the job."""
+    if name not in (await store.served_jobs(tx, [worker_id]))[worker_id]:
+        raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
 
 
 async def retire(tx: Transaction, worker_ids: Sequence[UUID]) -> None:

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from cli.program import PATIENCE, Program, Serving, until
 
-from replicas.conftest import TOKEN
-from replicas.forwarder import Forwarder
+from deploy.conftest import TOKEN
+from deploy.forwarder import Forwarder
 from zndraw_joblib.contract.messages import MAX_PAGE
 from zndraw_joblib.contract.names import GLOBAL
 from zndraw_joblib.contract.status import TaskStatus
