@@ -103,6 +103,8 @@ def test_it_starts_and_stops_as_one_process_does(row: Row, program: Program) -> 
     assert row.kept
     assert "  processes 2\n" in row.said
     program.ok("jobs", "--url", row.url)
+    polling = httpx.get(f"{row.url}/socket.io/?EIO=4&transport=polling")
+    assert (polling.status_code, polling.json()) == (400, "Invalid transport")
     # A terminal sends Ctrl-C to its whole session.
     assert os.getsid(row.process.pid) not in {os.getsid(child.pid) for child in row.children}
     done = row.stop()

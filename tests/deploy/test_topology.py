@@ -5,17 +5,18 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Self
 
 import psutil
 import pytest
+import socketio
 from cli.program import PATIENCE, Program, Serving, until
 
 from deploy.conftest import TOKEN
 from deploy.forwarder import Forwarder
 from zndraw_joblib.contract.messages import MAX_PAGE
-from zndraw_joblib.contract.names import GLOBAL
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.caller import Caller
@@ -48,9 +49,31 @@ class Hold(Extension):
     def run(self, vis: Any, **kwargs: Any) -> str:
         return Path(self.pipe).read_text()
 '''
+ROOM = "lab"
 SQUARE, HOLD = "@global:analysis:Square", "@global:analysis:Hold"
 MANY = 20
 Kill = Callable[[], object]
+
+
+class Front:
+    """A front-end's socket: `completed` has the ids of the tasks that it heard of."""
+
+    def __init__(self, url: str) -> None:
+        self.completed: set[str] = set()
+        self._socket = socketio.Client(reconnection=False)
+        self._socket.on("task_status_event", self._hear)
+        self._socket.connect(url, auth={"token": TOKEN}, transports=["websocket"])
+        assert self._socket.call("join_room", {"room_id": ROOM}) == {}
+
+    def _hear(self, task: dict[str, str]) -> None:
+        if task["status"] == TaskStatus.COMPLETED:
+            self.completed.add(task["id"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.disconnect()
 
 
 class Deployment:
@@ -62,6 +85,14 @@ class Deployment:
         self._pipe = folder / "pipe"
         os.mkfifo(self._pipe)
 
+    def watch(self, url: str) -> None:
+        """See that sockets, whichever server has them, hear of the end of a task."""
+        with ExitStack() as stack:
+            fronts = [stack.enter_context(Front(url)) for _ in range(4)]
+            task_id = self._submit(7)
+            for front in fronts:
+                until(lambda front=front: task_id in front.completed)
+
     def compute(self) -> None:
         """Submit many tasks at once, and see all of them completed."""
         with ThreadPoolExecutor(4) as pool:
@@ -72,7 +103,7 @@ class Deployment:
 
     def compute_through(self, kill: Kill) -> None:
         """Kill a server while a task runs; it is reported all the same, and new tasks go on."""
-        task_id = self.caller.submit(HOLD, {"pipe": str(self._pipe)})
+        task_id = self.caller.submit(HOLD, {"pipe": str(self._pipe)}, room=ROOM)
         with self._pipe.open("w") as end:  # is open once the task has opened its end
             kill()
             end.write("held")
@@ -85,7 +116,7 @@ class Deployment:
 
     def end(self) -> None:
         """See that all that was ever committed is completed, answered or not; stop the worker."""
-        tasks = self.caller.tasks(GLOBAL, limit=MAX_PAGE)
+        tasks = self.caller.tasks(ROOM, limit=MAX_PAGE)
         assert tasks.total == len(tasks.items) > 4 * MANY
         assert {task.status for task in tasks.items} == {TaskStatus.COMPLETED}
         self._worker.send_signal(signal.SIGINT)
@@ -95,7 +126,7 @@ class Deployment:
         # A submit whose answer got lost may be committed, so the SDK leaves it to us to send it again.
         def submit() -> str | None:
             try:
-                return self.caller.submit(SQUARE, {"number": number})
+                return self.caller.submit(SQUARE, {"number": number}, room=ROOM)
             except Exception as error:
                 if unreachable(error):
                     return None
@@ -129,6 +160,7 @@ def test_two_replicas_behind_a_proxy(program: Program) -> None:
         Forwarder([first.port, second.port]) as proxy,
         working(program, proxy.url) as deployment,
     ):
+        deployment.watch(proxy.url)
         deployment.compute()
         deployment.compute_through(lambda: first.stop(signal.SIGKILL))
         with Serving(program, port=first.port):
@@ -144,6 +176,7 @@ def test_two_processes_on_one_port(program: Program) -> None:
     ):
         children = psutil.Process(server.process.pid).children
         first, second = children()
+        deployment.watch(server.url)
         deployment.compute()
         deployment.compute_through(first.kill)
         until(lambda: first not in children() and len(children()) == 2)
