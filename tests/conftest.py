@@ -65,6 +65,15 @@ def postgres_url(postgres: str) -> Iterator[str]:
 
 
 @pytest.fixture
+def empty_postgres_url(postgres: str) -> Iterator[str]:
+    """Return the URL of a PostgreSQL database without tables."""
+    name = f"empty_{os.getpid()}_{next(_numbers)}"
+    asyncio.run(_execute(postgres, f"CREATE DATABASE {name}"))
+    yield postgres.format(name)
+    asyncio.run(_execute(postgres, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     """Return the URL of an empty SQLite file; it is migrated by the first start."""
     return f"sqlite:///{tmp_path / 'joblib.db'}"

@@ -1,13 +1,10 @@
 """The command line in a folder of its own, and a server with a worker for those that change nothing."""
 
-import asyncio
-import itertools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import asyncpg
 import pytest
 
 from cli.program import Program, Serving, until
@@ -54,7 +51,6 @@ class Twin(Extension):
 def context(task: Any) -> str:
     return f"vis of {task.room_id}"
 '''
-_numbers = itertools.count()
 
 
 class Place(NamedTuple):
@@ -87,18 +83,3 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         said = worker.communicate()[1]
         assert worker.returncode == 0
         assert said.startswith(f"Serving Show, Fail, Picky, Twin in @global at {server.url}")
-
-
-@pytest.fixture
-def empty_postgres_url(postgres: str) -> Iterator[str]:
-    """Return the URL of a PostgreSQL database without tables."""
-    name = f"cli_{next(_numbers)}"
-
-    async def execute(statement: str) -> None:
-        connection = await asyncpg.connect(postgres.format("postgres"))
-        await connection.execute(statement)
-        await connection.close()
-
-    asyncio.run(execute(f"CREATE DATABASE {name}"))
-    yield postgres.format(name)
-    asyncio.run(execute(f"DROP DATABASE {name} WITH (FORCE)"))

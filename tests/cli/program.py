@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from zndraw_joblib.worker.api import Connection, connect
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 # Runs one command line after the other: most of a command's time is the start of the interpreter.
 _EACH = """
 import contextlib, io, json, os, sys

@@ -9,7 +9,11 @@ def test_postgresql_waits_to_be_upgraded(program: Program, empty_postgres_url: s
     """A start says which command to run; after it, the first start is like any other."""
     program.env["ZNDRAW_JOBLIB_DATABASE_URL"] = empty_postgres_url
     current, upgrade = ["db", "current"], ["db", "upgrade"]
-    refusals = [["serve", "--port", "0"], ["token", "create", "ann"]]
+    refusals = [
+        ["serve", "--port", "0"],
+        ["serve", "--port", "0", "--workers", "2"],
+        ["token", "create", "ann"],
+    ]
     *refused, missing, upgraded, newest, again = program.each([*refusals, current, upgrade, current, upgrade])
     assert all(one.is_refusal and "run 'zndraw-joblib db upgrade'" in one.err for one in refused)
     assert missing.out.startswith("no schema; the newest is ")

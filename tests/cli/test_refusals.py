@@ -25,6 +25,15 @@ MISUSES: dict[str, Case] = {
         ["ZNDRAW_JOBLIB_ADMIN_TOKEN=secret", "db", "current"],
         "ZNDRAW_JOBLIB_ADMIN_TOKEN: admin_token",
     ),
+    "several": (
+        ["serve", "--port", "0", "--workers", "2"],
+        "SQLite is for one server process: --workers 2 needs --database-url postgresql://",
+    ),
+    "several in memory": (
+        ["ZNDRAW_JOBLIB_WORKERS=2", "serve", "--port", "0", "--database-url", "sqlite://"],
+        "SQLite is for one server process",
+    ),
+    "workers": (["ZNDRAW_JOBLIB_WORKERS=0", "serve"], "ZNDRAW_JOBLIB_WORKERS: Input should be greater"),
     "memory": (["serve", "--port", "0", "--database-url", "sqlite://"], "needs ZNDRAW_JOBLIB_ADMIN_TOKEN"),
 }
 FAILURES: dict[str, Case] = {
@@ -38,6 +47,10 @@ FAILURES: dict[str, Case] = {
     ),
     "postgres": (
         ["serve", "--port", "0", "--database-url", "postgresql://u:secret@127.0.0.1:1/x"],
+        "The database postgresql://u@127.0.0.1:1/x cannot be used: Connection refused",
+    ),
+    "postgres of several": (
+        ["serve", "--port", "0", "--workers", "2", "--database-url", "postgresql://u:secret@127.0.0.1:1/x"],
         "The database postgresql://u@127.0.0.1:1/x cannot be used: Connection refused",
     ),
 }
@@ -59,7 +72,12 @@ def test_what_fails_is_one_line(program: Program) -> None:
     """What might work at another time or place: exit code 1. No database is made on the way."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        cases = FAILURES | {"port": (["serve", "--port", port], f"Port {port} of 127.0.0.1 is taken")}
+        several = ["--workers", "2", "--database-url", "postgresql://u@127.0.0.1:1/x"]
+        taken_by_another = f"Port {port} of 127.0.0.1 is taken"
+        cases = FAILURES | {
+            "port": (["serve", "--port", port], taken_by_another),
+            "port of several": (["serve", "--port", port, *several], taken_by_another),
+        }
         _check(program.each([arguments for arguments, _ in cases.values()]), cases, 1)
     assert not list(program.folder.iterdir())
 

@@ -31,6 +31,16 @@ Superuser = Annotated[
 ]
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")]
 Port = Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="0 takes a free one.")]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        min=1,
+        max=64,
+        help="How many server processes share the port; more than 1 need PostgreSQL. 1 unless told.",
+    ),
+]
 AccessLog = Annotated[bool, typer.Option("--access-log", help="Log every request.")]
 
 
@@ -51,6 +61,7 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     database_url: DatabaseUrl = None,
+    workers: Processes = None,
     log_level: Log = LogLevel.INFO,
     access_log: AccessLog = False,
 ) -> None:
@@ -61,7 +72,7 @@ def serve(
     with _needs_server():
         from zndraw_joblib.cli.operator import serving  # noqa: PLC0415 - a worker's install has no server
     logs.set_up(log_level, access_log=access_log)
-    serving.run(host, port, database_url, access_log=access_log)
+    serving.run(host, port, database_url, workers, logs.Speech(log_level, access_log=access_log))
 
 
 @token.command("create")

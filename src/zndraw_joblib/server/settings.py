@@ -15,6 +15,7 @@ from zndraw_joblib.contract.work import Category
 
 DEFAULT_DATABASE_URL = "sqlite+aiosqlite:///zndraw-joblib.db"
 BEATS_PER_TIMEOUT = 4
+MAX_PROCESSES = 64
 
 
 def _split(value: object) -> object:
@@ -25,6 +26,7 @@ def _split(value: object) -> object:
 
 
 WordList = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+Transports = Annotated[list[Literal["polling", "websocket"]], NoDecode, BeforeValidator(_split)]
 Seconds = Annotated[float, Field(gt=0, le=31_536_000)]
 
 
@@ -88,7 +90,8 @@ class ServerSettings(JobLibSettings):
     database_url: str = DEFAULT_DATABASE_URL
     admin_token: SecretStr | None = None
     cors_origins: WordList = Field(default_factory=list)
-    socketio_transports: list[Literal["polling", "websocket"]] = ["polling", "websocket"]
+    socketio_transports: Transports = Field(["polling", "websocket"], min_length=1)
+    workers: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = 1
 
     @model_validator(mode="after")
     def _check(self) -> "ServerSettings":

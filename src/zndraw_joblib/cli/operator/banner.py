@@ -8,7 +8,7 @@ from zndraw_joblib.cli.operator.first_start import Keys
 from zndraw_joblib.worker.api import DEFAULT_URL
 
 
-def show(url: str, place: str, keys: Keys | None, *, is_named: bool) -> None:
+def show(url: str, place: str, keys: Keys | None, *, is_named: bool, processes: int = 1) -> None:
     """Say where the server is and, on a first start, how to use it; the token is shown this once.
 
     `is_named` tells that the database was named on the command line, so that `token` has to be told too.
@@ -17,6 +17,8 @@ def show(url: str, place: str, keys: Keys | None, *, is_named: bool) -> None:
         f"zndraw-joblib {version('zndraw-joblib')} serves {url}  (Ctrl-C stops it)",
         f"  database  {place}",
     ]
+    if processes > 1:
+        lines += [f"  processes {processes}"]
     if keys is not None:
         lines += _first(url, keys, is_named) if keys.made else _again(keys, is_named)
     sys.stderr.write("\n".join([*lines, ""]))

@@ -14,9 +14,10 @@ _PREFIX = "ZNDRAW_JOBLIB_"
 _SECRET = frozenset({"admin_token", "database_url"})
 
 
-def read(database_url: str | None) -> ServerSettings:
-    """Return the settings; a database URL that was typed wins. Raises `Misuse`."""
-    given: dict[str, Any] = {} if database_url is None else {"database_url": database_url}
+def read(database_url: str | None, workers: int | None = None) -> ServerSettings:
+    """Return the settings; what was typed wins. Raises `Misuse`."""
+    typed: dict[str, Any] = {"database_url": database_url, "workers": workers}
+    given = {name: value for name, value in typed.items() if value is not None}
     try:
         return ServerSettings(**given)
     except ValidationError as error:

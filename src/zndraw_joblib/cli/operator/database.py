@@ -43,6 +43,11 @@ def is_in_memory(url: str) -> bool:
     return _is_sqlite(parts) and parts.database in _MEMORY
 
 
+def is_sqlite(url: str) -> bool:
+    """Tell whether a URL means SQLite, which is for one server process."""
+    return _is_sqlite(_parse(url))
+
+
 def is_missing(url: str) -> bool:
     """Tell whether a URL means an SQLite file that is not there."""
     parts = _parse(url)

@@ -1,43 +1,23 @@
 """Run the standalone server until a signal ends it."""
 
 import signal
-import socket
-from collections.abc import Callable
-from contextlib import suppress
+import sys
 from functools import partial
 
-import uvicorn
-
-from zndraw_joblib.cli.operator import banner, configuration, database, first_start
+from zndraw_joblib.cli.logs import Speech
+from zndraw_joblib.cli.operator import banner, configuration, database, first_start, process, processes
 from zndraw_joblib.cli.operator.first_start import Keys
 from zndraw_joblib.cli.operator.listening import listen, url_of
 from zndraw_joblib.cli.refusal import Misuse
-from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
 
-_GRACE_SECONDS = 5
-# Longer than httpx keeps an idle connection, so that no request meets a server that hangs up.
-_KEEP_ALIVE_SECONDS = 60
 
-
-class _Server(uvicorn.Server):
-    """uvicorn, which says when it is ready."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then tell."""
-        await super().startup(sockets)
-        if self.started:
-            self._ready()
-
-
-def run(host: str, port: int, database_url: str | None, *, access_log: bool) -> None:
+def run(host: str, port: int, database_url: str | None, workers: int | None, speech: Speech) -> None:
     """Serve until SIGINT or SIGTERM. Raises `Refusal` where that cannot begin."""
-    settings = configuration.read(database_url)
+    settings = configuration.read(database_url, workers)
+    if settings.workers > 1:
+        allow_several(settings)
     with listen(host, port) as listener:
         # A SIGTERM that comes before or after uvicorn's own handling ends us as Ctrl-C does.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -45,17 +25,23 @@ def run(host: str, port: int, database_url: str | None, *, access_log: bool) -> 
         keys = _prepare(settings, url)
         place = database.describe(settings.database_url)
         is_named = settings.database_url != configuration.read(None).database_url
-        ready = partial(banner.show, url, place, keys, is_named=is_named)
-        config = uvicorn.Config(
-            create_app(settings),
-            log_config=None,
-            access_log=access_log,
-            lifespan="on",
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
+        ready = partial(banner.show, url, place, keys, is_named=is_named, processes=settings.workers)
+        serve = processes.serve if settings.workers > 1 else process.serve
+        serve(settings, listener, speech, ready)
+
+
+def allow_several(settings: ServerSettings) -> None:
+    """Refuse several processes where they cannot work; choose what works between them."""
+    if sys.platform == "win32":
+        raise Misuse("On Windows there is one server process on a port: leave --workers at 1")
+    if database.is_sqlite(settings.database_url):
+        raise Misuse(
+            f"SQLite is for one server process: --workers {settings.workers} needs "
+            "--database-url postgresql://user:password@host/name (or ZNDRAW_JOBLIB_DATABASE_URL)"
         )
-        with suppress(KeyboardInterrupt):
-            _Server(config, ready).run([listener])
+    if "socketio_transports" not in settings.model_fields_set:
+        # Long-polling spreads a client's requests over processes that do not know each other's clients.
+        settings.socketio_transports = ["websocket"]
 
 
 def _prepare(settings: ServerSettings, url: str) -> Keys | None:

