@@ -133,6 +133,7 @@ def test_a_job_for_all_rooms(place: Place, room: str, old_worker: Callable[..., 
     task = place.caller.wait_for(call, timeout=10)
     assert (task.status, task.job_name, task.room_id) == ("completed", "@global:analysis:Sum", room)
     assert worker.wait_for("ran", task_id=call)[0]["value"] == 5
+    assert worker.end() == 0  # its departure would tell every room, later
 
 
 def test_another_schema_is_a_conflict(place: Place, room: str, old_worker: Callable[..., Peer]) -> None:
