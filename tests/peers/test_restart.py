@@ -17,6 +17,7 @@ def test_front_ends_come_back(
     first = live(place, room)
     for one in watching:
         one.wait_for("task_status_event", 4)
+    assert place.jobs(room) == {}  # by its answer the polls are open again
     began = time.monotonic()
     place.server.stop()
     assert time.monotonic() - began < 4
