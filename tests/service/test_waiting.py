@@ -355,6 +355,7 @@ async def test_sleepers_cost_no_queries_and_hold_no_connection(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More sleepers than the pool has connections sleep without a word to the database; others work on."""
+    replica.runtime.settings.max_claims_per_worker = 100
     job = await replica.register()
     claims = [waiting(replica, job.worker_id) for _ in range(100)]
     await asleep(replica, 100)
@@ -380,6 +381,23 @@ async def test_sleepers_cost_no_queries_and_hold_no_connection(
     assert asked == 2
     replica.runtime.sleepers.close()
     await soon(asyncio.gather(*claims))
+
+
+async def test_a_worker_waits_so_often_and_no_more(replica: Replica) -> None:
+    """A newer claim takes the place of its oldest, which ends with nothing; other workers wait on."""
+    replica.runtime.settings.max_claims_per_worker = 2
+    job, other = await replica.register(), await replica.register()
+    others = waiting(replica, other.worker_id)
+    await asleep(replica, 1)
+    claims = []
+    for count in (2, 3, 3, 3):
+        claims.append(waiting(replica, job.worker_id))
+        await asleep(replica, count)
+    assert await soon(claims[0]) is None
+    assert await soon(claims[1]) is None
+    submitted = [await replica.submit(job) for _ in range(3)]
+    claimed = [await soon(claim) for claim in (others, *claims[2:])]
+    assert [one.id for one in claimed] == [one.id for one in submitted]
 
 
 async def test_a_waiting_worker_lives(replica: Replica) -> None:

@@ -142,7 +142,8 @@ class Relay:
         return [f"{self._name} {self._number} {len(parts)} {part}" for part in parts]
 
     def _hear(self, frame: str) -> None:
-        with suppress(ValueError):
+        # What is not of ours is passed over, whoever sent it.
+        with suppress(ValueError, TypeError, AttributeError):
             sender, number, count, part = frame.split(" ", 3)
             if sender == self._name:
                 return

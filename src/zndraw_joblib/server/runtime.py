@@ -181,16 +181,21 @@ class Runtime:
         interval = 0 if is_doubted else self.settings.heartbeat_interval_seconds
         item = claims.Claim(caller, worker_id, interval)
         deadline = time.monotonic() + wait
-        got = await self._claim_once(item)
-        while got.task is None and not self._is_over(deadline, gone):
+        got: claims.Claimed | None = await self._claim_once(item)
+        while got is not None and got.task is None and not self._is_over(deadline, gone):
             keys = [worker_key(worker_id), *map(job_key, got.jobs)]
             got = await self._claim_asleep(item, keys, deadline, gone)
-        return got.task
+        return got.task if got else None
 
     async def _claim_asleep(
         self, item: claims.Claim, keys: list[str], deadline: float, gone: Gone
-    ) -> claims.Claimed:
-        """Claim, sleeping in between, until there is a task, the time is over, or the keys have changed."""
+    ) -> claims.Claimed | None:
+        """Claim, sleeping in between, until there is a task, the time is over, or the keys have changed.
+
+        None where the client is gone, or a newer claim of the worker took its place.
+        """
+        # A client that lost its connection asks anew, while we take the old one for alive.
+        self.sleepers.make_place(keys[0], self.settings.max_claims_per_worker)
         with self.sleepers.enter(keys) as sleeper:
             self._start_recheck()
             while True:
@@ -203,8 +208,8 @@ class Runtime:
                     return got
                 pause = min(deadline - time.monotonic(), self.settings.heartbeat_interval_seconds)
                 woken = await sleeper.sleep(pause, gone)
-                if gone is not None and gone.done():
-                    return got
+                if sleeper.is_dismissed or (gone is not None and gone.done()):
+                    return None
                 if not woken:
                     await self._note_life(item.caller, item.worker_id)
 

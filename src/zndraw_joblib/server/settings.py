@@ -58,6 +58,7 @@ class JobLibSettings(BaseSettings):
     cross_room_jobs: bool = False
     validate_payload: bool = True
     max_sleepers: Annotated[int, Field(ge=0)] = 20_000
+    max_claims_per_worker: Annotated[int, Field(ge=1)] = 64
     disconnect_grace_seconds: Annotated[float, Field(ge=-1, le=3600)] = 10
     redis_url: RedisUrl | None = None
     redis_prefix: Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")] = "zndraw-joblib"

@@ -15,7 +15,7 @@ Gone = asyncio.Future[None] | None
 class Sleeper:
     """One that waits under some keys. It registers first, checks second, sleeps third."""
 
-    __slots__ = ("_future", "_looks_for", "_loop", "_owes", "_woken", "keys")
+    __slots__ = ("_future", "_looks_for", "_loop", "_owes", "_woken", "is_dismissed", "keys")
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = tuple(keys)
@@ -24,6 +24,7 @@ class Sleeper:
         self._woken = False
         self._owes: str | None = None
         self._looks_for: str | None = None
+        self.is_dismissed = False
 
     async def sleep(self, seconds: float, gone: Gone = None) -> bool:
         """Sleep until woken, for `seconds`, or until the client is gone. Tell whether it was woken."""
@@ -61,6 +62,11 @@ class Sleeper:
         owed = [key for key in (self._looks_for, self._owes) if key is not None]
         self._looks_for = self._owes = None
         return owed
+
+    def dismiss(self) -> None:
+        """Wake it for good: another takes its place."""
+        self.is_dismissed = True
+        self.wake()
 
     @property
     def is_woken(self) -> bool:
@@ -110,6 +116,14 @@ class Sleepers:
             for key in sleeper.keys:
                 self._remove(key, sleeper)
             self.notify([Wake(owed, 1) for owed in sleeper.settle()])
+
+    def make_place(self, key: str, most: int) -> None:
+        """Dismiss those that have slept longest on a key, so that one more is not more than `most`."""
+        queue = self._queues.get(key) or OrderedDict()
+        for sleeper in list(queue)[: max(0, len(queue) + 1 - most)]:
+            for other in sleeper.keys:
+                self._remove(other, sleeper)
+            sleeper.dismiss()
 
     def look(self, sleeper: Sleeper) -> None:
         """Call before each look at the database.

@@ -219,8 +219,9 @@ class Sessions(Database):
 async def _open_line(engine: AsyncEngine) -> AsyncIterator[Notices]:
     # Connected as the host connects, but it takes no place in the host's pool.
     async with engine.connect() as connection:
+        driver = (await connection.get_raw_connection()).driver_connection
         await connection.run_sync(Connection.detach)
-        yield Notices((await connection.get_raw_connection()).driver_connection)
+        yield Notices(driver)
 
 
 def _of(connection: AsyncConnection, clock: Clock | None) -> Transaction:
