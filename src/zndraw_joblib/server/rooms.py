@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import socketio
+from engineio.packet import NOOP, Packet
 from fastapi import FastAPI, Request
 from pydantic import ValidationError
 
@@ -65,9 +66,14 @@ class Rooms:
                 self._sio.on(event, partial(ours, former))
 
     async def hang_up(self) -> None:
-        """Close all connections: the server stops, and must not wait for polls that are held open."""
+        """Break all connections: the server stops, and must not wait for polls that are held open.
+
+        Nobody is told goodbye: clients in Python take that for good, and would not come back to a server that
+        starts again. A WebSocket is closed; an open poll gets a packet without meaning, the next one a 400.
+        """
         for client in list(self._sio.eio.sockets.values()):
-            await client.close(wait=False)
+            await client.close(wait=False, abort=True)
+            await client.queue.put(None if client.upgraded else Packet(NOOP))
 
     async def _connect(self, former: Any, sid: str, environ: dict[str, Any], auth: Any = None) -> Any:
         request = self._requests[sid] = self._request(environ, auth)

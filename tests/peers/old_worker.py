@@ -1,0 +1,195 @@
+"""A worker made with `zndraw-joblib` 0.1.7, by its documentation, in an environment of its own.
+
+Its argument is a JSON object of options. Each line of standard input asks for something, in JSON; each line
+of standard output is an answer, or tells what happened meanwhile.
+"""
+
+import json
+import sys
+import threading
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+import httpx
+import pydantic
+import socketio
+from zndraw_socketio import wrap
+
+import zndraw_joblib
+from zndraw_joblib import Category, ClaimedTask, Extension, JobManager
+
+_writing = threading.Lock()
+
+
+def tell(**what: Any) -> None:
+    """Write one line."""
+    with _writing:
+        print(json.dumps(what, default=str), flush=True)
+
+
+class Sum(Extension):
+    """Adds numbers."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    numbers: list[float] = pydantic.Field(default_factory=list)
+
+    def run(self, vis: Any, **kwargs: Any) -> float:
+        """Return the sum."""
+        return sum(self.numbers)
+
+
+class Break(Extension):
+    """Fails."""
+
+    category: ClassVar[Category] = Category.MODIFIER
+
+    def run(self, vis: Any, **kwargs: Any) -> None:
+        """Fail."""
+        raise RuntimeError("it broke")
+
+
+class Wait(Extension):
+    """Runs until the process ends."""
+
+    category: ClassVar[Category] = Category.SELECTION
+
+    def run(self, vis: Any, **kwargs: Any) -> None:
+        """Never return."""
+        tell(told="waits")
+        threading.Event().wait()
+
+
+# The same name and category, another schema.
+OtherSum = pydantic.create_model("Sum", __base__=Sum, numbers=(str, "1+2"))
+EXTENSIONS = {"Sum": Sum, "Break": Break, "Wait": Wait, "OtherSum": OtherSum}
+
+
+class Api:
+    """The documented `ApiManager`; it tells of every answer."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url
+        self._token = token
+        self.http = httpx.Client(trust_env=False, timeout=30, event_hooks={"response": [self._tell]})
+
+    @property
+    def base_url(self) -> str:
+        """Where the server is."""
+        return self._url
+
+    def get_headers(self) -> dict[str, str]:
+        """Return the headers of identity."""
+        return {"Authorization": f"Bearer {self._token}"}
+
+    def raise_for_status(self, response: httpx.Response) -> None:
+        """Raise what the package's own loops look for."""
+        if response.is_success:
+            return
+        kinds = {401: PermissionError, 403: PermissionError, 404: KeyError, 409: ValueError, 422: ValueError}
+        raise kinds.get(response.status_code, RuntimeError)(response.json()["type"])
+
+    def _tell(self, response: httpx.Response) -> None:
+        response.read()
+        request = response.request
+        body = response.json() if response.content else None
+        tell(
+            told=f"{request.method} {request.url.path}",
+            sent=json.loads(request.content or "null"),
+            status=response.status_code,
+            body=body,
+        )
+
+
+class Orders:
+    """What can be asked for; each method is an order by its name."""
+
+    def __init__(self, manager: JobManager) -> None:
+        self._manager = manager
+        self._tasks: dict[str, ClaimedTask] = {}
+
+    def about(self) -> dict[str, Any]:
+        """Return what runs here."""
+        return {"version": version("zndraw-joblib"), "file": zndraw_joblib.__file__}
+
+    def register(self, name: str, **where: Any) -> str:
+        """Register an extension; return the worker's id."""
+        self._manager.register(EXTENSIONS[name], **where)
+        return str(self._manager.worker_id)
+
+    def create_worker(self) -> str:
+        """Make a worker without jobs; return its id."""
+        return str(self._manager.create_worker())
+
+    def submit(self, name: str, payload: dict[str, Any], **where: Any) -> str:
+        """Call a job; return the task's id."""
+        return self._manager.submit(EXTENSIONS[name](**payload), **where)
+
+    def claim(self) -> dict[str, Any] | None:
+        """Claim a task; return it, with the extension's fields."""
+        task = self._manager.claim()
+        return None if task is None else self._kept(task)
+
+    def listen(self) -> dict[str, Any]:
+        """Return the first task that `listen` yields."""
+        return self._kept(next(self._manager.listen(polling_interval=0.05)))
+
+    def report(self, how: str, task_id: str, **details: str) -> None:
+        """Call `start`, `complete`, `fail` or `cancel` with a claimed task."""
+        getattr(self._manager, how)(self._tasks[task_id], **details)
+
+    def fail_by_id(self, task_id: str, error: str) -> None:
+        """Fail a task by its id."""
+        self._manager.fail_by_id(task_id, error)
+
+    def heartbeat(self) -> None:
+        """Send one heartbeat."""
+        self._manager.heartbeat()
+
+    def _kept(self, task: ClaimedTask) -> dict[str, Any]:
+        self._tasks[task.task_id] = task
+        return {
+            "id": task.task_id,
+            "job_name": task.job_name,
+            "room_id": task.room_id,
+            "fields": task.extension.model_dump(),
+        }
+
+
+def execute(task: ClaimedTask) -> None:
+    """Run a claimed task and tell its value."""
+    value = task.extension.run(None)
+    tell(told="ran", task_id=task.task_id, job_name=task.job_name, room_id=task.room_id, value=value)
+
+
+def follow(manager: JobManager) -> None:
+    """Do what standard input says, and leave at its end."""
+    orders = Orders(manager)
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            tell(answer=getattr(orders, order.pop("do"))(**order))
+        except Exception as error:
+            tell(raised=type(error).__name__, text=str(error))
+    manager.disconnect()
+
+
+def connected(url: str, token: str, transports: list[str]) -> Any:
+    """Return a socket of the server, wrapped as the package wants it."""
+    socket = socketio.Client(reconnection_delay=0.5, reconnection_delay_max=0.5)
+    socket.connect(url, auth={"token": token}, transports=transports)
+    return wrap(socket)
+
+
+def main(url: str, token: str, transports: list[str] | None, serves: bool, **options: Any) -> None:
+    """Work until standard input ends or a signal comes."""
+    tsio = connected(url, token, transports) if transports else None
+    with JobManager(Api(url, token), tsio, execute=execute if serves else None, **options) as manager:
+        threading.Thread(target=follow, args=[manager], daemon=True).start()
+        manager.wait()
+    if tsio is not None:
+        tsio.disconnect()
+    tell(told="left")
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))

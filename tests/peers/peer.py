@@ -1,0 +1,118 @@
+"""A program of somebody else's, in a process: asked and answering in lines of JSON."""
+
+import json
+import os
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+PATIENCE = 30.0
+ROOT = Path(__file__).parents[2]
+
+
+class Refused(Exception):
+    """What was asked for raised an exception over there."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind, self.text = kind, text
+
+
+class Peer:
+    """A running program. As a context it is ended at the end, with what it complained about in the report."""
+
+    def __init__(self, *command: str | Path, needs: Path = ROOT) -> None:
+        for path in (needs, *(part for part in command if isinstance(part, Path))):
+            assert path.exists(), f"{path.relative_to(ROOT)} is not there: run `make peers`"
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the process
+        self.process = subprocess.Popen(
+            command,
+            env={name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+        )
+        self._lines: list[dict[str, Any]] = []
+        self._answered = 0
+        self._changed = threading.Condition()
+        self._has_ended = False
+        self._listening = threading.Thread(target=self._listen, daemon=True)
+        self._listening.start()
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Return the answer to an order. Raises `Refused` with what it raised."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self.process.stdin.flush()
+        answer = self._wait(lambda line: "told" not in line, self._answered + 1, do)[-1]
+        self._answered += 1
+        if "raised" in answer:
+            raise Refused(answer["raised"], answer["text"])
+        return answer["answer"]
+
+    def told(self, what: str, **having: Any) -> list[dict[str, Any]]:
+        """Return what it has told so far of one kind, with these fields."""
+        with self._changed:
+            return [line for line in self._lines if _matches(line, what, having)]
+
+    def wait_for(self, what: str, count: int = 1, **having: Any) -> list[dict[str, Any]]:
+        """Wait until it has told something so many times, with these fields; return all it told of it."""
+        return self._wait(lambda line: _matches(line, what, having), count, f"{what} {having}")
+
+    def end(self, number: int | None = None) -> int:
+        """End it by a signal, or else by the end of its input; return its code once it is gone."""
+        assert self.process.stdin is not None
+        if number is None:
+            self.process.stdin.close()
+        else:
+            self.process.send_signal(number)
+        code = self.process.wait(PATIENCE)
+        self._listening.join(PATIENCE)
+        return code
+
+    @property
+    def complaints(self) -> str:
+        """What it has written to standard error."""
+        self._complaints.seek(0)
+        return self._complaints.read()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                with self._changed:
+                    self._lines.append(json.loads(line))
+                    self._changed.notify_all()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def _wait(self, wanted: Any, count: int, name: str) -> list[dict[str, Any]]:
+        def found() -> list[dict[str, Any]]:
+            return [line for line in self._lines if wanted(line)]
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended or len(found()) >= count, PATIENCE)
+            if len(found()) >= count:
+                return found()
+            lines = "\n".join(map(str, self._lines))
+        raise AssertionError(f"not {count} of {name}, but:\n{lines}\n{self.complaints}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(PATIENCE)
+        self._listening.join(PATIENCE)
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self._complaints.close()
+
+
+def _matches(line: dict[str, Any], what: str, having: dict[str, Any]) -> bool:
+    return line.get("told") == what and all(line.get(name) == value for name, value in having.items())
