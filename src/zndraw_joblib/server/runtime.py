@@ -41,6 +41,8 @@ Result = TypeVar("Result")
 _RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
 _MAX_BACKOFF = 0.5
 _PROBE_SECONDS = 3.0
+_WORKER = worker_key("")
+_BEATS_AT_ONCE = 1000
 _FINISH_SECONDS = 10.0
 
 
@@ -206,12 +208,9 @@ class Runtime:
                     return got
                 if self._is_over(deadline, gone) or keys[1:] != [*map(job_key, got.jobs)]:
                     return got
-                pause = min(deadline - time.monotonic(), self.settings.heartbeat_interval_seconds)
-                woken = await sleeper.sleep(pause, gone)
+                await sleeper.sleep(deadline - time.monotonic(), gone)
                 if sleeper.is_dismissed or (gone is not None and gone.done()):
                     return None
-                if not woken:
-                    await self._note_life(item.caller, item.worker_id)
 
     def _is_over(self, deadline: float, gone: Gone) -> bool:
         return time.monotonic() >= deadline or self.sleepers.is_closed or (gone is not None and gone.done())
@@ -264,18 +263,31 @@ class Runtime:
             loop.create_task(self._recheck_while_somebody_sleeps())  # noqa: RUF006 - it ends by itself
 
     async def _recheck_while_somebody_sleeps(self) -> None:
-        # A wake-up may be lost; one look for all sleepers now and then costs little.
-        delay = _RECHECK_FIRST
+        # A wake-up may be lost, and who waits lives: one look, and one write, for all sleepers together.
+        delay, beaten = _RECHECK_FIRST, time.monotonic()
         try:
             while len(self.sleepers):
-                await asyncio.sleep(delay)
+                interval = self.settings.heartbeat_interval_seconds
+                await asyncio.sleep(min(delay, interval))
                 delay = min(delay * _RECHECK_GROWTH, _RECHECK_MAX)
                 try:
+                    if time.monotonic() >= beaten + interval:
+                        beaten = time.monotonic()
+                        await self._beat_for_sleepers()
                     await self.recheck()
                 except ProblemException as problem:
                     logger.warning("sleepers were not re-checked: %s", problem)
         finally:
             self._rechecking.discard(asyncio.get_running_loop())
+
+    async def _beat_for_sleepers(self) -> None:
+        """Note that the workers live whose claims are held open."""
+        waiting = [
+            UUID(key.removeprefix(_WORKER)) for key in self.sleepers.slept_on if key.startswith(_WORKER)
+        ]
+        for start in range(0, len(waiting), _BEATS_AT_ONCE):
+            part = waiting[start : start + _BEATS_AT_ONCE]
+            await self.write(partial(workers.keep, worker_ids=part))
 
     async def check_health(self) -> dict[str, str]:
         """Return `ok` or a reason for each thing that must work; the same answer for a second."""

@@ -54,6 +54,11 @@ async def beat(tx: Transaction, items: Sequence[Beat]) -> list[WorkerResponse | 
     return answers
 
 
+async def keep(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
+    """Note that workers live whose requests are open. Those that are gone are passed over."""
+    await store.beat(tx, worker_ids)
+
+
 async def leave(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
     """Remove a worker at the wish of its owner or a superuser."""
     await _owned(tx, caller, worker_id)
