@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import socketio
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
+from zndraw_joblib.server.adapters.relayed import RelayManager
 from zndraw_joblib.server.adapters.tokens import BearerTokens
 from zndraw_joblib.server.http import health
 from zndraw_joblib.server.http.problems import install_exception_handlers
@@ -44,6 +46,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.include_router(health.router)
     sio = socketio.AsyncServer(
         async_mode="asgi",
+        client_manager=_client_manager(settings, joblib),
         cors_allowed_origins=[],  # the app's own CORS holds, and no cookie says who somebody is
         transports=settings.socketio_transports,
         max_http_buffer_size=_MAX_EVENT_BYTES,
@@ -51,3 +54,14 @@ def create_app(settings: ServerSettings) -> FastAPI:
     joblib.open_rooms(sio).is_closed_to_strangers = True
     app.mount("/socket.io", socketio.ASGIApp(sio))
     return app
+
+
+def _client_manager(settings: ServerSettings, joblib: JobLib) -> Any:
+    """Return what carries events to the sockets of other processes; on SQLite alone there are none."""
+    if settings.redis_url is not None:
+        from zndraw_joblib.server.adapters.redis import RedisManager  # noqa: PLC0415 - few servers need it
+
+        return RedisManager(settings.redis_url, f"{settings.redis_prefix}:socketio")
+    if settings.database_url.startswith("sqlite"):
+        return socketio.AsyncManager()
+    return RelayManager(joblib.runtime.relay)

@@ -5,7 +5,8 @@ import logging
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from zndraw_joblib.server.http import PREFIX, TAG, routes
 from zndraw_joblib.server.http.problems import ANSWERS
 from zndraw_joblib.server.http.problems import router as problem_pages
 from zndraw_joblib.server.http.routing import Route, solve
-from zndraw_joblib.server.ports import Identity, SessionMaker
+from zndraw_joblib.server.ports import Identity, OpenLine, SessionMaker
 from zndraw_joblib.server.rooms import Rooms
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import JobLibSettings
@@ -53,6 +54,7 @@ class JobLib:
         self._socketio = None if tsio is None else SocketIo(tsio)
         self.runtime = Runtime(session_maker, self.settings, publish=self._socketio, clock=clock)
         self.rooms: Rooms | None = None
+        self._hanging_up: asyncio.Task[None] | None = None
         self._app: FastAPI | None = None
         self.sweeper = Sweeper(self.runtime.write, self.settings)
         self._identity = identity
@@ -99,18 +101,38 @@ class JobLib:
         self.runtime.sleepers.open()
         if self.rooms is not None:
             self.rooms.attend()
+        line = await self._line()
+        relaying = asyncio.create_task(self.runtime.relay.run(line) if line else asyncio.sleep(0))
         sweeping = asyncio.create_task(self.sweeper.run(), name="zndraw-joblib sweeper")
         try:
-            with _on_stop_signals(self.runtime.sleepers.close):
+            with _on_stop_signals(self._let_everybody_go):
                 yield
         finally:
-            self.runtime.sleepers.close()
-            if self.rooms is not None:
-                self.rooms.departures.stop()
-            sweeping.cancel()
-            with suppress(asyncio.CancelledError):
-                await sweeping
+            hanging_up = self._let_everybody_go()
+            await _ended(sweeping)
             await self.runtime.finish()
+            if hanging_up is not None:
+                await hanging_up
+            await _ended(relaying)
+
+    def _let_everybody_go(self) -> "asyncio.Task[None] | None":
+        self.runtime.sleepers.close()
+        if self.rooms is None:
+            return None
+        self.rooms.departures.stop()
+        if not self.rooms.is_closed_to_strangers:
+            return None  # the host's sockets are the host's
+        self._hanging_up = asyncio.create_task(self.rooms.hang_up())
+        return self._hanging_up
+
+    async def _line(self) -> OpenLine | None:
+        """Return what opens a line to other replicas: Redis where it is set, else PostgreSQL."""
+        url = self.settings.redis_url
+        if url is None:
+            return await self.runtime.database.line()
+        from zndraw_joblib.server.adapters.redis import redis_line  # noqa: PLC0415 - few servers need it
+
+        return partial(redis_line, url, f"{self.settings.redis_prefix}:relay")
 
     async def _identify(self, request: Request) -> Identity | None:
         if isinstance(self._identity, BearerTokens):
@@ -129,8 +151,13 @@ class JobLib:
             self._socketio = SocketIo(sio)
             self.runtime.publish = self._socketio
         self._socketio.rooms = sio
-        self.rooms = Rooms(sio, self.runtime, self._identify, self._app)
+        self.rooms = self._app.state.joblib_rooms = Rooms(sio, self.runtime, self._identify, self._app)
         return self.rooms
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 def register_socketio_handlers(sio: Any, joblib: JobLib) -> None:
@@ -153,7 +180,7 @@ def _binding(identity: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _on_stop_signals(act: Callable[[], None]) -> Iterator[None]:
+def _on_stop_signals(act: Callable[[], Any]) -> Iterator[None]:
     """Call `act` on SIGINT and SIGTERM, before whoever handled them so far.
 
     A server waits for open requests before it ends the lifespan: sleepers must hear of the end earlier.

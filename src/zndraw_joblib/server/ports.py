@@ -45,6 +45,21 @@ class InternalTask(Protocol):
         """Queue one call."""
 
 
+class Line(Protocol):
+    """Carries texts between the replicas of a server. A text may get lost; what arrives is in order."""
+
+    @property
+    def frame_size(self) -> int:
+        """How many characters of ASCII a text may have."""
+
+    async def send(self, text: str) -> None:
+        """Send a text to all who listen."""
+
+    async def listen(self, hear: Callable[[str], None], ready: Callable[[], None]) -> None:
+        """Give every text that is sent from `ready` on to `hear`. Raises when the line is broken."""
+
+
+OpenLine = Callable[[], AbstractAsyncContextManager[Line]]
 # Any callable that opens an AsyncSession, SQLAlchemy's or SQLModel's.
 SessionMaker = Callable[[], AbstractAsyncContextManager[Any]]
 

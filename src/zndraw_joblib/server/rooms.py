@@ -64,6 +64,11 @@ class Rooms:
             if getattr(former, "func", None) != ours:
                 self._sio.on(event, partial(ours, former))
 
+    async def hang_up(self) -> None:
+        """Close all connections: the server stops, and must not wait for polls that are held open."""
+        for client in list(self._sio.eio.sockets.values()):
+            await client.close(wait=False)
+
     async def _connect(self, former: Any, sid: str, environ: dict[str, Any], auth: Any = None) -> Any:
         request = self._requests[sid] = self._request(environ, auth)
         try:

@@ -28,6 +28,7 @@ from zndraw_joblib.server.ports import (
     task_key,
     worker_key,
 )
+from zndraw_joblib.server.relay import Relay
 from zndraw_joblib.server.service import claims, internal, jobs, tasks, workers
 from zndraw_joblib.server.service.payloads import MuchWork
 from zndraw_joblib.server.settings import JobLibSettings
@@ -58,7 +59,8 @@ class Runtime:
     ) -> None:
         self.settings = settings
         self.database = database if isinstance(database, Database) else Sessions(database, clock)
-        self.sleepers = Sleepers(lambda: self.settings.max_sleepers)
+        self.relay = Relay(self._wake, self.recheck)
+        self.sleepers = Sleepers(lambda: self.settings.max_sleepers, self.relay.forward)
         self.internal_tasks: Mapping[str, InternalTask] = {}
         self.publish = publish
 
@@ -302,6 +304,9 @@ class Runtime:
             logger.warning("a probe of the write path failed: %r", error)
             return f"a claim and a heartbeat did not go through ({type(error).__name__})"
         return "ok"
+
+    def _wake(self, key: str, limit: int | None) -> None:
+        self.sleepers.wake(key, limit)
 
     async def recheck(self) -> None:
         """Wake the sleepers for whom something is there, whatever became of their wake-ups."""

@@ -60,6 +60,7 @@ class JobLibSettings(BaseSettings):
     max_sleepers: Annotated[int, Field(ge=0)] = 20_000
     disconnect_grace_seconds: Annotated[float, Field(ge=-1, le=3600)] = 10
     redis_url: RedisUrl | None = None
+    redis_prefix: Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")] = "zndraw-joblib"
 
     @property
     def heartbeat_interval_seconds(self) -> float:

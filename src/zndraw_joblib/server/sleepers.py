@@ -72,11 +72,16 @@ class Sleeper:
             self._future.set_result(None)
 
 
-class Sleepers:
-    """All sleepers of a process. `limit` tells how many there may be."""
+def _drop(_: Sequence[Wake]) -> None:
+    """Pass nothing on: there is no other process."""
 
-    def __init__(self, limit: Callable[[], int]) -> None:
+
+class Sleepers:
+    """All sleepers of a process. `limit` tells how many there may be; `pass_on` gets what woke nobody."""
+
+    def __init__(self, limit: Callable[[], int], pass_on: Callable[[Sequence[Wake]], None] = _drop) -> None:
         self._limit = limit
+        self._pass_on = pass_on
         self._queues: dict[str, OrderedDict[Sleeper, None]] = {}
         self._count = 0
         self.is_closed = False
@@ -104,8 +109,7 @@ class Sleepers:
             self._count -= 1
             for key in sleeper.keys:
                 self._remove(key, sleeper)
-            for owed in sleeper.settle():
-                self.wake(owed, 1)
+            self.notify([Wake(owed, 1) for owed in sleeper.settle()])
 
     def look(self, sleeper: Sleeper) -> None:
         """Call before each look at the database.
@@ -115,21 +119,26 @@ class Sleepers:
         sleeper.begin_look()
         self._stand(sleeper, first=True)
 
-    def wake(self, key: str, count: int | None = None) -> None:
-        """Wake the first `count` under a key, or all of them."""
-        queue = self._queues.get(key)
-        if queue is None:
-            return
-        for _ in range(len(queue) if count is None else min(count, len(queue))):
+    def wake(self, key: str, count: int | None = None) -> int:
+        """Wake the first `count` under a key, or all of them. Return how many more could have been woken."""
+        queue = self._queues.get(key) or OrderedDict()
+        present = len(queue)
+        for _ in range(present if count is None else min(count, present)):
             sleeper = next(iter(queue))
             for other in sleeper.keys:
                 self._remove(other, sleeper)
             sleeper.wake(None if count is None else key)
+        return 0 if count is None else max(0, count - present)
 
     def notify(self, wakes: Sequence[Wake]) -> None:
-        """Wake whom a commit concerns."""
+        """Wake whom a commit concerns; what is left of it is passed on."""
+        left = []
         for key, count in wakes:
-            self.wake(key, count)
+            missing = self.wake(key, count)
+            if count is None or missing:
+                left.append(Wake(key, None if count is None else missing))
+        if left:
+            self._pass_on(left)
 
     def has(self, key: str) -> bool:
         """Tell whether somebody sleeps on a key."""

@@ -29,7 +29,9 @@ class SocketIo:
         if self.rooms is not self._tsio:
             return True
         manager = self.rooms.manager
-        return type(manager) is not socketio.AsyncManager or "/" in manager.rooms
+        if type(manager) is socketio.AsyncManager:
+            return "/" in manager.rooms
+        return bool(getattr(manager, "is_heard", True))
 
     async def __call__(self, emissions: Iterable[Emission]) -> None:
         """Send the emissions in their order."""

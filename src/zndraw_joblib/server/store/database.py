@@ -4,8 +4,8 @@ import asyncio
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from types import ModuleType
@@ -24,11 +24,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Result as SqlResult
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
-from zndraw_joblib.server.ports import SessionMaker, Wake
+from zndraw_joblib.server.ports import OpenLine, SessionMaker, Wake
+from zndraw_joblib.server.store.notices import Notices
 from zndraw_joblib.server.store.tables import Token
 
 logger = logging.getLogger(__name__)
@@ -139,6 +140,10 @@ class Database(ABC):
         """How many batches of a kind are worth to be written at the same time: SQLite takes one writer."""
         return 1
 
+    async def line(self) -> OpenLine | None:
+        """Return what opens a line to other processes on this database, or None: SQLite has none."""
+        return None
+
     @abstractmethod
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` on a plain connection and commit: for migrations."""
@@ -175,6 +180,12 @@ class Sessions(Database):
         """Two on PostgreSQL, once it is known to be that."""
         return CONCURRENT_BATCHES if self._is_sqlite is False else 1
 
+    async def line(self) -> OpenLine | None:
+        """Return what opens a line on PostgreSQL with asyncpg; None for anything else."""
+        async with self._open() as session:
+            engine = (await session.connection()).engine
+        return partial(_open_line, engine) if engine.dialect.driver == "asyncpg" else None
+
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` on a plain connection and commit."""
         async with self._turn(), self._open() as session:
@@ -202,6 +213,14 @@ class Sessions(Database):
         if self._is_sqlite is False:
             return nullcontext()
         return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+
+
+@asynccontextmanager
+async def _open_line(engine: AsyncEngine) -> AsyncIterator[Notices]:
+    # Connected as the host connects, but it takes no place in the host's pool.
+    async with engine.connect() as connection:
+        await connection.run_sync(Connection.detach)
+        yield Notices((await connection.get_raw_connection()).driver_connection)
 
 
 def _of(connection: AsyncConnection, clock: Clock | None) -> Transaction:

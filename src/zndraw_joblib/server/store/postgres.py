@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from zndraw_joblib.server.ports import OpenLine
 from zndraw_joblib.server.store.database import (
     CONCURRENT_BATCHES,
     Clock,
@@ -27,6 +28,7 @@ from zndraw_joblib.server.store.database import (
     Work,
     in_doubt,
 )
+from zndraw_joblib.server.store.notices import Notices
 
 Result = TypeVar("Result")
 Values = Mapping[str, Any]
@@ -71,6 +73,19 @@ class PostgresServer(Database):
         engine = create_async_engine(self._url, poolclass=NullPool)
         async with engine.begin() as connection:
             return await connection.run_sync(work)
+
+    async def line(self) -> OpenLine:
+        """Return what opens a line, on a connection of its own."""
+        return self._open_line
+
+    @asynccontextmanager
+    async def _open_line(self) -> AsyncIterator[Notices]:
+        _, options = _DIALECT.create_connect_args(self._url)
+        connection = await asyncpg.connect(**options)
+        try:
+            yield Notices(connection)
+        finally:
+            await connection.close(timeout=1)
 
     async def close(self) -> None:
         """Let go of the connections."""
