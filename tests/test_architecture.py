@@ -26,6 +26,7 @@ SERVER_LIBRARIES = [
     "taskiq",
     "uvicorn",
 ]
+SOCKET_LIBRARIES = ["engineio", "requests", "socketio", "websocket"]
 BUILD_A_MANAGER = """
 import sys
 import zndraw_joblib
@@ -64,8 +65,11 @@ def test_the_floors_hold() -> None:
 
 
 def test_a_worker_loads_no_server() -> None:
-    """A fresh process imports the package, connects and builds a manager without any server library."""
-    command = [sys.executable, "-c", BUILD_A_MANAGER, ",".join(SERVER_LIBRARIES)]
+    """A fresh process imports the package, connects and builds a manager without any server library.
+
+    Nor does it load Socket.IO, unless it asks for it.
+    """
+    command = [sys.executable, "-c", BUILD_A_MANAGER, ",".join(SERVER_LIBRARIES + SOCKET_LIBRARIES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["", "[]"]

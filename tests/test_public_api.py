@@ -12,15 +12,16 @@ from zndraw_joblib.contract import events, problems
 
 # Adding a name is a promise, taking one away breaks somebody: both are done here on purpose.
 NAMES = """
-ApiManager Category ClaimedTask Conflict ContentTooLarge Emission Event Extension Forbidden Identity
-InternalJobNotConfigured InternalServerError InvalidCategory InvalidPayload InvalidRequest InvalidRoomId
+ApiManager Category ClaimedTask Conflict ContentTooLarge Emission Event Extension Forbidden HeartbeatRequest
+Identity InternalJobNotConfigured InternalServerError InvalidCategory InvalidPayload InvalidRequest
+InvalidRoomId
 InvalidSchema InvalidTaskTransition Job JobLib JobLibSettings JobManager JobNotFound JobRegisterRequest
 JobResponse JobSummary JobsInvalidate JoinJobRoom JoinProviderRoom
-JoinRoom LeaveJobRoom LeaveProviderRoom LeaveRoom Locked MethodNotAllowed NotFound
+JoinRoom LeaveJobRoom LeaveProviderRoom LeaveRoom Locked MethodNotAllowed NamedTask NotFound
 PaginatedResponse Problem ProblemException SchemaConflict ServiceUnavailable StaleReport Task TaskAvailable
 TaskClaimRequest TaskClaimResponse TaskNotFound TaskResponse TaskStatus TaskStatusEvent TaskSubmitRequest
-TaskUpdateRequest TooManyRequests Unauthorized Worker WorkerJobLink WorkerNotFound WorkerResponse
-WorkerSummary cleanup_stale_workers cleanup_stuck_internal_tasks cleanup_worker connect emit
+TaskUpdateRequest TaskVerdict TooManyRequests Unauthorized Verdict Worker WorkerJobLink WorkerNotFound
+WorkerResponse WorkerSummary cleanup_stale_workers cleanup_stuck_internal_tasks cleanup_worker connect emit
 problem_exception_handler register_socketio_handlers router run_sweeper validate_room_id verify_readable_room
 verify_writable_room
 """

@@ -64,6 +64,45 @@ async def test_only_its_owner_lets_a_worker_live(client: httpx.AsyncClient, as_u
     assert (await ada.patch(f"{WORKERS}/{worker['id']}")).status_code == 200
 
 
+async def test_a_heartbeat_tells_what_became_of_the_tasks_it_names(client: httpx.AsyncClient) -> None:
+    """W3: `continue` for what is held, `cancel` for what was cancelled meanwhile, `lost` for all else."""
+    job = await register(client)
+    for _ in range(4):
+        await submit(client, job)
+    held, running, cancelled, done = [await claim(client, job["worker_id"]) for _ in range(4)]
+    await report(client, running, "running")
+    await report(client, cancelled, "cancelled")
+    await report(client, done, "running")
+    await report(client, done, "completed")
+    named = [{"id": task["id"], "attempt": task["attempt"]} for task in (held, running, cancelled, done)]
+    named += [{"id": held["id"], "attempt": 2}, {"id": UNKNOWN_ID, "attempt": 1}]
+    answer = await client.patch(f"{WORKERS}/{job['worker_id']}", json={"tasks": named})
+    assert answer.status_code == 200
+    verdicts = ["continue", "continue", "cancel", "lost", "lost", "lost"]
+    expected = [{"id": task["id"], "verdict": said} for task, said in zip(named, verdicts, strict=True)]
+    assert answer.json()["tasks"] == expected
+
+
+@pytest.mark.parametrize("body", ["", "{}", "null", '{"tasks": []}', '{"drain": 1}'])
+async def test_a_heartbeat_need_name_no_task(client: httpx.AsyncClient, body: str) -> None:
+    """W3: as before, with no body or with an empty one, whatever its type."""
+    worker = (await client.post(WORKERS)).json()
+    answer = await client.patch(f"{WORKERS}/{worker['id']}", content=body)
+    assert (answer.status_code, answer.json()["tasks"]) == (200, [])
+
+
+async def test_a_heartbeat_names_a_thousand_tasks_at_most(client: httpx.AsyncClient) -> None:
+    """W3: 422 beyond, and for what is no task; the worker's owner alone is told anything."""
+    worker = (await client.post(WORKERS)).json()
+    url = f"{WORKERS}/{worker['id']}"
+    named = [{"id": f"00000000-0000-4000-8000-{number:012}", "attempt": 1} for number in range(1001)]
+    answer = await client.patch(url, json={"tasks": named[:1000]})
+    assert [said["verdict"] for said in answer.json()["tasks"]] == ["lost"] * 1000
+    for tasks in (named, [{"id": "x", "attempt": 1}], [{"id": UNKNOWN_ID}], None, {}):
+        problem(await client.patch(url, json={"tasks": tasks}), 422, "invalid-request")
+    problem(await client.patch(url, content="{"), 422, "invalid-request")
+
+
 async def test_its_owner_or_a_superuser_removes_a_worker(client: httpx.AsyncClient, as_user: As) -> None:
     """W4: 204 without a body; 403 for others, 404 for no worker, 422 for no id."""
     ada, eve = await as_user("ada"), await as_user("eve")

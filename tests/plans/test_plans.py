@@ -14,7 +14,7 @@ from store.replica import ADMIN, OWNER, SUBMITTER
 
 from plans.explained import FEW, Explainer, Plan
 from plans.seeding import BIG, IDLE, JOBS, LAB, QUIET, RARE, TASKS, WORKERS, job_id, task_id, worker_id
-from zndraw_joblib.contract.messages import TaskUpdateRequest
+from zndraw_joblib.contract.messages import NamedTask, TaskUpdateRequest
 from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
@@ -115,7 +115,24 @@ async def test_a_report_finds_its_tasks_by_their_keys(explainer: Explainer, coun
 async def test_a_heartbeat_finds_its_workers_by_their_keys(explainer: Explainer, count: int) -> None:
     """A beat reads and writes the rows of those who beat."""
     items = [workers.Beat(OWNER, worker_id(turn), 15) for turn in range(count)]
-    assert_bounded(await explainer.plans(partial(workers.beat, items=items)))
+    plans = await explainer.plans(partial(workers.beat, items=items))
+    assert_bounded(plans)
+    assert not any(plan.by("joblib_task") for plan in plans)
+
+
+@pytest.mark.parametrize("count", [1, 16])
+async def test_a_heartbeat_finds_the_tasks_that_it_names_by_their_keys(
+    explainer: Explainer, count: int
+) -> None:
+    """However many workers beat and whatever they name, the tasks are read by one statement."""
+    named = [NamedTask(id=task_id(60_001 + turn), attempt=1) for turn in range(3 * count)]
+    items = [
+        workers.Beat(OWNER, worker_id(turn), 15, named[3 * turn : 3 * turn + 3]) for turn in range(count)
+    ]
+    plans = await explainer.plans(partial(workers.beat, items=items))
+    assert_reads(plans, KEY)
+    assert_bounded(plans)
+    assert len({plan.statement for plan in plans if plan.by("joblib_task")}) == 1
 
 
 @pytest.mark.parametrize("count", [1, 200])

@@ -42,6 +42,13 @@ def api(server: LiveServer) -> Iterator[Connection]:
 
 
 @pytest.fixture
+def live_api(server: LiveServer) -> Iterator[Connection]:
+    """Return a connection to the common server, with Socket.IO."""
+    with server.connect(realtime=True) as connection:
+        yield connection
+
+
+@pytest.fixture
 def room() -> str:
     """Return a room that no other test uses."""
     return f"room-{uuid4().hex[:8]}"

@@ -14,6 +14,8 @@ from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.worker.api import Connection, connect
 
 TOKEN = "a-token-for-the-tests"
+# Socket.IO does not answer the open request of a client that polls, when that client leaves.
+_GRACE_SECONDS = 2
 
 
 class LiveServer:
@@ -33,7 +35,14 @@ class LiveServer:
     def start(self) -> None:
         """Serve, and return when requests are answered."""
         app = self.build()
-        config = uvicorn.Config(app, port=self.port, log_config=None, lifespan="on", ws="wsproto")
+        config = uvicorn.Config(
+            app,
+            port=self.port,
+            log_config=None,
+            lifespan="on",
+            ws="wsproto",
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+        )
         self._uvicorn = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._uvicorn.run, daemon=True)
         self._thread.start()
@@ -57,9 +66,14 @@ class LiveServer:
         """How many long-polls are open."""
         return len(self.runtime.sleepers)
 
-    def connect(self) -> Connection:
+    def sockets_in(self, room: str) -> int:
+        """How many sockets are in a Socket.IO room."""
+        rooms = self.runtime.publish.rooms.manager.rooms.get("/", {})
+        return len(rooms.get(room, ()))
+
+    def connect(self, *, realtime: bool = False) -> Connection:
         """Return a connection of a superuser."""
-        return connect(self.url, TOKEN)
+        return connect(self.url, TOKEN, realtime=realtime)
 
 
 def until(true: Callable[[], Any], timeout: float = 10.0) -> Any:

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from sdk.jobs import Add
 from sdk.live import LiveServer, until
-from zndraw_joblib.contract.events import Event, JoinJobRoom, LeaveJobRoom, workers_of
+from zndraw_joblib.contract.events import Event, JoinJobRoom, LeaveJobRoom, room_of, workers_of
 from zndraw_joblib.server.http.problems import install_exception_handlers
 from zndraw_joblib.server.mount import JobLib
 from zndraw_joblib.server.ports import Identity
@@ -50,6 +50,10 @@ class HostServer(LiveServer):
         async def join(sid: str, data: Any) -> None:
             await tsio.enter_room(sid, workers_of(JoinJobRoom.model_validate(data).job_name))
             self.joined.append(data["worker_id"])
+
+        @tsio.on("watch")
+        async def watch(sid: str, room_id: str) -> None:
+            await tsio.enter_room(sid, room_of(room_id))
 
         @tsio.on(LeaveJobRoom.event_name)
         async def leave(sid: str, data: Any) -> None:
@@ -124,7 +128,10 @@ def test_the_hosts_handlers_stay(
 ) -> None:
     """K5: the host's own handlers run, those of two managers too, and rooms are joined after a reconnect."""
     connected, heard = threading.Semaphore(0), threading.Event()
+    dropped, cancelled = threading.Event(), threading.Event()
     tsio.on("connect", connected.release)
+    tsio.on("disconnect", dropped.set)  # as older ones do it, without a reason
+    tsio.on("task_status_event", lambda data: cancelled.set() if data["status"] == "cancelled" else None)
     tsio.on("*", lambda event, data: heard.set() if event == "task_available" else None)
     first, second = (worker(at=host_api, tsio=tsio) for _ in range(2))
     enter(tsio, host)
@@ -138,22 +145,32 @@ def test_the_hosts_handlers_stay(
         lost.shutdown(socket.SHUT_RDWR)
         assert connected.acquire(timeout=5)
     until(lambda: set(host.joined) == ids)
+    assert dropped.wait(5)
     first.submit(Add(), room=room)
     assert heard.wait(5)
+    tsio.emit("watch", room)
+    task = first.claim(5)
+    first.cancel(task)
+    assert cancelled.wait(5)
 
 
 def test_a_namespace_class_stays(worker: Make, tsio: socketio.Client, host: HostServer) -> None:
     """K5: a host that handles events with a class keeps hearing them."""
-    connected = threading.Event()
+    connected, dropped = threading.Event(), threading.Event()
 
     class Namespace(socketio.ClientNamespace):
         def on_connect(self) -> None:
             connected.set()
 
+        def on_disconnect(self) -> None:
+            dropped.set()
+
     tsio.register_namespace(Namespace("/"))
     worker(tsio=tsio)
     enter(tsio, host)
     assert connected.wait(5)
+    tsio.disconnect()
+    assert dropped.wait(5)
 
 
 def test_without_a_connection_all_goes_on(

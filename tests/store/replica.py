@@ -14,8 +14,10 @@ from zndraw_joblib.contract.events import Emission, TaskStatusEvent
 from zndraw_joblib.contract.messages import (
     JobRegisterRequest,
     JobResponse,
+    NamedTask,
     TaskResponse,
     TaskUpdateRequest,
+    Verdict,
     WorkerResponse,
 )
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName, parse_job_name
@@ -155,6 +157,16 @@ class Replica:
         """Show that a worker lives."""
         async with asyncio.timeout(PATIENCE):
             return await self.runtime.beat(by, worker)
+
+    async def verdicts(
+        self, worker: UUID | None, *named: tuple[UUID, int], by: Identity = OWNER
+    ) -> list[tuple[UUID, Verdict]]:
+        """Show that a worker lives, and ask what became of tasks by their ids and tokens."""
+        assert worker is not None
+        tasks = [NamedTask(id=task_id, attempt=attempt) for task_id, attempt in named]
+        async with asyncio.timeout(PATIENCE):
+            answer = await self.runtime.beat(by, worker, tasks)
+        return [(task.id, task.verdict) for task in answer.tasks]
 
     async def leave(self, worker: UUID | None, *, by: Identity = OWNER) -> None:
         """Remove a worker."""

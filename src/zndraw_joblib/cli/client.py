@@ -62,10 +62,10 @@ def find(url: str) -> Access:
 
 
 @contextmanager
-def opened(access: Access) -> Iterator[Connection]:
-    """Open a connection; what goes wrong while it is open becomes a `Refusal`."""
+def opened(access: Access, *, realtime: bool = False) -> Iterator[Connection]:
+    """Open a connection, see `connect`; what goes wrong while it is open becomes a `Refusal`."""
     try:
-        with connect(access.url, access.token) as connection:
+        with connect(access.url, access.token, realtime=realtime) as connection:
             yield connection
     except Unauthorized as problem:
         raise Refusal(_unauthorized(access, problem)) from problem

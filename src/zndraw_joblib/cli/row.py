@@ -35,7 +35,7 @@ def run_one(access: Access, plan: ProcessPlan) -> None:
     _wait_for_server(access)
     names = ", ".join(cls.__name__ for cls in extensions)
     note(f"Serving {names} in {plan.room} at {access.url}; Ctrl-C stops it.")
-    with client.opened(access) as api:
+    with client.opened(access, realtime=True) as api:
         serve(api, extensions, room=plan.room, context=context, concurrency=plan.concurrency)
 
 

@@ -1,6 +1,7 @@
 """The bodies of requests and answers. Unknown fields of a request are ignored."""
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Any, Generic, TypeVar
 from uuid import UUID
 
@@ -12,6 +13,7 @@ from zndraw_joblib.contract.status import TaskStatus
 MAX_JSON_BYTES = 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
 MAX_PAGE = 500
+MAX_NAMED_TASKS = 1000
 
 
 def _name(text: str) -> str:
@@ -78,12 +80,48 @@ class JobSummary(BaseModel):
     workers: list[UUID]
 
 
+class NamedTask(BaseModel):
+    """A task that a worker takes itself to hold; `attempt` is the token of its claim."""
+
+    id: UUID
+    attempt: int
+
+
+class HeartbeatRequest(BaseModel):
+    """A worker lives. `tasks` are those that it works on, to learn what has become of them."""
+
+    tasks: list[NamedTask] = Field(default_factory=list, max_length=MAX_NAMED_TASKS)
+
+
+class Verdict(StrEnum):
+    """What a worker shall do with a task that it named.
+
+    `continue`: it holds the task. `cancel`: the task was cancelled while it held it. `lost`: the task is
+    not, or no longer, its own: it ended otherwise, was claimed anew, or does not exist.
+    """
+
+    CONTINUE = "continue"
+    CANCEL = "cancel"
+    LOST = "lost"
+
+
+class TaskVerdict(BaseModel):
+    """The verdict on one task that a worker named."""
+
+    id: UUID
+    verdict: Verdict
+
+
 class WorkerResponse(BaseModel):
-    """A worker, and how often it shall report: every `heartbeat_interval_seconds`."""
+    """A worker, and how often it shall report: every `heartbeat_interval_seconds`.
+
+    `tasks` has a verdict for each task that the heartbeat named, in their order.
+    """
 
     id: UUID
     last_heartbeat: datetime
     heartbeat_interval_seconds: float
+    tasks: list[TaskVerdict] = Field(default_factory=list)
 
 
 class WorkerSummary(BaseModel):

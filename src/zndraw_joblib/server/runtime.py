@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid4
 from weakref import WeakKeyDictionary, WeakSet
 
-from zndraw_joblib.contract.messages import TaskResponse, TaskUpdateRequest, WorkerResponse
+from zndraw_joblib.contract.messages import NamedTask, TaskResponse, TaskUpdateRequest, WorkerResponse
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import ProblemException, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
@@ -44,6 +44,8 @@ _PROBE_SECONDS = 3.0
 _WORKER = worker_key("")
 _BEATS_AT_ONCE = 1000
 _FINISH_SECONDS = 10.0
+# So many tasks are looked up in a few milliseconds.
+_SHORTLY_READ = 500
 
 
 class Runtime:
@@ -70,7 +72,7 @@ class Runtime:
         self._submits = Combiner(partial(self._commit, tasks.submit), width)
         self._claims = Combiner(partial(self._commit, claims.claim), width)
         self._reports = Combiner(partial(self._commit, tasks.report), width)
-        self._beats = Combiner(partial(self._commit, workers.beat), width)
+        self._beats = Combiner(self._commit_beats, width)
         self._writing: set[asyncio.Task[Any]] = set()
         self.checker = Checker()
         self.checks: dict[str, Callable[[], str]] = {}
@@ -104,6 +106,12 @@ class Runtime:
 
     async def _commit(self, apply: Callable[..., Awaitable[Result]], items: Sequence[Any]) -> Result:
         return await self._write(lambda tx: apply(tx, items), is_short=True)
+
+    async def _commit_beats(
+        self, items: Sequence[workers.Beat]
+    ) -> Sequence[WorkerResponse | ProblemException]:
+        is_short = sum(len(item.named) for item in items) <= _SHORTLY_READ
+        return await self._write(lambda tx: workers.beat(tx, items), is_short=is_short)
 
     async def tell(self, tx: Transaction) -> None:
         """Wake sleepers and send events, after the commit. A publisher that fails is logged."""
@@ -161,11 +169,13 @@ class Runtime:
             await self._note_life(caller, reporter)
         return task
 
-    async def beat(self, caller: Identity, worker_id: UUID) -> WorkerResponse:
-        """Note that a worker lives."""
+    async def beat(
+        self, caller: Identity, worker_id: UUID, named: Sequence[NamedTask] = ()
+    ) -> WorkerResponse:
+        """Note that a worker lives; give a verdict on each task that it names."""
         self._mark_seen(worker_id)
         return await self._beats.put(
-            workers.Beat(caller, worker_id, self.settings.heartbeat_interval_seconds)
+            workers.Beat(caller, worker_id, self.settings.heartbeat_interval_seconds, named)
         )
 
     def doubt(self, worker_id: UUID) -> None:

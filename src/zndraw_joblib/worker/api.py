@@ -6,6 +6,7 @@ from typing import Protocol, Self
 import httpx
 
 from zndraw_joblib.contract.problems import ProblemException, problem_for
+from zndraw_joblib.worker.realtime import Realtime
 
 API_PREFIX = "/v1/joblib"
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -39,9 +40,12 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 class Connection:
-    """An `ApiManager` of its own, with a bearer token. A context manager; thread-safe."""
+    """An `ApiManager` of its own, with a bearer token. A context manager; thread-safe.
 
-    def __init__(self, url: str, token: str | None, timeout: float) -> None:
+    `tsio` is its Socket.IO connection, which every `JobManager` of it uses; None without `realtime`.
+    """
+
+    def __init__(self, url: str, token: str | None, timeout: float, *, realtime: bool = False) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"The server's url must start with http:// or https://, not {url!r}")
         self._url = url.rstrip("/")
@@ -53,6 +57,7 @@ class Connection:
         self.http = httpx.Client(
             timeout=httpx.Timeout(timeout, connect=connect), limits=limits, trust_env=is_remote
         )
+        self.tsio = Realtime(self._url, token, trust_proxies=is_remote) if realtime else None
 
     @property
     def base_url(self) -> str:
@@ -69,7 +74,9 @@ class Connection:
             raise read_problem(response)
 
     def close(self) -> None:
-        """Close the HTTP client."""
+        """Close the Socket.IO connection and the HTTP client."""
+        if self.tsio is not None:
+            self.tsio.close()
         self.http.close()
 
     def __enter__(self) -> Self:
@@ -87,13 +94,17 @@ class Connection:
         return f"<Connection to {self._url}>"
 
 
-def connect(url: str = DEFAULT_URL, token: str | None = None, *, timeout: float = 30.0) -> Connection:
-    """Return a connection to the server at `url`; nothing is sent yet.
+def connect(
+    url: str = DEFAULT_URL, token: str | None = None, *, timeout: float = 30.0, realtime: bool = False
+) -> Connection:
+    """Return a connection to the server at `url`; no request is sent yet.
 
     `timeout` is how many seconds an ordinary answer may take; a long-poll has its wait on top. An
     error is raised as its class in `contract.problems`, a lost connection as `httpx.TransportError`.
+    With `realtime` a Socket.IO connection to the same server is opened in the background, and kept up: a
+    worker then hears of tasks and cancellations at once. Without it, or where it fails, it hears later.
     """
-    return Connection(url, token, timeout)
+    return Connection(url, token, timeout, realtime=realtime)
 
 
 def read_problem(response: httpx.Response) -> ProblemException:

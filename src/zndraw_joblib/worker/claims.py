@@ -10,6 +10,7 @@ from math import ceil
 from typing import Any
 
 from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.worker.inflight import InFlight
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.retry import Backoff, describe, passing, status_of
@@ -37,12 +38,18 @@ NOW = Pace(0, 0)
 
 
 class Claims:
-    """Claims tasks for one worker. Thread-safe; a task that cannot run here is failed and passed over."""
+    """Claims tasks for one worker. Thread-safe; a task that cannot run here is failed and passed over.
 
-    def __init__(self, remote: Remote, roster: Roster, reports: Reports, wake: threading.Event) -> None:
+    What is given out is in flight from then on. `wake` ends a pause between two claims.
+    """
+
+    def __init__(
+        self, remote: Remote, roster: Roster, reports: Reports, in_flight: InFlight, wake: threading.Event
+    ) -> None:
         self._remote = remote
         self._roster = roster
         self._reports = reports
+        self._in_flight = in_flight
         self._wake = wake
         self._stop = threading.Event()
         self._turn = threading.Lock()
@@ -78,9 +85,13 @@ class Claims:
     def taking(self, pace: Pace) -> Iterator[ClaimedTask | None]:
         """Claim a task, waiting for it; it counts as held until the block ends."""
         found = self._next(pace)
+        task = None
         try:
-            yield self._accept(found) if found else None
+            task = self._accept(found) if found else None
+            yield task
         finally:
+            if task:
+                self._in_flight.remove(task)
             if found:
                 self._hold(-1)
 
@@ -185,6 +196,7 @@ class Claims:
             worker_id=found.worker_id or self._roster.worker(),
         )
         if fault is None:
+            self._in_flight.add(task)
             return task
         log.error("Task %s of %s cannot run here: %s", task.task_id, task.job_name, fault)
         try:

@@ -1,6 +1,7 @@
 """The two loops of a worker. Each is a pause around a cycle; the cycle can be called by itself."""
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Any
 
 from zndraw_joblib.worker.claims import Claims, Pace
 from zndraw_joblib.worker.reports import Reports
-from zndraw_joblib.worker.retry import Backoff, describe
+from zndraw_joblib.worker.retry import Backoff, describe, status_of
 from zndraw_joblib.worker.roster import Roster
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -19,17 +20,26 @@ Execute = Callable[[ClaimedTask], Any]
 _LEAST_BEAT_TIMEOUT_SECONDS = 2.0
 _LONG_POLL_SECONDS = 5.0
 _SLICE_SECONDS = 1.0
+_SPREAD_SECONDS = 1.0
+_HURRY_SECONDS, _HURRIED_BEATS = 3.0, 4
+_CONFLICT = 409
 
 
 class HeartbeatLoop:
     """Tells the server that the worker lives, from a thread of its own, until `over` is set.
 
-    The server says how often; an `interval` given here wins. A failed beat is repeated sooner.
+    The server says how often; an `interval` given here wins. A failed beat is repeated sooner. When `due` is
+    set, a beat follows within a second, and some more soon after: the server may notice later than the
+    worker that their connection is gone, and wants a sign of life since then.
     """
 
-    def __init__(self, roster: Roster, over: threading.Event, interval: float | None = None) -> None:
+    def __init__(
+        self, roster: Roster, over: threading.Event, due: threading.Event, interval: float | None = None
+    ) -> None:
         self._roster = roster
         self._over = over
+        self._due = due
+        self._hurried = 0
         self._asked = interval
         self._warned = False
         self.interval = interval or _LEAST_BEAT_TIMEOUT_SECONDS
@@ -50,7 +60,7 @@ class HeartbeatLoop:
             )
 
     def run(self) -> None:
-        """Beat until it is over; nothing that goes wrong ends it."""
+        """Beat until it is over, which is heard of once `due` is set; nothing that goes wrong ends it."""
         backoff = Backoff()
         while not self._over.is_set():
             pause = self.interval
@@ -62,7 +72,18 @@ class HeartbeatLoop:
             else:
                 backoff.reset()
                 pause = self.interval
-            doze(self._over, pause)
+            self._rest(pause)
+
+    def _rest(self, pause: float) -> None:
+        if self._hurried:
+            self._hurried -= 1
+            pause = min(pause, _HURRY_SECONDS)
+        doze(self._due, pause)
+        if self._due.is_set():
+            # Many workers lose their connections at the same moment.
+            self._over.wait(min(pause, _SPREAD_SECONDS) * random.random())  # noqa: S311 - jitter
+            self._due.clear()
+            self._hurried = _HURRIED_BEATS
 
 
 class ClaimLoop:
@@ -104,7 +125,9 @@ class ClaimLoop:
             self._reports.start(task)
             self._tell(task, *self._run(task))
         except Exception as error:
-            log.warning("Task %s is not ours any more: %s", task.task_id, describe(error))
+            is_settled = task.cancelled.is_set() or status_of(error) == _CONFLICT
+            level = logging.INFO if is_settled else logging.WARNING
+            log.log(level, "Task %s is not ours any more: %s", task.task_id, describe(error))
 
     def _tell(self, task: ClaimedTask, result: Any, error: BaseException | None) -> None:
         if error is None:
@@ -117,7 +140,10 @@ class ClaimLoop:
             return self._execute(task), None
         # Not Exception: sys.exit() in an extension ends its task, not the worker.
         except BaseException as error:
-            log.error("Task %s of %s raised", task.task_id, task.job_name, exc_info=error)
+            if task.cancelled.is_set():
+                log.info("Task %s ended after it was cancelled: %s", task.task_id, describe(error))
+            else:
+                log.error("Task %s of %s raised", task.task_id, task.job_name, exc_info=error)
             return None, error
 
 

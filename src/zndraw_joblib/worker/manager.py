@@ -16,6 +16,7 @@ from zndraw_joblib.worker.api import ApiManager
 from zndraw_joblib.worker.caller import Caller, name_of
 from zndraw_joblib.worker.channel import Channel
 from zndraw_joblib.worker.claims import NOW, Pace
+from zndraw_joblib.worker.inflight import InFlight
 from zndraw_joblib.worker.loops import Execute
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.retry import persist, unreachable
@@ -35,9 +36,11 @@ _BEAT_SECONDS = 10.0
 class JobManager(Caller):
     """A worker. With `execute` it serves by itself, in `concurrency` threads; else call `claim` or `listen`.
 
-    `tsio` is a Socket.IO client of the host, if it has one. All times are seconds: a claim waits up to
-    `long_poll` on the server (0 for never), and where the server does not wait, `polling_interval` lies
-    between two claims. The server says how often to send heartbeats, unless `heartbeat_interval` does.
+    `tsio` is a Socket.IO client of the host, if it has one; without it, that of `api` is used, if there is
+    one: see `connect`. By it the worker hears of tasks and cancellations at once. All times are seconds: a
+    claim waits up to `long_poll` on the server (0 for never), and where the server does not wait,
+    `polling_interval` lies between two claims. The server says how often to send heartbeats, unless
+    `heartbeat_interval` does.
     Thread-safe, and a context manager that disconnects at the end.
     """
 
@@ -55,8 +58,8 @@ class JobManager(Caller):
         if concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {concurrency}")
         super().__init__(Remote(api))
-        self._wake = threading.Event()
-        self._channel = Channel(tsio, self._wake)
+        self._in_flight = InFlight()
+        self._channel = Channel(getattr(api, "tsio", None) if tsio is None else tsio, self._in_flight)
         self._plan = Plan(execute, concurrency, heartbeat_interval, Pace(long_poll, polling_interval))
         self._lock = threading.Lock()
         self._shift: Shift | None = None
@@ -179,7 +182,7 @@ class JobManager(Caller):
     def _working(self) -> Shift:
         with self._lock:
             if self._shift is None:
-                self._shift = Shift(self._remote, self._channel, self._wake, self._plan)
+                self._shift = Shift(self._remote, self._channel, self._in_flight, self._plan)
             return self._shift
 
     def _register(self, cls: Job, room: str) -> Job:

@@ -167,7 +167,7 @@ def _serve_in_child(plan: ProcessPlan, prepare: Callable[[], None] | None) -> No
     try:
         extensions = load_extensions(plan.target)
         context = load_context(plan.context) if plan.context else None
-        with connect(plan.url, plan.token) as api:
+        with connect(plan.url, plan.token, realtime=True) as api:
             serve(api, extensions, room=plan.room, context=context, concurrency=plan.concurrency)
     except (ProblemException, CannotLoad) as error:
         log.error("%s", error)

@@ -1,5 +1,6 @@
 """The server's operations, one method each."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import UUID
@@ -29,12 +30,16 @@ class Remote:
         """Make a worker without jobs."""
         return _read(messages.WorkerResponse, self._send("POST", "/workers"))
 
-    def beat(self, worker_id: UUID, timeout: float) -> messages.WorkerResponse:
-        """Tell that the worker lives; wait at most `timeout` seconds for the answer."""
-        return _read(
-            messages.WorkerResponse,
-            self._send("PATCH", f"/workers/{worker_id}", read_timeout=timeout),
-        )
+    def beat(
+        self, worker_id: UUID, timeout: float, named: Sequence[messages.NamedTask] = ()
+    ) -> messages.WorkerResponse:
+        """Tell that the worker lives, and ask what became of the tasks that are named.
+
+        Waits at most `timeout` seconds for the answer.
+        """
+        body = messages.HeartbeatRequest(tasks=list(named)) if named else None
+        response = self._send("PATCH", f"/workers/{worker_id}", body, read_timeout=timeout)
+        return _read(messages.WorkerResponse, response)
 
     def remove_worker(self, worker_id: UUID, timeout: float) -> None:
         """Remove the worker; wait at most `timeout` seconds for the answer."""

@@ -5,7 +5,8 @@ import threading
 from typing import Any
 
 from zndraw_joblib.contract.messages import TaskResponse, TaskUpdateRequest
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.worker.inflight import InFlight
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.retry import describe, persist, status_of
 from zndraw_joblib.worker.tasks import ClaimedTask, ResultRefused, error_text, result_of
@@ -14,18 +15,20 @@ log = logging.getLogger(__name__)
 
 # Longer than any restart of a server: a success that is not told is work done twice.
 PATIENCE_SECONDS = 900.0
-_TOO_LARGE, _UNPROCESSABLE = 413, 422
+_NOT_FOUND, _CONFLICT, _TOO_LARGE, _UNPROCESSABLE = 404, 409, 413, 422
 
 
 class Reports:
     """Start, complete, fail and cancel tasks, with the token of their claim.
 
     Each is repeated for 15 minutes while the server cannot be asked, unless `over` is set. The problem of
-    a server that refuses is raised; a task that was taken away is an `InvalidTaskTransition`.
+    a server that refuses is raised; a task that was taken away is an `InvalidTaskTransition`. What has
+    ended leaves `in_flight`.
     """
 
-    def __init__(self, remote: Remote, over: threading.Event) -> None:
+    def __init__(self, remote: Remote, in_flight: InFlight, over: threading.Event) -> None:
         self._remote = remote
+        self._in_flight = in_flight
         self._over = over
 
     def start(self, task: ClaimedTask) -> TaskResponse:
@@ -63,9 +66,17 @@ class Reports:
 
     def _send(self, task: ClaimedTask, status: TaskStatus, **outcome: Any) -> TaskResponse:
         update = TaskUpdateRequest(status=status, worker_id=task.worker_id, attempt=task.attempt, **outcome)
-        return persist(
-            lambda: self._remote.report(task.task_id, update),
-            f"Report {status} of task {task.task_id}",
-            patience=PATIENCE_SECONDS,
-            over=self._over,
-        )
+        try:
+            told = persist(
+                lambda: self._remote.report(task.task_id, update),
+                f"Report {status} of task {task.task_id}",
+                patience=PATIENCE_SECONDS,
+                over=self._over,
+            )
+        except Exception as error:
+            if status_of(error) in {_NOT_FOUND, _CONFLICT}:
+                self._in_flight.remove(task)
+            raise
+        if status in TERMINAL:
+            self._in_flight.remove(task)
+        return told

@@ -62,9 +62,10 @@ def describe(error: BaseException) -> str:
 
 
 class Backoff:
-    """Growing pauses with jitter, from a quarter of a second to 15 seconds."""
+    """Growing pauses with jitter, from a quarter of a second to `most` seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = _MOST_SECONDS) -> None:
+        self._most = most
         self._tries = 0
 
     def reset(self) -> None:
@@ -73,7 +74,7 @@ class Backoff:
 
     def after(self, error: BaseException) -> float:
         """Return the seconds to wait after `error`; never less than its Retry-After, up to 5 minutes."""
-        pause = min(_MOST_SECONDS, _FIRST_SECONDS * 2.0 ** min(self._tries, 10))
+        pause = min(self._most, _FIRST_SECONDS * 2.0 ** min(self._tries, 10))
         self._tries += 1
         jitter = random.uniform(0.7, 1.0)  # noqa: S311 - nobody guards a secret with it
         return max(pause * jitter, retry_after(error))

@@ -10,6 +10,7 @@ from zndraw_joblib.contract.messages import JobRegisterRequest, WorkerResponse
 from zndraw_joblib.contract.problems import WorkerNotFound
 from zndraw_joblib.worker.caller import category_of
 from zndraw_joblib.worker.channel import Channel
+from zndraw_joblib.worker.inflight import InFlight
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.retry import describe, passing, problem_of
 
@@ -38,12 +39,13 @@ class Registration:
 class Roster:
     """The worker as the server knows it: one id, and the jobs linked to it. Thread-safe."""
 
-    def __init__(self, remote: Remote, channel: Channel) -> None:
+    def __init__(self, remote: Remote, channel: Channel, in_flight: InFlight) -> None:
         self.worker_id: UUID | None = None
         self.jobs: dict[str, Registration] = {}
         self._known: dict[str, type[Any]] = {}
         self._remote = remote
         self._channel = channel
+        self._in_flight = in_flight
         self._lock = threading.RLock()
         self._left = False
 
@@ -101,14 +103,19 @@ class Roster:
             self._channel.leave(full_name)
 
     def beat(self, timeout: float) -> WorkerResponse | None:
-        """Tell that the worker lives, or register anew if the server does not know it any more."""
-        worker_id = self.worker()
+        """Tell that the worker lives, or register anew if the server does not know it any more.
+
+        What the server says of the tasks in flight is passed on to them.
+        """
+        worker_id, named = self.worker(), self._in_flight.named()
         try:
-            return self._remote.beat(worker_id, timeout)
+            response = self._remote.beat(worker_id, timeout, named)
         except Exception as error:
             if not self.lost(worker_id, error):
                 raise
             return None
+        self._in_flight.heed(named, response.tasks)
+        return response
 
     def lost(self, worker_id: UUID, error: Exception) -> bool:
         """Tell whether `error` says that the worker is unknown to the server; if so, it has a new id now."""
@@ -126,6 +133,7 @@ class Roster:
             if self._left or self.worker_id != worker_id:
                 return
             log.warning("The server does not know worker %s any more; registering anew", worker_id)
+            self._in_flight.lose(worker_id)
             self.worker_id = self._register_all()
             for full_name in self.jobs:
                 self._channel.join(full_name, self.worker_id)
@@ -155,6 +163,9 @@ class Roster:
 
     def retire(self) -> None:
         """Take the jobs off the worker, so that it is given no more tasks; what it holds goes on."""
+        # First, so that a join on its way is not refused with a word in the log.
+        for full_name in list(self.jobs):
+            self._channel.leave(full_name)
         try:
             for full_name in list(self.jobs):
                 self._remote.unregister(self.worker(), full_name, _GOODBYE_SECONDS)

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 
 from zndraw_joblib.worker.channel import Channel
 from zndraw_joblib.worker.claims import Claims, Pace
+from zndraw_joblib.worker.inflight import InFlight
 from zndraw_joblib.worker.loops import ClaimLoop, Execute, HeartbeatLoop
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.reports import Reports
@@ -32,7 +33,7 @@ class Plan:
 class Shift:
     """Composes the parts of a worker; threads start when there is something to do for them."""
 
-    def __init__(self, remote: Remote, channel: Channel, wake: threading.Event, plan: Plan) -> None:
+    def __init__(self, remote: Remote, channel: Channel, in_flight: InFlight, plan: Plan) -> None:
         self._plan = plan
         self._over = threading.Event()
         self._gone = threading.Event()
@@ -41,15 +42,17 @@ class Shift:
         self._starting = threading.Lock()
         self._beating: threading.Thread | None = None
         self._serving: list[threading.Thread] = []
-        self.roster = Roster(remote, channel)
-        self.reports = Reports(remote, self._over)
-        self.claims = Claims(remote, self.roster, self.reports, wake)
+        self._beat_due = channel.beat_due
+        self.roster = Roster(remote, channel, in_flight)
+        self.reports = Reports(remote, in_flight, self._over)
+        self.claims = Claims(remote, self.roster, self.reports, in_flight, channel.wake)
 
     def beat(self) -> None:
         """See that heartbeats go out."""
         with self._starting:
             if self._beating is None:
-                loop = HeartbeatLoop(self.roster, self._over, self._plan.heartbeat_interval)
+                interval = self._plan.heartbeat_interval
+                loop = HeartbeatLoop(self.roster, self._over, self._beat_due, interval)
                 self._beating = _thread("heartbeat", loop)
 
     def serve(self) -> None:
@@ -98,6 +101,7 @@ class Shift:
 
     def _say_goodbye(self, idle: list[threading.Thread]) -> None:
         self._over.set()
+        self._beat_due.set()
         try:
             self._part([self._beating] if self._beating else [])
             self.roster.leave()

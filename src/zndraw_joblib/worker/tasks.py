@@ -1,7 +1,8 @@
 """A claimed task, and what of its outcome can be told."""
 
 import json
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field, fields
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +17,9 @@ _CUT = " … (cut)"
 class ClaimedTask:
     """A task that this worker holds: `extension` is the job's class, made from `payload`.
 
-    `worker_id` and `attempt` are the token of the claim; every report carries them.
+    `worker_id` and `attempt` are the token of the claim; every report carries them. `cancelled` is set
+    once the server says that the task was cancelled, or lost to this worker: then nobody waits for its end
+    any more, and a job that looks may stop. A copy in another process hears nothing of it.
     """
 
     task_id: str
@@ -26,6 +29,11 @@ class ClaimedTask:
     attempt: int
     payload: dict[str, Any]
     worker_id: UUID
+    cancelled: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the event out of pickles and deep copies: it is one of this process."""
+        return type(self), tuple(getattr(self, item.name) for item in fields(self) if item.compare)
 
 
 class ResultRefused(ValueError):

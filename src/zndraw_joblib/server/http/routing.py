@@ -12,7 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 from uuid import UUID
 
 from fastapi import Depends, Request, Response, params
@@ -98,8 +98,9 @@ def _resolver(parameter: inspect.Parameter) -> Resolve:
             return RESOLVERS[mark.dependency]
     if parameter.annotation is Request:
         return lambda request: request
-    if inspect.isclass(parameter.annotation) and issubclass(parameter.annotation, BaseModel):
-        return _body(parameter.annotation)
+    for kind in get_args(parameter.annotation) or (parameter.annotation,):
+        if inspect.isclass(kind) and issubclass(kind, BaseModel):
+            return _body(kind, is_needed=parameter.default is parameter.empty)
     return _parameter(parameter)
 
 
@@ -123,16 +124,20 @@ def _parameter(parameter: inspect.Parameter) -> Resolve:
     return resolve
 
 
-def _body(model: type[BaseModel]) -> Resolve:
+def _body(model: type[BaseModel], *, is_needed: bool) -> Resolve:
     async def resolve(request: Request) -> Any:
         content = await read_body(request)
         if not content:
-            raise InvalidRequest("body: a JSON object is needed, there is none")
+            if is_needed:
+                raise InvalidRequest("body: a JSON object is needed, there is none")
+            return None
         try:
             # Strict JSON: no NaN, no infinity, no half of a surrogate pair.
             value = from_json(content, allow_inf_nan=False)
             if _HUGE.search(content):
                 json.dumps(value, allow_nan=False)
+            if value is None and not is_needed:
+                return None
             return model.model_validate(value)
         except ValidationError as error:
             raise invalid(error, "body") from error

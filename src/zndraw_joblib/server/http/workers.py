@@ -5,7 +5,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Response
 
-from zndraw_joblib.contract.messages import PaginatedResponse, WorkerResponse, WorkerSummary
+from zndraw_joblib.contract.messages import HeartbeatRequest, PaginatedResponse, WorkerResponse, WorkerSummary
 from zndraw_joblib.server.http.deps import (
     Caller,
     CurrentRuntime,
@@ -34,9 +34,11 @@ async def list_workers(runtime: CurrentRuntime, caller: Caller, page: Paging) ->
 
 
 @router.patch("/workers/{worker_id}", response_model=WorkerResponse)
-async def beat(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -> Response:
-    """Show that a worker lives; for its owner alone."""
-    return answer(await runtime.beat(caller, worker_id))
+async def beat(
+    runtime: CurrentRuntime, caller: Caller, worker_id: UUID, body: HeartbeatRequest | None = None
+) -> Response:
+    """Show that a worker lives, and learn what became of the tasks that it names; for its owner alone."""
+    return answer(await runtime.beat(caller, worker_id, body.tasks if body else ()))
 
 
 @router.delete("/workers/{worker_id}", status_code=204)

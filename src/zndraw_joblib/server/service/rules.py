@@ -3,10 +3,11 @@
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from pydantic_core import to_json
 
-from zndraw_joblib.contract.messages import MAX_ERROR_BYTES, MAX_JSON_BYTES, TaskUpdateRequest
+from zndraw_joblib.contract.messages import MAX_ERROR_BYTES, MAX_JSON_BYTES, TaskUpdateRequest, Verdict
 from zndraw_joblib.contract.names import RESERVED, JobName
 from zndraw_joblib.contract.problems import (
     ContentTooLarge,
@@ -15,9 +16,9 @@ from zndraw_joblib.contract.problems import (
     JobNotFound,
     StaleReport,
 )
-from zndraw_joblib.contract.status import TERMINAL, Role, TaskStatus, may_move, targets
+from zndraw_joblib.contract.status import HELD, TERMINAL, Role, TaskStatus, may_move, targets
 from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.store.tasks import Record, Standing
 
 _CUT = "\n[cut: the text was longer than 64 KiB]"
 
@@ -83,6 +84,15 @@ def decide(caller: Identity, task: Record, report: TaskUpdateRequest, now: datet
     return replace(
         task, status=target, completed_at=now, error=cut_error(report.error) or task.error, result=result
     )
+
+
+def verdict(task: Standing | None, worker_id: UUID, attempt: int) -> Verdict:
+    """Return what a worker shall do with a task that it takes itself to hold by its claim `attempt`."""
+    if task is None or (task.worker_id, task.attempt) != (worker_id, attempt):
+        return Verdict.LOST
+    if task.status in HELD:
+        return Verdict.CONTINUE
+    return Verdict.CANCEL if task.status == TaskStatus.CANCELLED else Verdict.LOST
 
 
 def _check_fence(task: Record, report: TaskUpdateRequest) -> None:

@@ -1,30 +1,41 @@
 """Workers: how they come, show that they live, and leave. Every way of leaving ends in `retire`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import PaginatedResponse, WorkerResponse, WorkerSummary
+from zndraw_joblib.contract.messages import (
+    NamedTask,
+    PaginatedResponse,
+    TaskVerdict,
+    WorkerResponse,
+    WorkerSummary,
+)
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import Forbidden, JobNotFound, ProblemException, WorkerNotFound
 from zndraw_joblib.server.ports import Identity, Page, worker_key
 from zndraw_joblib.server.service import jobs as job_service
-from zndraw_joblib.server.service import views
+from zndraw_joblib.server.service import rules, views
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tasks import Standing
 
 DISCONNECTED = "Worker disconnected"
 
 
 class Beat(NamedTuple):
-    """A worker shows that it lives. `interval` seconds until the next beat is due."""
+    """A worker shows that it lives. `interval` seconds until the next beat is due.
+
+    `named` are the tasks that it takes itself to hold.
+    """
 
     caller: Identity
     worker_id: UUID
     interval: float
+    named: Sequence[NamedTask] = ()
 
 
 async def create(tx: Transaction, caller: Identity, interval: float) -> WorkerResponse:
@@ -34,29 +45,44 @@ async def create(tx: Transaction, caller: Identity, interval: float) -> WorkerRe
 
 
 async def beat(tx: Transaction, items: Sequence[Beat]) -> list[WorkerResponse | ProblemException]:
-    """Note that workers live; only their owners may say so."""
+    """Note that workers live; only their owners may say so. The tasks that they name get their verdicts."""
     workers = await store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
     now = await tx.now()
+    owners = {worker_id: row.owner_id for worker_id, row in workers.items()}
+    heard = [item for item in items if owners.get(item.worker_id) == item.caller.id]
+    named = dict.fromkeys(task.id for item in heard for task in item.named)
+    tasks = await task_store.standings(tx, list(named)) if named else {}
     answers: list[WorkerResponse | ProblemException] = []
     for item in items:
-        row = workers.get(item.worker_id)
-        if row is None:
+        if item.worker_id not in owners:
             answers.append(WorkerNotFound(f"Worker {item.worker_id} not found"))
-        elif row.owner_id != item.caller.id:
+        elif owners[item.worker_id] != item.caller.id:
             answers.append(Forbidden("Not authorized: the worker belongs to somebody else"))
         else:
             answers.append(
                 WorkerResponse.model_construct(
-                    id=item.worker_id, last_heartbeat=now, heartbeat_interval_seconds=item.interval
+                    id=item.worker_id,
+                    last_heartbeat=now,
+                    heartbeat_interval_seconds=item.interval,
+                    tasks=_verdicts(item, tasks),
                 )
             )
-    await store.beat(tx, [answer.id for answer in answers if isinstance(answer, WorkerResponse)])
+    await store.beat(tx, [item.worker_id for item in heard])
     return answers
 
 
 async def keep(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
     """Note that workers live whose requests are open. Those that are gone are passed over."""
     await store.beat(tx, worker_ids)
+
+
+def _verdicts(item: Beat, tasks: Mapping[UUID, Standing]) -> list[TaskVerdict]:
+    return [
+        TaskVerdict.model_construct(
+            id=task.id, verdict=rules.verdict(tasks.get(task.id), item.worker_id, task.attempt)
+        )
+        for task in item.named
+    ]
 
 
 async def leave(tx: Transaction, caller: Identity, worker_id: UUID) -> None:

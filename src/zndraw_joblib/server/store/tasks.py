@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import (
@@ -47,6 +47,8 @@ def _among(statuses: Iterable[TaskStatus]) -> ColumnElement[bool]:
 _PENDING = tasks.c.status == literal_column(f"'{TaskStatus.PENDING}'")
 _HELD = _among(HELD)
 _CHUNK = 512
+# SQLite takes 32766 parameters.
+_IDS = 16_384
 # Expressions that no index serves: few tasks are held, but without statistics SQLite would rather walk
 # all tasks in their order, or start from the jobs.
 _BY_ARRIVAL = tasks.c.seq + 0
@@ -90,6 +92,14 @@ class Record:
     attempt: int = 0
     error: str | None = None
     result: Any = None
+
+
+class Standing(NamedTuple):
+    """Where a task stands, and who holds it or held it last, by which claim."""
+
+    status: TaskStatus
+    worker_id: UUID | None
+    attempt: int
 
 
 _FIELDS = [tasks.c[name] for name in Record.__dataclass_fields__ if name != "job"]
@@ -145,6 +155,9 @@ _LOCK = (
     .where(among(tasks.c.id, bindparam("ids")))
     .order_by(tasks.c.seq)
     .with_for_update(of=tasks)
+)
+_STANDINGS = select(tasks.c.id, tasks.c.status, tasks.c.worker_id, tasks.c.attempt).where(
+    among(tasks.c.id, bindparam("ids"))
 )
 _LOCK_OLDEST = (
     _FULL.where(in_queue(bindparam("job")))
@@ -259,6 +272,15 @@ async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Record]:
     tx.note_now(rows)
     found = [_record(row[:-1]) for row in rows]
     return {record.id: record for record in found}
+
+
+async def standings(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Standing]:
+    """Return where those of these tasks stand that exist, by id, without a lock."""
+    found: dict[UUID, Standing] = {}
+    for start in range(0, len(ids), _IDS):
+        rows = await tx.execute(_STANDINGS, {"ids": padded(ids[start : start + _IDS])})
+        found |= {row.id: Standing(TaskStatus(row.status), row.worker_id, row.attempt) for row in rows}
+    return found
 
 
 async def lock_oldest(tx: Transaction, job_id: UUID, count: int) -> list[Record]:

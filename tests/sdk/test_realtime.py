@@ -1,0 +1,317 @@
+"""A connection with `realtime`: its own Socket.IO, in the background. Without it, work goes on."""
+
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from fastapi import FastAPI
+
+from sdk.jobs import Add
+from sdk.live import TOKEN, LiveServer, until
+from zndraw_joblib.contract.events import sockets_of, workers_of
+from zndraw_joblib.server.http.problems import install_exception_handlers
+from zndraw_joblib.server.mount import JobLib
+from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.worker.api import Connection, connect
+from zndraw_joblib.worker.channel import Channel
+from zndraw_joblib.worker.inflight import InFlight
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.realtime import Realtime
+from zndraw_joblib.worker.remote import Remote
+
+Make = Callable[..., JobManager]
+Own = Callable[..., LiveServer]
+HOST = Identity("host", is_superuser=True)
+REALTIME = "zndraw_joblib.worker.realtime"
+ON_POLL = {"long_poll": 0, "polling_interval": 60}
+
+
+class Deaf(LiveServer):
+    """A host without Socket.IO."""
+
+    def build(self) -> Any:
+        """Return the app to serve."""
+        app = FastAPI()
+        install_exception_handlers(app)
+        database = open_database(self.settings.database_url)
+        JobLib(session_maker=database, identity=lambda: HOST, settings=self.settings).mount(app)
+        return app
+
+
+def joined(live: LiveServer, manager: JobManager, room: str) -> None:
+    """Wait until a worker is in the rooms of its job and of its own."""
+    names = [workers_of(f"{room}:modifiers:Add"), sockets_of(manager.worker_id)]
+    until(lambda: all(live.sockets_in(name) for name in names))
+
+
+def assert_quick(manager: JobManager, room: str) -> None:
+    """Check that a task is done long before the worker would ask by itself."""
+    began = time.monotonic()
+    assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 1
+    assert time.monotonic() - began < 2
+
+
+def lines(caplog: pytest.LogCaptureFixture, least: int) -> list[str]:
+    """Return what the log says of the connection."""
+    return [r.getMessage() for r in caplog.records if r.name == REALTIME and r.levelno >= least]
+
+
+@pytest.mark.parametrize("transports", [["websocket"], ["polling"], ["polling", "websocket"]], ids=str)
+def test_a_task_wakes_the_worker(own_server: Own, worker: Make, room: str, transports: list[str]) -> None:
+    """By whatever transport the server takes, tasks come at once where claims do not wait on the server."""
+    live = own_server(socketio_transports=transports)
+    with live.connect(realtime=True) as api:
+        manager = worker(lambda task: 1, at=api, **ON_POLL)
+        manager.register(Add, room=room)
+        joined(live, manager, room)
+        for _ in range(3):
+            assert_quick(manager, room)
+        manager.disconnect(5)
+
+
+def test_rooms_are_joined_again_after_a_restart_of_the_server(
+    own_server: Own, worker: Make, room: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On the same port; the log says once that the connection is gone, and once that it is back."""
+    caplog.set_level(logging.INFO)
+    live = own_server()
+    with live.connect(realtime=True) as api:
+        manager = worker(lambda task: 1, at=api, **ON_POLL)
+        manager.register(Add, room=room)
+        joined(live, manager, room)
+        live.stop()
+        assert manager.worker_id is not None
+        live.start()
+        joined(live, manager, room)
+        assert_quick(manager, room)
+        manager.disconnect(5)
+    lost, back = lines(caplog, logging.INFO)
+    assert "goes on without" in lost
+    assert "is connected" in back
+
+
+def test_a_server_that_is_not_up_yet_is_waited_for(own_server: Own, worker: Make, room: str) -> None:
+    """Neither `connect` nor `JobManager` nor the registration fails or waits for the socket."""
+    live = own_server()
+    live.stop()
+    with live.connect(realtime=True) as api:
+        manager = worker(lambda task: 1, at=api, **ON_POLL)
+        live.start()
+        manager.register(Add, room=room)
+        joined(live, manager, room)
+        assert_quick(manager, room)
+        manager.disconnect(5)
+
+
+def test_a_server_without_socketio_costs_nothing(
+    tmp_path: Path, worker: Make, room: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried again with growing pauses; one line of the log says so, and none has the token."""
+    caplog.set_level(logging.DEBUG)
+    live = Deaf(tmp_path)
+    try:
+        with live.connect(realtime=True) as api:
+            manager = worker(lambda task: 1, at=api)
+            manager.register(Add, room=room)
+            assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 1
+            until(lambda: len([line for line in lines(caplog, logging.DEBUG) if "without" in line]) >= 3)
+            manager.disconnect(5)
+    finally:
+        live.stop()
+    [told] = lines(caplog, logging.INFO)
+    assert "404" in told
+    assert TOKEN not in caplog.text
+
+
+def test_a_refused_token_is_said_once(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    """With the server's reason; the token is not told."""
+    caplog.set_level(logging.DEBUG)
+    with connect(server.url, "a-token-that-nobody-knows", realtime=True):
+        until(lambda: len([line for line in lines(caplog, logging.DEBUG) if "without" in line]) >= 2)
+    [told] = lines(caplog, logging.INFO)
+    assert "refused the connection" in told
+    assert "a-token-that-nobody-knows" not in caplog.text
+
+
+def test_rooms_are_left_with_their_jobs(
+    worker: Make, room: str, server: LiveServer, live_api: Connection
+) -> None:
+    """When a job is unregistered, and when the worker disconnects; the connection itself stays."""
+    jobs = workers_of(f"{room}:modifiers:Add")
+    manager = worker(at=live_api)
+    manager.register(Add, room=room)
+    joined(server, manager, room)
+    manager.unregister(Add, room=room)
+    until(lambda: not server.sockets_in(jobs))
+    manager.register(Add, room=room)
+    until(lambda: server.sockets_in(jobs))
+    manager.disconnect()
+    until(lambda: not server.sockets_in(jobs))
+    assert live_api.tsio is not None
+    assert live_api.tsio.connected
+
+
+def test_a_worker_that_is_registered_anew_joins_anew(
+    worker: Make, room: str, server: LiveServer, live_api: Connection
+) -> None:
+    """Under its new id: else it would not hear of cancellations."""
+    manager = worker(lambda task: 1, at=live_api, heartbeat_interval=0.1, **ON_POLL)
+    manager.register(Add, room=room)
+    joined(server, manager, room)
+    old = manager.worker_id
+    Remote(live_api).remove_worker(old, 5)
+    until(lambda: manager.worker_id not in {None, old})
+    until(lambda: server.sockets_in(sockets_of(manager.worker_id)))
+    assert_quick(manager, room)
+
+
+def test_a_refused_join_is_said_once(
+    room: str, worker: Make, live_api: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the server's reason. Where it does not know the worker, a heartbeat is due, which settles it."""
+    manager = worker(at=live_api)
+    manager.register(Add, room=room)
+    until(lambda: live_api.tsio.connected)
+    channel = Channel(live_api.tsio, InFlight())
+    name = f"{room}:modifiers:Add"
+    for strange in (f"{room}:modifiers:Other", f"{room}:modifiers:Others"):
+        channel.join(strange, manager.worker_id)
+        channel._rejoin()
+    until(lambda: len(warned(caplog)) == 2)
+    assert all("does not serve" in line for line in warned(caplog))
+    assert not channel.beat_due.is_set()
+    channel.join(name, uuid4())
+    assert channel.beat_due.wait(5)
+    assert len(warned(caplog)) == 2
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the warnings of the channel."""
+    return [r.getMessage() for r in caplog.records if r.name.endswith("channel") and r.levelno > logging.INFO]
+
+
+class Relay:
+    """Passes TCP connections on to a port, until it is cut."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._port))
+                self._open += [near, far]
+                for source, target in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        """Cut all connections, and take no new ones."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for end in self._open:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+def test_a_worker_whose_socket_is_cut_lives_on(own_server: Own, worker: Make, room: str) -> None:
+    """It tells the server by a heartbeat: else it would be removed, with what it runs, after the grace."""
+    live = own_server(disconnect_grace_seconds=2)
+    running, may_end = threading.Event(), threading.Event()
+
+    def execute(task: Any) -> int:
+        running.set()
+        assert may_end.wait(20)
+        return 1
+
+    relay = Relay(live.port)
+    with live.connect() as api, made(Realtime(relay.url, TOKEN, trust_proxies=False)) as tsio:
+        manager = worker(execute, at=api, tsio=tsio, heartbeat_interval=60)
+        manager.register(Add, room=room)
+        joined(live, manager, room)
+        before = manager.worker_id
+        task_id = manager.submit(Add(), room=room)
+        assert running.wait(5)
+        relay.cut()
+        until(lambda: not live.sockets_in(sockets_of(before)))
+        threading.Event().wait(3)
+        may_end.set()
+        assert manager.wait_for(task_id, 5).result == 1
+        assert manager.worker_id == before
+        manager.disconnect(5)
+
+
+@contextmanager
+def made(tsio: Realtime) -> Iterator[Realtime]:
+    """Close a connection at the end."""
+    with ExitStack() as stack:
+        stack.callback(tsio.close)
+        yield tsio
+
+
+PROGRAM = """
+import sys, time
+from typing import ClassVar
+from zndraw_joblib import Extension, JobManager, connect
+
+class Add(Extension):
+    category: ClassVar[str] = "modifiers"
+    def run(self, vis, **kwargs): ...
+
+api = connect(sys.argv[1], sys.argv[2], realtime=True)
+if sys.argv[3] == "works":
+    manager = JobManager(api, execute=lambda task: 1)
+    manager.register(Add, room=sys.argv[4])
+    deadline = time.monotonic() + 10
+    while not api.tsio.connected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert api.tsio.connected
+    manager.disconnect()
+    api.close()
+    assert not api.tsio.connected
+print(time.time())
+"""
+
+
+@pytest.mark.parametrize("way", ["works", "is left open", "finds nobody"])
+def test_a_program_ends_when_it_is_done(server: LiveServer, room: str, way: str) -> None:
+    """The connection keeps no program alive: neither one that is closed, nor one that is not."""
+    url = "http://127.0.0.1:9" if way == "finds nobody" else server.url
+    command = [sys.executable, "-c", PROGRAM, url, TOKEN, way, room]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.time() - float(done.stdout) < 2
+
+
+def test_close_does_not_wait_for_a_server_that_is_silent() -> None:
+    """A connection attempt that hangs ends by itself."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        api = connect(f"http://127.0.0.1:{silent.getsockname()[1]}", TOKEN, realtime=True)
+        silent.settimeout(10)
+        near, _ = silent.accept()
+        with near:
+            began = time.monotonic()
+            api.close()
+            assert time.monotonic() - began < 3

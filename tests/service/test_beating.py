@@ -1,0 +1,125 @@
+"""A heartbeat keeps a worker, and tells it what became of the tasks that it takes itself to hold."""
+
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import update
+from store.fixtures import every_kind
+from store.replica import OWNER, STRANGER, Replica
+
+from zndraw_joblib.contract.messages import NamedTask, Verdict, WorkerResponse
+from zndraw_joblib.contract.problems import Forbidden, WorkerNotFound
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.service import workers
+from zndraw_joblib.server.service.workers import Beat
+from zndraw_joblib.server.store import tasks as store
+from zndraw_joblib.server.store.tables import Task
+
+CONTINUE, CANCEL, LOST = Verdict
+tasks = Task.__table__
+
+
+@every_kind
+async def test_a_task_is_gone_on_with_while_it_is_held(replica: Replica) -> None:
+    """From the claim until its end; what was cancelled meanwhile shall stop, what ended else is lost."""
+    job = await replica.register()
+    for ending, verdict in (("cancelled", CANCEL), ("completed", LOST), ("failed", LOST)):
+        await replica.submit(job)
+        task = await replica.claim(job.worker_id)
+        assert task is not None
+        named = (task.id, task.attempt)
+        assert await replica.verdicts(job.worker_id, named) == [(task.id, CONTINUE)]
+        await replica.report(task.id, TaskStatus.RUNNING)
+        assert await replica.verdicts(job.worker_id, named) == [(task.id, CONTINUE)]
+        await replica.report(task.id, ending)
+        assert await replica.verdicts(job.worker_id, named) == [(task.id, verdict)]
+
+
+@every_kind
+async def test_only_what_a_worker_holds_itself_by_this_claim_is_its_own(replica: Replica) -> None:
+    """Others' tasks, other attempts, pending tasks and unknown ones are lost, and no word more is said."""
+    job = await replica.register()
+    other = await replica.register(worker=None)
+    assert other.worker_id != job.worker_id
+    held, cancelled, theirs, pending = [await replica.submit(job) for _ in range(4)]
+    for worker in (job.worker_id, job.worker_id, other.worker_id):
+        await replica.claim(worker)
+    await replica.report(cancelled.id, TaskStatus.CANCELLED)
+    named = [(held.id, 1), (held.id, 0), (held.id, 2), (cancelled.id, 2), (theirs.id, 1), (pending.id, 0)]
+    verdicts = await replica.verdicts(job.worker_id, *named, (uuid4(), 1), (held.id, 1))
+    assert [verdict for _, verdict in verdicts] == [CONTINUE, LOST, LOST, LOST, LOST, LOST, LOST, CONTINUE]
+    assert [verdict for _, verdict in await replica.verdicts(other.worker_id, *named)] == [
+        *[LOST] * 4,
+        CONTINUE,
+        LOST,
+    ]
+
+
+async def test_a_task_that_was_cancelled_before_it_was_claimed_again_is_lost(replica: Replica) -> None:
+    """The token of an old claim says nothing of the new one."""
+    job = await replica.register()
+    task = await replica.running(job)
+    await replica.execute(update(tasks).where(tasks.c.id == task.id).values(attempt=task.attempt + 1))
+    assert await replica.verdicts(job.worker_id, (task.id, task.attempt)) == [(task.id, LOST)]
+    await replica.report(task.id, TaskStatus.CANCELLED)
+    assert await replica.verdicts(job.worker_id, (task.id, task.attempt)) == [(task.id, LOST)]
+    assert await replica.verdicts(job.worker_id, (task.id, task.attempt + 1)) == [(task.id, CANCEL)]
+
+
+async def test_the_tasks_of_a_whole_batch_are_read_at_once(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each heartbeat gets its own verdicts; of those that are refused no task is looked at."""
+    job = await replica.register()
+    other = await replica.register(worker=None)
+    mine, theirs = [await replica.submit(job) for _ in range(2)]
+    for worker in (job.worker_id, other.worker_id):
+        await replica.claim(worker)
+    secret = uuid4()
+
+    def beat(worker: UUID | None, *named: UUID, by: object = OWNER) -> Beat:
+        return Beat(by, worker, 15, [NamedTask(id=task_id, attempt=1) for task_id in named])  # type: ignore[arg-type]
+
+    items = [
+        beat(job.worker_id, mine.id, theirs.id),
+        beat(other.worker_id, mine.id, theirs.id),
+        beat(job.worker_id),
+        beat(job.worker_id, secret, by=STRANGER),
+        beat(uuid4(), secret),
+    ]
+    asked: list[list[UUID]] = []
+    read = store.standings
+
+    async def noted(tx: object, ids: list[UUID]) -> object:
+        asked.append(ids)
+        return await read(tx, ids)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "standings", noted)
+    first, second, third, *refused = await replica.runtime.write(lambda tx: workers.beat(tx, items))
+    assert asked == [[mine.id, theirs.id]]
+    said = [
+        [task.verdict for task in answer.tasks]
+        for answer in (first, second, third)
+        if isinstance(answer, WorkerResponse)
+    ]
+    assert said == [[CONTINUE, LOST], [LOST, CONTINUE], []]
+    assert [type(problem) for problem in refused] == [Forbidden, WorkerNotFound]
+    await replica.runtime.write(lambda tx: workers.beat(tx, items[2:]))
+    assert len(asked) == 1
+
+
+async def test_more_tasks_can_be_named_than_a_statement_takes(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is too much for one statement is read by several."""
+    monkeypatch.setattr(store, "_IDS", 3)
+    job = await replica.register()
+    for _ in range(7):
+        await replica.submit(job)
+    named = [(uuid4(), 1)]
+    while (task := await replica.claim(job.worker_id)) is not None:
+        named.append((task.id, task.attempt))
+    verdicts = await replica.verdicts(job.worker_id, *named)
+    assert verdicts == [
+        (task_id, verdict) for (task_id, _), verdict in zip(named, [LOST, *[CONTINUE] * 7], strict=True)
+    ]
