@@ -1,5 +1,7 @@
 """Leaving: at once when idle, with its tasks done when busy, hard when told twice. K1, D19, D20."""
 
+import logging
+import os
 import signal
 import subprocess
 import sys
@@ -8,12 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer, until
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.api import connect
 from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.serving import serve
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 Make = Callable[..., JobManager]
@@ -51,6 +56,34 @@ def test_a_worker_that_leaves_takes_no_task_along(worker: Make, room: str) -> No
     submitting.join()
     worker(lambda task: task.extension.a).register(Add, room=room)
     assert [keeper.wait_for(task, 10).result for task in tasks] == list(range(len(tasks)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_registration_is_answered_leaves_no_worker(
+    server: LiveServer, room: str, number: signal.Signals
+) -> None:
+    """The server has made the worker, whose id the process is yet to read: it says goodbye all the same."""
+    with server.connect() as api:
+
+        def leave(response: httpx.Response) -> None:
+            if response.request.method == "PUT":
+                os.kill(os.getpid(), number)
+
+        api.http.event_hooks["response"].append(leave)
+        serve(api, [Add], room=room)
+        assert [job.workers for job in JobManager(api).jobs(room).items] in ([], [[]])
+
+
+def test_a_signal_ends_the_wait_for_a_server(room: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody waits for the 30 s that a registration is tried again."""
+    caplog.set_level(logging.WARNING)
+    threading.Thread(
+        target=lambda: (until(lambda: "trying again" in caplog.text), os.kill(os.getpid(), signal.SIGINT))
+    ).start()
+    with connect("http://127.0.0.1:9") as api:
+        began = time.monotonic()
+        serve(api, [Add], room=room)
+        assert time.monotonic() - began < 5
 
 
 def test_a_busy_worker_finishes_and_takes_no_more(
@@ -131,7 +164,9 @@ import signal, sys, time
 from pathlib import Path
 from typing import Any
 from zndraw_joblib.worker.api import connect
+from zndraw_joblib.worker.api import connect
 from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.serving import serve
 from sdk.jobs import Add
 
 url, token, room, folder = sys.argv[1:]

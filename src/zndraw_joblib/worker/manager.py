@@ -96,7 +96,7 @@ class JobManager(Caller):
     def create_worker(self) -> UUID:
         """Make the worker before it has any job; heartbeats start. Returns its id."""
         shift = self._working()
-        worker_id = self._patiently(shift.roster.create, "Making the worker")
+        worker_id = _patiently(shift, shift.roster.create, "Making the worker")
         shift.beat()
         return worker_id
 
@@ -158,15 +158,32 @@ class JobManager(Caller):
                 if self._shift is shift:
                     self._shift = None
 
-    def wait(self) -> None:
+    def wait(self, begin: Callable[[], None] | None = None) -> None:
         """Sleep until `disconnect` is called elsewhere or, on the main thread, until SIGINT or SIGTERM.
 
         The first signal disconnects as `disconnect` does; a second one leaves running tasks behind.
+        `begin`, which may register, is called on a thread of its own: a signal then ends the wait for a
+        server that is not there, and never parts a registration from its answer. What it raises ends the
+        wait, and is raised here.
         """
         shift = self._working()
+        errors: list[Exception] = []
+
+        def attempt(begin: Callable[[], None]) -> None:
+            try:
+                begin()
+            except Exception as error:
+                errors.append(error)
+                shift.end()
+
         with signals.caught(shift.end):
+            if begin:
+                threading.Thread(target=attempt, args=(begin,), daemon=True).start()
             shift.wait()
+            failed = errors[:1]  # a signal may have come first: then nobody asks what became of it
             self.disconnect()
+        for error in failed:
+            raise error
 
     def __enter__(self) -> Self:
         return self
@@ -187,7 +204,7 @@ class JobManager(Caller):
 
     def _register(self, cls: Job, room: str) -> Job:
         shift = self._working()
-        self._patiently(lambda: shift.roster.enroll(cls, room), f"Registering {cls.__name__}")
+        _patiently(shift, lambda: shift.roster.enroll(cls, room), f"Registering {cls.__name__}")
         shift.serve()
         return cls
 
@@ -195,7 +212,6 @@ class JobManager(Caller):
         rooms = [parse_job_name(name).room_id for name, known in self.registry.items() if known is cls]
         return rooms[0] if len(rooms) == 1 else GLOBAL
 
-    @staticmethod
-    def _patiently(call: Callable[[], T], what: str) -> T:
-        never = threading.Event()
-        return persist(call, what, patience=_START_PATIENCE_SECONDS, over=never, again=unreachable)
+
+def _patiently(shift: Shift, call: Callable[[], T], what: str) -> T:
+    return persist(call, what, patience=_START_PATIENCE_SECONDS, over=shift.over, again=unreachable)

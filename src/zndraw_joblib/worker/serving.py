@@ -4,15 +4,10 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zndraw_joblib.worker import signals
 from zndraw_joblib.worker.api import ApiManager
 from zndraw_joblib.worker.loops import Execute
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.tasks import ClaimedTask
-
-
-class _Leaving(BaseException):
-    """A signal came before the worker was ready."""
 
 
 def serve(
@@ -29,13 +24,12 @@ def serve(
     argument. What the server refuses at registration is raised.
     """
     with JobManager(api, execute=runner(context), concurrency=concurrency) as manager:
-        try:
-            with signals.caught(_leave):
-                for cls in extensions:
-                    manager.register(cls, room=room)
-        except _Leaving:
-            return
-        manager.wait()
+
+        def register() -> None:
+            for cls in extensions:
+                manager.register(cls, room=room)
+
+        manager.wait(register)
 
 
 def runner(context: Callable[..., Any] | None = None) -> Execute:
@@ -48,10 +42,6 @@ def runner(context: Callable[..., Any] | None = None) -> Execute:
         return task.extension.run(context(task) if takes_task else context())
 
     return execute
-
-
-def _leave() -> None:
-    raise _Leaving
 
 
 def _takes_argument(function: Callable[..., Any]) -> bool:

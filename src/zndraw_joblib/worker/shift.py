@@ -35,7 +35,7 @@ class Shift:
 
     def __init__(self, remote: Remote, channel: Channel, in_flight: InFlight, plan: Plan) -> None:
         self._plan = plan
-        self._over = threading.Event()
+        self.over = threading.Event()
         self._gone = threading.Event()
         self._ended: SimpleQueue[None] = SimpleQueue()
         self._closing = threading.Lock()
@@ -44,7 +44,7 @@ class Shift:
         self._serving: list[threading.Thread] = []
         self._beat_due = channel.beat_due
         self.roster = Roster(remote, channel, in_flight)
-        self.reports = Reports(remote, in_flight, self._over)
+        self.reports = Reports(remote, in_flight, self.over)
         self.claims = Claims(remote, self.roster, self.reports, in_flight, channel.wake)
 
     def beat(self) -> None:
@@ -52,7 +52,7 @@ class Shift:
         with self._starting:
             if self._beating is None:
                 interval = self._plan.heartbeat_interval
-                loop = HeartbeatLoop(self.roster, self._over, self._beat_due, interval)
+                loop = HeartbeatLoop(self.roster, self.over, self._beat_due, interval)
                 self._beating = _thread("heartbeat", loop)
 
     def serve(self) -> None:
@@ -100,7 +100,7 @@ class Shift:
         self.claims.settle(_ARRIVAL_SECONDS + time.monotonic() - began)
 
     def _say_goodbye(self, idle: list[threading.Thread]) -> None:
-        self._over.set()
+        self.over.set()
         self._beat_due.set()
         try:
             self._part([self._beating] if self._beating else [])
