@@ -38,13 +38,24 @@ def bomb(depth: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": {**doubled, f"d{depth}": {"type": "object"}}}
 
 
+@pytest.fixture
+async def checker() -> AsyncIterator[Checker]:
+    """Return a checker of its own."""
+    checker = Checker()
+    yield checker
+    await checker.close()
+
+
 @pytest.mark.parametrize(
     ("schema", "count"),
     [
         ({}, 1),
         ({"type": "object", "properties": {"a": {"type": "string"}}}, 3),
         ({"$ref": "#/$defs/a", "$defs": {"a": {}}}, 4),
-        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"allOf": [{}, {}]}}}, 10),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"allOf": [{}, {}]}}}, 14),
+        ({"enum": [1, 2, 3]}, 5),
+        ({"pattern": "a"}, 1001),
+        ({"patternProperties": {"a": {}, "b": {}}}, 2004),
         (TREE, inf),
         ({"$ref": "#"}, inf),
         ({"$ref": "#nowhere"}, inf),
@@ -60,6 +71,31 @@ def test_the_effort_counts_every_subschema_as_often_as_it_is_used(schema: Any, c
 def test_a_schema_that_doubles_itself_is_counted_at_once() -> None:
     """The count takes as long as the schema is, and not as its expansion."""
     assert payloads.effort(to_json(bomb(60)).decode()) > 2**60
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload"),
+    [
+        ({"items": {"enum": [None, *map(str, range(5000))]}}, {"x": ["4999"] * 5000}),
+        ({"pattern": "[ab]*a[ab]{800}c"}, {"x": "ab" * 2000}),
+        ({"items": {"type": "string"}}, {"k" * 50_000: list(range(500))}),
+    ],
+    ids=["comparisons", "states", "faults"],
+)
+def test_what_takes_long_is_not_done_on_the_event_loop(schema: Any, payload: dict[str, Any]) -> None:
+    """Many values to compare with, many states of a pattern, many faults at a long place."""
+    schema = to_json({"additionalProperties": schema}).decode()
+    with pytest.raises(payloads.MuchWork):
+        payloads.check(schema, payload)
+
+
+async def test_of_too_many_faults_the_first_is_told(checker: Checker) -> None:
+    """Those of which each names a place of its own length cannot all be held at once."""
+    schema = to_json({"additionalProperties": {"items": {"type": "string"}}}).decode()
+    with pytest.raises(InvalidPayload, match="not of type") as told:
+        await checker.check(schema, {"k" * 200_000: list(range(4000))})
+    assert len((told.value.problem.model_extra or {})["errors"]) == 1
+    await checker.check(schema, {"k": ["fits"]})
 
 
 @every_kind
@@ -93,14 +129,6 @@ async def test_a_schema_that_contains_itself_is_checked_in_full(replica: Replica
     faults = (told.value.problem.model_extra or {})["errors"]
     assert [fault["pointer"] for fault in faults] == ["/children/0/name", "/children/1/name"]
     await replica.runtime.finish()
-
-
-@pytest.fixture
-async def checker() -> AsyncIterator[Checker]:
-    """Return a checker of its own."""
-    checker = Checker()
-    yield checker
-    await checker.close()
 
 
 async def test_a_process_that_dies_is_replaced(checker: Checker) -> None:

@@ -9,13 +9,18 @@ from weakref import WeakKeyDictionary
 
 from pydantic_core import from_json, to_json
 
+if sys.platform != "win32":
+    import resource
+
 from zndraw_joblib.contract.problems import InvalidPayload, ServiceUnavailable
 from zndraw_joblib.server.service import payloads
 
 _SECONDS = 2.0
+_LISTING_SECONDS = 0.5
 _START_SECONDS = 30.0
 _MAX_WAITING = 50
 _MAX_ANSWER_BYTES = 1 << 20
+_MAX_MEMORY_BYTES = 1 << 30
 _READY = b"ready\n"
 
 
@@ -28,7 +33,8 @@ class Checker:
     async def check(self, schema: str, payload: dict[str, Any]) -> None:
         """Raise `InvalidPayload` where a payload does not fit, or that cannot be told within two seconds.
 
-        Raises `ServiceUnavailable` when too many wait for their check.
+        Where to list all its faults takes more than half a second, the first is told. Raises
+        `ServiceUnavailable` when too many wait for their check.
         """
         desk = self._desks.setdefault(asyncio.get_running_loop(), _Desk())
         payloads.refuse(await desk.faults(to_json([schema, payload]) + b"\n"))
@@ -58,22 +64,25 @@ class _Desk:
 
     async def _ask(self, question: bytes) -> list[dict[str, str]]:
         questions, answers = await self._running()
-        answer = b""
+        first = answer = b""
         try:
             async with asyncio.timeout(_SECONDS):
                 questions.write(question)
+                first = await answers.readline()
+            async with asyncio.timeout(_LISTING_SECONDS):
                 answer = await answers.readline()
         except TimeoutError:
-            raise InvalidPayload(
-                f"payload: to check it against the job's schema takes more than {_SECONDS:g} s; "
-                "the schema refers to itself too often, or the payload is too large for it"
-            ) from None
+            if not first:
+                raise InvalidPayload(
+                    f"payload: to check it against the job's schema takes more than {_SECONDS:g} s; "
+                    "the schema refers to itself too often, or the payload is too large for it"
+                ) from None
         finally:
             if not answer:
                 await self.stop()
-        if not answer:
+        if not first:
             raise InvalidPayload("payload: it cannot be checked against the job's schema")
-        found: list[dict[str, str]] = from_json(answer)
+        found: list[dict[str, str]] = from_json(answer or first)
         return found
 
     async def _running(self) -> tuple[asyncio.StreamWriter, asyncio.StreamReader]:
@@ -103,13 +112,25 @@ class _Desk:
 
 
 def _serve() -> None:
-    sys.stdout.buffer.write(_READY)
-    sys.stdout.buffer.flush()
+    _say(_READY)
     for line in sys.stdin.buffer:
         schema, payload = from_json(line)
-        sys.stdout.buffer.write(to_json(payloads.faults(schema, payload)) + b"\n")
-        sys.stdout.buffer.flush()
+        fits = payloads.fits(schema, payload)
+        _say(to_json([] if fits else [payloads.first_fault(schema, payload)]) + b"\n")
+        _say(to_json([] if fits else payloads.faults(schema, payload)) + b"\n")
+
+
+def _say(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+def _bound_memory() -> None:
+    """Die rather than take the memory of others: faults without number are all held at once."""
+    if sys.platform != "win32":
+        resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
 
 
 if __name__ == "__main__":
+    _bound_memory()
     _serve()

@@ -1,6 +1,7 @@
 """Does a payload fit the schema of its job? And how much work is it to find out?"""
 
 from functools import lru_cache
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -12,6 +13,12 @@ from zndraw_joblib.contract.problems import InvalidPayload, InvalidSchema
 MAX_LISTED_ERRORS = 100
 # Subschemas times bytes of payload: what is surely done within some tens of milliseconds.
 MAX_EFFORT = 2_000_000
+# The same times bytes again, for all faults are listed, each with its place: that is as soon done.
+MAX_LISTING = 100_000_000
+_BYTES_A_FAULT = 1000
+# What a pattern costs a byte, in subschemas: it may be in as many states, which its size bounds.
+_PATTERN_EFFORT = 1000
+_PATTERN_BYTES = 1_000_000
 
 
 class MuchWork(Exception):
@@ -34,22 +41,42 @@ def check(schema: str, payload: dict[str, Any], checked: str | None = None) -> N
     """
     if schema == checked:
         return
-    if effort(schema) * len(to_json(payload)) > MAX_EFFORT:
+    size = len(to_json(payload))
+    work = effort(schema) * size
+    if work > MAX_EFFORT:
+        raise MuchWork(schema)
+    if fits(schema, payload):
+        return
+    if work * (size + _BYTES_A_FAULT) > MAX_LISTING:
         raise MuchWork(schema)
     refuse(faults(schema, payload))
 
 
+def fits(schema: str, payload: Any) -> bool:
+    """Tell whether a payload has no fault."""
+    return _validator(schema).is_valid(payload)
+
+
+def first_fault(schema: str, payload: Any) -> dict[str, str]:
+    """Return the first fault of a payload that has one, without looking for more."""
+    try:
+        _validator(schema).validate(payload)
+    except jsonschema_rs.ValidationError as fault:
+        return _said(fault)
+    raise AssertionError("the payload fits")
+
+
 def faults(schema: str, payload: Any) -> list[dict[str, str]]:
-    """Return the first hundred faults of a payload, each with its JSON pointer."""
-    found: list[dict[str, str]] = []
-    for fault in _validator(schema).iter_errors(payload):
-        pointer = "".join(
-            f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in fault.instance_path
-        )
-        found.append({"pointer": pointer[:1000], "message": fault.message[:1000]})
-        if len(found) == MAX_LISTED_ERRORS:
-            break
-    return found
+    """Return the first hundred faults of a payload, each with its JSON pointer.
+
+    All are found before the first is returned, so this takes as long as there are many.
+    """
+    return [_said(fault) for fault in islice(_validator(schema).iter_errors(payload), MAX_LISTED_ERRORS)]
+
+
+def _said(fault: jsonschema_rs.ValidationError) -> dict[str, str]:
+    pointer = "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in fault.instance_path)
+    return {"pointer": pointer[:1000], "message": fault.message[:1000]}
 
 
 def refuse(found: list[dict[str, str]]) -> None:
@@ -66,6 +93,7 @@ def refuse(found: list[dict[str, str]]) -> None:
 def effort(schema: str) -> float:
     """Return how many subschemas there are once every reference is replaced by what it refers to.
 
+    A list counts as what it holds, for a value may be compared with all of it, and a pattern as a thousand.
     Infinite for a schema that contains itself, or refers to anything but a place of its own.
     """
     root = from_json(schema)
@@ -79,13 +107,20 @@ def effort(schema: str) -> float:
             inner = list(node.values()) if isinstance(node, dict) else list(node)
             if isinstance(node, dict):
                 inner += [_referred(root, node[key]) for key in _REFERENCES if key in node]
-            known[id(node)] = 1 + sum(map(count, inner))
+            known[id(node)] = 1 + _by_itself(node) + sum(map(count, inner))
         return known[id(node)]
 
     try:
         return count(root)
     except (AttributeError, LookupError, ValueError, TypeError, RecursionError):
         return inf
+
+
+def _by_itself(node: dict[str, Any] | list[Any]) -> int:
+    if isinstance(node, list):
+        return len(node)
+    patterns = node.get("patternProperties", ())
+    return _PATTERN_EFFORT * (len(patterns) + ("pattern" in node))
 
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
@@ -106,7 +141,9 @@ def _validator(schema: str) -> jsonschema_rs.Validator:
     # Offline, and with a linear-time regex engine: a schema comes from anybody who may register.
     try:
         return jsonschema_rs.validator_for(
-            from_json(schema), offline=True, pattern_options=jsonschema_rs.RegexOptions()
+            from_json(schema),
+            offline=True,
+            pattern_options=jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES),
         )
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise InvalidSchema(f"schema: {str(error)[:1000]}") from error
