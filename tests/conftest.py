@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -25,6 +26,12 @@ from zndraw_joblib.server.store.engine import open_engine, open_sessions
 ADMIN_TOKEN = "admin-token-of-the-tests"
 _TEMPLATE = "joblib_template"
 _numbers = itertools.count()
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C: a shell that runs us in the background ignores it, and so would all that we start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -164,9 +164,7 @@ import signal, sys, time
 from pathlib import Path
 from typing import Any
 from zndraw_joblib.worker.api import connect
-from zndraw_joblib.worker.api import connect
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.serving import serve
 from sdk.jobs import Add
 
 url, token, room, folder = sys.argv[1:]
