@@ -3,8 +3,9 @@
 import logging
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from zndraw_joblib.worker.channel import Channel
 from zndraw_joblib.worker.claims import Claims, Pace
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _ARRIVAL_SECONDS = 0.1
 _PARTING_SECONDS = 1.0
+_SLICE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,12 @@ class Shift:
 
     def wait(self) -> None:
         """Sleep until somebody calls `end`."""
-        self._ended.get()
-        self._ended.put(None)
+        while True:
+            # In slices: Python hears a signal that comes just before it goes to sleep when it wakes up.
+            with suppress(Empty):
+                self._ended.get(timeout=_SLICE_SECONDS)
+                self._ended.put(None)
+                return
 
     def close(self, timeout: float | None) -> None:
         """Claim no more, wait for the tasks that run, say goodbye. A second caller waits for the first."""
