@@ -2,12 +2,13 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeVar
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from zndraw_joblib.contract.names import MAX_NAME_LENGTH, NAME_PATTERN, is_name
+from zndraw_joblib.contract.recovery import Attempts, JobPolicy, Priority, Seconds
 from zndraw_joblib.contract.status import TaskStatus
 
 MAX_JSON_BYTES = 1024 * 1024
@@ -51,16 +52,27 @@ class PaginatedResponse(BaseModel, Generic[Item]):
     offset: int
 
 
-class JobRegisterRequest(_Schema):
-    """Register a job, and a worker for it; without `worker_id` a new worker is made."""
+MaxTasks = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class JobRegisterRequest(_Schema, JobPolicy):
+    """Register a job, and a worker for it; without `worker_id` a new worker is made.
+
+    What is not said of the job's policy is as it is by default, or as it was registered before.
+    `max_tasks`: how many tasks the worker may hold at once; as many as it likes without it.
+    """
 
     category: Name
     name: Name
     worker_id: UUID | None = None
+    max_tasks: MaxTasks | None = None
 
 
-class JobResponse(_Schema):
-    """A job; `worker_id` is the registering worker, in the answer to a registration alone."""
+class JobResponse(_Schema, JobPolicy):
+    """A job; `worker_id` is the registering worker, in the answer to a registration alone.
+
+    `paused`: an operator has stopped its claims.
+    """
 
     id: UUID
     room_id: str
@@ -69,6 +81,7 @@ class JobResponse(_Schema):
     full_name: str
     workers: list[UUID]
     worker_id: UUID | None = None
+    paused: bool = False
 
 
 class JobSummary(BaseModel):
@@ -88,9 +101,13 @@ class NamedTask(BaseModel):
 
 
 class HeartbeatRequest(BaseModel):
-    """A worker lives. `tasks` are those that it works on, to learn what has become of them."""
+    """A worker lives. `tasks` are those that it works on, to learn what has become of them.
+
+    `max_tasks`, where given, is how many it may hold at once from now on.
+    """
 
     tasks: list[NamedTask] = Field(default_factory=list, max_length=MAX_NAMED_TASKS)
+    max_tasks: MaxTasks | None = None
 
 
 class Verdict(StrEnum):
@@ -115,12 +132,14 @@ class TaskVerdict(BaseModel):
 class WorkerResponse(BaseModel):
     """A worker, and how often it shall report: every `heartbeat_interval_seconds`.
 
+    `drain`: an operator asks it to claim no more, to finish what it runs, and to leave.
     `tasks` has a verdict for each task that the heartbeat named, in their order.
     """
 
     id: UUID
     last_heartbeat: datetime
     heartbeat_interval_seconds: float
+    drain: bool = False
     tasks: list[TaskVerdict] = Field(default_factory=list)
 
 
@@ -133,16 +152,35 @@ class WorkerSummary(BaseModel):
 
 
 class TaskSubmitRequest(BaseModel):
-    """Call a job with `payload`."""
+    """Call a job with `payload`.
+
+    `priority` and `max_attempts` take the place of the job's own. The task enters its queue at `run_at`,
+    or `delay_seconds` from now, else at once; it fails unless it is claimed within `expires_in_seconds`
+    of the submit.
+    """
 
     payload: JsonObject = Field(default_factory=dict)
+    priority: Priority | None = None
+    run_at: AwareDatetime | None = None
+    delay_seconds: Annotated[float, Field(ge=0, le=31_536_000, allow_inf_nan=False)] | None = None
+    expires_in_seconds: Seconds | None = None
+    max_attempts: Attempts | None = None
+
+    @model_validator(mode="after")
+    def _one_time(self) -> Self:
+        if self.run_at is not None and self.delay_seconds is not None:
+            raise ValueError("give run_at or delay_seconds, not both")
+        return self
 
 
 class TaskResponse(BaseModel):
     """A task.
 
-    `queue_position` counts from 1 among the pending tasks of the job, and is null otherwise.
+    `queue_position` counts from 1 among the tasks that wait in the job's queue, and is null otherwise.
     `attempt` is the fencing token: it grows with every claim, and a worker's report may carry it.
+    `error` and `error_code` tell what ended the task without success, or the attempt before the next one;
+    the code is a worker's `error`, or the last part of an address under ``/v1/problems/``.
+    `run_at` is set while the task waits for its time, be it by the wish of its submitter or after a failure.
     """
 
     id: UUID
@@ -159,25 +197,100 @@ class TaskResponse(BaseModel):
     attempt: int = 0
     created_by: str | None = None
     result: Any = None
+    error_code: str | None = None
+    priority: int = 0
+    run_at: datetime | None = None
+    expires_at: datetime | None = None
 
 
 class TaskClaimRequest(BaseModel):
-    """Ask for the oldest pending task of the worker's jobs."""
+    """Ask for the oldest pending task of the worker's jobs.
+
+    Who repeats a claim with the same `claim_id`, for its answer was lost, gets the same task again, as long
+    as the worker holds it.
+    """
 
     worker_id: UUID
+    claim_id: UUID | None = None
+
+
+class NoTask(StrEnum):
+    """Why a claim got nothing.
+
+    `empty`: nothing waits. `paused`: what waits is of jobs that are paused. `at_capacity`: as many tasks
+    of the job, or of the room, are under way as may be. `max_tasks`: as many as the worker may hold.
+    `draining`: an operator asked the worker to leave.
+    """
+
+    EMPTY = "empty"
+    PAUSED = "paused"
+    AT_CAPACITY = "at_capacity"
+    MAX_TASKS = "max_tasks"
+    DRAINING = "draining"
 
 
 class TaskClaimResponse(BaseModel):
-    """The claimed task, or null where none was pending."""
+    """The claimed task, or null, and then the reason."""
 
     task: TaskResponse | None = None
+    reason: NoTask | None = None
 
 
 class TaskUpdateRequest(BaseModel):
-    """Report on a task. `worker_id` and `attempt`, where given, must be those of the claim."""
+    """Report on a task. `worker_id` and `attempt`, where given, must be those of the claim.
+
+    A failure with `retry` false is final, whatever the job's policy says.
+    """
 
     status: TaskStatus
     error: str | None = None
     result: Any = None
     worker_id: UUID | None = None
     attempt: int | None = None
+    retry: bool = True
+
+
+class TaskActionRequest(BaseModel):
+    """Release, retry or fail a task by hand.
+
+    `worker_id` and `attempt`, where given, must be those of the claim, or of the last one. `error` says why.
+    """
+
+    worker_id: UUID | None = None
+    attempt: int | None = None
+    error: str | None = None
+
+
+class Transition(BaseModel):
+    """A task got a new status. `attempt` counts its claims so far; `worker_id` held it, before or after."""
+
+    at: datetime
+    status: TaskStatus
+    attempt: int
+    worker_id: UUID | None = None
+    reason: str | None = None
+    error: str | None = None
+    run_at: datetime | None = None
+
+
+class TaskHistory(BaseModel):
+    """All that has happened to a task, oldest first."""
+
+    id: UUID
+    transitions: list[Transition]
+
+
+class Why(BaseModel):
+    """One reason for which a task waits, or what holds it. `code` is for programs, `detail` for people."""
+
+    code: str
+    detail: str
+
+
+class TaskExplanation(BaseModel):
+    """Why a task is where it is; all reasons that hold at once, the first to mend first."""
+
+    id: UUID
+    status: TaskStatus
+    queue_position: int | None = None
+    reasons: list[Why]

@@ -8,8 +8,10 @@ ProblemException
 │   └── JobNotFound, WorkerNotFound, TaskNotFound
 ├── MethodNotAllowed                         405
 ├── Conflict                                 409  ValueError
-│   └── SchemaConflict, InvalidTaskTransition
-│       └── StaleReport
+│   ├── SchemaConflict, InvalidTaskTransition
+│   │   └── StaleReport
+│   └── WorkerLost, StartTimeout, RunTimeout, TaskExpired, InternalTimeout, Released, Retried,
+│       FailedByOperator: never an answer; what `error_code` says of a task
 ├── ContentTooLarge                          413  ValueError
 ├── InvalidRequest                           422  ValueError
 │   └── InvalidPayload, InvalidSchema
@@ -167,6 +169,38 @@ class InvalidTaskTransition(Conflict):
 
 class StaleReport(InvalidTaskTransition):
     """The report comes from a worker or an attempt that no longer holds the task. `reason` says why."""
+
+
+class WorkerLost(Conflict):
+    """The worker that held the task is gone: it left, or gave no sign of life for too long."""
+
+
+class StartTimeout(Conflict):
+    """The task was claimed and not started in time (`start_timeout_seconds`); it is back in its queue."""
+
+
+class RunTimeout(Conflict):
+    """The attempt ran for longer than the job allows (`timeout_seconds`)."""
+
+
+class TaskExpired(Conflict):
+    """Nobody claimed the task in time (`expires_in_seconds`)."""
+
+
+class InternalTimeout(Conflict):
+    """The internal task was held for too long (setting `internal_task_timeout_seconds`)."""
+
+
+class Released(Conflict):
+    """The task was handed back to its queue, by its worker or by an operator; that counts as no failure."""
+
+
+class Retried(Conflict):
+    """The task had ended without success, and was put into its queue once more by hand."""
+
+
+class FailedByOperator(Conflict):
+    """An operator has ended the task."""
 
 
 class ContentTooLarge(ProblemException, ValueError):
