@@ -114,7 +114,8 @@ class Sweeper:
             # A task of one kind that cannot be settled must not keep those of the others.
             for batch in self._batches(cycle):
                 with suppress(Exception):
-                    await self._until_done(batch)
+                    async with asyncio.timeout(_PASS_SECONDS):
+                        await self._until_done(batch)
         return swept_workers and swept_tasks and await self._guard(cycle, self._prune(cycle))
 
     @property
