@@ -62,14 +62,17 @@ class StopFirst:
     """Lets a worker be stopped before it hears the answer to its claim."""
 
     def __init__(self, api: Connection, leave: Callable[[], None]) -> None:
-        self.stopped = threading.Event()
+        self.stopped, self.gone = threading.Event(), threading.Event()
+        self.went_too_soon = False
         self.leaving = threading.Thread(target=leave)
         api.http.event_hooks = {"request": [self.request], "response": [self.response]}
 
     def request(self, request: httpx.Request) -> None:
-        """Note that the worker has taken its jobs off itself."""
+        """Note when the worker has stopped, and whether it leaves before all is handed back."""
         if request.method == "DELETE":
-            self.stopped.set()
+            (self.stopped if "/jobs/" in request.url.path else self.gone).set()
+        elif request.url.path.endswith("/release"):
+            self.went_too_soon = self.gone.wait(0.3)
 
     def response(self, response: httpx.Response) -> None:
         """Hold the answer to a claim back until the worker was stopped."""
@@ -99,6 +102,7 @@ def test_a_task_that_comes_after_the_stop_is_handed_back(
         if way == "by hand":
             claiming.join(5)
     assert got == ([None] if way == "by hand" else [])
+    assert not stop.went_too_soon
     assert keeper.get_task(task_id).status == TaskStatus.PENDING
     reasons = [step.reason for step in keeper.history(task_id).transitions]
     assert reasons == ["submitted", None, "released"]
