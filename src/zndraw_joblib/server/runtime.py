@@ -33,6 +33,7 @@ from zndraw_joblib.server.ports import (
     Publisher,
     SessionMaker,
     Wake,
+    claim_key,
     job_key,
     task_key,
     worker_key,
@@ -229,7 +230,7 @@ class Runtime:
         item = claims.Claim(caller, worker_id, interval, claim_id, self.order)
         deadline = time.monotonic() + wait
         got: claims.Claimed | None = await self._claim_once(item)
-        while got is not None and got.task is None and not self._is_over(deadline, gone):
+        while got is not None and not got.is_final and not self._is_over(deadline, gone):
             keys = [worker_key(worker_id), *map(job_key, got.jobs)]
             got = await self._claim_asleep(item, keys, deadline, gone)
         return TaskClaimResponse(task=got.task, reason=got.reason) if got else TaskClaimResponse()
@@ -243,13 +244,16 @@ class Runtime:
         """
         # A client that lost its connection asks anew, while we take the old one for alive.
         self.sleepers.make_place(keys[0], self.settings.max_claims_per_worker)
-        with self.sleepers.enter(keys) as sleeper:
+        marks = [] if item.claim_id is None else [claim_key(item.claim_id)]
+        for mark in marks:
+            self.sleepers.make_place(mark, 1)
+        with self.sleepers.enter([*keys, *marks]) as sleeper:
             self._start_recheck()
             while True:
                 self.sleepers.look(sleeper)
                 got = await self._claim_once(item)
                 sleeper.found(job_key(got.task.job_name) if got.task else None)
-                if got.task is not None:
+                if got.is_final:
                     return got
                 if self._is_over(deadline, gone) or keys[1:] != [*map(job_key, got.jobs)]:
                     return got

@@ -46,7 +46,20 @@ async def release(
         _check_from(task, HELD, "released")
         return recovery.released(task)
 
+    again = await _released_before(tx, task_id, action)
+    if again is not None and again.worker_owner_id == caller.id:
+        return views.response(again, (await positions(tx, [again])).get(task_id))
     return await _act(tx, caller, task_id, action, frozenset({Role.WORKER, Role.SUPERUSER}), act)
+
+
+async def _released_before(tx: Transaction, task_id: UUID, action: TaskActionRequest) -> Record | None:
+    """Return a task that waits since this very claim was handed back: then it is a repeat."""
+    task = await store.by_id(tx, task_id)
+    if task is None or task.status != TaskStatus.PENDING or task.attempt != action.attempt:
+        return None
+    [*_, last] = await store.attempts_of(tx, task.seq) or [None]
+    is_same = last is not None and (last.attempt, last.worker_id) == (action.attempt, action.worker_id)
+    return task if is_same and last is not None and last.reason == Released.problem_id() else None
 
 
 async def retry(tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest) -> TaskResponse:

@@ -186,6 +186,7 @@ async def _owned(tx: Transaction, caller: Identity, worker_id: UUID) -> Any:
         raise WorkerNotFound(f"Worker {worker_id} not found")
     if row.owner_id != caller.id and not caller.is_superuser:
         raise Forbidden("Not authorized: the worker belongs to somebody else")
+    return row
 
 
 async def page(tx: Transaction, room_id: str | None, part: Page) -> PaginatedResponse[WorkerSummary]:
