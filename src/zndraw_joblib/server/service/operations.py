@@ -42,9 +42,9 @@ async def release(
 ) -> TaskResponse:
     """Hand a held task back to its queue: its worker, or a superuser. That burns no attempt."""
 
-    def act(task: Record, _: TaskActionRequest, now: datetime) -> Record:
+    def act(task: Record, action: TaskActionRequest, now: datetime) -> Record:
         _check_from(task, HELD, "released")
-        return recovery.released(task)
+        return recovery.released(task, rules.cut_error(action.error))
 
     return await _act(tx, caller, task_id, action, frozenset({Role.WORKER, Role.SUPERUSER}), act)
 
@@ -89,9 +89,8 @@ async def _act(
     after = act(task, action, await tx.now())
     # The job's row, so that it is not hidden while a task comes back to it.
     await job_store.lock_by_names(tx, [task.job])
-    if after.status == TaskStatus.PENDING:
-        await job_store.show(tx, task.job_id)
     await store.move(tx, [(task, after)])
+    await job_service.show_wanted(tx, [after])
     if task.status == TaskStatus.PENDING:
         await job_service.hide_orphans(tx, [task.job_id])
     standing = await positions(tx, [after])
