@@ -84,8 +84,8 @@ async def test_the_token_grows_with_every_claim(replica: Replica) -> None:
         claimed = await replica.claim(job.worker_id)
         assert claimed is not None
         assert claimed.attempt == attempt
-        free = {"status": "pending", "worker_id": None, "worker_owner_id": None, "claimed_at": None}
-        await replica.execute(update(tasks).where(tasks.c.id == submitted.id).values(free))
+        free = dict.fromkeys(["worker_id", "worker_owner_id", "claimed_at", "deadline"])
+        await replica.execute(update(tasks).values(status="pending", **free))
         await replica.execute(update(jobs).values(pending=1))
 
 
