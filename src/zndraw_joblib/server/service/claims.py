@@ -20,6 +20,9 @@ from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import Record
 from zndraw_joblib.server.store.workers import Queue, Served
 
+# A claim may hold up everything else, and is short.
+_LATE_AT_ONCE = 500
+
 
 class Claim(NamedTuple):
     """A worker asks for one task. `interval`: seconds between the heartbeats it owes.
@@ -144,6 +147,11 @@ async def _serve(
             continue
         is_late = task.expires_at is not None and task.expires_at <= now
         moves.append((task, recovery.expired(task, now) if is_late else _claimed(task, asker.claim, now)))
+    late = {before.job_id for before, after in moves if after.status != TaskStatus.CLAIMED}
+    if late:
+        # One that is late is seldom alone. Whoever gets nothing for it looks again, for a good one.
+        rest = await store.expired(tx, now, _LATE_AT_ONCE, only=sorted(late), but=[t.seq for t, _ in moves])
+        moves += [(task, recovery.expired(task, now)) for task in rest]
     await store.move(tx, moves)
     for _, after in moves:
         views.tell(tx, after)

@@ -351,9 +351,24 @@ async def next_due(tx: Transaction) -> datetime | None:
     return found
 
 
-async def expired(tx: Transaction, now: datetime, limit: int, *, lock: bool = True) -> list[Record]:
-    """Return pending tasks that nobody claimed in time, the earliest first, locked unless only looked at."""
+async def expired(
+    tx: Transaction,
+    now: datetime,
+    limit: int,
+    *,
+    lock: bool = True,
+    only: Sequence[UUID] = (),
+    but: Sequence[int] = (),
+) -> list[Record]:
+    """Return pending tasks that nobody claimed in time, the earliest first, locked unless only looked at.
+
+    `only` those of some jobs, where given, `but` for some by their `seq`.
+    """
     statement = _select(bodies=False).where(_PENDING, tasks.c.expires_at <= now).order_by(tasks.c.expires_at)
+    if only:
+        statement = statement.where(of_jobs(only))
+    if but:
+        statement = statement.where(tasks.c.seq.not_in(padded(but)))
     statement = statement.limit(limit)
     return await _records(tx, statement.with_for_update(of=tasks, skip_locked=True) if lock else statement)
 
