@@ -74,6 +74,11 @@ def job_key(job_name: object) -> str:
     return f"job:{job_name}"
 
 
+def place_key(worker_id: object) -> str:
+    """Name what the claims of a worker sleep on that holds as many tasks as it may."""
+    return f"place:{worker_id}"
+
+
 def worker_key(worker_id: object) -> str:
     """Name what the claims of a worker sleep on."""
     return f"worker:{worker_id}"

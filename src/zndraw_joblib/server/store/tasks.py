@@ -263,8 +263,9 @@ def _note_times(tx: Transaction, written: Iterable[Record]) -> None:
 def _note_freed(tx: Transaction, ways: Iterable[tuple[Record, Record]]) -> None:
     for before, after in ways:
         if before.status in HELD and after.status not in HELD:
-            tx.note_freed(before.room_id)
-            if before.policy.max_in_flight is not None:
+            tx.note_freed(before.room_id, before.worker_id)
+            # What is in its queue again is told anyway, and that is one task for one free place.
+            if before.policy.max_in_flight is not None and not _is_queued(after):
                 tx.wake(job_key(before.job), 1)
 
 
