@@ -13,9 +13,14 @@ FAULTS = {
     "completed_at is set where the task has not ended, or missing where it has": """
         SELECT count(*) FROM joblib_task
         WHERE (completed_at IS NOT NULL) <> (status IN ('completed', 'failed', 'cancelled'))""",
-    "a count of pending tasks is wrong": """
+    "a count of queued tasks is wrong": """
         SELECT count(*) FROM joblib_job j WHERE j.pending <>
-          (SELECT count(*) FROM joblib_task t WHERE t.job_id = j.id AND t.status = 'pending')""",
+          (SELECT count(*) FROM joblib_task t
+           WHERE t.job_id = j.id AND t.status = 'pending' AND t.run_at IS NULL)""",
+    "a count of scheduled tasks is wrong": """
+        SELECT count(*) FROM joblib_job j WHERE j.scheduled <>
+          (SELECT count(*) FROM joblib_task t
+           WHERE t.job_id = j.id AND t.status = 'pending' AND t.run_at IS NOT NULL)""",
     "a worker is linked to a hidden job": """
         SELECT count(*) FROM joblib_worker_job l JOIN joblib_job j ON j.id = l.job_id WHERE j.deleted""",
     "a task is pending on a hidden job": """
@@ -23,13 +28,34 @@ FAULTS = {
         WHERE j.deleted AND t.status = 'pending'""",
     "a remote job is shown that has no worker and no pending task": """
         SELECT count(*) FROM joblib_job j
-        WHERE NOT j.deleted AND j.room_id <> '@internal' AND j.pending = 0
+        WHERE NOT j.deleted AND j.room_id <> '@internal' AND j.pending + j.scheduled = 0
           AND NOT EXISTS (SELECT 1 FROM joblib_worker_job l WHERE l.job_id = j.id)""",
     "a claim gave out no token": """
         SELECT count(*) FROM joblib_task WHERE claimed_at IS NOT NULL AND attempt < 1""",
     "a pending task has a holder": """
         SELECT count(*) FROM joblib_task
-        WHERE status = 'pending' AND (worker_id IS NOT NULL OR started_at IS NOT NULL)""",
+        WHERE status = 'pending'
+          AND (worker_id IS NOT NULL OR started_at IS NOT NULL OR claimed_at IS NOT NULL
+               OR claim_id IS NOT NULL)""",
+    "a task that nobody holds has a deadline": """
+        SELECT count(*) FROM joblib_task
+        WHERE deadline IS NOT NULL AND status NOT IN ('claimed', 'running')""",
+    "a task that is not pending waits for its time": """
+        SELECT count(*) FROM joblib_task WHERE run_at IS NOT NULL AND status <> 'pending'""",
+    "a task has another priority than 0 in a queue that is taken for one of one lane": """
+        SELECT count(*) FROM joblib_task t JOIN joblib_job j ON j.id = t.job_id
+        WHERE t.lane <> 0 AND t.status = 'pending' AND NOT j.has_lanes""",
+    "more tasks of a job are under way than may be": """
+        SELECT count(*) FROM joblib_job j WHERE j.max_in_flight <
+          (SELECT count(*) FROM joblib_task t
+           WHERE t.job_id = j.id AND t.status IN ('claimed', 'running'))""",
+    "two tasks are held by the same claim": """
+        SELECT count(*) FROM joblib_task a JOIN joblib_task b
+          ON a.worker_id = b.worker_id AND a.claim_id = b.claim_id AND a.seq < b.seq
+        WHERE a.status IN ('claimed', 'running') AND b.status IN ('claimed', 'running')""",
+    "an attempt is kept whose number the task has not reached": """
+        SELECT count(*) FROM joblib_attempt a
+        WHERE NOT EXISTS (SELECT 1 FROM joblib_task t WHERE t.seq = a.task_seq AND t.attempt >= a.attempt)""",
 }
 _ALL = "SELECT " + ", ".join(f"({sql})" for sql in FAULTS.values())
 

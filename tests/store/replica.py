@@ -172,6 +172,24 @@ class Replica:
             answer: TaskResponse = await self.runtime.write(work)
             return answer
 
+    async def drain(self, worker: UUID | None, *, by: Identity = ADMIN) -> WorkerResponse:
+        """Ask a worker to claim no more."""
+        assert worker is not None
+        async with asyncio.timeout(PATIENCE):
+            return await self.runtime.write(partial(workers.drain, caller=by, worker_id=worker, interval=15))
+
+    async def pause(self, job: JobResponse, *, paused: bool = True) -> JobResponse:
+        """Stop the claims of a job, or let them go on."""
+        work = partial(jobs.pause, name=parse_job_name(job.full_name), paused=paused)
+        async with asyncio.timeout(PATIENCE):
+            answer: JobResponse = await self.runtime.write(work)
+            return answer
+
+    async def explain(self, task_id: UUID) -> list[str]:
+        """Return why a task is where it is, by the codes alone."""
+        work = partial(operations.explain, task_id=task_id, order=self.runtime.order)
+        return [why.code for why in (await self.runtime.database.read(work)).reasons]
+
     async def history(self, task_id: UUID) -> list[tuple[str, int, str | None]]:
         """Return a task's transitions: status, attempt, reason."""
         told = await self.runtime.database.read(partial(operations.history, task_id=task_id))
@@ -250,12 +268,21 @@ class Replica:
                 count += done
         return count
 
+    async def take(self, worker: UUID | None, **how: Any) -> TaskResponse:
+        """Claim a task for a worker, which must be there."""
+        claimed = await self.claim(worker, **how)
+        assert claimed is not None
+        return claimed
+
+    async def start(self, worker: UUID | None, *, by: Identity = OWNER) -> TaskResponse:
+        """Let a worker claim a task, which must be there, and start it."""
+        claimed = await self.take(worker, by=by)
+        return await self.report(claimed.id, TaskStatus.RUNNING, by=by, attempt=claimed.attempt)
+
     async def running(self, job: JobResponse, *, by: Identity = SUBMITTER) -> TaskResponse:
         """Submit a task of a job and let the job's first worker start it."""
         await self.submit(job, by=by)
-        claimed = await self.claim(job.worker_id)
-        assert claimed is not None
-        return await self.report(claimed.id, TaskStatus.RUNNING)
+        return await self.start(job.worker_id)
 
 
 class InternalExecutor:

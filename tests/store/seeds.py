@@ -36,7 +36,7 @@ def task(job_id: UUID, status: TaskStatus = TaskStatus.PENDING, **fields: Any) -
 
 
 async def add_tasks(replica: Replica, rows: Iterable[dict[str, Any]]) -> list[UUID]:
-    """Insert tasks in their order, and count the pending ones as the code under test would."""
+    """Insert tasks in their order, and count those in the queue as the code under test would."""
     listed = list(rows)
     await replica.add(Task.__table__, listed)
     jobs = Job.__table__

@@ -79,6 +79,11 @@ def claim_key(claim_id: object) -> str:
     return f"claim:{claim_id}"
 
 
+def place_key(worker_id: object) -> str:
+    """Name what the claims of a worker sleep on that holds as many tasks as it may."""
+    return f"place:{worker_id}"
+
+
 def worker_key(worker_id: object) -> str:
     """Name what the claims of a worker sleep on."""
     return f"worker:{worker_id}"

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from zndraw_joblib.contract.messages import (
     NamedTask,
+    NoTask,
     TaskClaimResponse,
     TaskResponse,
     TaskSubmitRequest,
@@ -35,6 +36,7 @@ from zndraw_joblib.server.ports import (
     Wake,
     claim_key,
     job_key,
+    place_key,
     task_key,
     worker_key,
 )
@@ -57,6 +59,18 @@ _BEATS_AT_ONCE = 1000
 _FINISH_SECONDS = 10.0
 # So many tasks are looked up in a few milliseconds.
 _SHORTLY_READ = 500
+
+
+def _keys(worker_id: UUID, got: claims.Claimed) -> list[str]:
+    """Return what a claim that got nothing sleeps on.
+
+    Who may not have a task, however many there are, is not woken for one: it would keep that from others.
+    """
+    if got.reason == NoTask.DRAINING:
+        return [worker_key(worker_id)]
+    if got.reason == NoTask.MAX_TASKS:
+        return [worker_key(worker_id), place_key(worker_id)]
+    return [worker_key(worker_id), *map(job_key, got.jobs)]
 
 
 class Runtime:
@@ -130,8 +144,10 @@ class Runtime:
         self.sleepers.notify(tx.wakes)
         if tx.due is not None:
             self.agenda.note(tx.due)
+        for worker_id in {freed.worker_id for freed in tx.freed}:
+            self.sleepers.wake(place_key(worker_id))
         if tx.freed and self.settings.room_max_in_flight is not None:
-            await self._wake_for_rooms(sorted(tx.freed))
+            await self._wake_for_rooms([freed.room_id for freed in tx.freed])
         if self.publish is None or not getattr(self.publish, "is_heard", True):
             return
         if not (emissions := tx.emissions):
@@ -143,9 +159,9 @@ class Runtime:
                 logger.exception("%d events were not sent; what they tell of is committed", len(emissions))
 
     async def _wake_for_rooms(self, rooms: list[str]) -> None:
-        """Wake somebody for each job of which a room may have another task under way now."""
-        found = await self.database.read(partial(jobs.waiting_in, rooms=rooms))
-        self.sleepers.notify([Wake(job_key(name), 1) for name in found])
+        """Wake somebody, once for each task, for each job of which rooms may have more under way now."""
+        found = await self.database.read(partial(jobs.waiting_in, rooms=sorted(set(rooms))))
+        self.sleepers.notify([Wake(job_key(name), len(rooms)) for name in found])
 
     @property
     def order(self) -> Order:
@@ -231,7 +247,7 @@ class Runtime:
         deadline = time.monotonic() + wait
         got: claims.Claimed | None = await self._claim_once(item)
         while got is not None and not got.is_final and not self._is_over(deadline, gone):
-            keys = [worker_key(worker_id), *map(job_key, got.jobs)]
+            keys = _keys(worker_id, got)
             got = await self._claim_asleep(item, keys, deadline, gone)
         return TaskClaimResponse(task=got.task, reason=got.reason) if got else TaskClaimResponse()
 
@@ -252,10 +268,10 @@ class Runtime:
             while True:
                 self.sleepers.look(sleeper)
                 got = await self._claim_once(item)
-                sleeper.found(job_key(got.task.job_name) if got.task else None)
-                if got.is_final:
-                    return got
-                if self._is_over(deadline, gone) or keys[1:] != [*map(job_key, got.jobs)]:
+                is_for_others = not got.is_final and keys != _keys(item.worker_id, got)
+                if not is_for_others:
+                    sleeper.found(job_key(got.task.job_name) if got.task else None)
+                if got.is_final or is_for_others or self._is_over(deadline, gone):
                     return got
                 await sleeper.sleep(deadline - time.monotonic(), gone)
                 if sleeper.is_dismissed or (gone is not None and gone.done()):
@@ -373,5 +389,8 @@ class Runtime:
         waiting = await self.database.read(partial(jobs.waiting, full_names=names)) if names else {}
         for task_id in ended:
             self.sleepers.wake(task_key(task_id))
+        # Its tasks may have ended in another process, which tells nobody of that.
+        for worker_id in (rest for kind, rest in slept_on if kind == "place"):
+            self.sleepers.wake(place_key(worker_id))
         for name, count in waiting.items():
             self.sleepers.wake(job_key(name), count)

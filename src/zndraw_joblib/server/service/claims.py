@@ -20,6 +20,9 @@ from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import Record
 from zndraw_joblib.server.store.workers import Queue, Served
 
+# A claim may hold up everything else, and is short.
+_LATE_AT_ONCE = 500
+
 
 class Claim(NamedTuple):
     """A worker asks for one task. `interval`: seconds between the heartbeats it owes.
@@ -60,22 +63,43 @@ class _Asker:
     waiting: dict[UUID, int]
     seq: int | None = None
     refusal: NoTask | None = None
+    gave_way: bool = False
+    may_ask_again: bool = False
 
 
 async def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed | ProblemException]:
     """Give each worker the oldest task it may have, first come, first served."""
     asking = list(dict.fromkeys(item.worker_id for item in items))
     workers, queues = await worker_store.lock_askers(tx, asking)
-    askers = [_asker(item, workers.get(item.worker_id), queues) for item in items]
-    served = [asker for asker in askers if isinstance(asker, _Asker)]
+    askers = _askers(items, workers, queues)
+    served = list({id(asker): asker for asker in askers if isinstance(asker, _Asker)}.values())
     await _note_life(tx, served, workers)
     got = await _repeated(tx, served)
     await _bound_workers(tx, served, workers)
-    got |= await _serve(tx, served, queues)
+    new = await _serve(tx, served, queues)
+    got |= new
     idle = [asker.claim.worker_id for asker in served if asker.seq not in got]
     jobs = await worker_store.served_jobs(tx, idle) if idle else {}
-    taken = Counter(task.job_id for task in got.values())
+    taken = Counter(task.job_id for task in new.values())
+    served_now = {task.worker_id for task in new.values()}
+    for asker in served:
+        # It gave way to another claim of its worker, which then got nothing.
+        asker.may_ask_again = asker.gave_way and asker.claim.worker_id not in served_now
     return [_answer(asker, got, taken, jobs) if isinstance(asker, _Asker) else asker for asker in askers]
+
+
+def _askers(
+    items: Sequence[Claim], workers: dict[UUID, Any], queues: dict[UUID, dict[UUID, Queue]]
+) -> list[_Asker | ProblemException]:
+    """Return who asks. A claim and its repeat, both unanswered yet, are one."""
+    known: dict[tuple[UUID, UUID], _Asker] = {}
+    askers: list[_Asker | ProblemException] = []
+    for item in items:
+        asker = _asker(item, workers.get(item.worker_id), queues)
+        if isinstance(asker, _Asker) and item.claim_id is not None:
+            asker = known.setdefault((item.worker_id, item.claim_id), asker)
+        askers.append(asker)
+    return askers
 
 
 def _asker(item: Claim, worker: Any, queues: dict[UUID, dict[UUID, Queue]]) -> _Asker | ProblemException:
@@ -126,13 +150,15 @@ async def _bound_workers(tx: Transaction, askers: Sequence[_Asker], workers: dic
     if not bounds:
         return
     held = await store.count_held(tx, store.held_by(list(bounds)), "worker_id")
+    expected = held.copy()
     for asker in asking:
         worker_id = asker.claim.worker_id
         if worker_id not in bounds:
             continue
-        if held[worker_id] >= bounds[worker_id]:
+        if expected[worker_id] >= bounds[worker_id]:
             asker.waiting, asker.refusal = {}, NoTask.MAX_TASKS
-        held[worker_id] += 1  # the next one of the same batch
+            asker.gave_way = held[worker_id] < bounds[worker_id]
+        expected[worker_id] += 1
 
 
 async def _serve(
@@ -149,6 +175,11 @@ async def _serve(
             continue
         is_late = task.expires_at is not None and task.expires_at <= now
         moves.append((task, recovery.expired(task, now) if is_late else _claimed(task, asker.claim, now)))
+    late = {before.job_id for before, after in moves if after.status != TaskStatus.CLAIMED}
+    if late:
+        # One that is late is seldom alone. Whoever gets nothing for it looks again, for a good one.
+        rest = await store.expired(tx, now, _LATE_AT_ONCE, only=sorted(late), but=[t.seq for t, _ in moves])
+        moves += [(task, recovery.expired(task, now)) for task in rest]
     await store.move(tx, moves)
     for _, after in moves:
         views.tell(tx, after)
@@ -180,16 +211,18 @@ async def _bound_jobs(
     }
     if not caps:
         return
-    # Counted while nobody else can claim of these jobs: no counter that leaks, no overshoot.
-    await job_store.lock_capped(tx, sorted(caps))
+    # Counted while nobody else can claim of these jobs: no counter that leaks, no overshoot. The other jobs
+    # whose rows these claims may write are locked with them, in order: else two could wait for each other.
+    await job_store.lock_capped(tx, sorted({job_id for asker in askers for job_id in asker.waiting}))
     held = await store.count_held(tx, store.of_jobs(list(caps)), "job_id")
     for asker in askers:
         for job_id, most in caps.items():
-            if job_id in asker.waiting:
-                asker.waiting[job_id] = min(asker.waiting[job_id], max(0, most - held[job_id]))
-                if not asker.waiting[job_id]:
-                    del asker.waiting[job_id]
-                    asker.refusal = NoTask.AT_CAPACITY
+            left = max(0, most - held[job_id])
+            if asker.waiting.get(job_id, 0) > left:
+                asker.waiting[job_id] = left
+                asker.refusal = NoTask.AT_CAPACITY
+            if asker.waiting.get(job_id) == 0:
+                del asker.waiting[job_id]
 
 
 async def _pick(tx: Transaction, askers: Sequence[_Asker]) -> dict[int, Record]:
@@ -229,6 +262,7 @@ def _answer(
         return Claimed(task=views.response(task))
     served = jobs[asker.claim.worker_id]
     # What is left of a queue that was not empty is in the hands of a rival just now.
-    is_contended = any(pending > taken[job_id] for job_id, pending in asker.waiting.items())
+    is_left = any(pending > taken[job_id] for job_id, pending in asker.waiting.items())
+    is_contended = is_left or asker.may_ask_again
     reason = asker.refusal or (NoTask.PAUSED if served.is_paused else NoTask.EMPTY)
     return Claimed(jobs=served.names, is_contended=is_contended, reason=reason)

@@ -14,12 +14,14 @@ from zndraw_joblib.contract.problems import (
     WorkerNotFound,
 )
 from zndraw_joblib.contract.recovery import JobPolicy
+from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, job_key, worker_key
 from zndraw_joblib.server.service import payloads, rules, views
 from zndraw_joblib.server.store import jobs as store
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tasks import Record
 
 
 class Registration(NamedTuple):
@@ -68,7 +70,8 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
     views.tell_jobs(tx, room_id)
     served_by = await worker_store.serving(tx, [job.id])
     answer = _response(job, policy, served_by[job.id])
-    answer = answer.model_copy(update={"schema_": request.schema_, "worker_id": worker_id})
+    shown_as = {"schema_": request.schema_, "worker_id": worker_id, "paused": job.paused and not job.deleted}
+    answer = answer.model_copy(update=shown_as)
     return answer, is_new or job.deleted
 
 
@@ -104,6 +107,16 @@ async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> None:
     """Hide those of these jobs that have no worker and no pending task, and tell their rooms."""
     for job in await store.hide_orphans(tx, job_ids):
         views.tell_jobs(tx, job.room_id)
+
+
+async def show_wanted(tx: Transaction, moved: Iterable[Record]) -> None:
+    """Show jobs again that were hidden, and to whose queues tasks came back; and tell their rooms.
+
+    Call it after the move, which holds the jobs' rows: nobody can hide them meanwhile.
+    """
+    wanted = sorted({task.job_id for task in moved if task.status == TaskStatus.PENDING})
+    for room_id in await store.show(tx, wanted) if wanted else []:
+        views.tell_jobs(tx, room_id)
 
 
 async def waiting_in(tx: Transaction, rooms: Sequence[str]) -> list[JobName]:

@@ -17,6 +17,7 @@ from zndraw_joblib.contract.problems import (
     FailedByOperator,
     Forbidden,
     InvalidTaskTransition,
+    Released,
     Retried,
     TaskNotFound,
 )
@@ -42,9 +43,9 @@ async def release(
 ) -> TaskResponse:
     """Hand a held task back to its queue: its worker, or a superuser. That burns no attempt."""
 
-    def act(task: Record, _: TaskActionRequest, now: datetime) -> Record:
+    def act(task: Record, action: TaskActionRequest, now: datetime) -> Record:
         _check_from(task, HELD, "released")
-        return recovery.released(task)
+        return recovery.released(task, rules.cut_error(action.error))
 
     again = await _released_before(tx, task_id, action)
     if again is not None and again.worker_owner_id == caller.id:
@@ -57,9 +58,10 @@ async def _released_before(tx: Transaction, task_id: UUID, action: TaskActionReq
     task = await store.by_id(tx, task_id)
     if task is None or task.status != TaskStatus.PENDING or task.attempt != action.attempt:
         return None
-    [*_, last] = await store.attempts_of(tx, task.seq) or [None]
-    is_same = last is not None and (last.attempt, last.worker_id) == (action.attempt, action.worker_id)
-    return task if is_same and last is not None and last.reason == Released.problem_id() else None
+    known = await store.attempts_of(tx, task.seq)
+    meant = (action.attempt, action.worker_id, Released.problem_id())
+    is_same = bool(known) and (known[-1].attempt, known[-1].worker_id, known[-1].reason) == meant
+    return task if is_same else None
 
 
 async def retry(tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest) -> TaskResponse:
@@ -102,9 +104,8 @@ async def _act(
     after = act(task, action, await tx.now())
     # The job's row, so that it is not hidden while a task comes back to it.
     await job_store.lock_by_names(tx, [task.job])
-    if after.status == TaskStatus.PENDING:
-        await job_store.show(tx, task.job_id)
     await store.move(tx, [(task, after)])
+    await job_service.show_wanted(tx, [after])
     if task.status == TaskStatus.PENDING:
         await job_service.hide_orphans(tx, [task.job_id])
     standing = await positions(tx, [after])

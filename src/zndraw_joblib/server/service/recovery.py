@@ -55,8 +55,13 @@ def ended(
     )
 
 
-def queued(task: Record, reason: str, run_at: datetime | None = None, **also: Any) -> Record:
-    """Return the task back in its queue, or on its way there. Whoever held it is fenced out."""
+def queued(
+    task: Record, reason: str, *, error: str | None = None, run_at: datetime | None = None, **also: Any
+) -> Record:
+    """Return the task back in its queue, or on its way there. Whoever held it is fenced out.
+
+    What was said of an earlier attempt is said of this one no more.
+    """
     return replace(
         task,
         **also,
@@ -69,6 +74,9 @@ def queued(task: Record, reason: str, run_at: datetime | None = None, **also: An
         claim_id=None,
         run_at=run_at,
         reason=reason,
+        error=error,
+        error_code=reason,
+        result=None,
     )
 
 
@@ -84,8 +92,9 @@ def failed(
     code = _CODES.get(cause, ERROR)
     counts: dict[str, Any] = {"failures": failures, "crashes": crashes}
     if may_retry and _may_go_again(task, cause, **counts):
-        pause = timedelta(seconds=task.policy.backoff.pause(failures + crashes, chance))
-        return queued(task, code, now + pause, error=error, error_code=code, **counts)
+        pause = task.policy.backoff.pause(failures + crashes, chance)
+        # Without a pause no clock has to let it in.
+        return queued(task, code, error=error, run_at=_after(now, pause or None), **counts)
     return ended(task, TaskStatus.FAILED, now, error, code, **counts)
 
 
@@ -106,7 +115,8 @@ def lost(task: Record, now: datetime, chance: float) -> Record:
 def overdue(task: Record, now: datetime, chance: float) -> Record:
     """Return what becomes of a held task that was not started, or did not end, in time."""
     if task.status == TaskStatus.CLAIMED:
-        return queued(task, StartTimeout.problem_id())
+        error = f"The task was not started within {task.policy.start_timeout_seconds:g} s"
+        return queued(task, StartTimeout.problem_id(), error=error)
     error = f"The attempt ran for more than {task.policy.timeout_seconds:g} s"
     return failed(task, Cause.TIMEOUT, error, now, chance)
 
@@ -129,9 +139,9 @@ def stuck_inside(task: Record, now: datetime) -> Record:
 
 def retried(task: Record, reason: str) -> Record:
     """Return a task that had ended without success in its queue again, with all its attempts before it."""
-    return queued(task, reason, failures=0, crashes=0, expires_at=None, error=None, error_code=None)
+    return replace(queued(task, reason), failures=0, crashes=0, expires_at=None, error_code=None)
 
 
-def released(task: Record) -> Record:
-    """Return a held task that was handed back; that burns no attempt."""
-    return queued(task, Released.problem_id())
+def released(task: Record, error: str | None = None) -> Record:
+    """Return a held task that was handed back, for what is said to be wrong; that burns no attempt."""
+    return queued(task, Released.problem_id(), error=error)

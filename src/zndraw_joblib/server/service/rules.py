@@ -115,9 +115,11 @@ def check_fence(task: Record, report: TaskUpdateRequest | TaskActionRequest) -> 
     other_attempt = report.attempt is not None and report.attempt != task.attempt
     if other_worker or other_attempt:
         what = f"attempt {report.attempt}" if other_attempt else f"worker {report.worker_id}"
+        # Where nobody has claimed it since, it was released, and may have ended after that.
+        was_claimed = task.status in HELD or (other_attempt and task.status in TERMINAL)
         raise StaleReport(
             f"Task was taken away: {what} does not hold it (it is {task.status}, attempt {task.attempt})",
-            reason="released" if task.status == TaskStatus.PENDING else "taken over",
+            reason="taken over" if was_claimed else _reason(task.status),
             current_status=task.status,
             current_attempt=task.attempt,
             error_code=task.error_code,

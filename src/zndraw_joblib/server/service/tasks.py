@@ -159,10 +159,11 @@ async def report(tx: Transaction, items: Sequence[Report]) -> list[Answer]:
             current[item.task_id] = after
         answers.append(after)
     await store.move(tx, moves)
-    for _, after in moves:
-        views.tell(tx, after)
-    await job_service.hide_orphans(tx, _emptied(moves))
+    await job_service.show_wanted(tx, [after for _, after in moves])
     standing = await positions(tx, [task for task in answers if isinstance(task, Record)])
+    for _, after in moves:
+        views.tell(tx, after, standing.get(after.id))
+    await job_service.hide_orphans(tx, _emptied(moves))
     return [
         views.response(task, standing.get(task.id)) if isinstance(task, Record) else task for task in answers
     ]

@@ -24,6 +24,7 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.positions import positions
 from zndraw_joblib.server.store.tasks import Record, Standing
 
 
@@ -149,8 +150,10 @@ async def settle(
     now = await tx.now()
     moves = [(task, decide(task, now, random.random())) for task in found]  # noqa: S311 - jitter
     await task_store.move_alike(tx, moves)
+    await job_service.show_wanted(tx, [after for _, after in moves])
+    standing = await positions(tx, [after for _, after in moves])
     for _, after in moves:
-        views.tell(tx, after)
+        views.tell(tx, after, standing.get(after.id))
     if tally is not None:
         back = sum(after.status == TaskStatus.PENDING for _, after in moves)
         tally.released, tally.failed = tally.released + back, tally.failed + len(moves) - back

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import (
@@ -51,6 +52,13 @@ _RETRIABLE = frozenset({"40001", "40P01"})
 _UNAVAILABLE_CLASSES = frozenset({"08", "53", "57"})
 
 
+class Freed(NamedTuple):
+    """Where another task may be under way now: in a room, and at a worker."""
+
+    room_id: str
+    worker_id: UUID | None
+
+
 class Transaction:
     """One transaction's statements, and what is to be told once it is committed."""
 
@@ -62,7 +70,7 @@ class Transaction:
         self._told: dict[object, Callable[[], Emission]] = {}
         self.wakes: list[Wake] = []
         self.due: datetime | None = None
-        self.freed: set[str] = set()
+        self.freed: list[Freed] = []
 
     async def execute(
         self, statement: Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
@@ -102,9 +110,9 @@ class Transaction:
         """Remember when the time of a task comes."""
         self.due = at if self.due is None else min(self.due, at)
 
-    def note_freed(self, room_id: str) -> None:
-        """Remember a room of which a task is no longer under way."""
-        self.freed.add(room_id)
+    def note_freed(self, room_id: str, worker_id: UUID | None) -> None:
+        """Remember that a task of a room is no longer under way, and who held it."""
+        self.freed.append(Freed(room_id, worker_id))
 
     def wake(self, key: str, limit: int | None = None) -> None:
         """Remember sleepers to wake after the commit."""

@@ -112,9 +112,10 @@ async def note_lanes(tx: Transaction, job_id: UUID) -> None:
     await tx.execute(update(jobs).where(jobs.c.id == job_id).values(has_lanes=True))
 
 
-async def show(tx: Transaction, job_id: UUID) -> None:
-    """Show a job again for which a task waits, as it was, if it was hidden."""
-    await tx.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.deleted).values(deleted=False))
+async def show(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
+    """Show those of these jobs again that were hidden, as they were. Return their rooms."""
+    hidden = update(jobs).where(jobs.c.id.in_(padded(job_ids)), jobs.c.deleted)
+    return list((await tx.execute(hidden.values(deleted=False).returning(jobs.c.room_id))).scalars())
 
 
 async def lock_capped(tx: Transaction, job_ids: Sequence[UUID]) -> None:

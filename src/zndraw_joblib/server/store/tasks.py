@@ -283,8 +283,9 @@ def _note_times(tx: Transaction, written: Iterable[Record]) -> None:
 def _note_freed(tx: Transaction, ways: Iterable[tuple[Record, Record]]) -> None:
     for before, after in ways:
         if before.status in HELD and after.status not in HELD:
-            tx.note_freed(before.room_id)
-            if before.policy.max_in_flight is not None:
+            tx.note_freed(before.room_id, before.worker_id)
+            # What is in its queue again is told anyway, and that is one task for one free place.
+            if before.policy.max_in_flight is not None and not _is_queued(after):
                 tx.wake(job_key(before.job), 1)
 
 
@@ -371,9 +372,24 @@ async def next_due(tx: Transaction) -> datetime | None:
     return found
 
 
-async def expired(tx: Transaction, now: datetime, limit: int, *, lock: bool = True) -> list[Record]:
-    """Return pending tasks that nobody claimed in time, the earliest first, locked unless only looked at."""
+async def expired(
+    tx: Transaction,
+    now: datetime,
+    limit: int,
+    *,
+    lock: bool = True,
+    only: Sequence[UUID] = (),
+    but: Sequence[int] = (),
+) -> list[Record]:
+    """Return pending tasks that nobody claimed in time, the earliest first, locked unless only looked at.
+
+    `only` those of some jobs, where given, `but` for some by their `seq`.
+    """
     statement = _select(bodies=False).where(_PENDING, tasks.c.expires_at <= now).order_by(tasks.c.expires_at)
+    if only:
+        statement = statement.where(of_jobs(only))
+    if but:
+        statement = statement.where(tasks.c.seq.not_in(padded(but)))
     statement = statement.limit(limit)
     return await _records(tx, statement.with_for_update(of=tasks, skip_locked=True) if lock else statement)
 

@@ -1,0 +1,243 @@
+"""Each clock of a task rings at its time, for the tasks that it is for, with its own text and code."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from store.fixtures import every_kind
+from store.replica import ADMIN, HandClock, InternalExecutor, Replica, internal
+
+from zndraw_joblib.contract.events import Emission, TaskAvailable, TaskStatusEvent, room_of, workers_of
+from zndraw_joblib.contract.messages import NoTask, TaskResponse
+from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server import runtime as module
+
+LONG = 15.0
+MOMENT = 0.000001
+
+
+@pytest.fixture(autouse=True)
+def no_safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the slow re-check away: what it would mend is a lost wake-up, and shall show."""
+    monkeypatch.setattr(module, "_RECHECK_FIRST", 3600.0)
+
+
+async def claims_asleep(replica: Replica, count: int) -> None:
+    """Return once so many claims sleep."""
+    async with asyncio.timeout(LONG):
+        while len(replica.runtime.sleepers) < count or any(  # noqa: ASYNC110 - nothing tells of a sleep
+            sleeper._future is None
+            for queue in replica.runtime.sleepers._queues.values()
+            for sleeper in queue
+        ):
+            await asyncio.sleep(0.002)
+
+
+def said(task: TaskResponse) -> tuple[TaskStatus, str | None, str | None]:
+    """Return how a task stands, and what is said of it."""
+    return task.status, task.error, task.error_code
+
+
+@every_kind
+async def test_a_task_that_is_not_started_in_time_goes_back(timed: Replica, clock: HandClock) -> None:
+    """To its old place in the queue, at once, with an event and its own code; not a moment earlier."""
+    job = await timed.register(start_timeout_seconds=10)
+    first, second = await timed.submit(job), await timed.submit(job)
+    held = await timed.take(job.worker_id)
+    clock.advance(10 - MOMENT)
+    assert await timed.settle_overdue() == 0
+    timed.events.clear()
+    clock.advance(MOMENT)
+    assert await timed.settle_overdue() == 1
+    told = await timed.get(held.id)
+    error = "The task was not started within 10 s"
+    assert said(told) == (TaskStatus.PENDING, error, "start-timeout")
+    assert (told.queue_position, told.worker_id, told.attempt, told.run_at) == (1, None, 1, None)
+    status, available = timed.events
+    assert isinstance(status.event, TaskStatusEvent)
+    assert (status.event.status, status.event.queue_position) == (TaskStatus.PENDING, 1)
+    assert status.room == room_of("lab")
+    event = TaskAvailable(job_name=job.full_name, room_id="lab", task_id=first.id)
+    assert available == Emission(event, workers_of(job.full_name))
+    assert (await timed.get(second.id)).queue_position == 2
+    again = await timed.take(job.worker_id)
+    assert (again.id, again.attempt) == (first.id, 2)
+
+
+async def test_it_takes_no_attempt_not_to_start(timed: Replica, clock: HandClock) -> None:
+    """However often it happens: the task fails only when it was tried and failed."""
+    job = await timed.register(start_timeout_seconds=10, max_attempts=1)
+    await timed.submit(job)
+    for attempt in range(1, 6):
+        assert (await timed.take(job.worker_id)).attempt == attempt
+        clock.advance(10)
+        assert await timed.settle_overdue() == 1
+    running = await timed.start(job.worker_id)
+    failed = await timed.report(running.id, TaskStatus.FAILED, error="oh")
+    assert (failed.status, failed.attempt) == (TaskStatus.FAILED, 6)
+
+
+async def test_a_claim_that_sleeps_gets_what_was_not_started(timed: Replica, clock: HandClock) -> None:
+    """The way back to the queue wakes one that waits."""
+    job, other = await timed.register(start_timeout_seconds=10), await timed.register()
+    await timed.submit(job)
+    held = await timed.take(job.worker_id)
+    claim = asyncio.create_task(timed.take(other.worker_id, wait=LONG))
+    await claims_asleep(timed, 1)
+    clock.advance(10)
+    await timed.settle_overdue()
+    async with asyncio.timeout(2):
+        assert (await claim).id == held.id
+
+
+async def test_without_a_start_timeout_a_task_is_claimed_for_ever(timed: Replica, clock: HandClock) -> None:
+    """0 switches it off; and once started, the clock of the start rings no more."""
+    job = await timed.register(start_timeout_seconds=0)
+    other = await timed.register("Other", start_timeout_seconds=10)
+    await timed.submit(job)
+    held, running = await timed.take(job.worker_id), await timed.running(other)
+    clock.advance(10**6)
+    assert await timed.settle_overdue() == 0
+    assert (await timed.get(held.id)).status is TaskStatus.CLAIMED
+    assert (await timed.get(running.id)).status is TaskStatus.RUNNING
+
+
+@every_kind
+async def test_an_attempt_that_runs_too_long_fails(timed: Replica, clock: HandClock) -> None:
+    """Counted from its start, not from its claim; with its own text and code."""
+    job = await timed.register(timeout_seconds=100)
+    await timed.submit(job)
+    held = await timed.take(job.worker_id)
+    clock.advance(50)
+    await timed.report(held.id, TaskStatus.RUNNING)
+    clock.advance(100 - MOMENT)
+    assert await timed.settle_overdue() == 0
+    clock.advance(MOMENT)
+    timed.events.clear()
+    assert await timed.settle_overdue() == 1
+    error = "The attempt ran for more than 100 s"
+    assert said(await timed.get(held.id)) == (TaskStatus.FAILED, error, "run-timeout")
+    assert timed.told() == [TaskStatus.FAILED]
+    assert await timed.settle_overdue() == 0
+
+
+async def test_each_attempt_has_its_own_time(timed: Replica, clock: HandClock) -> None:
+    """The second one may run as long as the first one might have."""
+    job = await timed.register(timeout_seconds=100, max_attempts=2, retry_on=["timeout"])
+    running = await timed.running(job)
+    clock.advance(100)
+    await timed.settle_overdue()
+    clock.advance(50)
+    await timed.queue_due()
+    await timed.start(job.worker_id)
+    clock.advance(99)
+    assert await timed.settle_overdue() == 0
+    clock.advance(1)
+    assert await timed.settle_overdue() == 1
+    assert (await timed.get(running.id)).status is TaskStatus.FAILED
+
+
+@every_kind
+async def test_a_task_that_nobody_claims_in_time_fails(timed: Replica, clock: HandClock) -> None:
+    """Its place in the queue is free, its waiters hear of it, and the job is hidden if nothing is left."""
+    job = await timed.register()
+    kept = await timed.submit(job, expires_in_seconds=10)
+    assert (await timed.take(job.worker_id)).id == kept.id
+    late, other = await timed.submit(job, expires_in_seconds=10), await timed.submit(job)
+    assert late.expires_at is not None
+    assert (late.expires_at - clock.now).total_seconds() == 10
+    clock.advance(10 - MOMENT)
+    assert await timed.settle_expired() == 0
+    clock.advance(MOMENT)
+    timed.events.clear()
+    assert await timed.settle_expired() == 1
+    error = "Nobody claimed the task in time"
+    assert said(await timed.get(late.id)) == (TaskStatus.FAILED, error, "task-expired")
+    assert (timed.told(late.id), timed.told()) == ([TaskStatus.FAILED], [TaskStatus.FAILED])
+    assert (await timed.get(other.id)).queue_position == 1
+    assert (await timed.get(kept.id)).status is TaskStatus.CLAIMED
+
+
+async def test_a_job_without_worker_is_hidden_when_its_last_task_expires(
+    timed: Replica, clock: HandClock
+) -> None:
+    """Whether that task was in its queue, or was still to come there."""
+    for delay in (None, 100):
+        job = await timed.register()
+        submitted = await timed.submit(job, expires_in_seconds=10, delay_seconds=delay)
+        await timed.leave(job.worker_id)
+        clock.advance(10)
+        assert await timed.settle_expired() == 1
+        assert (await timed.get(submitted.id)).error_code == "task-expired"
+        back, is_shown_anew = await timed.register_anew()
+        assert is_shown_anew
+        await timed.leave(back.worker_id)
+
+
+@every_kind
+@pytest.mark.parametrize("order", ["fifo", "fair"])
+async def test_an_expired_task_is_never_handed_out(timed: Replica, clock: HandClock, order: Any) -> None:
+    """A claim that comes before the sweeper ends those that are too late, and takes the next good one."""
+    timed.runtime.settings.claim_order = order
+    job, other = await timed.register(), await timed.register("Other")
+    await timed.register("Other", worker=job.worker_id)
+    late = [await timed.submit(job, expires_in_seconds=10) for _ in range(15)]
+    late += [await timed.submit(other, expires_in_seconds=10) for _ in range(15)]
+    good = await timed.submit(job)
+    clock.advance(10)
+    timed.events.clear()
+    assert (await timed.take(job.worker_id)).id == good.id
+    assert (await timed.ask(job.worker_id)).reason is NoTask.EMPTY
+    error = "Nobody claimed the task in time"
+    for one in late:
+        assert said(await timed.get(one.id)) == (TaskStatus.FAILED, error, "task-expired")
+        assert timed.told(one.id) == [TaskStatus.FAILED]
+    assert await timed.settle_expired() == 0
+
+
+async def test_many_that_expired_hold_up_no_claim(timed: Replica, clock: HandClock) -> None:
+    """Two thousand corpses before a good task: one claim gets it."""
+    job = await timed.register()
+    await asyncio.gather(*[timed.submit(job, expires_in_seconds=10) for _ in range(2100)])
+    good = await timed.submit(job)
+    clock.advance(10)
+    assert (await timed.take(job.worker_id)).id == good.id
+
+
+async def test_the_waiter_of_a_task_hears_that_it_expired(timed: Replica, clock: HandClock) -> None:
+    """Who sleeps for its end is woken, whether the sweeper or a claim finds it."""
+    job = await timed.register()
+    for find in (timed.settle_expired, lambda: timed.claim(job.worker_id)):
+        submitted = await timed.submit(job, expires_in_seconds=10)
+        waiter = asyncio.create_task(timed.get(submitted.id, wait=LONG))
+        await claims_asleep(timed, 1)
+        clock.advance(10)
+        await find()
+        async with asyncio.timeout(2):
+            assert (await waiter).error_code == "task-expired"
+
+
+async def test_internal_tasks_have_a_clock_of_their_own(timed: Replica, clock: HandClock) -> None:
+    """Neither a start timeout nor a run time ends them, but the one that is for them alone."""
+    await timed.register("Render", INTERNAL, by=ADMIN, start_timeout_seconds=1, timeout_seconds=1)
+    timed.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    claimed, running = await timed.submit(str(internal())), await timed.submit(str(internal()))
+    await timed.report(running.id, TaskStatus.RUNNING, by=ADMIN)
+    clock.advance(3600)
+    assert await timed.settle_overdue() == 0
+    assert await timed.settle_stuck(3600) == 0
+    clock.advance(MOMENT)
+    assert await timed.settle_stuck(3600) == 2
+    for one in (claimed, running):
+        told = said(await timed.get(one.id))
+        assert told == (TaskStatus.FAILED, "Internal worker timeout", "internal-timeout")
+
+
+async def test_a_lost_worker_has_its_text_and_code(timed: Replica, clock: HandClock) -> None:
+    """Whether it left, or was silent for too long, or is nowhere to be found."""
+    job = await timed.register(start_timeout_seconds=0)
+    running = await timed.running(job)
+    clock.advance(61)
+    assert await timed.retire_stale() == 1
+    assert said(await timed.get(running.id)) == (TaskStatus.FAILED, "Worker disconnected", "worker-lost")

@@ -1,0 +1,198 @@
+"""A higher priority goes first, equal ones in their order; and everybody's position says just that."""
+
+import random
+from functools import partial
+from uuid import UUID
+
+import pytest
+from store.fixtures import every_kind
+from store.replica import SUBMITTER, HandClock, Replica
+
+from zndraw_joblib.contract.messages import JobResponse
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.ports import Page
+from zndraw_joblib.server.service import operations, tasks
+from zndraw_joblib.server.store.tables import Job
+
+
+async def drained(replica: Replica, worker: UUID | None) -> list[UUID]:
+    """Claim until nothing is left; return the ids in the order they came."""
+    ids = []
+    while (claimed := await replica.claim(worker)) is not None:
+        ids.append(claimed.id)
+    return ids
+
+
+async def listed(replica: Replica) -> dict[UUID, int | None]:
+    """Return all positions, as a page of the room shows them."""
+    page = partial(tasks.page, room_id="lab", status=None, part=Page(500, 0))
+    return {item.id: item.queue_position for item in (await replica.runtime.database.read(page)).items}
+
+
+async def has_lanes(replica: Replica, job: JobResponse) -> bool:
+    """Tell whether the queue of a job is taken for one of several lanes."""
+    [row] = await replica.rows(Job.__table__, Job.__table__.c.id == job.id)
+    return bool(row.has_lanes)
+
+
+@every_kind
+async def test_the_higher_goes_first(replica: Replica) -> None:
+    """Within a priority in the order of arrival; the answer says where a task stands from the start."""
+    job = await replica.register()
+    ids = {}
+    for name, priority, position in (
+        ("a0", 0, 1),
+        ("b0", None, 2),
+        ("c5", 5, 1),
+        ("d-5", -5, 4),
+        ("e5", 5, 2),
+        ("f0", 0, 5),
+        ("g9", 9, 1),
+    ):
+        submitted = await replica.submit(job, priority=priority)
+        assert (submitted.queue_position, submitted.priority) == (position, priority or 0), name
+        ids[submitted.id] = name
+    order = ["g9", "c5", "e5", "a0", "b0", "f0", "d-5"]
+    assert {ids[id_]: rank for id_, rank in (await listed(replica)).items()} == {
+        name: rank for rank, name in enumerate(order, 1)
+    }
+    assert [ids[id_] for id_ in await drained(replica, job.worker_id)] == order
+
+
+async def test_a_job_may_have_a_priority_of_its_own(replica: Replica) -> None:
+    """Its tasks have it unless they say another; over several jobs the higher goes first."""
+    plain = await replica.register("Plain")
+    high = await replica.register("High", worker=plain.worker_id, priority=3)
+    low = await replica.register("Low", worker=plain.worker_id, priority=-3)
+    ids = {}
+    for job, priority in ((low, None), (plain, None), (high, None), (low, 4), (high, -9), (plain, 3)):
+        submitted = await replica.submit(job, priority=priority)
+        ids[submitted.id] = (job.name, submitted.priority)
+    assert [ids[id_] for id_ in await drained(replica, plain.worker_id)] == [
+        ("Low", 4),
+        ("High", 3),
+        ("Plain", 3),
+        ("Plain", 0),
+        ("Low", -3),
+        ("High", -9),
+    ]
+
+
+async def test_a_queue_has_lanes_once_a_priority_was_other_than_none(replica: Replica) -> None:
+    """Until then a submission needs no look at the queue; afterwards it is counted for good."""
+    plain, mixed, other = [await replica.register(name) for name in ("Plain", "Mixed", "Other")]
+    await replica.submit(plain)
+    await replica.submit(plain, priority=0)
+    assert not await has_lanes(replica, plain)
+    await replica.submit(mixed, priority=-1)
+    assert await has_lanes(replica, mixed)
+    assert not await has_lanes(replica, other)
+    await drained(replica, mixed.worker_id)
+    assert (await replica.submit(mixed)).queue_position == 1
+    late = await replica.submit(other, priority=1, delay_seconds=3600)
+    assert late.queue_position is None
+
+
+class Model:
+    """The queues of two jobs as a list of what waits, and a plain sort."""
+
+    def __init__(self) -> None:
+        self.order: list[UUID] = []
+        self.waiting: dict[UUID, tuple[str, int]] = {}
+
+    def add(self, job: str, task_id: UUID, priority: int) -> None:
+        """Let a task wait; a new one behind all before it, one that comes back where it was."""
+        if task_id not in self.order:
+            self.order.append(task_id)
+        self.waiting[task_id] = (job, priority)
+
+    def queue(self, *jobs: str) -> list[UUID]:
+        """Return what waits for these jobs, the next first."""
+        mine = [task_id for task_id, (job, _) in self.waiting.items() if job in jobs]
+        return sorted(mine, key=lambda task_id: (-self.waiting[task_id][1], self.order.index(task_id)))
+
+    def positions(self) -> dict[UUID, int]:
+        """Return all positions."""
+        return {id_: rank for job in "AB" for rank, id_ in enumerate(self.queue(job), 1)}
+
+
+class Story:
+    """Things that happen to the queues of two jobs by chance, in the code and in the model."""
+
+    def __init__(self, timed: Replica, clock: HandClock, seed: int) -> None:
+        self.timed, self.clock, self.chance = timed, clock, random.Random(seed)
+        self.model = Model()
+        self.held: list[tuple[str, UUID, int]] = []
+        self.later: dict[UUID, tuple[str, int]] = {}
+        self.workers: dict[str, UUID | None] = {}
+
+    async def begin(self) -> None:
+        """Let a worker come for both jobs, and one for each."""
+        both = await self.timed.register("A")
+        await self.timed.register("B", worker=both.worker_id)
+        self.workers = {name: (await self.timed.register(name)).worker_id for name in "AB"}
+        self.workers["AB"] = both.worker_id
+
+    async def submit(self, delay: float | None = None) -> None:
+        """Somebody submits a task, for now or for later."""
+        job, priority = self.chance.choice("AB"), self.chance.choice([0, 0, 0, 0, 1, -1, 7])
+        name = f"@global:modifiers:{job}"
+        made = await self.timed.submit(name, priority=priority, delay_seconds=delay)
+        if delay is None:
+            self.model.add(job, made.id, priority)
+        else:
+            self.model.order.append(made.id)
+            self.later[made.id] = (job, priority)
+        assert made.queue_position == self.model.positions().get(made.id)
+
+    async def schedule(self) -> None:
+        """Somebody submits a task for later."""
+        await self.submit(delay=50)
+
+    async def claim(self) -> None:
+        """A worker claims, for one of the jobs or for both."""
+        jobs = self.chance.choice(["A", "B", "AB"])
+        claimed = await self.timed.claim(self.workers[jobs])
+        wanted = next(iter(self.model.queue(*jobs)), None)
+        assert (claimed and claimed.id) == wanted
+        if claimed is not None:
+            _, priority = self.model.waiting.pop(claimed.id)
+            self.held.append((claimed.job_name[-1], claimed.id, priority))
+
+    async def pass_time(self) -> None:
+        """The time of all comes that wait for it."""
+        self.clock.advance(50)
+        assert await self.timed.queue_due() == len(self.later)
+        for task_id, (job, priority) in self.later.items():
+            self.model.add(job, task_id, priority)
+        self.later.clear()
+
+    async def release(self) -> None:
+        """A worker hands a task back."""
+        if self.held:
+            job, task_id, priority = self.held.pop(self.chance.randrange(len(self.held)))
+            back = await self.timed.act(operations.release, task_id)
+            self.model.add(job, task_id, priority)
+            assert back.queue_position == self.model.positions()[task_id]
+
+    async def cancel(self) -> None:
+        """A submitter thinks better of it."""
+        if self.model.waiting:
+            gone = self.chance.choice(sorted(self.model.waiting))
+            await self.timed.report(gone, TaskStatus.CANCELLED, by=SUBMITTER)
+            del self.model.waiting[gone]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_positions_and_claims_are_those_of_a_plain_model(
+    timed: Replica, clock: HandClock, seed: int
+) -> None:
+    """Whatever is submitted, scheduled, claimed, released and cancelled in whatever mixture."""
+    story = Story(timed, clock, seed)
+    await story.begin()
+    steps = [story.submit] * 4 + [story.claim] * 2
+    steps += [story.schedule, story.pass_time, story.release, story.cancel]
+    for _ in range(90):
+        await story.chance.choice(steps)()
+        found = {id_: position for id_, position in (await listed(timed)).items() if position is not None}
+        assert found == story.model.positions()
