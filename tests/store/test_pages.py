@@ -13,7 +13,7 @@ from zndraw_joblib.contract.problems import ContentTooLarge
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.service import jobs, tasks, workers
-from zndraw_joblib.server.store import tasks as store
+from zndraw_joblib.server.store import pages as store
 from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
 
 COUNT = 57

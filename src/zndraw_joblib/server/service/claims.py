@@ -14,6 +14,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.service import recovery, turns, views
 from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store import queues, settling
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
@@ -149,7 +150,7 @@ async def _bound_workers(tx: Transaction, askers: Sequence[_Asker], workers: dic
     }
     if not bounds:
         return
-    held = await store.count_held(tx, store.held_by(list(bounds)), "worker_id")
+    held = await settling.count_held(tx, settling.held_by(list(bounds)), "worker_id")
     expected = held.copy()
     for asker in asking:
         worker_id = asker.claim.worker_id
@@ -178,7 +179,9 @@ async def _serve(
     late = {before.job_id for before, after in moves if after.status != TaskStatus.CLAIMED}
     if late:
         # One that is late is seldom alone. Whoever gets nothing for it looks again, for a good one.
-        rest = await store.expired(tx, now, _LATE_AT_ONCE, only=sorted(late), but=[t.seq for t, _ in moves])
+        rest = await settling.expired(
+            tx, now, _LATE_AT_ONCE, only=sorted(late), but=[t.seq for t, _ in moves]
+        )
         moves += [(task, recovery.expired(task, now)) for task in rest]
     await store.move(tx, moves)
     for _, after in moves:
@@ -214,7 +217,7 @@ async def _bound_jobs(
     # Counted while nobody else can claim of these jobs: no counter that leaks, no overshoot. The other jobs
     # whose rows these claims may write are locked with them, in order: else two could wait for each other.
     await job_store.lock_capped(tx, sorted({job_id for asker in askers for job_id in asker.waiting}))
-    held = await store.count_held(tx, store.of_jobs(list(caps)), "job_id")
+    held = await settling.count_held(tx, settling.of_jobs(list(caps)), "job_id")
     for asker in askers:
         for job_id, most in caps.items():
             left = max(0, most - held[job_id])
@@ -237,14 +240,14 @@ async def _pick(tx: Transaction, askers: Sequence[_Asker]) -> dict[int, Record]:
         await turns.assign(tx, [asker for asker in askers if asker.waiting], demand, order)
     elif len(demand) == 1:
         [(job_id, count)] = demand.items()
-        locked = {task.seq: task for task in await store.lock_oldest(tx, job_id, count)}
+        locked = {task.seq: task for task in await queues.lock_oldest(tx, job_id, count)}
         _assign(askers, {job_id: deque(task.place for task in locked.values())})
         return locked
     else:
-        oldest = await store.oldest(tx, demand)
+        oldest = await queues.oldest(tx, demand)
         _assign(askers, {job_id: deque(places) for job_id, places in oldest.items()})
     chosen = [asker.seq for asker in askers if asker.seq is not None]
-    return await store.lock_pending(tx, chosen) if chosen else {}
+    return await queues.lock_pending(tx, chosen) if chosen else {}
 
 
 def _assign(askers: Sequence[_Asker], queues: dict[UUID, deque[store.Place]]) -> None:

@@ -18,7 +18,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, job_key, worker_key
 from zndraw_joblib.server.service import payloads, rules, views
 from zndraw_joblib.server.store import jobs as store
-from zndraw_joblib.server.store import tasks as task_store
+from zndraw_joblib.server.store import settling
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import Record
@@ -121,7 +121,7 @@ async def show_wanted(tx: Transaction, moved: Iterable[Record]) -> None:
 
 async def waiting_in(tx: Transaction, rooms: Sequence[str]) -> list[JobName]:
     """Return jobs in whose queues tasks of these rooms wait."""
-    return await task_store.jobs_waiting_in(tx, rooms)
+    return await settling.jobs_waiting_in(tx, rooms)
 
 
 async def waiting(tx: Transaction, full_names: Sequence[str]) -> dict[str, int]:

@@ -26,6 +26,7 @@ from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import recovery, rules, turns, views
 from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store import settling
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
@@ -58,7 +59,7 @@ async def _released_before(tx: Transaction, task_id: UUID, action: TaskActionReq
     task = await store.by_id(tx, task_id)
     if task is None or task.status != TaskStatus.PENDING or task.attempt != action.attempt:
         return None
-    known = await store.attempts_of(tx, task.seq)
+    known = await settling.attempts_of(tx, task.seq)
     meant = (action.attempt, action.worker_id, Released.problem_id())
     is_same = bool(known) and (known[-1].attempt, known[-1].worker_id, known[-1].reason) == meant
     return task if is_same else None
@@ -129,7 +130,7 @@ async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
     """Return all transitions of a task, oldest first. Raises `TaskNotFound`."""
     task = await _found(tx, task_id)
     told = [Transition(at=task.created_at, status=TaskStatus.PENDING, attempt=0, reason="submitted")]
-    for row in await store.attempts_of(tx, task.seq):
+    for row in await settling.attempts_of(tx, task.seq):
         told += _attempt(row)
         told.append(
             Transition(
@@ -146,7 +147,7 @@ async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
     return TaskHistory(id=task_id, transitions=told)
 
 
-def _attempt(row: Record | store.AttemptRow) -> list[Transition]:
+def _attempt(row: Record | settling.AttemptRow) -> list[Transition]:
     steps = [(row.claimed_at, TaskStatus.CLAIMED), (row.started_at, TaskStatus.RUNNING)]
     told = [
         Transition(at=at, status=status, attempt=row.attempt, worker_id=row.worker_id)
@@ -214,7 +215,7 @@ async def _caps(tx: Transaction, task: Record, order: turns.Order) -> list[Why]:
     reasons = []
     most = task.policy.max_in_flight
     if most is not None:
-        held = (await store.count_held(tx, store.of_jobs([task.job_id]), "job_id"))[task.job_id]
+        held = (await settling.count_held(tx, settling.of_jobs([task.job_id]), "job_id"))[task.job_id]
         if held >= most:
             detail = f"{held} tasks of {task.job} are under way, {most} may be (max_in_flight)"
             reasons.append(Why(code="job_at_capacity", detail=detail))

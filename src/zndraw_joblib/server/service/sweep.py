@@ -14,7 +14,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import recovery, views, workers
 from zndraw_joblib.server.service.workers import Tally
-from zndraw_joblib.server.store import switches
+from zndraw_joblib.server.store import settling, switches
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
@@ -72,17 +72,17 @@ async def retire_stale(
 
 def stuck(now: datetime, timeout: timedelta) -> Rule:
     """Tasks of internal jobs that are held for longer than `timeout`."""
-    return Rule(task_store.stuck_inside(now - timeout), lambda task, at, _: recovery.stuck_inside(task, at))
+    return Rule(settling.stuck_inside(now - timeout), lambda task, at, _: recovery.stuck_inside(task, at))
 
 
 def abandoned() -> Rule:
     """Held tasks of remote jobs whose worker is gone without a trace."""
-    return Rule(task_store.abandoned(), recovery.lost)
+    return Rule(settling.abandoned(), recovery.lost)
 
 
 def overdue(now: datetime) -> Rule:
     """Held tasks that were not started in time, or run for too long."""
-    return Rule(task_store.overdue(now), recovery.overdue)
+    return Rule(settling.overdue(now), recovery.overdue)
 
 
 async def settle_stuck(tx: Transaction, timeout: timedelta, tally: Tally | None = None) -> int:
@@ -107,9 +107,7 @@ async def _settle(tx: Transaction, rule: Rule, tally: Tally | None) -> int:
 async def settle_expired(tx: Transaction, tally: Tally | None = None) -> int:
     """Fail pending tasks that nobody claimed in time."""
     now = await tx.now()
-    moves = [
-        (task, recovery.expired(task, now)) for task in await task_store.expired(tx, now, TASKS_PER_BATCH)
-    ]
+    moves = [(task, recovery.expired(task, now)) for task in await settling.expired(tx, now, TASKS_PER_BATCH)]
     await task_store.move(tx, moves)
     for _, after in moves:
         views.tell(tx, after)
@@ -122,7 +120,7 @@ async def settle_expired(tx: Transaction, tally: Tally | None = None) -> int:
 async def queue_due(tx: Transaction) -> int:
     """Let tasks into their queues whose time has come."""
     now = await tx.now()
-    moves = [(task, recovery.due(task)) for task in await task_store.due(tx, now, TASKS_PER_BATCH)]
+    moves = [(task, recovery.due(task)) for task in await settling.due(tx, now, TASKS_PER_BATCH)]
     await task_store.move(tx, moves)
     for _, after in moves:
         views.tell_available(tx, after)
@@ -131,7 +129,7 @@ async def queue_due(tx: Transaction) -> int:
 
 async def next_due(tx: Transaction) -> float | None:
     """Return in how many seconds the time of the next task comes, None if none waits for its time."""
-    at = await task_store.next_due(tx)
+    at = await settling.next_due(tx)
     return None if at is None else (at - await tx.now()).total_seconds()
 
 
@@ -140,7 +138,7 @@ async def prune(tx: Transaction, keep: timedelta, after: int) -> tuple[int, int 
 
     Tell how many, and the `seq` to go on from; None at the end.
     """
-    return await task_store.prune(tx, await tx.now() - keep, after, TASKS_PER_BATCH)
+    return await settling.prune(tx, await tx.now() - keep, after, TASKS_PER_BATCH)
 
 
 async def preview(tx: Transaction, timeout: timedelta, internal_timeout: timedelta) -> SweeperPreview:
@@ -149,12 +147,12 @@ async def preview(tx: Transaction, timeout: timedelta, internal_timeout: timedel
     silent = await store.silent(tx, now - timeout, WORKERS_PER_BATCH)
     rules = [stuck(now, internal_timeout), abandoned(), overdue(now)]
     if silent:
-        rules.append(Rule(task_store.held_by(silent), recovery.lost))
+        rules.append(Rule(settling.held_by(silent), recovery.lost))
     changes: dict[UUID, PlannedChange] = {}
     for rule in rules:
-        for task in await task_store.held(tx, rule.wanted, limit=TASKS_PER_BATCH, lock=False):
+        for task in await settling.held(tx, rule.wanted, limit=TASKS_PER_BATCH, lock=False):
             changes.setdefault(task.id, _planned(task, rule.decide(task, now, 0.0)))
-    for task in await task_store.expired(tx, now, TASKS_PER_BATCH, lock=False):
+    for task in await settling.expired(tx, now, TASKS_PER_BATCH, lock=False):
         changes.setdefault(task.id, _planned(task, recovery.expired(task, now)))
     scanned, stale = await survey(tx, timeout)
     return SweeperPreview(scanned=scanned, stale=stale, workers=silent, tasks=list(changes.values()))

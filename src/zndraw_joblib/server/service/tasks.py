@@ -27,6 +27,7 @@ from zndraw_joblib.server.ports import Identity, Page
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import payloads, rules, views
 from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store import pages
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.positions import positions
@@ -192,7 +193,7 @@ async def page(
     job: UUID | None = None,
 ) -> PaginatedResponse[TaskResponse]:
     """Return one page of a room's tasks, of one status and one job where these are given."""
-    found, total = await store.page(tx, store.in_room(room_id, status, job), part)
+    found, total = await pages.page(tx, pages.in_room(room_id, status, job), part)
     standing = await positions(tx, found)
     items = [views.response(task, standing.get(task.id)) for task in found]
     return PaginatedResponse[TaskResponse].model_construct(

@@ -21,6 +21,7 @@ from zndraw_joblib.server.ports import Identity, Page, worker_key
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import recovery, rules, views
 from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store import settling
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
@@ -128,7 +129,7 @@ async def retire(tx: Transaction, worker_ids: Sequence[UUID], tally: Tally | Non
     """
     if not worker_ids:
         return
-    await settle(tx, task_store.held_by(worker_ids), recovery.lost, tally=tally)
+    await settle(tx, settling.held_by(worker_ids), recovery.lost, tally=tally)
     job_ids = await store.remove(tx, worker_ids)
     for room_id in await job_store.rooms(tx, job_ids) if job_ids else []:
         views.tell_jobs(tx, room_id)
@@ -139,14 +140,14 @@ async def retire(tx: Transaction, worker_ids: Sequence[UUID], tally: Tally | Non
 
 async def settle(
     tx: Transaction,
-    wanted: task_store.Wanted,
+    wanted: settling.Wanted,
     decide: Callable[[Record, datetime, float], Record],
     *,
     limit: int | None = None,
     tally: Tally | None = None,
 ) -> int:
     """Let `decide` say what becomes of the held tasks that match. Return how many there were."""
-    found = await task_store.held(tx, wanted, limit=limit)
+    found = await settling.held(tx, wanted, limit=limit)
     now = await tx.now()
     moves = [(task, decide(task, now, random.random())) for task in found]  # noqa: S311 - jitter
     await task_store.move_alike(tx, moves)

@@ -14,23 +14,18 @@ from sqlalchemy import (
     Update,
     and_,
     bindparam,
-    delete,
     func,
     insert,
     literal_column,
     null,
-    or_,
     select,
-    union_all,
     update,
 )
 
-from zndraw_joblib.contract.messages import MAX_JSON_BYTES
-from zndraw_joblib.contract.names import INTERNAL, JobName
-from zndraw_joblib.contract.problems import ContentTooLarge
+from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
-from zndraw_joblib.server.ports import Page, job_key
+from zndraw_joblib.server.ports import job_key
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.lists import among, arrays, by_column, padded
@@ -42,27 +37,19 @@ jobs = Job.__table__
 workers = Worker.__table__
 
 
-def _among(statuses: Iterable[TaskStatus]) -> ColumnElement[bool]:
+def of_status(statuses: Iterable[TaskStatus]) -> ColumnElement[bool]:
+    """Match the tasks of these statuses."""
     # Literals: neither database uses a partial index where the status is a parameter.
     return tasks.c.status.in_([literal_column(f"'{status}'") for status in sorted(statuses)])
 
 
-_PENDING = tasks.c.status == literal_column(f"'{TaskStatus.PENDING}'")
-QUEUED = and_(_PENDING, tasks.c.run_at.is_(None))
-_SCHEDULED = and_(_PENDING, tasks.c.run_at.is_not(None))
-_HELD = _among(HELD)
-_CHUNK = 512
+IS_PENDING = tasks.c.status == literal_column(f"'{TaskStatus.PENDING}'")
+QUEUED = and_(IS_PENDING, tasks.c.run_at.is_(None))
+IS_SCHEDULED = and_(IS_PENDING, tasks.c.run_at.is_not(None))
+IS_HELD = of_status(HELD)
+CHUNK = 512
 # SQLite takes 32766 parameters.
 _IDS = 16_384
-# Expressions that no index serves: few tasks are held, but without statistics SQLite would rather walk
-# all tasks in their order, or start from the jobs.
-_BY_ARRIVAL = tasks.c.seq + 0
-_ROOM_OF_JOB = func.coalesce(jobs.c.room_id, "")
-MAX_PAGE_CHARACTERS = 32 * 1024**2
-_SURELY_SMALL = MAX_PAGE_CHARACTERS // (2 * MAX_JSON_BYTES)
-# SQLite takes 500 branches of a compound select.
-BRANCHES = 100
-Wanted = ColumnElement[bool]
 _GUARDED = ("seq", "status", "attempt")
 _WRITTEN = (
     "status",
@@ -151,7 +138,7 @@ def _record(row: Sequence[Any]) -> Record:
     )
 
 
-def _select(*, bodies: bool = True) -> Select[Any]:
+def selected(*, bodies: bool = True) -> Select[Any]:
     """Select whole records, or with payload and result left out: a sweep has no use for them."""
     bulky = {"payload", "result"}
     columns = [null().label(c.name) if not bodies and c.name in bulky else c for c in _FIELDS]
@@ -172,7 +159,7 @@ def _moving(given: Mapping[str, ColumnElement[Any]]) -> Update:
     return update(tasks).where(*old).values({name: given[f"new_{name}"] for name in _WRITTEN})
 
 
-_FULL = _select()
+FULL = selected()
 _NEW = arrays({name: tasks.c[name].type for name in _INSERTED})
 _ADD = insert(tasks)
 _ADD_MANY = insert(tasks).from_select(
@@ -187,37 +174,28 @@ _MOVE_MANY = _moving(dict(arrays(_MOVED).c))
 _ADD_AND_COUNT, _MOVE_AND_COUNT = (
     job_store.COUNT.add_cte(many.cte("written")) for many in (_ADD_MANY, _MOVE_MANY)
 )
-_BY_ID = _FULL.where(tasks.c.id == bindparam("task"))
+_BY_ID = FULL.where(tasks.c.id == bindparam("task"))
 _LOCK = (
-    _FULL.add_columns(func.now().label("now"))
+    FULL.add_columns(func.now().label("now"))
     .where(among(tasks.c.id, bindparam("ids")))
     .order_by(tasks.c.seq)
     .with_for_update(of=tasks)
 )
-_BY_CLAIMS = _FULL.where(
-    _HELD, among(tasks.c.worker_id, bindparam("workers")), among(tasks.c.claim_id, bindparam("ids"))
+_BY_CLAIMS = FULL.where(
+    IS_HELD, among(tasks.c.worker_id, bindparam("workers")), among(tasks.c.claim_id, bindparam("ids"))
 )
 _STANDINGS = select(tasks.c.id, tasks.c.status, tasks.c.worker_id, tasks.c.attempt).where(
     among(tasks.c.id, bindparam("ids"))
 )
-_LOCK_OLDEST = (
-    _FULL.where(in_queue(bindparam("job")))
-    .order_by(tasks.c.job_id, tasks.c.lane, tasks.c.seq)
-    .limit(bindparam("count"))
-    .with_for_update(of=tasks, skip_locked=True)
-)
-_LOCK_PENDING = (
-    _FULL.where(among(tasks.c.seq, bindparam("seqs")))
-    .order_by(tasks.c.seq)
-    .with_for_update(of=tasks, skip_locked=True)
-)
 
 
-async def _records(tx: Transaction, statement: Select[Any], **parameters: Any) -> list[Record]:
+async def records(tx: Transaction, statement: Select[Any], **parameters: Any) -> list[Record]:
+    """Run a statement that selects whole records."""
     return [_record(row) for row in await tx.execute(statement, parameters)]
 
 
-def _is_queued(task: Record) -> bool:
+def is_queued(task: Record) -> bool:
+    """Tell whether a task waits in its queue."""
     return task.status == TaskStatus.PENDING and task.run_at is None
 
 
@@ -268,9 +246,9 @@ async def move_alike(tx: Transaction, moves: Sequence[tuple[Record, Record]]) ->
         values = {"status": status.value, "completed_at": at, "error": error, "error_code": code}
         counts = {"crashes": tasks.c.crashes + crash, "failures": tasks.c.failures + failure}
         change = update(tasks).values(deadline=None, **values, **counts)
-        for start in range(0, len(same), _CHUNK):
-            part = [before.seq for before, _ in same[start : start + _CHUNK]]
-            await tx.execute(change.where(tasks.c.seq.in_(padded(part)), _HELD))
+        for start in range(0, len(same), CHUNK):
+            part = [before.seq for before, _ in same[start : start + CHUNK]]
+            await tx.execute(change.where(tasks.c.seq.in_(padded(part)), IS_HELD))
         _note_freed(tx, same)
 
 
@@ -285,7 +263,7 @@ def _note_freed(tx: Transaction, ways: Iterable[tuple[Record, Record]]) -> None:
         if before.status in HELD and after.status not in HELD:
             tx.note_freed(before.room_id, before.worker_id)
             # What is in its queue again is told anyway, and that is one task for one free place.
-            if before.policy.max_in_flight is not None and not _is_queued(after):
+            if before.policy.max_in_flight is not None and not is_queued(after):
                 tx.wake(job_key(before.job), 1)
 
 
@@ -336,7 +314,7 @@ def _changes(ways: Sequence[tuple[Record | None, Record]]) -> dict[UUID, job_sto
     queued: Counter[UUID] = Counter()
     later: Counter[UUID] = Counter()
     for before, after in ways:
-        queued[after.job_id] += _is_queued(after) - (before is not None and _is_queued(before))
+        queued[after.job_id] += is_queued(after) - (before is not None and is_queued(before))
         later[after.job_id] += _is_scheduled(after) - (before is not None and _is_scheduled(before))
     return {
         job_id: job_store.Change(queued[job_id], later[job_id])
@@ -350,101 +328,6 @@ def _parameters(before: Record, after: Record) -> dict[str, Any]:
     return old | {f"new_{name}": getattr(after, name) for name in _WRITTEN}
 
 
-async def held(
-    tx: Transaction, wanted: ColumnElement[bool], *, limit: int | None = None, lock: bool = True
-) -> list[Record]:
-    """Return those held tasks that match, without payload and result, locked unless only looked at."""
-    statement = _select(bodies=False).where(_HELD, wanted).order_by(_BY_ARRIVAL).limit(limit)
-    return await _records(tx, statement.with_for_update(of=tasks) if lock else statement)
-
-
-async def due(tx: Transaction, now: datetime, limit: int) -> list[Record]:
-    """Lock tasks whose time has come, the earliest first, passing over those that a rival has locked."""
-    statement = _select(bodies=False).where(_SCHEDULED, tasks.c.run_at <= now).order_by(tasks.c.run_at)
-    return await _records(tx, statement.limit(limit).with_for_update(of=tasks, skip_locked=True))
-
-
-async def next_due(tx: Transaction) -> datetime | None:
-    """Return when the time of the next task comes."""
-    found: datetime | None = (
-        await tx.execute(select(tasks.c.run_at).where(_SCHEDULED).order_by(tasks.c.run_at).limit(1))
-    ).scalar_one_or_none()
-    return found
-
-
-async def expired(
-    tx: Transaction,
-    now: datetime,
-    limit: int,
-    *,
-    lock: bool = True,
-    only: Sequence[UUID] = (),
-    but: Sequence[int] = (),
-) -> list[Record]:
-    """Return pending tasks that nobody claimed in time, the earliest first, locked unless only looked at.
-
-    `only` those of some jobs, where given, `but` for some by their `seq`.
-    """
-    statement = _select(bodies=False).where(_PENDING, tasks.c.expires_at <= now).order_by(tasks.c.expires_at)
-    if only:
-        statement = statement.where(of_jobs(only))
-    if but:
-        statement = statement.where(tasks.c.seq.not_in(padded(but)))
-    statement = statement.limit(limit)
-    return await _records(tx, statement.with_for_update(of=tasks, skip_locked=True) if lock else statement)
-
-
-async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tuple[int, int | None]:
-    """Remove those of the `limit` tasks that follow the `seq` `after` which ended before a time.
-
-    Tell how many, and the `seq` to go on from; None where the tasks are younger than that time.
-    """
-    walk = select(tasks.c.seq, tasks.c.created_at, tasks.c.completed_at).where(tasks.c.seq > after)
-    rows = (await tx.execute(walk.order_by(tasks.c.seq).limit(limit))).all()
-    if not rows or rows[0].created_at >= before:
-        return 0, None
-    old = [row.seq for row in rows if row.completed_at is not None and row.completed_at < before]
-    for start in range(0, len(old), _CHUNK):
-        part = padded(old[start : start + _CHUNK])
-        await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(part)))
-        await tx.execute(delete(tasks).where(tasks.c.seq.in_(part), _among(TERMINAL)))
-    return len(old), rows[-1].seq
-
-
-def held_by(worker_ids: Sequence[UUID]) -> ColumnElement[bool]:
-    """Match the tasks of these workers."""
-    return tasks.c.worker_id.in_(padded(worker_ids))
-
-
-def stuck_inside(cutoff: datetime) -> ColumnElement[bool]:
-    """Match the tasks of internal jobs that started, or else were made, before `cutoff`."""
-    since = func.coalesce(tasks.c.started_at, tasks.c.created_at)
-    return and_(_ROOM_OF_JOB == INTERNAL, since < cutoff)
-
-
-def of_jobs(job_ids: Sequence[UUID]) -> ColumnElement[bool]:
-    """Match the tasks of these jobs."""
-    return tasks.c.job_id.in_(padded(job_ids))
-
-
-def in_rooms(rooms: Sequence[str]) -> ColumnElement[bool]:
-    """Match the tasks of these rooms."""
-    return tasks.c.room_id.in_(padded(rooms))
-
-
-async def count_held(tx: Transaction, wanted: ColumnElement[bool], by: str) -> Counter[Any]:
-    """Count those tasks that match and are claimed or running, by a column."""
-    column = tasks.c[by]
-    return Counter(
-        {
-            key: count
-            for key, count in await tx.execute(
-                select(column, func.count()).where(_HELD, wanted).group_by(column)
-            )
-        }
-    )
-
-
 async def by_claims(
     tx: Transaction, claims: Sequence[tuple[UUID, UUID]]
 ) -> dict[tuple[UUID | None, UUID | None], Record]:
@@ -453,48 +336,14 @@ async def by_claims(
         "workers": padded([worker for worker, _ in claims]),
         "ids": padded([known for _, known in claims]),
     }
-    found = await _records(tx, _BY_CLAIMS, **given)
+    found = await records(tx, _BY_CLAIMS, **given)
     return {(record.worker_id, record.claim_id): record for record in found}
-
-
-def overdue(now: datetime) -> ColumnElement[bool]:
-    """Match the tasks of remote jobs that should have been started, or should have ended, by now."""
-    return and_(_ROOM_OF_JOB != INTERNAL, tasks.c.deadline <= now)
-
-
-def abandoned() -> ColumnElement[bool]:
-    """Match the tasks of remote jobs whose worker does not exist."""
-    known = select(workers.c.id).where(workers.c.id == tasks.c.worker_id).exists()
-    return and_(_ROOM_OF_JOB != INTERNAL, or_(tasks.c.worker_id.is_(None), ~known))
 
 
 async def by_id(tx: Transaction, task_id: UUID) -> Record | None:
     """Return one task."""
-    found = await _records(tx, _BY_ID, task=task_id)
+    found = await records(tx, _BY_ID, task=task_id)
     return found[0] if found else None
-
-
-class AttemptRow(NamedTuple):
-    """What is kept of an earlier attempt."""
-
-    attempt: int
-    status: str
-    worker_id: UUID | None
-    claimed_at: datetime | None
-    started_at: datetime | None
-    completed_at: datetime | None
-    ended_at: datetime
-    run_at: datetime | None
-    error_code: str | None
-    error: str | None
-    reason: str
-
-
-async def attempts_of(tx: Transaction, seq: int) -> list[AttemptRow]:
-    """Return what is kept of the earlier attempts of a task, oldest first."""
-    columns = [attempts.c[name] for name in AttemptRow._fields]
-    statement = select(*columns).where(attempts.c.task_seq == seq).order_by(attempts.c.n)
-    return [AttemptRow(*row) for row in await tx.execute(statement)]
 
 
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Record]:
@@ -514,96 +363,10 @@ async def standings(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Standing
     return found
 
 
-async def lock_oldest(tx: Transaction, job_id: UUID, count: int) -> list[Record]:
-    """Lock the oldest pending tasks of a job, passing over those a rival has locked."""
-    return await _records(tx, _LOCK_OLDEST, job=job_id, count=count)
-
-
-async def lock_pending(tx: Transaction, seqs: Sequence[int]) -> dict[int, Record]:
-    """Lock those of these tasks that are pending and that no rival has locked, by `seq`."""
-    # Not judged by the statement: it would rather walk an index of all that is pending.
-    found = await _records(tx, _LOCK_PENDING, seqs=padded(seqs))
-    return {record.seq: record for record in found if _is_queued(record)}
-
-
-async def oldest(tx: Transaction, demand: Mapping[UUID, int]) -> dict[UUID, list[Place]]:
-    """Return the places (`lane` and `seq`) of each queue's first tasks, as many as asked for, without a lock.
-
-    Each queue is walked by itself: a condition over several jobs makes PostgreSQL sort the whole backlog.
-    """
-    found: dict[UUID, list[Place]] = {job_id: [] for job_id in demand}
-    if tx.is_sqlite:
-        branches = [select(_oldest_of(job_id, count).subquery()) for job_id, count in demand.items()]
-        for start in range(0, len(branches), BRANCHES):
-            for job_id, lane, seq in await tx.execute(union_all(*branches[start : start + BRANCHES])):
-                found[job_id].append((lane, seq))
-    else:
-        asked = by_column([{"job": job_id, "count": count} for job_id, count in demand.items()])
-        for job_id, lane, seq in await tx.execute(_OLDEST_OF_EACH, asked):
-            found[job_id].append((lane, seq))
-    return {job_id: sorted(places) for job_id, places in found.items()}
-
-
-def _oldest_of(job_id: Any, count: Any) -> Select[Any]:
-    queue = select(tasks.c.job_id, tasks.c.lane, tasks.c.seq).where(in_queue(job_id))
-    return queue.order_by(tasks.c.job_id, tasks.c.lane, tasks.c.seq).limit(count)
-
-
-_DEMAND = arrays({"job": tasks.c.job_id.type, "count": tasks.c.attempt.type})
-_OLDEST_OF_EACH = select(_oldest_of(_DEMAND.c.job, _DEMAND.c.count).lateral()).select_from(_DEMAND)
-
-
-async def jobs_waiting_in(tx: Transaction, rooms: Sequence[str]) -> list[JobName]:
-    """Return the jobs in whose queues tasks of these rooms wait, at most a hundred."""
-    statement = (
-        select(jobs.c.room_id, jobs.c.category, jobs.c.name)
-        .join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
-        .where(in_rooms(rooms), QUEUED)
-        .distinct()
-        .limit(100)
-    )
-    return [JobName(*row) for row in await tx.execute(statement)]
-
-
 async def finished(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
     """Return those of these tasks that have ended."""
     found: list[UUID] = []
-    for start in range(0, len(ids), _CHUNK):
-        part = tasks.c.id.in_(padded(ids[start : start + _CHUNK]))
-        found += (await tx.execute(select(tasks.c.id).where(part, _among(TERMINAL)))).scalars()
+    for start in range(0, len(ids), CHUNK):
+        part = tasks.c.id.in_(padded(ids[start : start + CHUNK]))
+        found += (await tx.execute(select(tasks.c.id).where(part, of_status(TERMINAL)))).scalars()
     return found
-
-
-def in_room(room_id: str, status: TaskStatus | None, job_id: UUID | None = None) -> list[ColumnElement[bool]]:
-    """Match a room's tasks, of one status and of one job where these are given."""
-    wanted = [tasks.c.room_id == room_id]
-    if job_id is not None:
-        wanted.append(tasks.c.job_id == job_id)
-    if status is not None:
-        wanted.append(_among([status]))
-    return wanted
-
-
-async def page(tx: Transaction, wanted: list[ColumnElement[bool]], part: Page) -> tuple[list[Record], int]:
-    """Return one page, newest first, and the count of all that match.
-
-    Raises `ContentTooLarge` for one with more than 32 MiB of payloads and results.
-    """
-    order = tasks.c.created_at.desc(), tasks.c.seq.desc()
-    await _check_bulk(tx, select(tasks.c.seq).where(*wanted).order_by(*order), part)
-    found = await _records(tx, _FULL.where(*wanted).order_by(*order).limit(part.limit).offset(part.offset))
-    total = await tx.execute(select(func.count()).select_from(tasks).where(*wanted))
-    return found, total.scalar_one()
-
-
-async def _check_bulk(tx: Transaction, found: Select[Any], part: Page) -> None:
-    if part.limit <= _SURELY_SMALL:
-        return
-    size = func.length(tasks.c.payload) + func.coalesce(func.length(tasks.c.result), 0)
-    some = found.add_columns(size.label("size")).limit(part.limit).offset(part.offset).subquery()
-    bulk = (await tx.execute(select(func.coalesce(func.sum(some.c.size), 0)))).scalar_one()
-    if bulk > MAX_PAGE_CHARACTERS:
-        raise ContentTooLarge(
-            f"limit: {part.limit} tasks hold {bulk} characters of payloads and results here; a page takes "
-            f"{MAX_PAGE_CHARACTERS}: ask for fewer at once"
-        )

@@ -10,8 +10,10 @@ from sqlalchemy import Select, bindparam, func, literal, select, text, tuple_, u
 
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.lists import arrays
+from zndraw_joblib.server.store.queues import BRANCHES
+from zndraw_joblib.server.store.settling import count_held, in_rooms
 from zndraw_joblib.server.store.tables import Task
-from zndraw_joblib.server.store.tasks import BRANCHES, QUEUED, count_held, in_rooms
+from zndraw_joblib.server.store.tasks import QUEUED
 
 tasks = Task.__table__
 _before = tasks.alias("before")
