@@ -18,7 +18,8 @@ from zndraw_joblib.server.store import settling, switches
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Record, Wanted
+from zndraw_joblib.server.store.settling import Wanted
+from zndraw_joblib.server.store.tasks import Record
 
 WORKERS_PER_BATCH = 128
 TASKS_PER_BATCH = 1000
