@@ -6,6 +6,7 @@ Source: seed 000 (a lost worker fails its tasks) and seed 004 (release with back
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import (
     InternalTimeout,
     Released,
@@ -87,8 +88,8 @@ def failed(
 def _may_go_again(task: Record, cause: Cause) -> bool:
     policy = task.policy
     most = task.max_attempts or policy.max_attempts
-    # With one attempt there is no other, however it ended: seed 000.
-    if most == 1 or cause not in policy.retry_on:
+    # With one attempt there is no other, however it ended: seed 000. An internal task has no queue.
+    if most == 1 or cause not in policy.retry_on or task.job.room_id == INTERNAL:
         return False
     return task.crashes < policy.max_crashes if cause == Cause.WORKER_LOST else task.failures < most
 
