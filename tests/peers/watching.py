@@ -13,7 +13,8 @@ def live(place: Place, room: str, job_room: str | None = None) -> str:
     job = remote.register(job_room or room, JobRegisterRequest(category="analysis", name="Area"))
     assert job.worker_id is not None
     call = str(remote.submit(room, job.full_name, {}).id)
-    task, _ = remote.claim(job.worker_id)
+    claimed, _ = remote.claim(job.worker_id)
+    task = claimed.task
     assert task is not None
     assert str(task.id) == call
     for status in LIFE[2:]:

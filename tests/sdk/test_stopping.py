@@ -16,7 +16,7 @@ import pytest
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer, until
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.worker.api import connect
+from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.serving import serve
 from zndraw_joblib.worker.tasks import ClaimedTask
@@ -56,6 +56,83 @@ def test_a_worker_that_leaves_takes_no_task_along(worker: Make, room: str) -> No
     submitting.join()
     worker(lambda task: task.extension.a).register(Add, room=room)
     assert [keeper.wait_for(task, 10).result for task in tasks] == list(range(len(tasks)))
+
+
+class StopFirst:
+    """Lets a worker be stopped before it hears the answer to its claim."""
+
+    def __init__(self, api: Connection, leave: Callable[[], None]) -> None:
+        self.stopped, self.gone = threading.Event(), threading.Event()
+        self.went_too_soon = False
+        self.leaving = threading.Thread(target=leave)
+        api.http.event_hooks = {"request": [self.request], "response": [self.response]}
+
+    def request(self, request: httpx.Request) -> None:
+        """Note when the worker has stopped, and whether it leaves before all is handed back."""
+        if request.method == "DELETE":
+            (self.stopped if "/jobs/" in request.url.path else self.gone).set()
+        elif request.url.path.endswith("/release"):
+            self.went_too_soon = self.gone.wait(0.3)
+
+    def response(self, response: httpx.Response) -> None:
+        """Hold the answer to a claim back until the worker was stopped."""
+        if response.request.url.path.endswith("/claim") and not self.leaving.is_alive():
+            self.leaving.start()
+            assert self.stopped.wait(5)
+
+
+@pytest.mark.parametrize("way", ["serving", "by hand"])
+def test_a_task_that_comes_after_the_stop_is_handed_back(
+    worker: Make, room: str, server: LiveServer, way: str
+) -> None:
+    """The open long-poll gets one just then: it is neither run nor failed, and no attempt is lost."""
+    got: list[object] = []
+    with server.connect() as api:
+        manager, keeper = worker(got.append if way == "serving" else None, at=api), worker()
+        for each in (manager, keeper):
+            each.register(Add, room=room, max_attempts=2, retry_on=[])
+        claiming = threading.Thread(target=lambda: got.append(manager.claim(20)))
+        if way == "by hand":
+            claiming.start()
+        until(lambda: server.sleeping == 1)
+        stop = StopFirst(api, manager.disconnect)
+        task_id = keeper.submit(Add(), room=room)
+        assert stop.stopped.wait(5)
+        stop.leaving.join(10)
+        if way == "by hand":
+            claiming.join(5)
+    assert got == ([None] if way == "by hand" else [])
+    assert not stop.went_too_soon
+    assert keeper.get_task(task_id).status == TaskStatus.PENDING
+    reasons = [step.reason for step in keeper.history(task_id).transitions]
+    assert reasons == ["submitted", None, "released"]
+
+
+def test_a_task_that_could_not_be_begun_holds_nobody_up(
+    own_server: Callable[..., LiveServer], worker: Make, room: str
+) -> None:
+    """The server went away right after the claim: a stop ends the tries to start, and the task is not run."""
+    live = own_server()
+    ran: list[str] = []
+    tried = threading.Event()
+
+    def cut_start(request: httpx.Request) -> None:
+        if "/tasks/" in request.url.path and request.method == "PATCH":
+            tried.set()
+        if tried.is_set():
+            raise httpx.ConnectError("gone")
+
+    with live.connect() as api, live.connect() as other:
+        api.http.event_hooks["request"].append(cut_start)
+        manager, caller = worker(lambda task: ran.append(task.task_id), at=api), worker(at=other)
+        manager.register(Add, room=room)
+        task_id = caller.submit(Add(), room=room, job_room=room)
+        assert tried.wait(5)
+        began = time.monotonic()
+        manager.disconnect()
+        assert time.monotonic() - began < 5
+        assert caller.get_task(task_id).status == TaskStatus.CLAIMED
+    assert ran == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -163,7 +240,7 @@ SCRIPT = """
 import signal, sys, time
 from pathlib import Path
 from typing import Any
-from zndraw_joblib.worker.api import connect
+from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.manager import JobManager
 from sdk.jobs import Add
 

@@ -79,7 +79,7 @@ async def test_a_claim_says_who_holds_the_task_and_under_which_token(replica: Re
 async def test_the_token_grows_with_every_claim(replica: Replica) -> None:
     """A task that comes back to the queue never gives out a token twice."""
     job = await replica.register()
-    submitted = await replica.submit(job)
+    await replica.submit(job)
     for attempt in range(1, 5):
         claimed = await replica.claim(job.worker_id)
         assert claimed is not None

@@ -74,6 +74,11 @@ def job_key(job_name: object) -> str:
     return f"job:{job_name}"
 
 
+def claim_key(claim_id: object) -> str:
+    """Name what the claims with one `claim_id` sleep on."""
+    return f"claim:{claim_id}"
+
+
 def place_key(worker_id: object) -> str:
     """Name what the claims of a worker sleep on that holds as many tasks as it may."""
     return f"place:{worker_id}"

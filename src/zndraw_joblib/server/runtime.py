@@ -35,6 +35,7 @@ from zndraw_joblib.server.ports import (
     Publisher,
     SessionMaker,
     Wake,
+    claim_key,
     job_key,
     place_key,
     task_key,
@@ -253,7 +254,7 @@ class Runtime:
         item = claims.Claim(caller, worker_id, interval, claim_id, self.order)
         deadline = time.monotonic() + wait
         got: claims.Claimed | None = await self._claim_once(item)
-        while got is not None and got.task is None and not self._is_over(deadline, gone):
+        while got is not None and not got.is_final and not self._is_over(deadline, gone):
             keys = _keys(worker_id, got)
             got = await self._claim_asleep(item, keys, deadline, gone)
         return TaskClaimResponse(task=got.task, reason=got.reason) if got else TaskClaimResponse()
@@ -267,15 +268,18 @@ class Runtime:
         """
         # A client that lost its connection asks anew, while we take the old one for alive.
         self.sleepers.make_place(keys[0], self.settings.max_claims_per_worker)
-        with self.sleepers.enter(keys) as sleeper:
+        marks = [] if item.claim_id is None else [claim_key(item.claim_id)]
+        for mark in marks:
+            self.sleepers.make_place(mark, 1)
+        with self.sleepers.enter([*keys, *marks]) as sleeper:
             self._start_recheck()
             while True:
                 self.sleepers.look(sleeper)
                 got = await self._claim_once(item)
-                is_for_others = got.task is None and keys != _keys(item.worker_id, got)
+                is_for_others = not got.is_final and keys != _keys(item.worker_id, got)
                 if not is_for_others:
                     sleeper.found(job_key(got.task.job_name) if got.task else None)
-                if got.task is not None or is_for_others or self._is_over(deadline, gone):
+                if got.is_final or is_for_others or self._is_over(deadline, gone):
                     return got
                 await sleeper.sleep(deadline - time.monotonic(), gone)
                 if sleeper.is_dismissed or (gone is not None and gone.done()):

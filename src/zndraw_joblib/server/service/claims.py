@@ -49,6 +49,11 @@ class Claimed:
     is_contended: bool = False
     reason: NoTask | None = None
 
+    @property
+    def is_final(self) -> bool:
+        """Whether it is of no use to wait for more."""
+        return self.task is not None or self.reason == NoTask.DRAINING
+
 
 @dataclass(slots=True)
 class _Asker:

@@ -17,6 +17,7 @@ from zndraw_joblib.contract.problems import (
     FailedByOperator,
     Forbidden,
     InvalidTaskTransition,
+    Released,
     Retried,
     TaskNotFound,
 )
@@ -46,7 +47,21 @@ async def release(
         _check_from(task, HELD, "released")
         return recovery.released(task, rules.cut_error(action.error))
 
+    again = await _released_before(tx, task_id, action)
+    if again is not None and again.worker_owner_id == caller.id:
+        return views.response(again, (await positions(tx, [again])).get(task_id))
     return await _act(tx, caller, task_id, action, frozenset({Role.WORKER, Role.SUPERUSER}), act)
+
+
+async def _released_before(tx: Transaction, task_id: UUID, action: TaskActionRequest) -> Record | None:
+    """Return a task that waits since this very claim was handed back: then it is a repeat."""
+    task = await store.by_id(tx, task_id)
+    if task is None or task.status != TaskStatus.PENDING or task.attempt != action.attempt:
+        return None
+    known = await store.attempts_of(tx, task.seq)
+    meant = (action.attempt, action.worker_id, Released.problem_id())
+    is_same = bool(known) and (known[-1].attempt, known[-1].worker_id, known[-1].reason) == meant
+    return task if is_same else None
 
 
 async def retry(tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest) -> TaskResponse:

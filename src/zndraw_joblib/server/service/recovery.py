@@ -5,6 +5,7 @@ Source: seed 000 (a lost worker fails its tasks) and seed 004 (release with back
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import (
@@ -39,20 +40,32 @@ def _after(now: datetime, seconds: float | None) -> datetime | None:
     return None if seconds is None else now + timedelta(seconds=seconds)
 
 
-def ended(task: Record, status: TaskStatus, now: datetime, error: str | None, code: str | None) -> Record:
+def ended(
+    task: Record, status: TaskStatus, now: datetime, error: str | None, code: str | None, **also: Any
+) -> Record:
     """Return the task at its end."""
     return replace(
-        task, status=status, completed_at=now, error=error, error_code=code, deadline=None, run_at=None
+        task,
+        status=status,
+        completed_at=now,
+        error=error,
+        error_code=code,
+        deadline=None,
+        run_at=None,
+        **also,
     )
 
 
-def queued(task: Record, reason: str, *, error: str | None = None, run_at: datetime | None = None) -> Record:
+def queued(
+    task: Record, reason: str, *, error: str | None = None, run_at: datetime | None = None, **also: Any
+) -> Record:
     """Return the task back in its queue, or on its way there. Whoever held it is fenced out.
 
     What was said of an earlier attempt is said of this one no more.
     """
     return replace(
         task,
+        **also,
         status=TaskStatus.PENDING,
         worker_id=None,
         claimed_at=None,
@@ -76,22 +89,23 @@ def failed(
     `chance`, between 0 and 1, is for the jitter of the pause before it.
     """
     crashed = cause == Cause.WORKER_LOST
-    task = replace(task, failures=task.failures + (not crashed), crashes=task.crashes + crashed)
+    failures, crashes = task.failures + (not crashed), task.crashes + crashed
     code = _CODES.get(cause, ERROR)
-    if may_retry and _may_go_again(task, cause):
-        pause = task.policy.backoff.pause(task.failures + task.crashes, chance)
+    counts: dict[str, Any] = {"failures": failures, "crashes": crashes}
+    if may_retry and _may_go_again(task, cause, **counts):
+        pause = task.policy.backoff.pause(failures + crashes, chance)
         # Without a pause no clock has to let it in.
-        return queued(task, code, error=error, run_at=_after(now, pause or None))
-    return ended(task, TaskStatus.FAILED, now, error, code)
+        return queued(task, code, error=error, run_at=_after(now, pause or None), **counts)
+    return ended(task, TaskStatus.FAILED, now, error, code, **counts)
 
 
-def _may_go_again(task: Record, cause: Cause) -> bool:
+def _may_go_again(task: Record, cause: Cause, failures: int, crashes: int) -> bool:
     policy = task.policy
     most = task.max_attempts or policy.max_attempts
     # With one attempt there is no other, however it ended: seed 000. An internal task has no queue.
     if most == 1 or cause not in policy.retry_on or task.job.room_id == INTERNAL:
         return False
-    return task.crashes < policy.max_crashes if cause == Cause.WORKER_LOST else task.failures < most
+    return crashes < policy.max_crashes if cause == Cause.WORKER_LOST else failures < most
 
 
 def lost(task: Record, now: datetime, chance: float) -> Record:

@@ -149,7 +149,7 @@ async def settle(
     found = await task_store.held(tx, wanted, limit=limit)
     now = await tx.now()
     moves = [(task, decide(task, now, random.random())) for task in found]  # noqa: S311 - jitter
-    await task_store.move(tx, moves)
+    await task_store.move_alike(tx, moves)
     await job_service.show_wanted(tx, [after for _, after in moves])
     standing = await positions(tx, [after for _, after in moves])
     for _, after in moves:

@@ -160,10 +160,13 @@ async def rooms(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
 
 
 async def waiting(tx: Transaction) -> dict[JobName, int]:
-    """Return the jobs that have tasks to claim, and how many."""
-    statement = select(jobs.c.room_id, jobs.c.category, jobs.c.name, jobs.c.pending)
+    """Return the jobs that have tasks to claim, and how many may be claimed at most."""
+    statement = select(jobs.c.room_id, jobs.c.category, jobs.c.name, jobs.c.pending, jobs.c.max_in_flight)
     rows = await tx.execute(statement.where(jobs.c.pending > 0, ~jobs.c.paused))
-    return {JobName(row.room_id, row.category, row.name): row.pending for row in rows}
+    return {
+        JobName(row.room_id, row.category, row.name): min(row.pending, row.max_in_flight or row.pending)
+        for row in rows
+    }
 
 
 async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[Row[*tuple[Any, ...]]], int]:
