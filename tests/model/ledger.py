@@ -32,13 +32,27 @@ NEXT = {
 Refusal = type[ProblemException]
 
 
+@dataclass(frozen=True)
+class Policy:
+    """How often the tasks of a job are tried, after which pause, and how long they may not be started."""
+
+    attempts: int = 1
+    after_errors: bool = False
+    after_losses: bool = True
+    crashes: int = 3
+    pause: float = 0
+    start: float = 60
+
+
 @dataclass
 class Job:
-    """A name, what it takes, who waits for it and who serves it."""
+    """A name, what it takes, who waits for it, now or later, and who serves it."""
 
     schema: dict[str, Any]
+    policy: Policy
     is_hidden: bool = False
     queue: list[UUID] = field(default_factory=list)
+    later: dict[UUID, datetime] = field(default_factory=dict)
     workers: set[UUID] = field(default_factory=set)
 
 
@@ -66,13 +80,19 @@ class Task:
     ended: datetime | None = None
     error: str | None = None
     result: Any = None
+    claimed: datetime | None = None
+    mark: UUID | None = None
+    failures: int = 0
+    crashes: int = 0
+    why: str | None = None
 
 
 class Ledger:
     """All that there is. Each method does one request, or returns the class of its refusal."""
 
-    def __init__(self, now: datetime) -> None:
+    def __init__(self, now: datetime, policies: dict[JobName, Policy]) -> None:
         self.now = now
+        self.policies = policies
         self.jobs: dict[JobName, Job] = {}
         self.workers: dict[UUID, Worker] = {}
         self.tasks: dict[UUID, Task] = {}
@@ -81,17 +101,44 @@ class Ledger:
     def _move(self, task_id: UUID, status: str, error: str | None = None) -> None:
         task = self.tasks[task_id]
         if task.status == "pending":
-            self.jobs[task.job].queue.remove(task_id)
+            job = self.jobs[task.job]
+            job.queue = [one for one in job.queue if one != task_id]
+            job.later.pop(task_id, None)
         task.status = status
         if status == "running":
             task.started = self.now
         if status in ENDED:
-            task.ended, task.error = self.now, error or task.error
+            task.ended, task.error, task.why = self.now, error, None
         self.told.append((task_id, status))
+
+    def _go_back(self, task_id: UUID, why: str, error: str | None = None, pause: float = 0) -> None:
+        task, job = self.tasks[task_id], self.jobs[self.tasks[task_id].job]
+        task.status, task.why, task.error, task.result = "pending", why, error, None
+        task.holder = task.claimed = task.started = task.ended = task.mark = None
+        if pause:
+            job.later[task_id] = self.now + timedelta(seconds=pause)
+        else:
+            self._queue(task_id)
+        job.is_hidden = False
+        self.told.append((task_id, "pending"))
+
+    def _queue(self, task_id: UUID) -> None:
+        job = self.jobs[self.tasks[task_id].job]
+        job.queue = sorted([*job.queue, task_id], key=lambda one: self.tasks[one].order)
+
+    def _go_wrong(self, task_id: UUID, error: str | None, *, is_loss: bool) -> None:
+        task, policy = self.tasks[task_id], self.jobs[self.tasks[task_id].job].policy
+        task.crashes, task.failures = task.crashes + is_loss, task.failures + (not is_loss)
+        is_on = policy.after_losses if is_loss else policy.after_errors
+        has_more = task.crashes < policy.crashes if is_loss else task.failures < policy.attempts
+        if policy.attempts > 1 and is_on and has_more and task.job.room_id != INTERNAL:
+            self._go_back(task_id, "lost" if is_loss else "error", error, policy.pause)
+        else:
+            self._move(task_id, "failed", error)
 
     def _hide_orphan(self, name: JobName) -> None:
         job = self.jobs[name]
-        if name.room_id != INTERNAL and not job.workers and not job.queue:
+        if name.room_id != INTERNAL and not job.workers and not job.queue and not job.later:
             job.is_hidden = True
 
     def can_register(
@@ -109,7 +156,7 @@ class Ledger:
     def register(self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None) -> bool:
         """Let a worker serve a job. Tell whether the job is new, or shown again."""
         is_new = name not in self.jobs or self.jobs[name].is_hidden
-        job = self.jobs.setdefault(name, Job(schema))
+        job = self.jobs.setdefault(name, Job(schema, self.policies.get(name, Policy())))
         job.is_hidden, job.schema = False, schema
         if worker is not None:
             self.workers.setdefault(worker, Worker(by.id, self.now))
@@ -134,8 +181,8 @@ class Ledger:
         self.told.append((task_id, "pending"))
         return len(self.jobs[name].queue)
 
-    def claim(self, by: Identity, worker_id: UUID) -> UUID | Refusal | None:
-        """Hand out the oldest task that a worker may have."""
+    def claim(self, by: Identity, worker_id: UUID, mark: UUID | None) -> UUID | Refusal | None:
+        """Hand out the oldest task that a worker may have, or the one that it holds by this mark."""
         worker = self.workers.get(worker_id)
         if worker is None:
             return WorkerNotFound
@@ -143,6 +190,9 @@ class Ledger:
             return Forbidden
         if worker.beat < self.now - INTERVAL / 4:
             worker.beat = self.now
+        for task_id, task in self.tasks.items():
+            if mark is not None and (task.holder, task.mark) == (worker_id, mark) and task.ended is None:
+                return task_id
         heads = [
             job.queue[0]
             for name, job in self.jobs.items()
@@ -154,24 +204,57 @@ class Ledger:
         self._move(oldest, "claimed")
         task = self.tasks[oldest]
         task.holder, task.owner, task.attempt = worker_id, worker.owner, task.attempt + 1
+        task.claimed, task.mark = self.now, mark
         return oldest
 
     def report(self, by: Identity, task_id: UUID, status: str, said: dict[str, Any]) -> Refusal | None:
         """Move a task as somebody says of it; a repeat changes nothing."""
         task = self.tasks[task_id]
         if refusal := self._may_report(by, task, status, said):
-            return refusal
+            return None if refusal is StaleReport and self._led_to_retry(task, status, said) else refusal
+        if self._led_to_retry(task, status, said):
+            return None
         if status == task.status and status not in {"pending", "claimed"}:
             is_same = status != "failed" or said.get("error") == task.error
             return None if is_same else InvalidTaskTransition
         if status not in NEXT.get(task.status, ()):
             return InvalidTaskTransition
         was_pending = task.status == "pending"
-        self._move(task_id, status, said.get("error"))
+        if status == "failed":
+            self._go_wrong(task_id, said.get("error"), is_loss=False)
+        else:
+            self._move(task_id, status, said.get("error"))
         if status == "completed":
             task.result = said.get("result")
         if was_pending:
             self._hide_orphan(task.job)
+        return None
+
+    def _led_to_retry(self, task: Task, status: str, said: dict[str, Any]) -> bool:
+        is_same = said.get("attempt") == task.attempt and said.get("error") == task.error
+        return status == "failed" and (task.status, task.why) == ("pending", "error") and is_same
+
+    def release(self, by: Identity, task_id: UUID) -> Refusal | None:
+        """Hand a held task back."""
+        task = self.tasks[task_id]
+        is_inside = task.job.room_id == INTERNAL
+        if not by.is_superuser and (task.owner != by.id or (is_inside and task.ended is None)):
+            return Forbidden
+        if task.status not in {"claimed", "running"} or is_inside:
+            return InvalidTaskTransition
+        self._go_back(task_id, "released")
+        return None
+
+    def retry(self, by: Identity, task_id: UUID) -> Refusal | None:
+        """Let a task that ended without success be tried once more."""
+        task = self.tasks[task_id]
+        is_inside = task.job.room_id == INTERNAL
+        if not by.is_superuser and (task.submitter != by.id or (is_inside and task.ended is None)):
+            return Forbidden
+        if task.status not in {"failed", "cancelled"} or is_inside:
+            return InvalidTaskTransition
+        task.failures = task.crashes = 0
+        self._go_back(task_id, "retried")
         return None
 
     def _may_report(self, by: Identity, task: Task, status: str, said: dict[str, Any]) -> Refusal | None:
@@ -212,7 +295,7 @@ class Ledger:
         del self.workers[worker_id]
         for task_id, task in self.tasks.items():
             if task.holder == worker_id and task.status in {"claimed", "running"}:
-                self._move(task_id, "failed", "Worker disconnected")
+                self._go_wrong(task_id, "Worker disconnected", is_loss=True)
         for name, job in self.jobs.items():
             if worker_id in job.workers:
                 job.workers.remove(worker_id)
@@ -230,13 +313,27 @@ class Ledger:
         return None
 
     def sweep(self) -> None:
-        """Retire the silent, give up the stuck, and mend what was heard from the future."""
+        """Retire the silent, mend what was heard from the future, and do what is due."""
         for worker_id, worker in list(self.workers.items()):
             if worker.beat > self.now + JITTER:
                 worker.beat = self.now
             if worker.beat < self.now - TIMEOUT:
                 self._retire(worker_id)
+        self._settle()
+        for job in self.jobs.values():
+            for task_id, at in list(job.later.items()):
+                if at <= self.now:
+                    del job.later[task_id]
+                    self._queue(task_id)
+
+    def _settle(self) -> None:
         for task_id, task in self.tasks.items():
             is_held = task.status in {"claimed", "running"}
             if task.job.room_id == INTERNAL and is_held and (task.started or task.made) < self.now - STUCK:
                 self._move(task_id, "failed", "Internal worker timeout")
+        for task_id, task in self.tasks.items():
+            start = self.jobs[task.job].policy.start
+            if task.job.room_id == INTERNAL or task.status != "claimed" or not start:
+                continue
+            if task.claimed and task.claimed + timedelta(seconds=start) <= self.now:
+                self._go_back(task_id, "slow", f"The task was not started within {start:g} s")

@@ -26,15 +26,15 @@ from store.fixtures import empty
 from store.invariants import faults
 from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock
 
-from model.ledger import ENDED, STUCK, TIMEOUT, Ledger
+from model.ledger import ENDED, STUCK, TIMEOUT, Ledger, Policy
 from zndraw_joblib.contract.events import Emission, TaskStatusEvent
-from zndraw_joblib.contract.messages import JobRegisterRequest, TaskUpdateRequest
+from zndraw_joblib.contract.messages import JobRegisterRequest, TaskActionRequest, TaskUpdateRequest
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, Page
 from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import claims, jobs, sweep, tasks, workers
+from zndraw_joblib.server.service import claims, jobs, operations, sweep, tasks, workers
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.engine import open_database
@@ -55,6 +55,12 @@ ROOMS = st.sampled_from(["lab", "lab", "lab", "other"])
 # None stands for the next step of a task that all goes well with.
 REPORTED = st.sampled_from([None, None, None, None, *TaskStatus])
 TOKENS = st.sampled_from(["", "right", "right", "old", "other"])
+# Marks of claims; None for a claim without one.
+MARKS = st.sampled_from([None, None, UUID(int=1), UUID(int=2)])
+POLICIES = {
+    B: Policy(attempts=2, after_errors=True, crashes=2),
+    C: Policy(attempts=3, after_errors=True, after_losses=False, pause=10, start=0),
+}
 NEXT = {"claimed": TaskStatus.RUNNING, "running": TaskStatus.COMPLETED}
 
 
@@ -68,7 +74,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         super().__init__()
         self.url = url
         self.clock = HandClock()
-        self.ledger = Ledger(self.clock.now)
+        self.ledger = Ledger(self.clock.now, POLICIES)
         self.told: list[tuple[UUID, str]] = []
         self.runner = asyncio.Runner()
         self.runtime = Runtime(open_database(url, self.clock), JobLibSettings(), publish=self._hear)
@@ -117,7 +123,9 @@ class QueueAgainstLedger(RuleBasedStateMachine):
 
     def _register(self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None) -> Any:
         refusal = self.ledger.can_register(by, name, schema, worker)
-        request = JobRegisterRequest(category=name.category, name=name.name, schema=schema, worker_id=worker)
+        request = JobRegisterRequest(
+            category=name.category, name=name.name, schema=schema, worker_id=worker, **_said(name)
+        )
         answer = self.ask(jobs.register, item=jobs.Registration(by, name.room_id, request))
         if refusal is not None:
             assert answer is refusal
@@ -139,19 +147,19 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         assert answer.queue_position == self.ledger.submit(by, name, answer.id)
         return answer.id
 
-    @rule(crowd=st.lists(st.tuples(known_workers, CALLERS), min_size=1, max_size=4))
-    def claim(self, crowd: list[tuple[UUID, Identity | None]]) -> None:
-        """Some workers claim at once; each by its owner, or not."""
-        items = [claims.Claim(by or self._owner(worker), worker, 15) for worker, by in crowd]
+    @rule(crowd=st.lists(st.tuples(known_workers, CALLERS, MARKS), min_size=1, max_size=4))
+    def claim(self, crowd: list[tuple[UUID, Identity | None, UUID | None]]) -> None:
+        """Some workers claim at once, or repeat a claim; each by its owner, or not."""
+        items = [claims.Claim(by or self._owner(worker), worker, 15, mark) for worker, by, mark in crowd]
         for item, answer in zip(items, self.ask_many(claims.claim, items), strict=True):
             got = answer if isinstance(answer, type) else answer.task and answer.task.id
-            assert got == self.ledger.claim(item.caller, item.worker_id)
+            assert got == self.ledger.claim(item.caller, item.worker_id, item.claim_id)
 
     @rule(target=known_tasks, worker=known_workers, name=CALLED, steps=st.sampled_from([1, 2, 3, 3]))
     def go_the_whole_way(self, worker: UUID, name: JobName, steps: int) -> Any:
         """A task is submitted, and a worker takes the oldest of its tasks some steps on."""
         task_id = self.submit(SUBMITTER, name, "lab")
-        self.claim([(worker, None)])
+        self.claim([(worker, None, None)])
         held = [id_ for id_, task in self.ledger.tasks.items() if task.holder == worker]
         for _ in range(steps - 1):
             self.report([(id_, None, None, "right") for id_ in held[-1:]])
@@ -184,6 +192,16 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         elif token == "other":
             fields["worker_id"] = uuid4()
         return tasks.Report(by or holder, task_id, TaskUpdateRequest(status=wanted, **fields))
+
+    @rule(task_id=known_tasks, by=CALLERS, what=st.sampled_from(["release", "release", "retry"]))
+    def act(self, task_id: UUID, by: Identity | None, what: str) -> None:
+        """Somebody hands a task back, or wants it tried once more."""
+        caller = by or ADMIN
+        answer = self.ask(
+            getattr(operations, what), caller=caller, task_id=task_id, action=TaskActionRequest()
+        )
+        refusal = getattr(self.ledger, what)(caller, task_id)
+        assert (answer if isinstance(answer, type) else None) == refusal
 
     @rule(worker=known_workers, by=CALLERS)
     def beat(self, worker: UUID, by: Identity | None) -> None:
@@ -218,6 +236,8 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         self.ask(sweep.retire_stale, timeout=TIMEOUT)
         assert self.ask(sweep.settle_abandoned) == 0
         self.ask(sweep.settle_stuck, timeout=STUCK)
+        self.ask(sweep.settle_overdue)
+        self.ask(sweep.queue_due)
 
     @invariant()
     def all_is_as_the_ledger_has_it(self) -> None:
@@ -239,7 +259,13 @@ class QueueAgainstLedger(RuleBasedStateMachine):
             served[job_id].add(worker_id)
         return {
             "jobs": {
-                (row.room_id, row.name): (row.schema, row.deleted, row.pending, served[row.id])
+                (row.room_id, row.name): (
+                    row.schema,
+                    row.deleted,
+                    row.pending,
+                    row.scheduled,
+                    served[row.id],
+                )
                 for row in named.values()
             },
             "workers": {
@@ -265,11 +291,18 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         ledger = self.ledger
         ranks = {id_: rank for job in ledger.jobs.values() for rank, id_ in enumerate(job.queue, 1)}
         for task_id, task in ledger.tasks.items():
-            assert (task.status == "pending") == (task_id in ranks)
+            is_waiting = task_id in ranks or task_id in ledger.jobs[task.job].later
+            assert (task.status == "pending") == is_waiting
             assert (task.status in ENDED) == (task.ended is not None)
         return {
             "jobs": {
-                (name.room_id, name.name): (job.schema, job.is_hidden, len(job.queue), job.workers)
+                (name.room_id, name.name): (
+                    job.schema,
+                    job.is_hidden,
+                    len(job.queue),
+                    len(job.later),
+                    job.workers,
+                )
                 for name, job in ledger.jobs.items()
             },
             "workers": {id_: (worker.owner, worker.beat) for id_, worker in ledger.workers.items()},
@@ -287,6 +320,19 @@ class QueueAgainstLedger(RuleBasedStateMachine):
                 for id_, task in ledger.tasks.items()
             },
         }
+
+
+def _said(name: JobName) -> dict[str, Any]:
+    """Return what a worker says of a job's policy."""
+    policy = POLICIES.get(name, Policy())
+    causes = [policy.after_losses and "worker_lost", policy.after_errors and "error"]
+    return {
+        "max_attempts": policy.attempts,
+        "retry_on": [cause for cause in causes if cause],
+        "max_crashes": policy.crashes,
+        "backoff": {"base_seconds": policy.pause, "factor": 1},
+        "start_timeout_seconds": policy.start,
+    }
 
 
 def profile(examples: int, steps: int) -> settings:

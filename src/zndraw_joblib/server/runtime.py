@@ -5,6 +5,7 @@ import logging
 import math
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -147,7 +148,7 @@ class Runtime:
         for worker_id in {freed.worker_id for freed in tx.freed}:
             self.sleepers.wake(place_key(worker_id))
         if tx.freed and self.settings.room_max_in_flight is not None:
-            await self._wake_for_rooms([freed.room_id for freed in tx.freed])
+            await self._wake_for_rooms([freed.room_id for freed in tx.freed], tx.wakes)
         if self.publish is None or not getattr(self.publish, "is_heard", True):
             return
         if not (emissions := tx.emissions):
@@ -158,10 +159,17 @@ class Runtime:
             except Exception:
                 logger.exception("%d events were not sent; what they tell of is committed", len(emissions))
 
-    async def _wake_for_rooms(self, rooms: list[str]) -> None:
-        """Wake somebody, once for each task, for each job of which rooms may have more under way now."""
+    async def _wake_for_rooms(self, rooms: list[str], woken: Sequence[Wake]) -> None:
+        """Wake somebody, once for each task, for each job of which rooms may have more under way now.
+
+        Who was woken already counts.
+        """
         found = await self.database.read(partial(jobs.waiting_in, rooms=sorted(set(rooms))))
-        self.sleepers.notify([Wake(job_key(name), len(rooms)) for name in found])
+        done = Counter[str]()
+        for key, count in woken:
+            done[key] += count or 0
+        wanted = {job_key(name): len(rooms) - done[job_key(name)] for name in found}
+        self.sleepers.notify([Wake(key, count) for key, count in wanted.items() if count > 0])
 
     @property
     def order(self) -> Order:

@@ -103,6 +103,8 @@ async def _act(
         raise Forbidden(f"Not authorized: that is for {' or '.join(sorted(allowed))} of the task")
     rules.check_fence(task, action)
     after = act(task, action, await tx.now())
+    if task.job.room_id == INTERNAL and after.status == TaskStatus.PENDING:
+        raise _refused(task, "An internal task has no queue to go back to; submit it anew")
     # The job's row, so that it is not hidden while a task comes back to it.
     await job_store.lock_by_names(tx, [task.job])
     await store.move(tx, [(task, after)])
@@ -117,13 +119,17 @@ async def _act(
 def _check_from(task: Record, sources: frozenset[TaskStatus], what: str) -> None:
     if task.status not in sources:
         allowed = ", ".join(status for status in TaskStatus if status in sources)
-        raise InvalidTaskTransition(
-            f"Only a task that is {allowed} can be {what}; this one is {task.status}",
-            reason="wrong order",
-            current_status=task.status,
-            current_attempt=task.attempt,
-            error_code=task.error_code,
-        )
+        raise _refused(task, f"Only a task that is {allowed} can be {what}; this one is {task.status}")
+
+
+def _refused(task: Record, detail: str) -> InvalidTaskTransition:
+    return InvalidTaskTransition(
+        detail,
+        reason="wrong order",
+        current_status=task.status,
+        current_attempt=task.attempt,
+        error_code=task.error_code,
+    )
 
 
 async def history(tx: Transaction, task_id: UUID) -> TaskHistory:

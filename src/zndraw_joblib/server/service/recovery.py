@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import (
     InternalTimeout,
     Released,
@@ -101,8 +102,8 @@ def failed(
 def _may_go_again(task: Record, cause: Cause, failures: int, crashes: int) -> bool:
     policy = task.policy
     most = task.max_attempts or policy.max_attempts
-    # With one attempt there is no other, however it ended: seed 000.
-    if most == 1 or cause not in policy.retry_on:
+    # With one attempt there is no other, however it ended: seed 000. An internal task has no queue.
+    if most == 1 or cause not in policy.retry_on or task.job.room_id == INTERNAL:
         return False
     return crashes < policy.max_crashes if cause == Cause.WORKER_LOST else failures < most
 

@@ -63,6 +63,7 @@ _WRITTEN = (
     "error_code",
     "result",
     "run_at",
+    "expires_at",
     "deadline",
     "failures",
     "crashes",

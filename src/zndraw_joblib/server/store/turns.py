@@ -12,11 +12,12 @@ from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.lists import arrays
 from zndraw_joblib.server.store.queues import BRANCHES
 from zndraw_joblib.server.store.settling import count_held, in_rooms
-from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.store.tables import Attempt, Task
 from zndraw_joblib.server.store.tasks import QUEUED
 
 tasks = Task.__table__
 _before = tasks.alias("before")
+_attempts = Attempt.__table__
 
 # Whoever counts the tasks of rooms does so alone: two at once would both find the last free place.
 _ALONE = text("SELECT pg_advisory_xact_lock(4961402731120482811)")
@@ -58,14 +59,16 @@ async def heads(tx: Transaction, job_id: UUID, count: int) -> list[Head]:
 
 
 def _heads_of(job_id: Any, room: Any, count: Any) -> Select[Any]:
-    # Within a room tasks go mostly in the order they came in: the one before the head had the last turn.
+    # Within a room tasks go mostly in the order they came in: the one before the head had the last turn, or
+    # the head itself had it, if it came back. Of one that came back its last attempt tells when.
+    earlier = select(func.max(_attempts.c.claimed_at)).where(_attempts.c.task_seq == _before.c.seq)
     served = (
-        select(_before.c.claimed_at)
+        select(func.coalesce(_before.c.claimed_at, earlier.scalar_subquery()))
         .where(
             _before.c.job_id == tasks.c.job_id,
             _before.c.room_id == tasks.c.room_id,
-            tuple_(_before.c.created_at, _before.c.seq) < tuple_(tasks.c.created_at, tasks.c.seq),
-            _before.c.claimed_at.is_not(None),
+            tuple_(_before.c.created_at, _before.c.seq) <= tuple_(tasks.c.created_at, tasks.c.seq),
+            _before.c.attempt > 0,
         )
         .order_by(_before.c.created_at.desc(), _before.c.seq.desc())
         .limit(1)

@@ -1,0 +1,294 @@
+"""Release, retry and fail a task by hand: who may, from where, whom it fences out, and what it tells."""
+
+import asyncio
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from store.fixtures import every_kind
+from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock, InternalExecutor, Replica, internal
+from store.seeds import add_tasks, task
+
+from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
+from zndraw_joblib.contract.events import JobsInvalidate, TaskAvailable, TaskStatusEvent, room_of, workers_of
+from zndraw_joblib.contract.messages import TaskResponse, Verdict
+from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.contract.problems import Forbidden, InvalidTaskTransition, StaleReport, TaskNotFound
+from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
+from zndraw_joblib.server.service import operations
+
+FROM = {
+    operations.release: HELD,
+    operations.retry: {TaskStatus.FAILED, TaskStatus.CANCELLED},
+    operations.fail: set(TaskStatus) - TERMINAL,
+}
+MAY = {
+    operations.release: {OWNER, ADMIN},
+    operations.retry: {SUBMITTER, ADMIN},
+    operations.fail: {ADMIN},
+}
+TO = {
+    operations.release: TaskStatus.PENDING,
+    operations.retry: TaskStatus.PENDING,
+    operations.fail: TaskStatus.FAILED,
+}
+
+
+def events(replica: Replica) -> list[tuple[str, str]]:
+    """Return what was told, and to which room."""
+    told = []
+    for event, room in replica.events:
+        status = f" {event.status.value}" if isinstance(event, TaskStatusEvent) else ""
+        told.append((f"{type(event).__name__}{status}", room))
+    return told
+
+
+@every_kind
+@pytest.mark.parametrize("what", list(FROM), ids=lambda what: what.__name__)
+async def test_each_is_for_some_and_from_some_states(replica: Replica, what: Any) -> None:
+    """Everybody, from everywhere: what may not be is refused, changes nothing and tells nothing."""
+    job = await replica.register()
+    mine = {"worker_id": job.worker_id, "worker_owner_id": OWNER.id, "attempt": 1}
+    for status in TaskStatus:
+        for by in (OWNER, SUBMITTER, ADMIN, STRANGER):
+            fields = {} if status is TaskStatus.PENDING else mine
+            [task_id] = await add_tasks(replica, [task(job.id, status, **fields)])
+            before = await replica.get(task_id)
+            replica.events.clear()
+            if by in MAY[what] and status in FROM[what]:
+                assert (await replica.act(what, task_id, by=by)).status is TO[what]
+                assert replica.told(task_id) == [TO[what]]
+            else:
+                with pytest.raises((Forbidden, InvalidTaskTransition)) as refused:
+                    await replica.act(what, task_id, by=by)
+                is_holder_no_more = status is TaskStatus.PENDING and by is OWNER
+                assert (refused.type is Forbidden) == (by not in MAY[what] or is_holder_no_more)
+                assert await replica.get(task_id) == before
+                assert replica.events == []
+    with pytest.raises(TaskNotFound):
+        await replica.act(what, uuid4())
+
+
+@every_kind
+async def test_a_released_task_is_in_its_queue_again(timed: Replica, clock: HandClock) -> None:
+    """At its old place; its room and the job's workers hear of it, and no attempt is burnt."""
+    job = await timed.register(max_attempts=1)
+    first, second = await timed.submit(job), await timed.submit(job)
+    running = await timed.start(job.worker_id)
+    timed.events.clear()
+    released = await timed.act(operations.release, running.id, by=OWNER, attempt=1, worker_id=job.worker_id)
+    assert (released.id, released.status, released.queue_position) == (first.id, TaskStatus.PENDING, 1)
+    assert (released.error, released.error_code, released.worker_id) == (None, "released", None)
+    assert events(timed) == [
+        ("TaskStatusEvent pending", room_of("lab")),
+        ("TaskAvailable", workers_of(job.full_name)),
+    ]
+    status, available = [event for event, _ in timed.events]
+    assert isinstance(status, TaskStatusEvent)
+    assert isinstance(available, TaskAvailable)
+    assert (status.queue_position, available.task_id) == (1, first.id)
+    assert (await timed.get(second.id)).queue_position == 2
+    again = await timed.start(job.worker_id)
+    assert (again.id, again.attempt) == (first.id, 2)
+    assert (await timed.report(again.id, TaskStatus.FAILED, error="oh")).status is TaskStatus.FAILED
+
+
+async def test_why_a_task_was_released_is_kept(replica: Replica) -> None:
+    """What is said of it stays with the task until its next attempt has ended."""
+    running = await replica.running(await replica.register())
+    released = await replica.act(operations.release, running.id, error="the disk is full")
+    assert (released.error, released.error_code) == ("the disk is full", "released")
+
+
+@pytest.mark.parametrize("what", [operations.release, operations.fail], ids=lambda what: what.__name__)
+async def test_the_holder_is_fenced_out(replica: Replica, what: Any) -> None:
+    """Its reports are refused with a reason, its heartbeat says that the task is lost."""
+    job = await replica.register()
+    running = await replica.running(job)
+    assert await replica.verdicts(job.worker_id, (running.id, 1)) == [(running.id, Verdict.CONTINUE)]
+    after = await replica.act(what, running.id)
+    for status in (TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.RUNNING):
+        with pytest.raises(InvalidTaskTransition) as refused:
+            await replica.report(running.id, status, attempt=1, worker_id=job.worker_id, error="late")
+        body = refused.value.problem.model_dump()
+        assert body["reason"] == ("released" if what is operations.release else "finished")
+        assert body["error_code"] == after.error_code
+    assert await replica.verdicts(job.worker_id, (running.id, 1)) == [(running.id, Verdict.LOST)]
+    assert await replica.get(running.id) == after
+
+
+@pytest.mark.parametrize("what", list(FROM), ids=lambda what: what.__name__)
+@pytest.mark.parametrize("fence", ["attempt", "worker"])
+async def test_the_claim_that_is_meant_may_be_named(replica: Replica, what: Any, fence: str) -> None:
+    """Whoever acts on what it saw does not hit a later attempt of the task, or another worker's."""
+    job = await replica.register()
+    running = await replica.running(job)
+    await replica.act(operations.release, running.id)
+    again = await replica.start(job.worker_id)
+    if what is operations.retry:
+        again = await replica.report(again.id, TaskStatus.FAILED)
+    wrong = {"attempt": 1} if fence == "attempt" else {"worker_id": uuid4()}
+    right = {"attempt": 2} if fence == "attempt" else {"worker_id": job.worker_id}
+    replica.events.clear()
+    with pytest.raises(StaleReport):
+        await replica.act(what, again.id, **wrong)
+    assert replica.events == []
+    assert await replica.get(again.id) == again
+    assert (await replica.act(what, again.id, **right)).status is TO[what]
+
+
+async def test_a_worker_hands_back_its_own_tasks_alone(replica: Replica) -> None:
+    """Not those of another owner's worker, of the same job."""
+    job = await replica.register()
+    await replica.register(by=STRANGER)
+    running = await replica.running(job)
+    with pytest.raises(Forbidden):
+        await replica.act(operations.release, running.id, by=STRANGER)
+    assert (await replica.get(running.id)).status is TaskStatus.RUNNING
+
+
+@every_kind
+@pytest.mark.parametrize("how", ["failed", "cancelled", "cancelled while pending"])
+async def test_a_retried_task_has_all_its_attempts_before_it(
+    timed: Replica, clock: HandClock, how: str
+) -> None:
+    """Its counts start over, its attempt number goes on, nothing is left of its end; then it is claimed."""
+    backoff = {"base_seconds": 0}
+    job = await timed.register(max_attempts=2, retry_on=["error"], backoff=backoff)
+    ended = await end(timed, await timed.submit(job, expires_in_seconds=100), job.worker_id, how)
+    claims = ended.attempt
+    clock.advance(1000)
+    timed.events.clear()
+    retried = await timed.act(operations.retry, ended.id, by=SUBMITTER)
+    assert (retried.status, retried.queue_position, retried.attempt) == (TaskStatus.PENDING, 1, claims)
+    assert (retried.completed_at, retried.error, retried.worker_id) == (None, None, None)
+    assert events(timed) == [
+        ("TaskStatusEvent pending", room_of("lab")),
+        ("TaskAvailable", workers_of(job.full_name)),
+    ]
+    assert await timed.settle_expired() == 0
+    for attempt in (claims + 1, claims + 2):
+        running = await timed.start(job.worker_id)
+        assert (running.id, running.attempt) == (ended.id, attempt)
+        told = await timed.report(running.id, TaskStatus.FAILED, error="again", attempt=attempt)
+    assert told.status is TaskStatus.FAILED
+
+
+async def end(timed: Replica, submitted: TaskResponse, worker: UUID | None, how: str) -> TaskResponse:
+    """Let a task end without success: after two attempts, in the middle of one, or before any."""
+    if how == "failed":
+        for _ in range(2):
+            running = await timed.start(worker)
+            await timed.report(running.id, TaskStatus.FAILED, error="oh")
+    elif how == "cancelled":
+        await timed.start(worker)
+    if how != "failed":
+        await timed.report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER)
+    return await timed.get(submitted.id)
+
+
+async def test_a_retry_shows_a_hidden_job_again(replica: Replica) -> None:
+    """Its rooms hear of that, the next worker gets the task, and with its end the job may be hidden again."""
+    job = await replica.register()
+    running = await replica.running(job)
+    await replica.leave(job.worker_id)
+    replica.events.clear()
+    await replica.act(operations.retry, running.id, by=SUBMITTER)
+    assert (JobsInvalidate.__name__, room_of("@global")) in events(replica)
+    back, is_new = await replica.register_anew()
+    assert not is_new
+    assert (await replica.take(back.worker_id)).attempt == 2
+    await replica.leave(back.worker_id)
+    _, is_new = await replica.register_anew()
+    assert is_new
+
+
+async def test_a_retry_that_is_cancelled_hides_the_job_again(replica: Replica) -> None:
+    """Nobody serves it, and nothing waits."""
+    job = await replica.register()
+    running = await replica.running(job)
+    await replica.leave(job.worker_id)
+    for what in (SUBMITTER, ADMIN):
+        await replica.act(operations.retry, running.id, by=SUBMITTER)
+        replica.events.clear()
+        if what is ADMIN:
+            await replica.act(operations.fail, running.id)
+        else:
+            await replica.report(running.id, TaskStatus.CANCELLED, by=what)
+        assert (JobsInvalidate.__name__, room_of("@global")) in events(replica)
+
+
+@every_kind
+@pytest.mark.parametrize("how", ["pending", "scheduled", "claimed", "running"])
+async def test_an_operator_may_end_what_has_not_ended(timed: Replica, clock: HandClock, how: str) -> None:
+    """With a reason or without; its waiters hear of it, and the policy does not bring it back."""
+    job = await timed.register(max_attempts=9, retry_on=["error", "timeout", "worker_lost"])
+    submitted = await timed.submit(job, delay_seconds=100 if how == "scheduled" else None)
+    if how in {"claimed", "running"}:
+        await timed.take(job.worker_id)
+    if how == "running":
+        await timed.report(submitted.id, TaskStatus.RUNNING)
+    waiter = asyncio.create_task(timed.get(submitted.id, wait=LONG))
+    await claims_asleep(timed, 1)
+    error = "it is stuck" if how == "running" else None
+    failed = await timed.act(operations.fail, submitted.id, error=error)
+    assert (failed.status, failed.error_code) == (TaskStatus.FAILED, "failed-by-operator")
+    assert failed.error == (error or "An operator ended the task")
+    async with asyncio.timeout(2):
+        assert await waiter == failed
+    clock.advance(1000)
+    assert await timed.queue_due() == await timed.settle_overdue() == 0
+    assert await timed.claim(job.worker_id) is None
+
+
+async def test_internal_tasks_are_for_superusers(replica: Replica) -> None:
+    """Their submitter may not touch them while they run inside; a superuser may end them."""
+    await replica.register("Render", INTERNAL, by=ADMIN)
+    replica.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    submitted = await replica.submit(str(internal()))
+    for what in FROM:
+        with pytest.raises(Forbidden):
+            await replica.act(what, submitted.id, by=SUBMITTER)
+    assert (await replica.act(operations.fail, submitted.id)).status is TaskStatus.FAILED
+
+
+@pytest.mark.parametrize("what", [operations.release, operations.retry], ids=lambda what: what.__name__)
+async def test_an_internal_task_goes_back_to_no_queue(replica: Replica, what: Any) -> None:
+    """No worker may claim it: it would wait for ever."""
+    await replica.register("Render", INTERNAL, by=ADMIN)
+    replica.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    submitted = await replica.submit(str(internal()))
+    if what is operations.retry:
+        await replica.act(operations.fail, submitted.id)
+    before = await replica.get(submitted.id)
+    with pytest.raises(InvalidTaskTransition):
+        await replica.act(what, submitted.id)
+    assert await replica.get(submitted.id) == before
+
+
+async def test_an_internal_task_that_fails_is_not_tried_again(replica: Replica) -> None:
+    """Whatever the policy of its job says: nobody would claim it."""
+    await replica.register("Render", INTERNAL, by=ADMIN, max_attempts=9, retry_on=["error"])
+    replica.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    submitted = await replica.submit(str(internal()), delay_seconds=100)
+    assert submitted.status is TaskStatus.CLAIMED
+    await replica.report(submitted.id, TaskStatus.RUNNING, by=ADMIN)
+    failed = await replica.report(submitted.id, TaskStatus.FAILED, by=ADMIN, error="oh")
+    assert (failed.status, failed.error) == (TaskStatus.FAILED, "oh")
+
+
+async def test_of_a_release_and_a_report_one_wins(pair: list[Replica]) -> None:
+    """Either the task has ended and is not released, or it is released and the report is refused."""
+    job = await pair[0].register()
+    for _ in range(6):
+        running = await pair[0].running(job)
+        answers = await asyncio.gather(
+            pair[0].act(operations.release, running.id, by=OWNER, attempt=1),
+            pair[1].report(running.id, TaskStatus.COMPLETED, attempt=1, worker_id=job.worker_id),
+            return_exceptions=True,
+        )
+        [won] = [answer for answer in answers if isinstance(answer, TaskResponse)]
+        assert sum(isinstance(answer, InvalidTaskTransition) for answer in answers) == 1
+        assert (await pair[0].get(running.id)).status is won.status
+        if won.status is TaskStatus.PENDING:
+            await pair[0].report(running.id, TaskStatus.CANCELLED, by=SUBMITTER)

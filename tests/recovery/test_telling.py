@@ -1,0 +1,184 @@
+"""Whatever has happened to a task can be read, in order; and why it is where it is."""
+
+from functools import partial
+from uuid import UUID
+
+import pytest
+from store.fixtures import every_kind
+from store.replica import ADMIN, OWNER, SUBMITTER, HandClock, InternalExecutor, Replica, internal
+
+from zndraw_joblib.contract.messages import JobResponse, TaskHistory, TaskUpdateRequest
+from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.contract.problems import TaskNotFound
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.service import operations, tasks
+
+SUBMITTED = ("pending", 0, "submitted")
+
+
+async def all_goes_wrong(timed: Replica, clock: HandClock) -> UUID:
+    """Let a task go back to its queue in every way there is, and succeed at last."""
+    how = {"max_attempts": 4, "retry_on": ["error", "timeout", "worker_lost"], "timeout_seconds": 100}
+    job = await timed.register(start_timeout_seconds=10, **how)
+    task = await timed.submit(job)
+    await timed.take(job.worker_id)
+    clock.advance(10)
+    await timed.settle_overdue()
+    await timed.start(job.worker_id)
+    await timed.act(operations.release, task.id, error="not now")
+    await fail_once(timed, clock, job)
+    await timed.start(job.worker_id)
+    clock.advance(100)
+    await timed.settle_overdue()
+    await let_in(timed, clock)
+    await timed.start(job.worker_id)
+    await timed.leave(job.worker_id)
+    await let_in(timed, clock)
+    job = await timed.register()
+    await timed.start(job.worker_id)
+    await timed.act(operations.fail, task.id, error="enough")
+    await timed.act(operations.retry, task.id)
+    done = await timed.start(job.worker_id)
+    await timed.report(done.id, TaskStatus.COMPLETED)
+    return task.id
+
+
+@every_kind
+async def test_the_history_of_a_task_that_all_goes_wrong_with(timed: Replica, clock: HandClock) -> None:
+    """Every kind of return to its queue, each with its reason, its attempt, its time and its error."""
+    task_id = await all_goes_wrong(timed, clock)
+    told: TaskHistory = await timed.runtime.database.read(partial(operations.history, task_id=task_id))
+    expected = [
+        (*SUBMITTED, None),
+        ("claimed", 1, None, None),
+        ("pending", 1, "start-timeout", "The task was not started within 10 s"),
+        *ran(2, ("pending", 2, "released", "not now")),
+        *ran(3, ("pending", 3, "error", "oh")),
+        *ran(4, ("pending", 4, "run-timeout", "The attempt ran for more than 100 s")),
+        *ran(5, ("pending", 5, "worker-lost", "Worker disconnected")),
+        *ran(6, ("failed", 6, "failed-by-operator", "enough"), ("pending", 6, "retried", None)),
+        *ran(7, ("completed", 7, None, None)),
+    ]
+    found = [(one.status.value, one.attempt, one.reason, one.error) for one in told.transitions]
+    assert found == expected
+    scheduled = [one.reason for one in told.transitions if one.run_at is not None]
+    assert scheduled == ["error", "run-timeout", "worker-lost"]
+    assert all((one.worker_id is None) == (one.reason in {"submitted"}) for one in told.transitions)
+    assert [one.at for one in told.transitions] == sorted(one.at for one in told.transitions)
+
+
+Told = tuple[str, int, str | None, str | None]
+
+
+def ran(attempt: int, *rest: Told) -> list[Told]:
+    """Return an attempt that was started, and how it ended."""
+    return [("claimed", attempt, None, None), ("running", attempt, None, None), *rest]
+
+
+async def let_in(timed: Replica, clock: HandClock) -> None:
+    """Let the time of the next attempt come."""
+    clock.advance(3600)
+    assert await timed.queue_due() == 1
+
+
+async def fail_once(timed: Replica, clock: HandClock, job: JobResponse) -> None:
+    """Let an attempt fail, and the time of the next one come."""
+    running = await timed.start(job.worker_id)
+    await timed.report(running.id, TaskStatus.FAILED, error="oh")
+    await let_in(timed, clock)
+
+
+async def test_a_history_begins_with_the_submission(timed: Replica, clock: HandClock) -> None:
+    """And ends with what is so now: of a pending task, of one that expired, of a cancelled one, inside."""
+    job = await timed.register()
+    waiting, late, gone, back = [await timed.submit(job, expires_in_seconds=s) for s in (None, 9, None, None)]
+    await timed.report(gone.id, TaskStatus.CANCELLED, by=SUBMITTER)
+    await timed.report(back.id, TaskStatus.CANCELLED, by=SUBMITTER)
+    await timed.act(operations.retry, back.id)
+    clock.advance(9)
+    await timed.settle_expired()
+    assert await timed.history(waiting.id) == [SUBMITTED]
+    assert await timed.history(late.id) == [SUBMITTED, ("failed", 0, "task-expired")]
+    assert await timed.history(gone.id) == [SUBMITTED, ("cancelled", 0, None)]
+    assert await timed.history(back.id) == [SUBMITTED, ("cancelled", 0, None), ("pending", 0, "retried")]
+    await timed.register("Render", INTERNAL, by=ADMIN)
+    timed.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    inside = await timed.submit(str(internal()))
+    assert await timed.history(inside.id) == [SUBMITTED, ("claimed", 1, None)]
+    with pytest.raises(TaskNotFound):
+        await timed.history(job.id)
+
+
+async def test_several_steps_of_one_batch_are_all_in_the_history(timed: Replica) -> None:
+    """Also where a task starts and fails in one transaction."""
+    job = await timed.register(max_attempts=2, retry_on=["error"])
+    await timed.submit(job)
+    task = await timed.take(job.worker_id)
+    said = [TaskUpdateRequest(status=status) for status in (TaskStatus.RUNNING, TaskStatus.FAILED)]
+    items = [tasks.Report(OWNER, task.id, update) for update in said]
+    await timed.runtime.write(lambda tx: tasks.report(tx, items))
+    assert await timed.history(task.id) == [
+        SUBMITTED,
+        ("claimed", 1, None),
+        ("running", 1, None),
+        ("pending", 1, "error"),
+    ]
+
+
+@every_kind
+async def test_why_a_task_waits(timed: Replica, clock: HandClock) -> None:
+    """All reasons that hold at once, the first to mend first; and nothing else."""
+    timed.runtime.settings.room_max_in_flight = 1
+    job = await timed.register(max_in_flight=1)
+    first, second = await timed.submit(job), await timed.submit(job)
+    later = await timed.submit(job, delay_seconds=100)
+    assert await timed.explain(first.id) == ["queued"]
+    assert await timed.explain(later.id) == ["scheduled"]
+    await timed.take(job.worker_id)
+    assert await timed.explain(second.id) == ["job_at_capacity", "room_at_capacity", "queued"]
+    timed.runtime.settings.room_max_in_flight = None
+    assert await timed.explain(second.id) == ["job_at_capacity", "queued"]
+    await timed.drain(job.worker_id)
+    assert await timed.explain(second.id) == ["draining", "job_at_capacity", "queued"]
+    await timed.pause(job)
+    assert await timed.explain(second.id) == ["paused", "draining", "job_at_capacity", "queued"]
+    await timed.leave(job.worker_id)
+    assert await timed.explain(second.id) == ["paused", "no_worker", "queued"]
+    assert await timed.explain(later.id) == ["paused", "no_worker", "scheduled"]
+
+
+async def test_why_a_task_is_where_it_is(timed: Replica, clock: HandClock) -> None:
+    """Held, ended, or waiting for another attempt: what the text says is so."""
+    job = await timed.register(max_attempts=2, retry_on=["error"])
+    task = await timed.submit(job)
+
+    async def said() -> list[tuple[str, str]]:
+        work = partial(operations.explain, task_id=task.id, order=timed.runtime.order)
+        told = await timed.runtime.database.read(work)
+        return [(why.code, why.detail) for why in told.reasons]
+
+    assert await said() == [("queued", "It stands at position 1, 0 are ahead of it")]
+    await timed.start(job.worker_id)
+    [(code, detail)] = await said()
+    assert code == "running"
+    assert f"worker {job.worker_id}, attempt 1" in detail
+    await timed.report(task.id, TaskStatus.FAILED, error="oh")
+    [(code, detail)] = await said()
+    assert code == "scheduled"
+    assert detail.endswith("after: oh")
+    clock.advance(3)
+    await timed.queue_due()
+    await timed.start(job.worker_id)
+    await timed.report(task.id, TaskStatus.FAILED, error="oh again")
+    assert [code for code, _ in await said()] == ["failed", "error"]
+    assert (await said())[1] == ("error", "oh again")
+
+
+async def test_why_an_internal_task_is_where_it_is(timed: Replica) -> None:
+    """It is held by the server itself."""
+    await timed.register("Render", INTERNAL, by=ADMIN)
+    timed.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    inside = await timed.submit(str(internal()))
+    assert await timed.explain(inside.id) == ["claimed"]
+    await timed.act(operations.fail, inside.id)
+    assert await timed.explain(inside.id) == ["failed", "failed-by-operator"]

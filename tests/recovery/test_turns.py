@@ -1,0 +1,182 @@
+"""With `claim_order` "fair" rooms take turns, however long the backlog of one of them is."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from store.fixtures import every_kind
+from store.replica import OWNER, HandClock, Replica
+
+from zndraw_joblib.contract.messages import JobResponse, TaskResponse
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.service import claims, operations
+from zndraw_joblib.server.service.claims import Claim
+
+BACKLOGS = {"a": 9, "b": 2, "c": 5, "d": 1}
+
+
+@pytest.fixture(autouse=True)
+def fair(request: pytest.FixtureRequest) -> None:
+    """Let rooms take turns."""
+    for name in ("timed", "pair"):
+        if name in request.fixturenames:
+            found = request.getfixturevalue(name)
+            for replica in found if isinstance(found, list) else [found]:
+                replica.runtime.settings.claim_order = "fair"
+
+
+async def backlog(replica: Replica, job: JobResponse, of: Mapping[str, int]) -> list[TaskResponse]:
+    """Submit all tasks of one room, then all of the next."""
+    return [await replica.submit(job, room=room) for room, count in of.items() for _ in range(count)]
+
+
+def rounds(of: Mapping[str, int]) -> list[str]:
+    """Return the rooms in the order of their turns."""
+    left, turns = Counter(of), []
+    while left:
+        turns += sorted(left)
+        left = +(left - Counter(sorted(left)))
+    return turns
+
+
+@every_kind
+async def test_rooms_take_turns_claim_by_claim(timed: Replica, clock: HandClock) -> None:
+    """One claim at a time: each room has a turn in each round, as long as it has tasks."""
+    job = await timed.register()
+    made = await backlog(timed, job, BACKLOGS)
+    got = []
+    for _ in made:
+        clock.advance(0.001)
+        got.append(await timed.take(job.worker_id))
+    assert [task.room_id for task in got] == rounds(BACKLOGS)
+    assert_in_order(made, got)
+
+
+def assert_in_order(made: list[TaskResponse], got: list[TaskResponse]) -> None:
+    """Assert that within each room what came first was claimed first."""
+    for room in {task.room_id for task in made}:
+        mine = [task.id for task in got if task.room_id == room]
+        assert mine == [task.id for task in made if task.room_id == room]
+
+
+@every_kind
+async def test_rooms_take_turns_within_a_batch(timed: Replica, clock: HandClock) -> None:
+    """Claims of one transaction are served in the same rounds."""
+    job = await timed.register()
+    made = await backlog(timed, job, BACKLOGS)
+    assert job.worker_id is not None
+    items = [Claim(OWNER, job.worker_id, 15, None, timed.runtime.order)] * (len(made) + 2)
+    answers: list[Any] = await timed.runtime.write(lambda tx: claims.claim(tx, items))
+    got = [answer.task for answer in answers if answer.task]
+    assert [task.room_id for task in got] == rounds(BACKLOGS)
+    assert_in_order(made, got)
+
+
+async def test_a_room_that_comes_late_has_its_turn_at_once(timed: Replica, clock: HandClock) -> None:
+    """Behind a thousand tasks of another room, one task waits for one."""
+    job = await timed.register()
+    await asyncio.gather(*[timed.submit(job, room="flood") for _ in range(300)])
+    for _ in range(3):
+        clock.advance(1)
+        await timed.take(job.worker_id)
+    late = await timed.submit(job, room="late")
+    clock.advance(1)
+    assert (await timed.take(job.worker_id)).id == late.id
+    clock.advance(1)
+    assert (await timed.take(job.worker_id)).room_id == "flood"
+    again = await timed.submit(job, room="late")
+    clock.advance(1)
+    assert (await timed.take(job.worker_id)).id == again.id
+
+
+async def test_priorities_hold_within_a_room(timed: Replica, clock: HandClock) -> None:
+    """The priority of its tasks gives a room no more turns than one, where an old task follows a new one."""
+    job = await timed.register()
+    low = [await timed.submit(job, room="a") for _ in range(3)]
+    high = [await timed.submit(job, room="a", priority=9) for _ in range(3)]
+    other = [await timed.submit(job, room="b") for _ in range(6)]
+    got = []
+    for _ in range(12):
+        clock.advance(1)
+        got.append((await timed.take(job.worker_id)).id)
+    assert [id_ for id_ in got if id_ not in {task.id for task in other}] == [t.id for t in high + low]
+    ahead = 0
+    for id_ in got[:10]:
+        ahead += -1 if id_ in {task.id for task in other} else 1
+        assert -1 <= ahead <= 2
+
+
+async def test_first_come_first_served_is_the_default(timed: Replica, clock: HandClock) -> None:
+    """Without the setting the longest backlog goes first, if it was there first."""
+    timed.runtime.settings.claim_order = "fifo"
+    job = await timed.register()
+    made = await backlog(timed, job, BACKLOGS)
+    got = []
+    for _ in made:
+        clock.advance(1)
+        got.append((await timed.take(job.worker_id)).id)
+    assert got == [task.id for task in made]
+
+
+async def test_a_task_that_comes_back_takes_no_extra_turn(timed: Replica, clock: HandClock) -> None:
+    """It is the first of its room again, and the rooms go on taking turns."""
+    job = await timed.register()
+    await backlog(timed, job, {"a": 4, "b": 4})
+    turns = []
+    for count in range(6):
+        clock.advance(1)
+        task = await timed.take(job.worker_id)
+        turns.append(task.room_id)
+        if count == 0:
+            await timed.act(operations.release, task.id)
+    assert Counter(turns) == {"a": 3, "b": 3}
+
+
+@every_kind
+async def test_two_replicas_let_rooms_take_turns(pair: list[Replica]) -> None:
+    """Each claim sees what the other replica has given out: no room is two turns ahead of another."""
+    job = await pair[0].register()
+    made = await backlog(pair[0], job, {"a": 12, "b": 12, "c": 3})
+    got: Counter[str] = Counter()
+    for turn in range(18):
+        got[(await pair[turn % 2].take(job.worker_id)).room_id] += 1
+        ahead = [got[room] for room in ("a", "b")] + ([got["c"]] if got["c"] < 3 else [])
+        assert max(ahead) - min(ahead) <= 1
+    assert len(made) - sum(got.values()) == 9
+
+
+@every_kind
+async def test_turns_of_claims_that_meet(pair: list[Replica]) -> None:
+    """Claims of two replicas at the same time: each task once, and every room about its share."""
+    job = await pair[0].register()
+    await backlog(pair[0], job, {"a": 30, "b": 10, "c": 10})
+    claimed: list[TaskResponse] = []
+    for _ in range(5):
+        asked = [pair[turn % 2].claim(job.worker_id, wait=5) for turn in range(6)]
+        claimed += [task for task in await asyncio.gather(*asked) if task]
+    assert len({task.id for task in claimed}) == len(claimed) == 30
+    rooms = Counter(task.room_id for task in claimed)
+    assert min(rooms.values()) >= 7
+    for task in claimed:
+        await pair[0].report(task.id, TaskStatus.CANCELLED, attempt=task.attempt)
+
+
+@every_kind
+async def test_a_full_room_misses_its_turn(timed: Replica, clock: HandClock) -> None:
+    """Fair, and with a cap for rooms: the others go on by turns."""
+    timed.runtime.settings.room_max_in_flight = 2
+    job = await timed.register()
+    await backlog(timed, job, {"a": 5, "b": 3, "c": 1})
+    turns, held = [], []
+    for _ in range(5):
+        clock.advance(1)
+        held.append(await timed.take(job.worker_id))
+        turns.append(held[-1].room_id)
+    assert turns == ["a", "b", "c", "a", "b"]
+    clock.advance(1)
+    assert await timed.claim(job.worker_id) is None
+    await timed.report(held[1].id, TaskStatus.CANCELLED)
+    clock.advance(1)
+    assert (await timed.take(job.worker_id)).room_id == "b"
