@@ -6,12 +6,13 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from chaos import jobs
 from chaos.checker import check
 from chaos.database import Database, database
-from chaos.evidence import Evidence
+from chaos.evidence import Evidence, Submission
 from chaos.faults import Injector
 from chaos.load import plan, submit_all
 from chaos.report import table
@@ -68,7 +69,7 @@ def populate(on: Stage, workers: int) -> None:
         on.pool.add([jobs.LINE] if not place else [job for job in jobs.ALL if job != jobs.LINE])
 
 
-async def settle(on: Stage, planned: list) -> None:
+async def settle(on: Stage, planned: list[Submission]) -> None:
     """Wait until all has ended, and stop the workers."""
     await on.all_end(planned, _QUIET_SECONDS if on.is_recovering else _QUIET_SECONDS / 3)
     await asyncio.to_thread(on.pool.stop)
@@ -76,13 +77,11 @@ async def settle(on: Stage, planned: list) -> None:
 
 def _summary(evidence: Evidence) -> str:
     accepted = sum(submission.task is not None for submission in evidence.submissions)
-    states: dict[str, int] = {}
-    for task in evidence.tasks:
-        states[task.status] = states.get(task.status, 0) + 1
+    states = Counter(task.status.value for task in evidence.tasks)
     ended = ", ".join(f"{count} {status}" for status, count in sorted(states.items()))
     return (
-        f"{len(evidence.submissions)} submits: {accepted} accepted, the others in doubt; {len(evidence.tasks)} tasks: {ended}; "
-        f"{len(evidence.effects)} effects, {len(evidence.losses)} losses of workers;"
+        f"{len(evidence.submissions)} submits: {accepted} accepted, the others in doubt; "
+        f"{len(evidence.tasks)} tasks: {ended}; {len(evidence.losses)} were taken from lost workers;"
     )
 
 

@@ -141,9 +141,7 @@ def the_fence_holds(evidence: Evidence) -> Found:
         if call.attempt is not None and max(newer, default=0) > call.attempt:
             yield (
                 call.task or "",
-                (
-                    f"{call.asked!r} of attempt {call.attempt} was accepted after attempt {max(newer)} had begun"
-                ),
+                f"{call.asked!r} of attempt {call.attempt} was accepted; attempt {max(newer)} had begun",
             )
 
 
@@ -163,7 +161,7 @@ def ends_are_as_promised(evidence: Evidence) -> Found:
 
 
 def the_living_are_spared(evidence: Evidence) -> Found:
-    """Nobody is held for lost who reported within the timeout, nor before a server that was away has watched."""
+    """Nobody is lost who reported within the timeout, nor before a server that was away has watched."""
     timeout = evidence.worker_timeout_seconds
     signs, left = _signs(evidence.calls), {call.worker for call in evidence.calls if call.kind == "leave"}
     for loss in evidence.losses:
@@ -173,19 +171,15 @@ def the_living_are_spared(evidence: Evidence) -> Found:
         if late:
             yield (
                 loss.task,
-                (
-                    f"was taken from worker {loss.worker}, whose sign of life "
-                    f"{loss.at - max(late):.2f} s before was answered"
-                ),
+                f"was taken from worker {loss.worker}, whose sign of life {loss.at - max(late):.2f} s "
+                f"before was answered",
             )
         for fault in evidence.faults:
             if fault.back_at is not None and fault.back_at <= loss.at < fault.back_at + timeout:
                 yield (
                     loss.task,
-                    (
-                        f"was taken from worker {loss.worker} {loss.at - fault.back_at:.2f} s after the server "
-                        f"came back ({fault.kind}); workers have {timeout:g} s"
-                    ),
+                    f"was taken from worker {loss.worker} {loss.at - fault.back_at:.2f} s after the "
+                    f"server came back ({fault.kind}); workers have {timeout:g} s",
                 )
 
 
@@ -205,10 +199,8 @@ def the_brake_holds(evidence: Evidence) -> Found:
         if many and not (len(silent) >= BRAKE_AT_LEAST and 2 * len(silent) > len(known)):
             yield (
                 losses[0].task,
-                (
-                    f"{len(lost)} of {len(known)} workers were held for lost at once; only {len(silent)} were "
-                    f"silent one interval before"
-                ),
+                f"{len(lost)} of {len(known)} workers were held for lost at once; "
+                f"{len(silent)} were silent one interval before",
             )
 
 
@@ -285,7 +277,7 @@ def _known(evidence: Evidence, at: float) -> set[str]:
 
 
 def _worked(evidence: Evidence, ids: set[str]) -> list[tuple[float, float, str]]:
-    """Return when the attempts were worked on whose reports were accepted: they held the task all the time."""
+    """Return when the attempts were worked on whose reports were accepted: they held the task all along."""
     begun = {(it.task, it.attempt): it.at for it in evidence.effects if it.event == "started"}
     ended = {(it.task, it.attempt): it.at for it in evidence.effects if it.event == "finished"}
     told = [(call.task or "", call.attempt or 0) for call in evidence.calls if _ended_well(call)]

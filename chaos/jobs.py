@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from zndraw_joblib import Category, Extension
+from zndraw_joblib.contract.work import Category, Extension
 
 GLOBAL = "@global"
 RETRIED: dict[str, Any] = {
@@ -16,12 +16,16 @@ RETRIED: dict[str, Any] = {
 
 
 class _Step(Extension):
-    """Take `seconds`; fail while the attempt is no higher than `failures`. `number` tells submits apart."""
+    """Take `seconds`, or until the file `gate` is there; fail while the attempt is no higher than `failures`.
+
+    `number` tells submits apart.
+    """
 
     category: ClassVar[Category] = Category.MODIFIER
     number: int
     seconds: float = 0.0
     failures: int = 0
+    gate: str = ""
 
     def run(self, vis: Any, **kwargs: Any) -> None:
         """Do nothing: the worker of a chaos run has its own way."""

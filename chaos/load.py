@@ -13,7 +13,7 @@ from zndraw_joblib.worker.api import API_PREFIX
 
 _SENDERS = 8
 _PAUSE_SECONDS = 0.2
-_SECONDS = {jobs.FEW.name: (0.1, 0.25), jobs.LINE.name: (0.0, 0.02)}
+_SECONDS = {jobs.FEW.name: (0.1, 0.4), jobs.LINE.name: (0.0, 0.1)}
 
 
 def plan(rng: random.Random, count: int, offered: Sequence[jobs.Job] = jobs.ALL) -> list[Submission]:
@@ -38,14 +38,16 @@ async def submit_all(
         while waiting:
             place, submission = waiting.pop()
             await asyncio.sleep(began + seconds * place / len(planned) - time.monotonic())
-            await submit(client, submission, rng.uniform(*_SECONDS.get(submission.job, (0.0, 0.1))))
+            await submit(client, submission, rng.uniform(*_SECONDS.get(submission.job, (0.0, 0.8))))
 
     await asyncio.gather(*[send() for _ in range(_SENDERS)])
 
 
-async def submit(client: httpx.AsyncClient, submission: Submission, takes: float = 0.0) -> None:
+async def submit(
+    client: httpx.AsyncClient, submission: Submission, takes: float = 0.0, gate: str = ""
+) -> None:
     """Submit once; again only where the server has said that there is no such job at present."""
-    payload = {"number": submission.number, "seconds": takes, "failures": submission.failures}
+    payload = {"number": submission.number, "seconds": takes, "failures": submission.failures, "gate": gate}
     url = f"{API_PREFIX}/rooms/{submission.room}/tasks/{submission.job}"
     while True:
         submission.sent_at = time.time()

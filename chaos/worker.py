@@ -17,6 +17,7 @@ from zndraw_joblib import ClaimedTask, JobManager
 from zndraw_joblib.worker.api import API_PREFIX, Connection
 
 _ANSWER_SECONDS = 5.0
+_LOOK_SECONDS = 0.02
 
 
 class Failed(Exception):
@@ -87,6 +88,8 @@ def work(url: str, token: str, path: Path, jobs: Sequence[Job]) -> None:
         mark = {"task": task.task_id, "attempt": task.attempt, "worker": str(task.worker_id)}
         journal.note("started", **mark)
         time.sleep(task.extension.seconds)
+        while task.extension.gate and not Path(task.extension.gate).exists():
+            time.sleep(_LOOK_SECONDS)
         journal.note("finished", **mark)
         if task.attempt <= task.extension.failures:
             raise Failed(f"attempt {task.attempt} of {task.extension.failures + 1}")
