@@ -4,6 +4,7 @@ import threading
 import time
 
 from cli.program import Program, Serving, until
+from zndraw_joblib.contract.messages import TaskClaimResponse
 from zndraw_joblib.worker.caller import Caller
 from zndraw_joblib.worker.remote import Remote
 
@@ -17,7 +18,7 @@ def test_a_server_stops_with_long_polls_open(program: Program) -> None:
     ):
         remote = Remote(connection)
         worker = remote.create_worker()
-        answers: list[object] = []
+        answers: list[tuple[TaskClaimResponse, int]] = []
         poll = threading.Thread(target=lambda: answers.append(remote.claim(worker.id, wait=30)))
         poll.start()
         until(lambda: Caller(remote).workers().items[0].last_heartbeat > worker.last_heartbeat)
@@ -26,4 +27,4 @@ def test_a_server_stops_with_long_polls_open(program: Program) -> None:
         assert time.monotonic() - began < 2
         poll.join(2)
     assert (done.code, done.out) == (0, "")
-    assert answers == [(None, 30)]
+    assert [(answer.task, applied) for answer, applied in answers] == [(None, 30)]

@@ -1,26 +1,21 @@
-"""Commands for who calls jobs: submit, task, cancel."""
+"""Commands for who calls jobs: submit, task, explain, cancel."""
 
 import json
 from typing import Annotated, Any
-from uuid import UUID
 
 import typer
 
 from zndraw_joblib.cli import client, logs
 from zndraw_joblib.cli.client import Client
-from zndraw_joblib.cli.display import console, note, show_fields, show_json, span
-from zndraw_joblib.cli.options import ROOM, AsJson, Url
-from zndraw_joblib.cli.payload import read_object, read_values
+from zndraw_joblib.cli.display import console, note, show_fields, show_json, show_rows, span
+from zndraw_joblib.cli.options import ROOM, AsJson, Job, TaskId, Url
+from zndraw_joblib.cli.payload import read_object, read_values, read_wishes
 from zndraw_joblib.cli.refusal import Refusal
-from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.messages import TaskHistory, TaskResponse
 from zndraw_joblib.contract.names import RESERVED, JobName, parse_job_name
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import DEFAULT_URL
 
-TaskId = Annotated[UUID, typer.Argument(metavar="TASK", help="The task's id.", show_default=False)]
-Job = Annotated[
-    str, typer.Argument(metavar="JOB", help="room:category:Name; Name alone if it is the only one.")
-]
 Values = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="The payload. A value is JSON, else text."),
@@ -34,15 +29,39 @@ Room = Annotated[
     typer.Option("--room", metavar="ROOM", help=f"Where the task belongs: the job's room, else {ROOM!r}."),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end, and print the result.")]
+Priority = Annotated[
+    int | None, typer.Option("--priority", metavar="N", help="A higher one goes first; the job's own, else.")
+]
+Delay = Annotated[
+    float | None, typer.Option("--delay", metavar="SECONDS", help="Let it wait before it enters the queue.")
+]
+RunAt = Annotated[
+    str | None,
+    typer.Option("--run-at", metavar="TIME", help="When it enters the queue: 2030-01-31T18:00, local time."),
+]
+ExpiresIn = Annotated[
+    float | None,
+    typer.Option("--expires-in", metavar="SECONDS", help="It fails unless it is claimed in this time."),
+]
+MaxAttempts = Annotated[
+    int | None,
+    typer.Option("--max-attempts", metavar="N", help="How often it is tried, not as the job says."),
+]
+History = Annotated[bool, typer.Option("--history", help="Show all that has happened to it.")]
 
 
-def submit(
+def submit(  # noqa: PLR0913 - each is an option
     job: Job,
     values: Values = None,
     *,
     payload: Payload = None,
     room: Room = None,
     wait: Wait = False,
+    priority: Priority = None,
+    delay: Delay = None,
+    run_at: RunAt = None,
+    expires_in: ExpiresIn = None,
+    max_attempts: MaxAttempts = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Call a job, and print the task's id.
@@ -52,10 +71,17 @@ def submit(
     """
     logs.set_up()
     body = read_object(payload) | read_values(values or [])
+    wishes = read_wishes(
+        priority=priority,
+        delay_seconds=delay,
+        run_at=run_at,
+        expires_in_seconds=expires_in,
+        max_attempts=max_attempts,
+    )
     with client.asking(url) as server:
-        name = _find_job(server, job, room)
+        name = find_job(server, job, room)
         place = room or (ROOM if name.room_id in RESERVED else name.room_id)
-        task_id = server.submit(str(name), body, room=place)
+        task_id = server.submit(str(name), body, room=place, **wishes)
         if not wait:
             typer.echo(task_id)
             return
@@ -63,19 +89,36 @@ def submit(
     _tell_end(task)
 
 
-def task(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Show a task."""
+def task(
+    task_id: TaskId, *, history: History = False, as_json: AsJson = False, url: Url = DEFAULT_URL
+) -> None:
+    """Show a task, or with --history all that has happened to it."""
     with client.asking(url) as server:
-        _show(server.get_task(task_id), as_json=as_json)
+        if history:
+            _show_history(server.history(task_id), as_json=as_json)
+        else:
+            show_task(server.get_task(task_id), as_json=as_json)
+
+
+def explain(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Say why a task is where it is, the first reason to mend first."""
+    with client.asking(url) as server:
+        told = server.explain(task_id)
+    if as_json:
+        show_json(told)
+        return
+    place = f", number {told.queue_position} in its queue" if told.queue_position else ""
+    rows = [reason.model_dump() for reason in told.reasons]
+    show_rows(rows, ["code", "detail"], wide=["detail"], caption=f"Task {told.id} is {told.status}{place}.")
 
 
 def cancel(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Cancel a task that has not ended."""
     with client.asking(url) as server:
-        _show(server.cancel(task_id), as_json=as_json)
+        show_task(server.cancel(task_id), as_json=as_json)
 
 
-def _find_job(server: Client, job: str, room: str | None) -> JobName:
+def find_job(server: Client, job: str, room: str | None) -> JobName:
     """Return a job by its full name, or by its own name where the room sees one such job."""
     if ":" in job:
         return parse_job_name(job)
@@ -111,7 +154,25 @@ def _tell_end(task: TaskResponse) -> None:
     show_json(task.result)
 
 
-def _show(task: TaskResponse, *, as_json: bool) -> None:
+def _show_history(history: TaskHistory, *, as_json: bool) -> None:
+    if as_json:
+        show_json(history)
+        return
+    columns = {
+        "at": "at",
+        "status": "status",
+        "attempt": "attempt",
+        "worker": "worker_id",
+        "until": "run_at",
+        "reason": "reason",
+        "error": "error",
+    }
+    rows = [{name: getattr(step, field) for name, field in columns.items()} for step in history.transitions]
+    show_rows(rows, list(columns), wide=["worker", "error"])
+
+
+def show_task(task: TaskResponse, *, as_json: bool) -> None:
+    """Print a task."""
     if as_json:
         show_json(task)
         return

@@ -7,16 +7,24 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 import httpx
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from zndraw_joblib.cli import credentials
 from zndraw_joblib.cli.refusal import Misuse, Refusal
-from zndraw_joblib.contract.messages import MAX_PAGE, JobSummary, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.contract.messages import (
+    MAX_PAGE,
+    JobResponse,
+    JobSummary,
+    TaskActionRequest,
+    TaskResponse,
+    TaskUpdateRequest,
+)
+from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import ProblemException, Unauthorized
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.caller import Caller
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.remote import Remote, quoted
 
 TOKEN_VARIABLE = "ZNDRAW_JOBLIB_TOKEN"  # noqa: S105 - the name of a variable
 _MAX_DETAIL = 500
@@ -31,12 +39,42 @@ class Access:
     source: str
 
 
+class Told(BaseModel):
+    """A body of which the commands know no more than that it is shown."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 class Client(Caller):
     """What the commands ask of a server."""
 
     def cancel(self, task_id: UUID) -> TaskResponse:
         """Cancel a task."""
         return self._remote.report(str(task_id), TaskUpdateRequest(status=TaskStatus.CANCELLED))
+
+    def act(self, task_id: UUID, action: str, reason: str | None = None) -> TaskResponse:
+        """Release or fail a task by hand."""
+        return self._remote.act(str(task_id), action, TaskActionRequest(error=reason) if reason else None)
+
+    def drain(self, worker_id: UUID) -> Told:
+        """Ask a worker to leave."""
+        return self._remote.order("POST", f"/workers/{worker_id}/drain", Told)
+
+    def switch(self, name: JobName, action: str) -> JobResponse:
+        """Pause or resume a job."""
+        path = f"/rooms/{quoted(name.room_id)}/jobs/{quoted(str(name))}/{action}"
+        return self._remote.order("POST", path, JobResponse)
+
+    def sweeper(self, mode: str | None = None) -> Told:
+        """Return how the sweeper works, after it was told a mode where one is given."""
+        path = "/admin/sweeper"
+        if mode is None:
+            return self._remote.read(path, Told)
+        return self._remote.order("PATCH", path, Told, Told.model_validate({"mode": mode}))
+
+    def preview(self) -> Told:
+        """Return what the sweeper would do now."""
+        return self._remote.read("/admin/sweeper/preview", Told)
 
     def every_job(self, room: str) -> list[JobSummary]:
         """Return all jobs that a room sees."""

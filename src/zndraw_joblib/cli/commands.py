@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from zndraw_joblib.cli import calling, demo, listing, operating, working
+from zndraw_joblib.cli import calling, demo, listing, mending, operating, working
 from zndraw_joblib.cli.options import show_help_if_bare
 
 
@@ -44,7 +44,15 @@ for command in (
     listing.jobs,
     listing.workers,
     calling.task,
+    calling.explain,
     calling.cancel,
+    mending.retry,
+    mending.release,
+    mending.fail,
+    mending.pause,
+    mending.resume,
+    mending.drain,
+    mending.sweeper,
     demo.demo,
 ):
     app.command()(command)

@@ -101,8 +101,9 @@ def _cell(value: Any, *, plain: bool) -> str:
 
 
 def ago(moment: datetime) -> str:
-    """Return how long ago a moment was."""
-    return f"{span(max(datetime.now(UTC) - moment, timedelta()))} ago"
+    """Return how long ago a moment was, or in what time it will be."""
+    since = datetime.now(UTC) - moment
+    return f"in {span(-since)}" if since < timedelta() else f"{span(since)} ago"
 
 
 def span(duration: timedelta) -> str:

@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 from typing import Annotated
+from uuid import UUID
 
 import typer
 
@@ -23,6 +24,10 @@ Url = Annotated[
     str, typer.Option("--url", envvar="ZNDRAW_JOBLIB_URL", metavar="URL", help="Where the server is.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TaskId = Annotated[UUID, typer.Argument(metavar="TASK", help="The task's id.", show_default=False)]
+Job = Annotated[
+    str, typer.Argument(metavar="JOB", help="room:category:Name; Name alone if it is the only one.")
+]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=MAX_PAGE, help="How many to list.")]
 Log = Annotated[
     LogLevel,

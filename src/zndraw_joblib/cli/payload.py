@@ -1,10 +1,13 @@
-"""A task's payload, as it is typed."""
+"""A task's payload and its caller's wishes, as they are typed."""
 
 import json
 import sys
+from datetime import datetime
 from typing import Any
 
 from zndraw_joblib.cli.refusal import Misuse
+from zndraw_joblib.contract.messages import TaskSubmitRequest
+from zndraw_joblib.worker.wishes import checked
 
 
 def read_object(text: str | None) -> dict[str, Any]:
@@ -31,6 +34,17 @@ def read_values(values: list[str]) -> dict[str, Any]:
             raise Misuse(f"{key!r} is given twice")
         payload[key] = _read_value(value)
     return payload
+
+
+def read_wishes(*, run_at: str | None, **wishes: Any) -> dict[str, Any]:
+    """Return the wishes that were given, the time with the zone of this machine. Raises `Misuse`."""
+    try:
+        moment = datetime.fromisoformat(run_at).astimezone() if run_at else None
+        given = {name: value for name, value in {**wishes, "run_at": moment}.items() if value is not None}
+        checked(TaskSubmitRequest, given)
+    except (ValueError, OverflowError) as error:
+        raise Misuse(str(error)) from error
+    return given
 
 
 def _read_value(text: str) -> Any:

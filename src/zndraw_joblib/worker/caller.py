@@ -3,12 +3,20 @@
 import logging
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from pydantic_core import to_jsonable_python
 
-from zndraw_joblib.contract.messages import JobSummary, PaginatedResponse, TaskResponse, WorkerSummary
+from zndraw_joblib.contract.messages import (
+    JobSummary,
+    PaginatedResponse,
+    TaskExplanation,
+    TaskHistory,
+    TaskResponse,
+    WorkerSummary,
+)
 from zndraw_joblib.contract.names import GLOBAL, JobName, parse_job_name
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.worker.remote import Remote, quoted
@@ -26,20 +34,27 @@ class Caller:
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
 
-    def submit(
+    def submit(  # noqa: PLR0913 - the keywords are the contract's
         self,
         job: Any,
         payload: Mapping[str, Any] | None = None,
         *,
         room: str | None = None,
         job_room: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        delay_seconds: float | None = None,
+        expires_in_seconds: float | None = None,
+        max_attempts: int | None = None,
     ) -> str:
         """Call a job from `room`; return the task's id.
 
         `job` is a full name, which `payload` goes with, or an instance of an extension, which is its own
         payload. An extension's job is looked for in `job_room`, else where this manager registered its
-        class, else in ``@global``. Without `room` the task belongs to the job's own room. Raises ValueError
-        for a payload that JSON cannot say.
+        class, else in ``@global``. Without `room` the task belongs to the job's own room. `priority` and
+        `max_attempts` take the place of the job's own; the task waits until `run_at` or for
+        `delay_seconds`, and fails unless it is claimed within `expires_in_seconds`. Raises ValueError for
+        what does not fit, and for a payload that JSON cannot say.
         """
         if isinstance(job, str):
             name = parse_job_name(job)
@@ -49,11 +64,31 @@ class Caller:
                 raise TypeError("An extension is its own payload")
             name = name_of(type(job), job_room or self._home_of(type(job)))
             body = job.model_dump(mode="json")
-        return str(self._remote.submit(room or name.room_id, str(name), body).id)
+        said = {
+            "priority": priority,
+            "run_at": run_at,
+            "delay_seconds": delay_seconds,
+            "expires_in_seconds": expires_in_seconds,
+            "max_attempts": max_attempts,
+        }
+        wishes = {key: value for key, value in said.items() if value is not None}
+        return str(self._remote.submit(room or name.room_id, str(name), body, **wishes).id)
 
     def get_task(self, task_id: str | UUID) -> TaskResponse:
         """Return a task as it stands."""
         return self._remote.task(str(task_id))[0]
+
+    def history(self, task_id: str | UUID) -> TaskHistory:
+        """Return all that has happened to a task."""
+        return self._remote.read(f"/tasks/{quoted(str(task_id))}/history", TaskHistory)
+
+    def explain(self, task_id: str | UUID) -> TaskExplanation:
+        """Return why a task is where it is."""
+        return self._remote.read(f"/tasks/{quoted(str(task_id))}/explain", TaskExplanation)
+
+    def retry(self, task_id: str | UUID) -> TaskResponse:
+        """Put a task that ended without success into its queue once more."""
+        return self._remote.act(str(task_id), "retry")
 
     def wait_for(self, task_id: str | UUID, timeout: float | None = None) -> TaskResponse:
         """Return the task once it is completed, failed or cancelled; a server that restarts is waited for.
@@ -76,21 +111,21 @@ class Caller:
     def jobs(self, room: str = GLOBAL, *, limit: int = 50, offset: int = 0) -> PaginatedResponse[JobSummary]:
         """Return a page of the jobs that can be called from a room."""
         path = f"/rooms/{quoted(room)}/jobs"
-        return self._remote.page(path, PaginatedResponse[JobSummary], limit=limit, offset=offset)
+        return self._remote.read(path, PaginatedResponse[JobSummary], limit=limit, offset=offset)
 
     def tasks(
         self, room: str, *, status: TaskStatus | None = None, limit: int = 50, offset: int = 0
     ) -> PaginatedResponse[TaskResponse]:
         """Return a page of a room's tasks, newest first."""
         query = {"status": status, "limit": limit, "offset": offset}
-        return self._remote.page(f"/rooms/{quoted(room)}/tasks", PaginatedResponse[TaskResponse], **query)
+        return self._remote.read(f"/rooms/{quoted(room)}/tasks", PaginatedResponse[TaskResponse], **query)
 
     def workers(
         self, room: str | None = None, *, limit: int = 50, offset: int = 0
     ) -> PaginatedResponse[WorkerSummary]:
         """Return a page of the workers, of those that serve a room if one is given."""
         path = "/workers" if room is None else f"/rooms/{quoted(room)}/workers"
-        return self._remote.page(path, PaginatedResponse[WorkerSummary], limit=limit, offset=offset)
+        return self._remote.read(path, PaginatedResponse[WorkerSummary], limit=limit, offset=offset)
 
     def _home_of(self, cls: type[Any]) -> str:
         """Return the room whose job a class is."""

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
+from uuid import UUID, uuid4
 
-from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.messages import NoTask, TaskClaimResponse, TaskResponse
 from zndraw_joblib.worker.inflight import InFlight
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.reports import Reports
@@ -40,7 +41,8 @@ NOW = Pace(0, 0)
 class Claims:
     """Claims tasks for one worker. Thread-safe; a task that cannot run here is failed and passed over.
 
-    What is given out is in flight from then on. `wake` ends a pause between two claims.
+    What is given out is in flight from then on; what arrives after a stop is handed back instead. `wake`
+    ends a pause between two claims, `stopping` tells that there will be none.
     """
 
     def __init__(
@@ -51,20 +53,21 @@ class Claims:
         self._reports = reports
         self._in_flight = in_flight
         self._wake = wake
-        self._stop = threading.Event()
+        self.stopping = threading.Event()
         self._turn = threading.Lock()
         self._change = threading.Condition()
         self._polling = False
         self._held = 0
+        self._unanswered: set[UUID] = set()
 
     @property
     def stopped(self) -> bool:
         """Tell whether no more tasks will be claimed."""
-        return self._stop.is_set()
+        return self.stopping.is_set()
 
     def stop(self) -> None:
         """Claim no more. A long-poll that is open stays so until the worker is removed."""
-        self._stop.set()
+        self.stopping.set()
         self._wake.set()
 
     def settle(self, seconds: float) -> None:
@@ -79,7 +82,7 @@ class Claims:
 
     def sleep(self, seconds: float) -> None:
         """Sleep, but not beyond a stop."""
-        self._stop.wait(seconds)
+        self.stopping.wait(seconds)
 
     @contextmanager
     def taking(self, pace: Pace) -> Iterator[ClaimedTask | None]:
@@ -120,7 +123,7 @@ class Claims:
                 if not passing(error):
                     raise
                 log.warning("Claiming: %s", describe(error))
-                (stop or self._stop).wait(backoff.after(error))
+                (stop or self.stopping).wait(backoff.after(error))
                 continue
             backoff.reset()
             if task is not None:
@@ -129,7 +132,7 @@ class Claims:
     def _next(self, pace: Pace) -> TaskResponse | None:
         """Claim; only one thread waits at a time, as the server keeps one open poll for each worker."""
         if pace == NOW:
-            return self._counted(self._ask(0)[0])
+            return self._heard(self._ask(0)[0])
         if not self._turn.acquire(timeout=max(pace.poll, pace.pause)):
             return None
         try:
@@ -142,41 +145,49 @@ class Claims:
         self._polling = True
         began = time.monotonic()
         try:
-            task, applied = self._ask(ceil(pace.poll))
-            self._counted(task)
+            answer, applied = self._ask(ceil(pace.poll))
+            task = self._heard(answer)
         finally:
             with self._change:
                 self._polling = False
                 self._change.notify_all()
-        if task is None and not self.stopped:
-            self._pause(applied, time.monotonic() - began, pace.pause)
+        is_early = applied <= 0 or time.monotonic() - began < applied / 2
+        if task is None and is_early and not self.stopped:
+            # The server may only have ended the wait; where it gave a reason, that will last.
+            is_brief = applied > 0 and answer.reason in {None, NoTask.EMPTY}
+            self._wake.wait(min(pace.pause, _EARLY_PAUSE_SECONDS) if is_brief else pace.pause)
         return task
 
-    def _pause(self, applied: int, waited: float, pause: float) -> None:
-        """Sleep where the server answered "nothing" before its time; a wake-up ends it."""
-        if applied <= 0:
-            self._wake.wait(pause)
-        elif waited < applied / 2:
-            self._wake.wait(min(pause, _EARLY_PAUSE_SECONDS))
-
-    def _ask(self, wait: int) -> tuple[TaskResponse | None, int]:
+    def _ask(self, wait: int) -> tuple[TaskClaimResponse, int]:
         worker_id = self._roster.worker()
         try:
-            return self._remote.claim(worker_id, wait)
+            return self._claim(worker_id, wait)
         except Exception as error:
             if self.stopped:
                 log.debug("The open claim ended: %s", describe(error))
-                return None, 0
+                return TaskClaimResponse(), 0
             if wait and status_of(error) == _TOO_MANY_WAIT:
-                return self._remote.claim(worker_id)
+                return self._claim(worker_id)
             if not self._roster.lost(worker_id, error):
                 raise
-        return self._remote.claim(self._roster.worker(), wait)
+        return self._claim(self._roster.worker(), wait)
 
-    def _counted(self, task: TaskResponse | None) -> TaskResponse | None:
-        if task is not None:
+    def _claim(self, worker_id: UUID, wait: int = 0) -> tuple[TaskClaimResponse, int]:
+        """Claim by a new id, or by that of a claim whose answer was lost: its task may be ours."""
+        with self._change:
+            claim_id = self._unanswered.pop() if self._unanswered else uuid4()
+        try:
+            return self._remote.claim(worker_id, wait, claim_id)
+        except BaseException:
+            self._unanswered.add(claim_id)
+            raise
+
+    def _heard(self, answer: TaskClaimResponse) -> TaskResponse | None:
+        if answer.task is not None:
             self._hold(+1)
-        return task
+        elif answer.reason == NoTask.DRAINING:
+            self._roster.drain()
+        return answer.task
 
     def _hold(self, number: int) -> None:
         with self._change:
@@ -184,8 +195,12 @@ class Claims:
             self._change.notify_all()
 
     def _accept(self, found: TaskResponse) -> ClaimedTask | None:
-        """Return the task ready to run; where it cannot run, fail it and return None."""
-        extension, fault = self._extension_for(found)
+        """Return the task ready to run; where it cannot run, fail it and return None.
+
+        A task that comes after the stop is handed back.
+        """
+        cls = self._roster.class_of(found.job_name)
+        extension, fault = _made(cls, found)
         task = ClaimedTask(
             task_id=str(found.id),
             job_name=found.job_name,
@@ -195,21 +210,26 @@ class Claims:
             payload=found.payload,
             worker_id=found.worker_id or self._roster.worker(),
         )
+        if self.stopped:
+            self._reports.release_in_haste(task)
+            return None
         if fault is None:
             self._in_flight.add(task)
             return task
         log.error("Task %s of %s cannot run here: %s", task.task_id, task.job_name, fault)
         try:
-            self._reports.fail(task, fault)
+            # A payload that does not fit will not fit the next time; another worker may know the job.
+            self._reports.fail(task, fault, retry=cls is None)
         except Exception as error:
             log.warning("Task %s could not be failed: %s", task.task_id, describe(error))
         return None
 
-    def _extension_for(self, found: TaskResponse) -> tuple[Any, str | None]:
-        cls = self._roster.class_of(found.job_name)
-        if cls is None:
-            return None, f"This worker does not know the job {found.job_name!r}"
-        try:
-            return cls.model_validate(found.payload), None
-        except Exception as error:
-            return None, f"The payload does not fit {cls.__name__}: {error}"
+
+def _made(cls: type[Any] | None, found: TaskResponse) -> tuple[Any, str | None]:
+    """Return a task's extension, or what keeps it from being made."""
+    if cls is None:
+        return None, f"This worker does not know the job {found.job_name!r}"
+    try:
+        return cls.model_validate(found.payload), None
+    except Exception as error:
+        return None, f"The payload does not fit {cls.__name__}: {error}"

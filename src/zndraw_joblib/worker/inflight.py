@@ -27,7 +27,7 @@ class InFlight:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._events: dict[_Claim, threading.Event] = {}
 
     def add(self, task: ClaimedTask) -> None:
@@ -39,6 +39,12 @@ class InFlight:
         """Note that a task is worked on no more, if it was."""
         with self._lock:
             self._events.pop(_claim_of(task), None)
+            self._lock.notify_all()
+
+    def wait_for_none(self) -> None:
+        """Wait until nothing is worked on."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._events)
 
     def named(self) -> list[NamedTask]:
         """Return the tasks for a heartbeat to name; where there are too many, others each time."""
@@ -67,6 +73,7 @@ class InFlight:
     def _give_up(self, matches: Callable[[_Claim], bool], why: str) -> None:
         with self._lock:
             gone = {claim: self._events.pop(claim) for claim in list(self._events) if matches(claim)}
+            self._lock.notify_all()
         for claim, event in gone.items():
             log.info("Task %s %s", claim.task_id, why)
             event.set()

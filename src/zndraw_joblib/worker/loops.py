@@ -9,9 +9,9 @@ from typing import Any
 
 from zndraw_joblib.worker.claims import Claims, Pace
 from zndraw_joblib.worker.reports import Reports
-from zndraw_joblib.worker.retry import Backoff, describe, status_of
+from zndraw_joblib.worker.retry import Backoff, describe, passing, status_of
 from zndraw_joblib.worker.roster import Roster
-from zndraw_joblib.worker.tasks import ClaimedTask
+from zndraw_joblib.worker.tasks import ClaimedTask, GiveUp
 
 log = logging.getLogger(__name__)
 
@@ -122,18 +122,30 @@ class ClaimLoop:
 
     def _see_through(self, task: ClaimedTask) -> None:
         try:
-            self._reports.start(task)
-            self._tell(task, *self._run(task))
+            if self._start(task):
+                self._tell(task, *self._run(task))
         except Exception as error:
             is_settled = task.cancelled.is_set() or status_of(error) == _CONFLICT
             level = logging.INFO if is_settled else logging.WARNING
             log.log(level, "Task %s is not ours any more: %s", task.task_id, describe(error))
 
+    def _start(self, task: ClaimedTask) -> bool:
+        """Tell that the work begins, or hand the task back where the stop comes first; tell which it was."""
+        try:
+            if not self._claims.stopped:
+                self._reports.start(task, self._claims.stopping)
+                return True
+        except Exception as error:
+            if not (self._claims.stopped and passing(error)):
+                raise
+        self._reports.release_in_haste(task)
+        return False
+
     def _tell(self, task: ClaimedTask, result: Any, error: BaseException | None) -> None:
         if error is None:
             self._reports.complete(task, result)
         else:
-            self._reports.fail(task, error)
+            self._reports.fail(task, error, retry=not isinstance(error, GiveUp))
 
     def _run(self, task: ClaimedTask) -> tuple[Any, BaseException | None]:
         try:

@@ -4,13 +4,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import (
-    TaskResponse,
-)
+from zndraw_joblib.contract.messages import HeartbeatRequest, TaskResponse
 from zndraw_joblib.contract.names import GLOBAL, parse_job_name
+from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.worker import signals
 from zndraw_joblib.worker.api import ApiManager
 from zndraw_joblib.worker.caller import Caller, name_of
@@ -20,8 +19,10 @@ from zndraw_joblib.worker.inflight import InFlight
 from zndraw_joblib.worker.loops import Execute
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.retry import persist, unreachable
+from zndraw_joblib.worker.roster import Registration
 from zndraw_joblib.worker.shift import Plan, Shift
 from zndraw_joblib.worker.tasks import ClaimedTask
+from zndraw_joblib.worker.wishes import PolicyWishes, checked, policy_of
 
 __all__ = ["ClaimedTask", "JobManager"]
 
@@ -40,7 +41,8 @@ class JobManager(Caller):
     one: see `connect`. By it the worker hears of tasks and cancellations at once. All times are seconds: a
     claim waits up to `long_poll` on the server (0 for never), and where the server does not wait,
     `polling_interval` lies between two claims. The server says how often to send heartbeats, unless
-    `heartbeat_interval` does.
+    `heartbeat_interval` does. With `max_tasks`, the server gives it no more tasks than that at once.
+    When an operator drains the worker, it stops claiming, and disconnects once its tasks have ended.
     Thread-safe, and a context manager that disconnects at the end.
     """
 
@@ -54,13 +56,17 @@ class JobManager(Caller):
         polling_interval: float = 2.0,
         long_poll: float = LONG_POLL_SECONDS,
         concurrency: int = 1,
+        max_tasks: int | None = None,
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        limits = {} if max_tasks is None else {"max_tasks": max_tasks}
+        checked(HeartbeatRequest, limits)
         super().__init__(Remote(api))
         self._in_flight = InFlight()
         self._channel = Channel(getattr(api, "tsio", None) if tsio is None else tsio, self._in_flight)
-        self._plan = Plan(execute, concurrency, heartbeat_interval, Pace(long_poll, polling_interval))
+        pace = Pace(long_poll, polling_interval)
+        self._plan = Plan(execute, concurrency, heartbeat_interval, pace, limits)
         self._lock = threading.Lock()
         self._shift: Shift | None = None
 
@@ -77,17 +83,23 @@ class JobManager(Caller):
         return MappingProxyType({name: registration.cls for name, registration in jobs.items()})
 
     @overload
-    def register(self, cls: Job, *, room: str = ...) -> Job: ...
+    def register(self, cls: Job, *, room: str = ..., **policy: Unpack[PolicyWishes]) -> Job: ...
     @overload
-    def register(self, cls: None = ..., *, room: str = ...) -> Callable[[Job], Job]: ...
-    def register(self, cls: Job | None = None, *, room: str = GLOBAL) -> Job | Callable[[Job], Job]:
+    def register(
+        self, cls: None = ..., *, room: str = ..., **policy: Unpack[PolicyWishes]
+    ) -> Callable[[Job], Job]: ...
+    def register(
+        self, cls: Job | None = None, *, room: str = GLOBAL, **policy: Unpack[PolicyWishes]
+    ) -> Job | Callable[[Job], Job]:
         """Register a class as a job of `room`, and start to serve it; usable as a decorator.
 
+        `policy` is how its tasks are treated, see `JobPolicy`; what is not given is as it was registered
+        before, be it by another worker, or as it is by default. Raises TypeError and ValueError where it
+        does not fit.
         A server that cannot be reached is asked again for 30 seconds; what it refuses is raised at once.
         """
-        if cls is None:
-            return partial(self._register, room=room)
-        return self._register(cls, room)
+        register = partial(self._register, room=room, policy=policy_of(policy))
+        return register if cls is None else register(cls)
 
     def unregister(self, job: str | type[Any], *, room: str = GLOBAL) -> None:
         """Serve a job no longer, given its full name or its class. Raises KeyError if it is not served."""
@@ -134,19 +146,26 @@ class JobManager(Caller):
         """
         return self._working().reports.complete(task, result)
 
-    def fail(self, task: ClaimedTask, error: object) -> TaskResponse:
-        """Report that the work failed; `error` is a text or an exception."""
-        return self._working().reports.fail(task, error)
+    def fail(self, task: ClaimedTask, error: object, *, retry: bool = True) -> TaskResponse:
+        """Report that the work failed; `error` is a text or an exception.
+
+        Whether it is tried again, the job's policy says; with `retry` false it is not.
+        """
+        return self._working().reports.fail(task, error, retry=retry)
 
     def cancel(self, task: ClaimedTask) -> TaskResponse:
         """Report that the work is given up."""
         return self._working().reports.cancel(task)
 
+    def release(self, task: ClaimedTask) -> TaskResponse:
+        """Hand a task back to its queue, for any worker to claim; that counts as no attempt."""
+        return self._working().reports.release(task)
+
     def disconnect(self, timeout: float | None = None) -> None:
         """Claim no more, wait for the tasks that run here, up to `timeout` seconds, and remove the worker.
 
-        Heartbeats go on until the last report is acknowledged. Tasks that still run then are failed by
-        the server. Afterwards the manager is as new.
+        Heartbeats go on until the last report is acknowledged. A task that was claimed and not yet begun is
+        handed back; one that still runs after `timeout` is lost. Afterwards the manager is as new.
         """
         shift = self._shift
         if shift is None:
@@ -159,14 +178,15 @@ class JobManager(Caller):
                     self._shift = None
 
     def wait(self, begin: Callable[[], None] | None = None) -> None:
-        """Sleep until `disconnect` is called elsewhere or, on the main thread, until SIGINT or SIGTERM.
+        """Sleep until the worker leaves elsewhere or, on the main thread, until SIGINT or SIGTERM.
 
-        The first signal disconnects as `disconnect` does; a second one leaves running tasks behind.
+        It leaves by `disconnect`, or because an operator drains it. The first signal disconnects as
+        `disconnect` does; a second one leaves running tasks behind.
         `begin`, which may register, is called on a thread of its own: a signal then ends the wait for a
         server that is not there, and never parts a registration from its answer. What it raises ends the
         wait, and is raised here.
         """
-        shift = self._working()
+        shift = self._shift or self._working()
         errors: list[Exception] = []
 
         def attempt(begin: Callable[[], None]) -> None:
@@ -198,13 +218,14 @@ class JobManager(Caller):
 
     def _working(self) -> Shift:
         with self._lock:
-            if self._shift is None:
+            if self._shift is None or self._shift.gone.is_set():
                 self._shift = Shift(self._remote, self._channel, self._in_flight, self._plan)
             return self._shift
 
-    def _register(self, cls: Job, room: str) -> Job:
+    def _register(self, cls: Job, room: str, policy: JobPolicy) -> Job:
         shift = self._working()
-        _patiently(shift, lambda: shift.roster.enroll(cls, room), f"Registering {cls.__name__}")
+        registration = Registration(cls, room, policy)
+        _patiently(shift, lambda: shift.roster.enroll(registration), f"Registering {cls.__name__}")
         shift.serve()
         return cls
 

@@ -1,6 +1,5 @@
 """The server's operations, one method each."""
 
-from collections.abc import Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import UUID
@@ -13,6 +12,7 @@ from zndraw_joblib.contract import messages
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.worker.api import API_PREFIX, ApiManager, read_problem
 from zndraw_joblib.worker.tasks import encode
+from zndraw_joblib.worker.wishes import checked
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -31,14 +31,10 @@ class Remote:
         return _read(messages.WorkerResponse, self._send("POST", "/workers"))
 
     def beat(
-        self, worker_id: UUID, timeout: float, named: Sequence[messages.NamedTask] = ()
+        self, worker_id: UUID, request: messages.HeartbeatRequest, timeout: float
     ) -> messages.WorkerResponse:
-        """Tell that the worker lives, and ask what became of the tasks that are named.
-
-        Waits at most `timeout` seconds for the answer.
-        """
-        body = messages.HeartbeatRequest(tasks=list(named)) if named else None
-        response = self._send("PATCH", f"/workers/{worker_id}", body, read_timeout=timeout)
+        """Tell that the worker lives; wait at most `timeout` seconds for the answer."""
+        response = self._send("PATCH", f"/workers/{worker_id}", request, read_timeout=timeout)
         return _read(messages.WorkerResponse, response)
 
     def remove_worker(self, worker_id: UUID, timeout: float) -> None:
@@ -54,19 +50,39 @@ class Remote:
         path = f"/workers/{worker_id}/jobs/{quoted(full_name)}"
         self._send("DELETE", path, read_timeout=timeout)
 
-    def claim(self, worker_id: UUID, wait: int = 0) -> tuple[messages.TaskResponse | None, int]:
-        """Claim a task; return it and the seconds of waiting that the server agreed to."""
-        body = messages.TaskClaimRequest(worker_id=worker_id)
+    def claim(
+        self, worker_id: UUID, wait: int = 0, claim_id: UUID | None = None
+    ) -> tuple[messages.TaskClaimResponse, int]:
+        """Claim a task; return the answer and the seconds of waiting that the server agreed to."""
+        body = messages.TaskClaimRequest(worker_id=worker_id, claim_id=claim_id)
         response = self._send("POST", "/tasks/claim", body, wait=wait)
-        return _read(messages.TaskClaimResponse, response).task, _applied(response)
+        return _read(messages.TaskClaimResponse, response), _applied(response)
 
     def report(self, task_id: str, update: messages.TaskUpdateRequest) -> messages.TaskResponse:
         """Move a task."""
         return _read(messages.TaskResponse, self._send("PATCH", f"/tasks/{quoted(task_id)}", update))
 
-    def submit(self, room_id: str, full_name: str, payload: dict[str, Any]) -> messages.TaskResponse:
-        """Call a job."""
-        body = messages.TaskSubmitRequest(payload=payload)
+    def act(
+        self,
+        task_id: str,
+        action: str,
+        request: messages.TaskActionRequest | None = None,
+        timeout: float | None = None,
+    ) -> messages.TaskResponse:
+        """Release, retry or fail a task by hand; wait at most `timeout` seconds for the answer."""
+        body = request or messages.TaskActionRequest()
+        response = self._send("POST", f"/tasks/{quoted(task_id)}/{action}", body, read_timeout=timeout)
+        return _read(messages.TaskResponse, response)
+
+    def order(self, method: str, path: str, model: type[Model], request: BaseModel | None = None) -> Model:
+        """Change what is at `path`, whose parts must be quoted; return the answer."""
+        return _read(model, self._send(method, path, request))
+
+    def submit(
+        self, room_id: str, full_name: str, payload: dict[str, Any], **wishes: Any
+    ) -> messages.TaskResponse:
+        """Call a job. Raises ValueError for `wishes` that do not fit."""
+        body = checked(messages.TaskSubmitRequest, {"payload": payload, **wishes})
         path = f"/rooms/{quoted(room_id)}/tasks/{quoted(full_name)}"
         return _read(messages.TaskResponse, self._send("POST", path, body))
 
@@ -75,8 +91,8 @@ class Remote:
         response = self._send("GET", f"/tasks/{quoted(task_id)}", wait=wait)
         return _read(messages.TaskResponse, response), _applied(response)
 
-    def page(self, path: str, model: type[Model], **query: Any) -> Model:
-        """Return one page of a list; parts of `path` must be quoted."""
+    def read(self, path: str, model: type[Model], **query: Any) -> Model:
+        """Return what is at `path`, whose parts must be quoted."""
         params = {key: value for key, value in query.items() if value is not None}
         return _read(model, self._send("GET", str(httpx.URL(path, params=params))))
 

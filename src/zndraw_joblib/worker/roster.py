@@ -2,12 +2,19 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import JobRegisterRequest, WorkerResponse
+from zndraw_joblib.contract.messages import (
+    HeartbeatRequest,
+    JobRegisterRequest,
+    JobResponse,
+    WorkerResponse,
+)
 from zndraw_joblib.contract.problems import WorkerNotFound
+from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.worker.caller import category_of
 from zndraw_joblib.worker.channel import Channel
 from zndraw_joblib.worker.inflight import InFlight
@@ -21,25 +28,41 @@ _GOODBYE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A class and the room it was registered for."""
+    """A class, the room it was registered for, and what its author said of the job's policy."""
 
     cls: type[Any]
     room_id: str
+    policy: JobPolicy
 
-    def request(self, worker_id: UUID | None) -> JobRegisterRequest:
+    def request(self, worker_id: UUID | None, limits: dict[str, Any]) -> JobRegisterRequest:
         """Return the body that registers it."""
         return JobRegisterRequest(
             category=category_of(self.cls),
             name=self.cls.__name__,
             schema_=self.cls.model_json_schema(),
             worker_id=worker_id,
+            **limits,
+            **{name: getattr(self.policy, name) for name in self.policy.model_fields_set},
         )
 
 
 class Roster:
-    """The worker as the server knows it: one id, and the jobs linked to it. Thread-safe."""
+    """The worker as the server knows it: one id, and the jobs linked to it. Thread-safe.
 
-    def __init__(self, remote: Remote, channel: Channel, in_flight: InFlight) -> None:
+    `limits` may say how many tasks it may hold (`max_tasks`). `drain` is called when the server asks it to
+    leave, and shall return at once.
+    """
+
+    def __init__(
+        self,
+        remote: Remote,
+        channel: Channel,
+        in_flight: InFlight,
+        limits: dict[str, Any],
+        drain: Callable[[], None],
+    ) -> None:
+        self.drain = drain
+        self._limits = limits
         self.worker_id: UUID | None = None
         self.jobs: dict[str, Registration] = {}
         self._known: dict[str, type[Any]] = {}
@@ -64,21 +87,20 @@ class Roster:
                 self.worker_id = self._remote.create_worker().id
             return self.worker_id
 
-    def enroll(self, cls: type[Any], room_id: str) -> None:
+    def enroll(self, registration: Registration) -> None:
         """Register a job; the first one makes the worker."""
-        registration = Registration(cls, room_id)
         with self._lock:
             self._check_open()
             try:
-                response = self._remote.register(room_id, registration.request(self.worker_id))
+                response = self._register(registration, self.worker_id)
             except Exception as error:
                 if self.worker_id is None or not _unknown(error):
                     raise
                 self.renew(self.worker_id)
-                response = self._remote.register(room_id, registration.request(self.worker_id))
+                response = self._register(registration, self.worker_id)
             self.worker_id = response.worker_id
             self.jobs[response.full_name] = registration
-            self._known[response.full_name] = cls
+            self._known[response.full_name] = registration.cls
             self._channel.join(response.full_name, self.worker())
 
     def class_of(self, full_name: str) -> type[Any] | None:
@@ -109,12 +131,15 @@ class Roster:
         """
         worker_id, named = self.worker(), self._in_flight.named()
         try:
-            response = self._remote.beat(worker_id, timeout, named)
+            request = HeartbeatRequest(tasks=named, **self._limits)
+            response = self._remote.beat(worker_id, request, timeout)
         except Exception as error:
             if not self.lost(worker_id, error):
                 raise
             return None
         self._in_flight.heed(named, response.tasks)
+        if response.drain:
+            self.drain()
         return response
 
     def lost(self, worker_id: UUID, error: Exception) -> bool:
@@ -143,13 +168,16 @@ class Roster:
         if self._left:
             raise RuntimeError("The worker has just disconnected; try again")
 
+    def _register(self, registration: Registration, worker_id: UUID | None) -> JobResponse:
+        return self._remote.register(registration.room_id, registration.request(worker_id, self._limits))
+
     def _register_all(self) -> UUID:
         """Register every job for a new worker; one that is refused does not keep the others from it."""
         fresh: UUID | None = None
         refusal: Exception | None = None
         for full_name, registration in self.jobs.items():
             try:
-                response = self._remote.register(registration.room_id, registration.request(fresh))
+                response = self._register(registration, fresh)
             except Exception as error:
                 if passing(error):
                     raise
@@ -169,6 +197,7 @@ class Roster:
         try:
             for full_name in list(self.jobs):
                 self._remote.unregister(self.worker(), full_name, _GOODBYE_SECONDS)
+            self.jobs = {}
         except Exception as error:
             log.warning("The worker's jobs could not be taken off it: %s", describe(error))
 
@@ -183,6 +212,7 @@ class Roster:
             self.jobs = {}
             worker_id, self.worker_id = self.worker_id, None
             if worker_id is not None:
+                self._in_flight.lose(worker_id)
                 self._remote.remove_worker(worker_id, _GOODBYE_SECONDS)
         except Exception as error:
             log.warning("Worker could not say goodbye: %s", describe(error))

@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from zndraw_joblib.worker.channel import Channel
 from zndraw_joblib.worker.claims import Claims, Pace
@@ -30,6 +31,7 @@ class Plan:
     concurrency: int
     heartbeat_interval: float | None
     pace: Pace
+    limits: dict[str, Any]
 
 
 class Shift:
@@ -38,14 +40,15 @@ class Shift:
     def __init__(self, remote: Remote, channel: Channel, in_flight: InFlight, plan: Plan) -> None:
         self._plan = plan
         self.over = threading.Event()
-        self._gone = threading.Event()
+        self.gone = threading.Event()
         self._ended: SimpleQueue[None] = SimpleQueue()
         self._closing = threading.Lock()
         self._starting = threading.Lock()
         self._beating: threading.Thread | None = None
         self._serving: list[threading.Thread] = []
         self._beat_due = channel.beat_due
-        self.roster = Roster(remote, channel, in_flight)
+        self._in_flight = in_flight
+        self.roster = Roster(remote, channel, in_flight, plan.limits, self.drain)
         self.reports = Reports(remote, in_flight, self.over)
         self.claims = Claims(remote, self.roster, self.reports, in_flight, channel.wake)
 
@@ -84,7 +87,7 @@ class Shift:
         inside = threading.current_thread() in self._serving
         if not self._closing.acquire(blocking=False):
             if not inside:
-                self._gone.wait(timeout)
+                self.gone.wait(timeout)
             return
         is_quiet = False
         try:
@@ -95,8 +98,22 @@ class Shift:
         finally:
             self._say_goodbye(self._serving if is_quiet else [])
 
+    def drain(self) -> None:
+        """Claim no more, and leave once nothing is worked on any more, also by hand. Returns at once."""
+        with self._starting:
+            if self.claims.stopped:
+                return
+            self.claims.stop()
+        log.info("The server asks worker %s to leave", self.roster.worker_id)
+        threading.Thread(target=self._drain, name="zndraw-joblib-drain", daemon=True).start()
+
+    def _drain(self) -> None:
+        self._stop_claiming()
+        self._in_flight.wait_for_none()
+        self.close(None)
+
     def _stop_claiming(self) -> None:
-        """Claim no more, and lose no task: not the one that the open long-poll has just been given.
+        """Claim no more, and lose no task: what the open long-poll has just been given is handed back.
 
         A connection that is cut would lose it, so the server is told first; then its answer may arrive.
         """
@@ -113,7 +130,7 @@ class Shift:
             self.roster.leave()
             self._part(idle)
         finally:
-            self._gone.set()
+            self.gone.set()
             self.end()
 
     @staticmethod

@@ -36,6 +36,10 @@ class ClaimedTask:
         return type(self), tuple(getattr(self, item.name) for item in fields(self) if item.compare)
 
 
+class GiveUp(Exception):
+    """Raise it in a job to say that the task has failed for good, whatever the job's policy is."""
+
+
 class ResultRefused(ValueError):
     """The result of a task cannot be sent: it is not JSON, or too large."""
 

@@ -1,0 +1,45 @@
+"""What the author of a job and the caller of a task may choose, checked before it is sent."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from zndraw_joblib.contract.recovery import Backoff, Cause, JobPolicy
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class PolicyWishes(TypedDict, total=False):
+    """The fields of a `JobPolicy`, as keywords; what is not given is left as the server has it."""
+
+    max_attempts: int
+    retry_on: Iterable[Cause | str]
+    backoff: Backoff
+    max_crashes: int
+    timeout_seconds: float | None
+    start_timeout_seconds: float
+    max_in_flight: int | None
+    priority: int
+
+
+def policy_of(wishes: PolicyWishes) -> JobPolicy:
+    """Return the policy in which these fields alone are set. Raises TypeError, ValueError."""
+    unknown = set(wishes) - set(JobPolicy.model_fields)
+    if unknown:
+        raise TypeError(f"A job's policy has no {', '.join(map(repr, sorted(unknown)))}")
+    return checked(JobPolicy, wishes)
+
+
+def checked(model: type[Model], fields: Mapping[str, Any]) -> Model:
+    """Return `fields` as a model. Raises ValueError, which names each field that does not fit."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise ValueError("; ".join(map(_said, error.errors()))) from None
+
+
+def _said(fault: Any) -> str:
+    place = ".".join(map(str, fault["loc"]))
+    text = fault["msg"].removeprefix("Value error, ")
+    return f"{place}: {text} (it is {fault['input']!r})" if place else text
