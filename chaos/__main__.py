@@ -52,8 +52,8 @@ async def run(used: Database, folder: Path, options: argparse.Namespace) -> Evid
     rng = random.Random(options.seed)
     planned = plan(rng, options.tasks)
     async with stage(used, folder) as on:
-        await on.register(jobs.ALL)
         populate(on, options.workers)
+        await on.ready(jobs.ALL)
         injector = Injector(on, random.Random(options.seed))
         async with asyncio.TaskGroup() as group:
             group.create_task(submit_all(on.client, planned, options.seconds, rng))

@@ -1,5 +1,6 @@
 """Proves from the evidence of a run what is promised, or lists what was broken. Reads nothing else."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -163,9 +164,10 @@ def ends_are_as_promised(evidence: Evidence) -> Found:
 def the_living_are_spared(evidence: Evidence) -> Found:
     """Nobody is lost who reported within the timeout, nor before a server that was away has watched."""
     timeout = evidence.worker_timeout_seconds
-    signs, left = _signs(evidence.calls), {call.worker for call in evidence.calls if call.kind == "leave"}
+    signs = _signs(evidence.calls)
+    left = {call.worker: call.sent_at for call in reversed(evidence.calls) if call.kind == "leave"}
     for loss in evidence.losses:
-        if loss.worker in left:
+        if left.get(loss.worker, math.inf) <= loss.at:
             continue
         late = [at for at in signs[loss.worker] if loss.at - timeout < at < loss.at]
         if late:

@@ -12,7 +12,7 @@ import httpx
 from chaos import journal
 from chaos.database import Database
 from chaos.evidence import Evidence, Fault, Submission
-from chaos.jobs import LINE, ROOMS, Job
+from chaos.jobs import GLOBAL, LINE, ROOMS, Job
 from chaos.pool import Pool
 from chaos.proxy import Proxy
 from chaos.server import COMMAND, TOKEN, Server
@@ -25,6 +25,8 @@ SWEEPER_INTERVAL_SECONDS = 0.5
 _PAGE = 500
 _READERS = 8
 _WAIT_SECONDS = 20
+_READY_SECONDS = 20
+_LOOK_SECONDS = 0.02
 
 
 @dataclass
@@ -43,17 +45,22 @@ class Stage:
     policies: dict[str, JobPolicy] = field(default_factory=dict)
     is_recovering: bool = True
 
-    async def register(self, jobs: Sequence[Job]) -> None:
-        """Make the jobs known with their policies; note which the server keeps."""
-        for job in jobs:
-            cls = job.cls
-            body = {"category": cls.category, "name": cls.__name__, "schema": cls.model_json_schema()}
-            answer = await self.direct.put(f"{API_PREFIX}/rooms/{job.room}/jobs", json=body | job.policy)
-            answer.raise_for_status()
-            kept = JobResponse.model_validate(answer.json())
-            self.policies[job.name] = JobPolicy.model_validate(kept.model_dump())
-            wanted = JobPolicy.model_validate(job.policy)
-            self.is_recovering &= self.policies[job.name] == wanted
+    async def ready(self, jobs: Sequence[Job]) -> None:
+        """Wait until workers serve the jobs; note the policies that the server keeps."""
+        async with asyncio.timeout(_READY_SECONDS):
+            for job in jobs:
+                kept = await self._job(job)
+                while kept is None:
+                    await asyncio.sleep(_LOOK_SECONDS)
+                    kept = await self._job(job)
+                self.policies[job.name] = JobPolicy.model_validate(kept.model_dump())
+                wanted = JobPolicy.model_validate(job.policy)
+                self.is_recovering &= self.policies[job.name] == wanted
+
+    async def _job(self, job: Job) -> JobResponse | None:
+        room = ROOMS[0] if job.room == GLOBAL else job.room
+        answer = await self.direct.get(f"{API_PREFIX}/rooms/{room}/jobs/{job.name}")
+        return JobResponse.model_validate(answer.json()) if answer.is_success else None
 
     async def all_end(self, submissions: Sequence[Submission], seconds: float) -> bool:
         """Wait until every accepted task has ended, `seconds` at most; tell whether it came to that."""

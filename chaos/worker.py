@@ -99,6 +99,6 @@ def work(url: str, token: str, path: Path, jobs: Sequence[Job]) -> None:
 
         def register() -> None:
             for job in jobs:
-                manager.register(job.cls, room=job.room)
+                manager.register(job.cls, room=job.room, **job.policy)
 
         manager.wait(register)

@@ -6,6 +6,7 @@ Each cycle of its sweeper is told on standard error.
 import asyncio
 import math
 import sys
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -43,7 +44,7 @@ def look_first(*, is_guarded: bool) -> None:
         look = partial(sweep.stale_workers, timeout=_timeout(self))
         if seen := await self._write(look):
             tell("judged")
-            while await self._write(look):
+            while await self._write(look):  # noqa: ASYNC110 - the database tells no event
                 await asyncio.sleep(_LOOK_SECONDS)
 
         async def lock(tx: Any, *given: Any) -> Any:
@@ -58,9 +59,7 @@ def look_first(*, is_guarded: bool) -> None:
     sweeper.Sweeper._sweep_workers = looking
 
 
-def _timeout(self: Any) -> Any:
-    from datetime import timedelta
-
+def _timeout(self: Any) -> timedelta:
     return timedelta(seconds=self._settings.worker_timeout_seconds)
 
 
