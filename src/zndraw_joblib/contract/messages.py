@@ -280,6 +280,71 @@ class TaskHistory(BaseModel):
     transitions: list[Transition]
 
 
+class PlannedChange(BaseModel):
+    """What the sweeper would do with a task; `reason` as in its history."""
+
+    id: UUID
+    before: TaskStatus
+    after: TaskStatus
+    reason: str
+    run_at: datetime | None = None
+
+
+class SweeperPreview(BaseModel):
+    """What a cycle of the sweeper would do now, of each kind at most one batch.
+
+    `scanned` and `stale` count workers; `workers` would be removed.
+    """
+
+    scanned: int
+    stale: int
+    workers: list[UUID]
+    tasks: list[PlannedChange]
+
+
+class SweeperMode(StrEnum):
+    """`enforce`: the sweeper acts. `observe`: it decides, tells, and touches nothing. `off`: it rests."""
+
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+    OFF = "off"
+
+
+class SweeperUpdate(BaseModel):
+    """Change how the sweepers of all servers work."""
+
+    mode: SweeperMode
+
+
+class SweeperCycle(BaseModel):
+    """What one cycle found and did; `elapsed` in seconds. `expired` counts removed workers.
+
+    `released` counts tasks that went back to their queues, `failed` those that ended. `held_back`: most
+    workers would have gone at once, so the cycle waited for the next one.
+    """
+
+    at: datetime
+    mode: SweeperMode
+    scanned: int
+    stale: int
+    expired: int
+    released: int
+    failed: int
+    pruned: int
+    errors: int
+    elapsed: float
+    held_back: bool
+
+
+class SweeperState(BaseModel):
+    """The sweeper of the server that answers. `judges_in_seconds`: nobody is judged before."""
+
+    mode: SweeperMode
+    interval_seconds: float
+    judges_in_seconds: float
+    cycles: list[SweeperCycle]
+
+
 class Why(BaseModel):
     """One reason for which a task waits, or what holds it. `code` is for programs, `detail` for people."""
 

@@ -65,6 +65,7 @@ class JobLib:
         """Add the routes under ``/v1/joblib`` and the pages of the problems; join the app's lifespan."""
         self._app = app
         app.state.joblib = self.runtime
+        app.state.joblib_sweeper = self.sweeper
         app.state.joblib_identity = self._identity
         app.state.joblib_identify = self._identify
         for route in routes:
@@ -103,6 +104,7 @@ class JobLib:
             self.rooms.attend()
         line = await self._line()
         relaying = asyncio.create_task(self.runtime.relay.run(line) if line else asyncio.sleep(0))
+        minding = asyncio.create_task(self.runtime.agenda.run(), name="zndraw-joblib agenda")
         sweeping = asyncio.create_task(self.sweeper.run(), name="zndraw-joblib sweeper")
         try:
             with _on_stop_signals(self._let_everybody_go):
@@ -110,6 +112,7 @@ class JobLib:
         finally:
             hanging_up = self._let_everybody_go()
             await _ended(sweeping)
+            await _ended(minding)
             await self.runtime.finish()
             if hanging_up is not None:
                 await hanging_up

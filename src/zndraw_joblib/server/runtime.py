@@ -13,10 +13,18 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid4
 from weakref import WeakKeyDictionary, WeakSet
 
-from zndraw_joblib.contract.messages import NamedTask, TaskResponse, TaskUpdateRequest, WorkerResponse
+from zndraw_joblib.contract.messages import (
+    NamedTask,
+    TaskClaimResponse,
+    TaskResponse,
+    TaskSubmitRequest,
+    TaskUpdateRequest,
+    WorkerResponse,
+)
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import ProblemException, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.agenda import Agenda
 from zndraw_joblib.server.checker import Checker
 from zndraw_joblib.server.combiner import Combiner
 from zndraw_joblib.server.ports import (
@@ -24,6 +32,7 @@ from zndraw_joblib.server.ports import (
     InternalTask,
     Publisher,
     SessionMaker,
+    Wake,
     job_key,
     task_key,
     worker_key,
@@ -31,6 +40,7 @@ from zndraw_joblib.server.ports import (
 from zndraw_joblib.server.relay import Relay
 from zndraw_joblib.server.service import claims, internal, jobs, tasks, workers
 from zndraw_joblib.server.service.payloads import MuchWork
+from zndraw_joblib.server.service.turns import Order
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.sleepers import Gone, Sleepers
 from zndraw_joblib.server.store.database import Clock, Database, Sessions, Transaction
@@ -75,6 +85,7 @@ class Runtime:
         self._beats = Combiner(self._commit_beats, width)
         self._writing: set[asyncio.Task[Any]] = set()
         self.checker = Checker()
+        self.agenda = Agenda(self.write)
         self.checks: dict[str, Callable[[], str]] = {}
         self._health: tuple[float, dict[str, str]] | None = None
         self._seen: dict[UUID, float] = {}
@@ -116,6 +127,10 @@ class Runtime:
     async def tell(self, tx: Transaction) -> None:
         """Wake sleepers and send events, after the commit. A publisher that fails is logged."""
         self.sleepers.notify(tx.wakes)
+        if tx.due is not None:
+            self.agenda.note(tx.due)
+        if tx.freed and self.settings.room_max_in_flight is not None:
+            await self._wake_for_rooms(sorted(tx.freed))
         if self.publish is None or not getattr(self.publish, "is_heard", True):
             return
         if not (emissions := tx.emissions):
@@ -126,8 +141,18 @@ class Runtime:
             except Exception:
                 logger.exception("%d events were not sent; what they tell of is committed", len(emissions))
 
+    async def _wake_for_rooms(self, rooms: list[str]) -> None:
+        """Wake somebody for each job of which a room may have another task under way now."""
+        found = await self.database.read(partial(jobs.waiting_in, rooms=rooms))
+        self.sleepers.notify([Wake(job_key(name), 1) for name in found])
+
+    @property
+    def order(self) -> Order:
+        """In which order tasks are claimed, as the settings say now."""
+        return Order(self.settings.claim_order == "fair", self.settings.room_max_in_flight)
+
     async def submit(
-        self, caller: Identity, room_id: str, job: JobName, payload: dict[str, Any]
+        self, caller: Identity, room_id: str, job: JobName, request: TaskSubmitRequest
     ) -> TaskResponse:
         """Add a task; where its job is internal, hand it to the broker too."""
         handle = self.internal_tasks.get(str(job)) if job.room_id == INTERNAL else None
@@ -135,7 +160,8 @@ class Runtime:
             caller=caller,
             room_id=room_id,
             job=job,
-            payload=payload,
+            payload=request.payload,
+            wish=request,
             is_configured=handle is not None,
             validate_payload=self.settings.validate_payload,
             cross_room=self.settings.cross_room_jobs,
@@ -144,7 +170,7 @@ class Runtime:
         if handle is None:
             return task
         try:
-            await handle.kiq(task_id=str(task.id), room_id=room_id, payload=payload)
+            await handle.kiq(task_id=str(task.id), room_id=room_id, payload=request.payload)
         except Exception:
             logger.exception("task %s was not dispatched", task.id)
             return await self.write(partial(internal.fail_dispatch, task_id=task.id))
@@ -170,34 +196,43 @@ class Runtime:
         return task
 
     async def beat(
-        self, caller: Identity, worker_id: UUID, named: Sequence[NamedTask] = ()
+        self,
+        caller: Identity,
+        worker_id: UUID,
+        named: Sequence[NamedTask] = (),
+        max_tasks: int | None = None,
     ) -> WorkerResponse:
         """Note that a worker lives; give a verdict on each task that it names."""
         self._mark_seen(worker_id)
-        return await self._beats.put(
-            workers.Beat(caller, worker_id, self.settings.heartbeat_interval_seconds, named)
-        )
+        item = workers.Beat(caller, worker_id, self.settings.beat_seconds, named, max_tasks)
+        return await self._beats.put(item)
 
     def doubt(self, worker_id: UUID) -> None:
         """Let the next sign of life of a worker be written, however short ago the last one was."""
         self._seen[worker_id] = -math.inf
 
     async def claim(
-        self, caller: Identity, worker_id: UUID, wait: float = 0, gone: Gone = None
-    ) -> TaskResponse | None:
+        self,
+        caller: Identity,
+        worker_id: UUID,
+        wait: float = 0,
+        gone: Gone = None,
+        claim_id: UUID | None = None,
+    ) -> TaskClaimResponse:
         """Claim the oldest task for a worker; sleep up to `wait` seconds for one.
 
-        `gone` is done once the client has hung up: then it gets no task.
+        `gone` is done once the client has hung up: then it gets no task. Who repeats a `claim_id` gets the
+        task again that it holds by it.
         """
         is_doubted = self._seen.get(worker_id) == -math.inf
-        interval = 0 if is_doubted else self.settings.heartbeat_interval_seconds
-        item = claims.Claim(caller, worker_id, interval)
+        interval = 0 if is_doubted else self.settings.beat_seconds
+        item = claims.Claim(caller, worker_id, interval, claim_id, self.order)
         deadline = time.monotonic() + wait
         got: claims.Claimed | None = await self._claim_once(item)
         while got is not None and got.task is None and not self._is_over(deadline, gone):
             keys = [worker_key(worker_id), *map(job_key, got.jobs)]
             got = await self._claim_asleep(item, keys, deadline, gone)
-        return got.task if got else None
+        return TaskClaimResponse(task=got.task, reason=got.reason) if got else TaskClaimResponse()
 
     async def _claim_asleep(
         self, item: claims.Claim, keys: list[str], deadline: float, gone: Gone
@@ -254,7 +289,7 @@ class Runtime:
 
     async def _note_life(self, caller: Identity, worker_id: UUID) -> None:
         """Count any request of a worker as a heartbeat, unless one was noted lately."""
-        due = self._seen.get(worker_id, 0) + self.settings.heartbeat_interval_seconds
+        due = self._seen.get(worker_id, 0) + self.settings.beat_seconds
         if time.monotonic() >= due:
             try:
                 await self.beat(caller, worker_id)
@@ -277,7 +312,7 @@ class Runtime:
         delay, beaten = _RECHECK_FIRST, time.monotonic()
         try:
             while len(self.sleepers):
-                interval = self.settings.heartbeat_interval_seconds
+                interval = self.settings.beat_seconds
                 await asyncio.sleep(min(delay, interval))
                 delay = min(delay * _RECHECK_GROWTH, _RECHECK_MAX)
                 try:

@@ -1,6 +1,6 @@
 """Settings, from arguments, the environment (``ZNDRAW_JOBLIB_…``) and ``[tool.zndraw.joblib]``."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import (
@@ -11,11 +11,16 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from zndraw_joblib.contract.messages import SweeperMode
 from zndraw_joblib.contract.work import Category
 
 DEFAULT_DATABASE_URL = "sqlite+aiosqlite:///zndraw-joblib.db"
 BEATS_PER_TIMEOUT = 4
 MAX_PROCESSES = 64
+_OTHER_NAMES = {
+    "sweep_threshold_seconds": "worker_timeout_seconds",
+    "sweep_interval_seconds": "sweeper_interval_seconds",
+}
 
 
 def _split(value: object) -> object:
@@ -52,6 +57,14 @@ class JobLibSettings(BaseSettings):
 
     worker_timeout_seconds: Seconds = 60
     sweeper_interval_seconds: Seconds = 30
+    sweeper_mode: SweeperMode = SweeperMode.ENFORCE
+    # Seed 004's names of the two above; where one is given it counts as the other.
+    sweep_threshold_seconds: Seconds | None = None
+    sweep_interval_seconds: Seconds | None = None
+    heartbeat_interval_seconds: Seconds | None = None
+    keep_finished_days: Annotated[float, Field(gt=0, le=36_500)] | None = None
+    claim_order: Literal["fifo", "fair"] = "fifo"
+    room_max_in_flight: Annotated[int, Field(ge=1)] | None = None
     internal_task_timeout_seconds: Seconds = 3600
     long_poll_max_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 60
     claim_max_attempts: Annotated[int, Field(ge=1, le=1000)] = 10
@@ -65,10 +78,19 @@ class JobLibSettings(BaseSettings):
     redis_url: RedisUrl | None = None
     redis_prefix: Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")] = "zndraw-joblib"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _take_other_names(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for other, own in _OTHER_NAMES.items():
+                if data.get(other) is not None:
+                    data.setdefault(own, data[other])
+        return data
+
     @property
-    def heartbeat_interval_seconds(self) -> float:
-        """How often a worker shall report: a quarter of the timeout, so that three beats may be lost."""
-        return self.worker_timeout_seconds / BEATS_PER_TIMEOUT
+    def beat_seconds(self) -> float:
+        """How often a worker shall report: else a quarter of the timeout, so that three beats may be lost."""
+        return self.heartbeat_interval_seconds or self.worker_timeout_seconds / BEATS_PER_TIMEOUT
 
     @classmethod
     def settings_customise_sources(

@@ -7,17 +7,21 @@ import asyncio
 import inspect
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
-from datetime import timedelta
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.contract.events import Emission
+from zndraw_joblib.contract.messages import SweeperMode, SweeperPreview
+from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.adapters.socketio import emit
 from zndraw_joblib.server.service import sweep, workers
+from zndraw_joblib.server.service.workers import Tally
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Sessions, Transaction, begin
 from zndraw_joblib.server.store.tables import Worker
@@ -25,25 +29,38 @@ from zndraw_joblib.server.store.tables import Worker
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Write = Callable[[Callable[[Transaction], Awaitable[Any]]], Awaitable[Any]]
+Batch = Callable[[Transaction], Awaitable[int]]
 
 _PASS_SECONDS = 60.0
 # A timer may fire a touch early; that must not cost a whole interval.
 _TICK_TOLERANCE = 0.01
 _BRAKE_AT_LEAST = 5
+_CYCLES_KEPT = 20
 
 
 @dataclass(slots=True)
 class Cycle:
-    """What one cycle found and did; `elapsed` in seconds."""
+    """What one cycle found and did; `elapsed` in seconds. `expired` counts workers, the rest counts tasks."""
 
+    mode: SweeperMode = SweeperMode.ENFORCE
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
     scanned: int = 0
     stale: int = 0
     expired: int = 0
-    stuck: int = 0
-    abandoned: int = 0
+    tally: Tally = field(default_factory=Tally)
+    pruned: int = 0
     errors: int = 0
     elapsed: float = 0.0
     is_held_back: bool = False
+
+    def __str__(self) -> str:
+        """Return the summary for the log."""
+        held_back = ", held back: the fault may be here" if self.is_held_back else ""
+        return (
+            f"scanned {self.scanned}, stale {self.stale}, expired {self.expired}, released "
+            f"{self.tally.released}, failed {self.tally.failed}, pruned {self.pruned}, errors {self.errors}, "
+            f"{self.elapsed:.3f} s, {self.mode}{held_back}"
+        )
 
 
 class Sweeper:
@@ -55,7 +72,7 @@ class Sweeper:
         self._watching_since = time.monotonic()
         self._last_tick = time.monotonic()
         self.last_good = time.monotonic()
-        self.last_cycle: Cycle | None = None
+        self.last_cycles: deque[Cycle] = deque(maxlen=_CYCLES_KEPT)
 
     async def run(self) -> None:
         """Sweep every `sweeper_interval_seconds`, for ever."""
@@ -73,28 +90,42 @@ class Sweeper:
             # The sick one may be ourselves: whoever could not reach us gets a full timeout first.
             self._watching_since = started
         self._last_tick = started
-        cycle = Cycle()
+        cycle = Cycle(mode=self._settings.sweeper_mode)
+        known = await self._guard(cycle, self._read_mode(cycle))
+        is_good = known and await self._sweep(cycle)
+        cycle.elapsed = time.monotonic() - started
+        if is_good:
+            # One worker that cannot be retired is in the log; it makes the server no less ready.
+            self.last_good = time.monotonic()
+        self.last_cycles.append(cycle)
+        busy = cycle.stale or cycle.tally != Tally() or cycle.pruned or cycle.errors
+        logger.log(logging.INFO if busy else logging.DEBUG, "swept: %s", cycle)
+        return cycle
+
+    async def _sweep(self, cycle: Cycle) -> bool:
+        """Do what the mode asks for. Tell whether all passes went through."""
+        if cycle.mode == SweeperMode.OFF:
+            return True
+        if cycle.mode == SweeperMode.OBSERVE:
+            return await self._guard(cycle, self._observe(cycle))
         swept_workers = await self._guard(cycle, self._sweep_workers(cycle))
         if not swept_workers:
             # While we could not look, workers may not have been able to report either.
             self._watching_since = time.monotonic()
-        swept_tasks = await self._guard(cycle, self._sweep_tasks(cycle))
-        if not swept_tasks:
-            # A task of one kind that cannot be failed must not keep those of the other.
-            await self._guard(cycle, self._sweep_tasks_apart(cycle))
-        cycle.elapsed = time.monotonic() - started
-        if swept_workers and swept_tasks:
-            # One worker that cannot be retired is in the log; it makes the server no less ready.
-            self.last_good = time.monotonic()
-        self.last_cycle = cycle
-        busy = cycle.stale or cycle.stuck or cycle.abandoned or cycle.errors
-        logger.log(logging.INFO if busy else logging.DEBUG, "swept: %s", cycle)
-        return cycle
+        # A task of one kind that cannot be settled must not keep those of the others.
+        swept = [await self._guard(cycle, self._until_done(batch)) for batch in self._batches(cycle)]
+        return all([swept_workers, *swept, await self._guard(cycle, self._prune(cycle))])
 
     @property
     def is_late(self) -> bool:
         """Whether the last good cycle is longer ago than three intervals."""
         return time.monotonic() - self.last_good > 3 * self._settings.sweeper_interval_seconds + 1
+
+    @property
+    def credit(self) -> float:
+        """The seconds until somebody may be judged: each worker has had a full timeout to report by then."""
+        watched = time.monotonic() - self._watching_since
+        return max(0.0, self._settings.worker_timeout_seconds - watched)
 
     async def _guard(self, cycle: Cycle, work: Awaitable[None]) -> bool:
         try:
@@ -106,11 +137,23 @@ class Sweeper:
             return False
         return True
 
+    async def _read_mode(self, cycle: Cycle) -> None:
+        cycle.mode = await self._write(partial(sweep.mode, default=self._settings.sweeper_mode))
+
+    async def _observe(self, cycle: Cycle) -> None:
+        found = await self._write(self.preview)
+        cycle.scanned, cycle.stale, cycle.expired = found.scanned, found.stale, len(found.workers)
+        cycle.tally.released = sum(change.after == TaskStatus.PENDING for change in found.tasks)
+        cycle.tally.failed = len(found.tasks) - cycle.tally.released
+
+    async def preview(self, tx: Transaction) -> SweeperPreview:
+        """Return what a cycle would do now, but for its credit and its brake."""
+        return await sweep.preview(tx, self._timeout(), self._internal_timeout())
+
     async def _sweep_workers(self, cycle: Cycle) -> None:
-        timeout = timedelta(seconds=self._settings.worker_timeout_seconds)
-        watched = time.monotonic() - self._watching_since + _TICK_TOLERANCE
+        timeout = self._timeout()
+        judge = self.credit <= _TICK_TOLERANCE
         while True:
-            judge = watched >= self._settings.worker_timeout_seconds
             try:
                 more = await self._write(
                     partial(self._sweep_batch, cycle=cycle, timeout=timeout, judge=judge)
@@ -125,17 +168,18 @@ class Sweeper:
                 return
 
     async def _sweep_batch(self, tx: Transaction, cycle: Cycle, timeout: timedelta, judge: bool) -> bool:
-        scanned, stale = await sweep.survey(tx, timeout)
-        cycle.scanned, cycle.stale = max(cycle.scanned, scanned), max(cycle.stale, stale)
-        if judge and not cycle.expired:
-            cycle.is_held_back = self._must_hold_back(cycle)
-        expired = await sweep.retire_stale(tx, timeout) if judge and not cycle.is_held_back else 0
+        if not cycle.expired:
+            cycle.scanned, cycle.stale = await sweep.survey(tx, timeout)
+            cycle.is_held_back = judge and self._must_hold_back(cycle)
+        if not judge or cycle.is_held_back:
+            return False
+        expired = await sweep.retire_stale(tx, timeout, tally=cycle.tally)
         cycle.expired += expired
         return expired == sweep.WORKERS_PER_BATCH
 
     def _must_hold_back(self, cycle: Cycle) -> bool:
         many = cycle.stale >= _BRAKE_AT_LEAST and 2 * cycle.stale > cycle.scanned
-        held_already = self.last_cycle is not None and self.last_cycle.is_held_back
+        held_already = bool(self.last_cycles) and self.last_cycles[-1].is_held_back
         if many and not held_already:
             logger.warning(
                 "%d of %d workers are silent: the fault may be here, waiting one cycle before judging",
@@ -150,25 +194,34 @@ class Sweeper:
         for worker_id in ids:
             try:
                 cycle.expired += await self._write(
-                    partial(sweep.retire_stale, timeout=timeout, only=worker_id)
+                    partial(sweep.retire_stale, timeout=timeout, only=worker_id, tally=cycle.tally)
                 )
             except Exception:
                 cycle.errors += 1
                 logger.exception("worker %s was not retired", worker_id)
 
-    async def _sweep_tasks(self, cycle: Cycle) -> None:
-        while True:
-            stuck, abandoned = await self._write(partial(sweep.fail_lost, timeout=self._internal_timeout()))
-            cycle.stuck += stuck
-            cycle.abandoned += abandoned
-            if max(stuck, abandoned) < sweep.TASKS_PER_BATCH:
-                return
+    def _batches(self, cycle: Cycle) -> list[Batch]:
+        return [
+            partial(sweep.settle_stuck, timeout=self._internal_timeout(), tally=cycle.tally),
+            partial(sweep.settle_abandoned, tally=cycle.tally),
+            partial(sweep.settle_overdue, tally=cycle.tally),
+            partial(sweep.settle_expired, tally=cycle.tally),
+            sweep.queue_due,
+        ]
 
-    async def _sweep_tasks_apart(self, cycle: Cycle) -> None:
-        with suppress(Exception):
-            cycle.stuck += await self._write(partial(sweep.fail_stuck, timeout=self._internal_timeout()))
-        with suppress(Exception):
-            cycle.abandoned += await self._write(sweep.fail_abandoned)
+    async def _until_done(self, batch: Batch) -> None:
+        while await self._write(batch) == sweep.TASKS_PER_BATCH:
+            pass
+
+    async def _prune(self, cycle: Cycle) -> None:
+        days = self._settings.keep_finished_days
+        after: int | None = 0
+        while days is not None and after is not None:
+            pruned, after = await self._write(partial(sweep.prune, keep=timedelta(days=days), after=after))
+            cycle.pruned += pruned
+
+    def _timeout(self) -> timedelta:
+        return timedelta(seconds=self._settings.worker_timeout_seconds)
 
     def _internal_timeout(self) -> timedelta:
         return timedelta(seconds=self._settings.internal_task_timeout_seconds)
@@ -180,6 +233,13 @@ class Sweeper:
                 "sweeper_interval_seconds (%g) is longer than worker_timeout_seconds (%g): dead workers "
                 "are noticed late",
                 settings.sweeper_interval_seconds,
+                settings.worker_timeout_seconds,
+            )
+        if 3 * settings.beat_seconds > settings.worker_timeout_seconds:
+            logger.warning(
+                "heartbeat_interval_seconds (%g) is more than a third of worker_timeout_seconds (%g): a "
+                "worker that misses one or two heartbeats is taken for dead",
+                settings.beat_seconds,
                 settings.worker_timeout_seconds,
             )
 
@@ -239,7 +299,7 @@ async def cleanup_stuck_internal_tasks(session: Any, timeout: timedelta) -> tupl
 
     Returns how many there were, and the events to `emit`.
     """
-    return await _until_done(session, partial(sweep.fail_stuck, timeout=timeout), sweep.TASKS_PER_BATCH)
+    return await _until_done(session, partial(sweep.settle_stuck, timeout=timeout), sweep.TASKS_PER_BATCH)
 
 
 async def _until_done(

@@ -3,15 +3,18 @@
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
-from zndraw_joblib.server.http import jobs, tasks, workers
+from zndraw_joblib.server.http import admin, jobs, tasks, workers
 
 PREFIX = "/v1/joblib"
 TAG = "joblib"
 
 # The busiest first: routes are tried one after another.
 routes = [
-    route for noun in (tasks, workers, jobs) for route in noun.router.routes if isinstance(route, APIRoute)
+    route
+    for noun in (tasks, workers, jobs, admin)
+    for route in noun.router.routes
+    if isinstance(route, APIRoute)
 ]
 router = APIRouter(prefix=PREFIX, tags=[TAG])
-for _noun in (tasks, workers, jobs):
+for _noun in (tasks, workers, jobs, admin):
     router.include_router(_noun.router)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from zndraw_joblib.contract.messages import MAX_PAGE
 from zndraw_joblib.contract.names import JobName, parse_job_name, validate_room_id
-from zndraw_joblib.contract.problems import InvalidRequest, Unauthorized
+from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthorized
 from zndraw_joblib.server.http.routing import RESOLVERS, solve
 from zndraw_joblib.server.ports import Identity, Page
 from zndraw_joblib.server.runtime import Runtime
@@ -40,6 +40,14 @@ async def current_identity(request: Request) -> Identity:
     identity = await identify(request)
     if not isinstance(identity, Identity):
         raise Unauthorized("This needs an identity", headers={"WWW-Authenticate": "Bearer"})
+    return identity
+
+
+async def current_superuser(request: Request) -> Identity:
+    """Return who asks, if that is a superuser."""
+    identity = await current_identity(request)
+    if not identity.is_superuser:
+        raise Forbidden("Not authorized: this is for superusers")
     return identity
 
 
@@ -107,6 +115,7 @@ def _bounded(text: str, name: str, most: int) -> int:
 RESOLVERS |= {
     get_runtime: get_runtime,
     current_identity: current_identity,
+    current_superuser: current_superuser,
     verify_readable_room: _guard(verify_readable_room),
     verify_writable_room: _guard(verify_writable_room),
     _job_name: lambda request: parse_job_name(request.path_params["name"]),
@@ -116,6 +125,7 @@ RESOLVERS |= {
 
 CurrentRuntime = Annotated[Runtime, Depends(get_runtime)]
 Caller = Annotated[Identity, Depends(current_identity)]
+Superuser = Annotated[Identity, Depends(current_superuser)]
 ReadableRoom = Annotated[str, Depends(verify_readable_room)]
 WritableRoom = Annotated[str, Depends(verify_writable_room)]
 NamedJob = Annotated[JobName, Depends(_job_name)]

@@ -11,6 +11,7 @@ from zndraw_joblib.contract.messages import (
     PaginatedResponse,
     TaskResponse,
 )
+from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.http.deps import (
     Caller,
@@ -18,11 +19,13 @@ from zndraw_joblib.server.http.deps import (
     NamedJob,
     Paging,
     ReadableRoom,
+    Superuser,
     WritableRoom,
     answer,
 )
 from zndraw_joblib.server.http.routing import Route
-from zndraw_joblib.server.service import jobs, tasks
+from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.service import jobs, rules, tasks
 
 router = APIRouter(route_class=Route)
 
@@ -64,6 +67,27 @@ async def list_job_tasks(
     job_id = await runtime.database.read(find)
     work = partial(tasks.page, room_id=room_id, status=status, part=page, job=job_id)
     return answer(await runtime.database.read(work))
+
+
+@router.post("/rooms/{room_id}/jobs/{name:path}/pause", response_model=JobResponse)
+async def pause_job(
+    runtime: CurrentRuntime, caller: Superuser, room_id: WritableRoom, name: NamedJob
+) -> Response:
+    """Let no more tasks of a job be claimed. What is under way goes on; for superusers."""
+    return await _pause(runtime, room_id, name, paused=True)
+
+
+@router.post("/rooms/{room_id}/jobs/{name:path}/resume", response_model=JobResponse)
+async def resume_job(
+    runtime: CurrentRuntime, caller: Superuser, room_id: WritableRoom, name: NamedJob
+) -> Response:
+    """Let tasks of a paused job be claimed again; for superusers."""
+    return await _pause(runtime, room_id, name, paused=False)
+
+
+async def _pause(runtime: Runtime, room_id: str, name: JobName, *, paused: bool) -> Response:
+    rules.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
+    return answer(await runtime.write(partial(jobs.pause, name=name, paused=paused)))
 
 
 @router.get("/rooms/{room_id}/jobs/{name:path}", response_model=JobResponse)

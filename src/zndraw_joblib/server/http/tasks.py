@@ -7,9 +7,13 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 
 from zndraw_joblib.contract.messages import (
+    NoTask,
     PaginatedResponse,
+    TaskActionRequest,
     TaskClaimRequest,
     TaskClaimResponse,
+    TaskExplanation,
+    TaskHistory,
     TaskResponse,
     TaskSubmitRequest,
     TaskUpdateRequest,
@@ -28,7 +32,9 @@ from zndraw_joblib.server.http.deps import (
     check_readable,
 )
 from zndraw_joblib.server.http.routing import Route
-from zndraw_joblib.server.service import rules, tasks
+from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.service import operations, rules, tasks
 
 router = APIRouter(route_class=Route)
 
@@ -39,7 +45,7 @@ async def submit_task(
 ) -> Response:
     """Call a job. The payload must fit the job's schema."""
     rules.check_size("payload", body.payload)
-    task = await runtime.submit(caller, room_id, name, body.payload)
+    task = await runtime.submit(caller, room_id, name, body)
     headers = {"Location": f"/v1/joblib/tasks/{task.id}", "Retry-After": "1"}
     return answer(task, 202, headers)
 
@@ -50,11 +56,16 @@ async def claim_task(
 ) -> Response:
     """Claim the oldest pending task of the worker's jobs; with ``Prefer: wait=N``, wait for one."""
     wait = min(wait, runtime.settings.long_poll_max_wait_seconds)
+    headers = {}
     if wait <= 0:
-        return answer(TaskClaimResponse(task=await runtime.claim(caller, body.worker_id)))
-    async with Hangup(request) as hangup:
-        task = await runtime.claim(caller, body.worker_id, wait, hangup.gone)
-    return answer(TaskClaimResponse(task=task), headers={"Preference-Applied": f"wait={ceil(wait)}"})
+        got = await runtime.claim(caller, body.worker_id, claim_id=body.claim_id)
+    else:
+        async with Hangup(request) as hangup:
+            got = await runtime.claim(caller, body.worker_id, wait, hangup.gone, body.claim_id)
+        headers["Preference-Applied"] = f"wait={ceil(wait)}"
+    if got.reason not in {None, NoTask.EMPTY}:
+        headers["Retry-After"] = "1"
+    return answer(got, headers=headers)
 
 
 @router.get("/tasks/{task_id}", response_model=TaskResponse)
@@ -70,6 +81,56 @@ async def get_task(
     async with Hangup(request) as hangup:
         task = await runtime.get_task(task_id, wait, hangup.gone)
     return answer(task, headers={"Preference-Applied": f"wait={ceil(wait)}"})
+
+
+@router.get("/tasks/{task_id}/history", response_model=TaskHistory)
+async def get_history(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
+    """List all that has happened to a task, oldest first."""
+    await _check_readable(request, runtime, task_id)
+    return answer(await runtime.database.read(partial(operations.history, task_id=task_id)))
+
+
+@router.get("/tasks/{task_id}/explain", response_model=TaskExplanation)
+async def explain_task(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
+    """Tell why a task waits, or what holds it."""
+    await _check_readable(request, runtime, task_id)
+    work = partial(operations.explain, task_id=task_id, order=runtime.order)
+    return answer(await runtime.database.read(work))
+
+
+async def _check_readable(request: Request, runtime: Runtime, task_id: UUID) -> None:
+    await check_readable(request, (await runtime.get_task(task_id)).room_id)
+
+
+@router.post("/tasks/{task_id}/release", response_model=TaskResponse)
+async def release_task(
+    runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskActionRequest | None = None
+) -> Response:
+    """Hand a held task back to its queue; for its worker and superusers. That counts as no failure."""
+    return await _act(runtime, caller, task_id, body, operations.release)
+
+
+@router.post("/tasks/{task_id}/retry", response_model=TaskResponse)
+async def retry_task(
+    runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskActionRequest | None = None
+) -> Response:
+    """Put a task that failed or was cancelled into its queue again; for its submitter and superusers."""
+    return await _act(runtime, caller, task_id, body, operations.retry)
+
+
+@router.post("/tasks/{task_id}/fail", response_model=TaskResponse)
+async def fail_task(
+    runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskActionRequest | None = None
+) -> Response:
+    """End a task that has not ended, whoever holds it; for superusers."""
+    return await _act(runtime, caller, task_id, body, operations.fail)
+
+
+async def _act(
+    runtime: Runtime, caller: Identity, task_id: UUID, body: TaskActionRequest | None, work: operations.Work
+) -> Response:
+    act = partial(work, caller=caller, task_id=task_id, action=body or TaskActionRequest())
+    return answer(await runtime.write(act))
 
 
 @router.patch("/tasks/{task_id}", response_model=TaskResponse)

@@ -23,7 +23,7 @@ router = APIRouter(route_class=Route)
 @router.post("/workers", status_code=201, response_model=WorkerResponse)
 async def create_worker(runtime: CurrentRuntime, caller: Caller) -> Response:
     """Make a worker that belongs to the caller. It lives as long as it reports."""
-    interval = runtime.settings.heartbeat_interval_seconds
+    interval = runtime.settings.beat_seconds
     return answer(await runtime.write(partial(workers.create, caller=caller, interval=interval)), 201)
 
 
@@ -38,7 +38,16 @@ async def beat(
     runtime: CurrentRuntime, caller: Caller, worker_id: UUID, body: HeartbeatRequest | None = None
 ) -> Response:
     """Show that a worker lives, and learn what became of the tasks that it names; for its owner alone."""
-    return answer(await runtime.beat(caller, worker_id, body.tasks if body else ()))
+    body = body or HeartbeatRequest()
+    return answer(await runtime.beat(caller, worker_id, body.tasks, body.max_tasks))
+
+
+@router.post("/workers/{worker_id}/drain", response_model=WorkerResponse)
+async def drain_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -> Response:
+    """Ask a worker to claim no more, to finish what it runs, and to leave; for its owner and superusers."""
+    interval = runtime.settings.beat_seconds
+    work = partial(workers.drain, caller=caller, worker_id=worker_id, interval=interval)
+    return answer(await runtime.write(work))
 
 
 @router.delete("/workers/{worker_id}", status_code=204)

@@ -1,35 +1,42 @@
-"""Hand the oldest pending tasks to the workers that ask."""
+"""Hand the oldest pending tasks to the workers that ask, within what jobs, rooms and workers may hold."""
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.messages import NoTask, TaskResponse
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import Forbidden, ProblemException, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.service import views
+from zndraw_joblib.server.service import recovery, turns, views
+from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.store.workers import Queue, Served
 
 
 class Claim(NamedTuple):
-    """A worker asks for one task. `interval`: seconds between the heartbeats it owes."""
+    """A worker asks for one task. `interval`: seconds between the heartbeats it owes.
+
+    `claim_id` marks the claim: who repeats it gets what it got. `order` is that of the server's settings.
+    """
 
     caller: Identity
     worker_id: UUID
     interval: float
+    claim_id: UUID | None = None
+    order: turns.Order = turns.Order()
 
 
 @dataclass(slots=True)
 class Claimed:
-    """What a claim got: a task, or none, and then the jobs to sleep for.
+    """What a claim got: a task, or none, and then the jobs to sleep for, and the reason.
 
     `is_contended`: a task was pending, but a rival held it just then; ask again.
     """
@@ -37,15 +44,17 @@ class Claimed:
     task: TaskResponse | None = None
     jobs: list[JobName] = field(default_factory=list)
     is_contended: bool = False
+    reason: NoTask | None = None
 
 
 @dataclass(slots=True)
 class _Asker:
-    """A claim that may be served: the queues that wait for it, and how long they are."""
+    """A claim that may be served: the queues that wait for it, and how many of each it may have now."""
 
     claim: Claim
     waiting: dict[UUID, int]
     seq: int | None = None
+    refusal: NoTask | None = None
 
 
 async def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed | ProblemException]:
@@ -55,19 +64,23 @@ async def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed | Probl
     askers = [_asker(item, workers.get(item.worker_id), queues) for item in items]
     served = [asker for asker in askers if isinstance(asker, _Asker)]
     await _note_life(tx, served, workers)
-    got = await _serve(tx, served)
+    got = await _repeated(tx, served)
+    await _bound_workers(tx, served, workers)
+    got |= await _serve(tx, served, queues)
     idle = [asker.claim.worker_id for asker in served if asker.seq not in got]
     jobs = await worker_store.served_jobs(tx, idle) if idle else {}
     taken = Counter(task.job_id for task in got.values())
     return [_answer(asker, got, taken, jobs) if isinstance(asker, _Asker) else asker for asker in askers]
 
 
-def _asker(item: Claim, worker: Any, queues: dict[UUID, dict[UUID, int]]) -> _Asker | ProblemException:
+def _asker(item: Claim, worker: Any, queues: dict[UUID, dict[UUID, Queue]]) -> _Asker | ProblemException:
     if worker is None:
         return WorkerNotFound(f"Worker {item.worker_id} not found")
     if worker.owner_id != item.caller.id:
         return Forbidden("Not authorized: the worker belongs to somebody else")
-    return _Asker(item, queues[item.worker_id])
+    if worker.draining:
+        return _Asker(item, {}, refusal=NoTask.DRAINING)
+    return _Asker(item, {job_id: queue.pending for job_id, queue in queues[item.worker_id].items()})
 
 
 async def _note_life(tx: Transaction, askers: Sequence[_Asker], workers: dict[UUID, Any]) -> None:
@@ -78,18 +91,63 @@ async def _note_life(tx: Transaction, askers: Sequence[_Asker], workers: dict[UU
     await worker_store.beat(tx, late)
 
 
-async def _serve(tx: Transaction, askers: Sequence[_Asker]) -> dict[int | None, Record]:
-    locked = await _pick(tx, askers)
-    now = await tx.now()
-    moves = [
-        (task, _claimed(task, asker.claim, now))
+async def _repeated(tx: Transaction, askers: Sequence[_Asker]) -> dict[int | None, Record]:
+    """Give those their tasks again whose answer was lost."""
+    marked = [
+        (asker, (asker.claim.worker_id, asker.claim.claim_id))
         for asker in askers
-        if asker.seq is not None and (task := locked.get(asker.seq)) is not None
+        if asker.claim.claim_id is not None
     ]
+    if not marked:
+        return {}
+    known = await store.by_claims(tx, [mark for _, mark in marked])
+    held: dict[int | None, Record] = {}
+    for asker, mark in marked:
+        task = known.get(mark)
+        if task is not None:
+            asker.seq, asker.waiting = task.seq, {}
+            held[task.seq] = task
+    return held
+
+
+async def _bound_workers(tx: Transaction, askers: Sequence[_Asker], workers: dict[UUID, Any]) -> None:
+    """Refuse those that hold as many tasks as they said they would at most."""
+    asking = [asker for asker in askers if asker.seq is None and asker.waiting]
+    bounds = {
+        asker.claim.worker_id: most
+        for asker in asking
+        if (most := workers[asker.claim.worker_id].max_tasks) is not None
+    }
+    if not bounds:
+        return
+    held = await store.count_held(tx, store.held_by(list(bounds)), "worker_id")
+    for asker in asking:
+        worker_id = asker.claim.worker_id
+        if worker_id not in bounds:
+            continue
+        if held[worker_id] >= bounds[worker_id]:
+            asker.waiting, asker.refusal = {}, NoTask.MAX_TASKS
+        held[worker_id] += 1  # the next one of the same batch
+
+
+async def _serve(
+    tx: Transaction, askers: Sequence[_Asker], queues: Mapping[UUID, Mapping[UUID, Queue]]
+) -> dict[int | None, Record]:
+    asking = [asker for asker in askers if asker.seq is None]
+    await _bound_jobs(tx, asking, queues)
+    locked = await _pick(tx, asking)
+    now = await tx.now()
+    moves = []
+    for asker in asking:
+        task = locked.get(asker.seq) if asker.seq is not None else None
+        if task is None:
+            continue
+        is_late = task.expires_at is not None and task.expires_at <= now
+        moves.append((task, recovery.expired(task, now) if is_late else _claimed(task, asker.claim, now)))
     await store.move(tx, moves)
     for _, after in moves:
         views.tell(tx, after)
-    return {after.seq: after for _, after in moves}
+    return {after.seq: after for _, after in moves if after.status == TaskStatus.CLAIMED}
 
 
 def _claimed(task: Record, claim: Claim, now: datetime) -> Record:
@@ -100,37 +158,72 @@ def _claimed(task: Record, claim: Claim, now: datetime) -> Record:
         worker_owner_id=claim.caller.id,
         attempt=task.attempt + 1,
         claimed_at=now,
+        claim_id=claim.claim_id,
+        deadline=recovery.claimed(task, now),
     )
 
 
+async def _bound_jobs(
+    tx: Transaction, askers: Sequence[_Asker], queues: Mapping[UUID, Mapping[UUID, Queue]]
+) -> None:
+    """Leave each asker of a queue no more than may be under way of its job."""
+    caps = {
+        job_id: queue.max_in_flight
+        for asker in askers
+        for job_id, queue in queues[asker.claim.worker_id].items()
+        if queue.max_in_flight is not None and job_id in asker.waiting
+    }
+    if not caps:
+        return
+    # Counted while nobody else can claim of these jobs: no counter that leaks, no overshoot.
+    await job_store.lock_capped(tx, sorted(caps))
+    held = await store.count_held(tx, store.of_jobs(list(caps)), "job_id")
+    for asker in askers:
+        for job_id, most in caps.items():
+            if job_id in asker.waiting:
+                asker.waiting[job_id] = min(asker.waiting[job_id], max(0, most - held[job_id]))
+                if not asker.waiting[job_id]:
+                    del asker.waiting[job_id]
+                    asker.refusal = NoTask.AT_CAPACITY
+
+
 async def _pick(tx: Transaction, askers: Sequence[_Asker]) -> dict[int, Record]:
-    demand = Counter(job_id for asker in askers for job_id in asker.waiting)
+    demand: Counter[UUID] = Counter()
+    for asker in askers:
+        for job_id, pending in asker.waiting.items():
+            demand[job_id] = min(pending, demand[job_id] + 1)
     if not demand:
         return {}
-    if len(demand) == 1:
+    order = next(asker.claim.order for asker in askers)
+    if order.is_by_room:
+        await turns.assign(tx, [asker for asker in askers if asker.waiting], demand, order)
+    elif len(demand) == 1:
         [(job_id, count)] = demand.items()
         locked = {task.seq: task for task in await store.lock_oldest(tx, job_id, count)}
-        _assign(askers, {job_id: deque(locked)})
+        _assign(askers, {job_id: deque(task.place for task in locked.values())})
         return locked
-    oldest = await store.oldest(tx, demand)
-    _assign(askers, {job_id: deque(seqs) for job_id, seqs in oldest.items()})
+    else:
+        oldest = await store.oldest(tx, demand)
+        _assign(askers, {job_id: deque(places) for job_id, places in oldest.items()})
     chosen = [asker.seq for asker in askers if asker.seq is not None]
-    return await store.lock_pending(tx, chosen)
+    return await store.lock_pending(tx, chosen) if chosen else {}
 
 
-def _assign(askers: Sequence[_Asker], queues: dict[UUID, deque[int]]) -> None:
+def _assign(askers: Sequence[_Asker], queues: dict[UUID, deque[store.Place]]) -> None:
     for asker in askers:
         open_queues = [queues[job_id] for job_id in asker.waiting if queues[job_id]]
         if open_queues:
-            asker.seq = min(open_queues, key=lambda queue: queue[0]).popleft()
+            asker.seq = min(open_queues, key=lambda queue: queue[0]).popleft()[1]
 
 
 def _answer(
-    asker: _Asker, got: dict[int | None, Record], taken: Counter[UUID], jobs: dict[UUID, list[JobName]]
+    asker: _Asker, got: dict[int | None, Record], taken: Counter[UUID], jobs: Mapping[UUID, Served]
 ) -> Claimed:
     task = got.get(asker.seq)
     if task is not None:
         return Claimed(task=views.response(task))
+    served = jobs[asker.claim.worker_id]
     # What is left of a queue that was not empty is in the hands of a rival just now.
     is_contended = any(pending > taken[job_id] for job_id, pending in asker.waiting.items())
-    return Claimed(jobs=jobs[asker.claim.worker_id], is_contended=is_contended)
+    reason = asker.refusal or (NoTask.PAUSED if served.is_paused else NoTask.EMPTY)
+    return Claimed(jobs=served.names, is_contended=is_contended, reason=reason)

@@ -1,7 +1,7 @@
 """Register jobs, show them, and hide those that nobody serves."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import JobRegisterRequest, JobResponse, JobSummary, PaginatedResponse
@@ -13,9 +13,11 @@ from zndraw_joblib.contract.problems import (
     SchemaConflict,
     WorkerNotFound,
 )
-from zndraw_joblib.server.ports import Identity, Page, worker_key
+from zndraw_joblib.contract.recovery import JobPolicy
+from zndraw_joblib.server.ports import Identity, Page, job_key, worker_key
 from zndraw_joblib.server.service import payloads, rules, views
 from zndraw_joblib.server.store import jobs as store
+from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
 
@@ -47,16 +49,16 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
     """
     caller, room_id, request = item
     # Locks are taken in the order worker, job; faults are told in the order of the contract.
-    worker_id = None if room_id == INTERNAL else await _worker(tx, caller, request.worker_id)
+    worker_id = None if room_id == INTERNAL else await _worker(tx, caller, request)
     name = JobName(room_id, request.category, request.name)
-    job, is_new = await store.add_or_lock(tx, name, request.schema_)
+    said = request.model_fields_set & JobPolicy.model_fields.keys()
+    policy = JobPolicy.model_validate({field: getattr(request, field) for field in said})
+    job, is_new = await store.add_or_lock(tx, name, request.schema_, policy)
     if job.deleted:
-        await store.revive(tx, job.id, request.schema_)
-    elif job.schema != request.schema_:
-        raise SchemaConflict(
-            f"Schema mismatch: {str(name)!r} is active with another schema. It must be the same, "
-            "or every worker of the job has to leave and its pending tasks have to end first."
-        )
+        await store.revive(tx, job.id, request.schema_, policy)
+    elif not is_new:
+        _check_conflict(job, request, said)
+        policy = store.policy_of(job.policy)
     if room_id != INTERNAL:
         if worker_id is None:
             raise WorkerNotFound(f"Worker {request.worker_id} not found")
@@ -65,21 +67,48 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
         tx.wake(worker_key(worker_id))
     views.tell_jobs(tx, room_id)
     served_by = await worker_store.serving(tx, [job.id])
-    answer = _response(job.id, name, request.schema_, served_by[job.id])
-    return answer.model_copy(update={"worker_id": worker_id}), is_new or job.deleted
+    answer = _response(job, policy, served_by[job.id])
+    answer = answer.model_copy(update={"schema_": request.schema_, "worker_id": worker_id})
+    return answer, is_new or job.deleted
 
 
-async def _worker(tx: Transaction, caller: Identity, worker_id: UUID | None) -> UUID | None:
-    if worker_id is None:
-        return await worker_store.add(tx, caller.id)
-    row = (await worker_store.lock(tx, [worker_id])).get(worker_id)
-    return None if row is None or row.owner_id != caller.id else worker_id
+def _check_conflict(job: Any, request: JobRegisterRequest, said: Iterable[str]) -> None:
+    rule = (
+        "It must be the same, or every worker of the job has to leave and its pending tasks have to end "
+        "first."
+    )
+    name = f"{job.room_id}:{job.category}:{job.name}"
+    if job.schema != request.schema_:
+        raise SchemaConflict(f"Schema mismatch: {name!r} is active with another schema. {rule}")
+    known = store.policy_of(job.policy)
+    for field in sorted(said):
+        if getattr(request, field) != getattr(known, field):
+            raise SchemaConflict(
+                f"{field}: {name!r} is active with {getattr(known, field)!r} and not with "
+                f"{getattr(request, field)!r}. {rule}"
+            )
+
+
+async def _worker(tx: Transaction, caller: Identity, request: JobRegisterRequest) -> UUID | None:
+    if request.worker_id is None:
+        return await worker_store.add(tx, caller.id, request.max_tasks)
+    row = (await worker_store.lock(tx, [request.worker_id])).get(request.worker_id)
+    if row is None or row.owner_id != caller.id:
+        return None
+    if request.max_tasks is not None:
+        await worker_store.change(tx, request.worker_id, max_tasks=request.max_tasks)
+    return request.worker_id
 
 
 async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> None:
     """Hide those of these jobs that have no worker and no pending task, and tell their rooms."""
     for job in await store.hide_orphans(tx, job_ids):
         views.tell_jobs(tx, job.room_id)
+
+
+async def waiting_in(tx: Transaction, rooms: Sequence[str]) -> list[JobName]:
+    """Return jobs in whose queues tasks of these rooms wait."""
+    return await task_store.jobs_waiting_in(tx, rooms)
 
 
 async def waiting(tx: Transaction, full_names: Sequence[str]) -> dict[str, int]:
@@ -95,7 +124,19 @@ async def get(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool)
     if job is None:
         raise JobNotFound(f"Job {str(name)!r} not found")
     served_by = await worker_store.serving(tx, [job.id])
-    return _response(job.id, name, job.schema, served_by[job.id])
+    return _response(job, store.policy_of(job.policy), served_by[job.id])
+
+
+async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobResponse:
+    """Stop the claims of a job, or let them go on. Raises `JobNotFound`."""
+    job = await store.pause(tx, name, paused=paused)
+    if job is None:
+        raise JobNotFound(f"Job {str(name)!r} not found")
+    if not paused and job.pending:
+        tx.wake(job_key(name), job.pending)
+    views.tell_jobs(tx, name.room_id)
+    served_by = await worker_store.serving(tx, [job.id])
+    return _response(job, store.policy_of(job.policy), served_by[job.id])
 
 
 async def id_of(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> UUID:
@@ -124,5 +165,14 @@ async def page(tx: Transaction, room_id: str, part: Page) -> PaginatedResponse[J
     return PaginatedResponse[JobSummary](items=items, total=total, limit=part.limit, offset=part.offset)
 
 
-def _response(job_id: UUID, name: JobName, schema: dict[str, object], served_by: list[UUID]) -> JobResponse:
-    return JobResponse(id=job_id, full_name=str(name), schema_=schema, workers=served_by, **name._asdict())
+def _response(job: Any, policy: JobPolicy, served_by: list[UUID]) -> JobResponse:
+    name = JobName(job.room_id, job.category, job.name)
+    return JobResponse(
+        id=job.id,
+        full_name=str(name),
+        schema_=job.schema,
+        workers=served_by,
+        paused=job.paused,
+        **name._asdict(),
+        **dict(policy),
+    )

@@ -7,7 +7,13 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from zndraw_joblib.contract.messages import MAX_ERROR_BYTES, MAX_JSON_BYTES, TaskUpdateRequest, Verdict
+from zndraw_joblib.contract.messages import (
+    MAX_ERROR_BYTES,
+    MAX_JSON_BYTES,
+    TaskActionRequest,
+    TaskUpdateRequest,
+    Verdict,
+)
 from zndraw_joblib.contract.names import RESERVED, JobName
 from zndraw_joblib.contract.problems import (
     ContentTooLarge,
@@ -16,8 +22,10 @@ from zndraw_joblib.contract.problems import (
     JobNotFound,
     StaleReport,
 )
+from zndraw_joblib.contract.recovery import Cause
 from zndraw_joblib.contract.status import HELD, TERMINAL, Role, TaskStatus, may_move, targets
 from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.service import recovery
 from zndraw_joblib.server.store.tasks import Record, Standing
 
 _CUT = "\n[cut: the text was longer than 64 KiB]"
@@ -64,26 +72,32 @@ def roles_of(caller: Identity, task: Record) -> frozenset[Role]:
     return frozenset(roles)
 
 
-def decide(caller: Identity, task: Record, report: TaskUpdateRequest, now: datetime) -> Record:
+def decide(
+    caller: Identity, task: Record, report: TaskUpdateRequest, now: datetime, chance: float = 0.0
+) -> Record:
     """Return what a report makes of a task; the task itself where the report is a repeat.
 
-    Raises `Forbidden`, `StaleReport` or `InvalidTaskTransition`.
+    `chance`, between 0 and 1, is for the jitter of the pause before the next attempt. Raises `Forbidden`,
+    `StaleReport` or `InvalidTaskTransition`.
     """
     roles = roles_of(caller, task)
     target = report.status
     if roles == {Role.SUBMITTER} and target != TaskStatus.CANCELLED:
         raise Forbidden("Not authorized to update this task: its submitter may only cancel it")
-    _check_fence(task, report)
+    if _led_to_retry(task, report):
+        return task
+    check_fence(task, report)
     if _is_repeat(task, report):
         return task
     if not may_move(roles, task.status, target):
         raise _refusal(task, target)
     if target == TaskStatus.RUNNING:
-        return replace(task, status=target, started_at=now)
-    result = report.result if target == TaskStatus.COMPLETED else None
-    return replace(
-        task, status=target, completed_at=now, error=cut_error(report.error) or task.error, result=result
-    )
+        return replace(task, status=target, started_at=now, deadline=recovery.started(task, now))
+    error = cut_error(report.error)
+    if target == TaskStatus.FAILED:
+        return recovery.failed(task, Cause.ERROR, error, now, chance, may_retry=report.retry)
+    after = recovery.ended(task, target, now, error, None)
+    return replace(after, result=report.result) if target == TaskStatus.COMPLETED else after
 
 
 def verdict(task: Standing | None, worker_id: UUID, attempt: int) -> Verdict:
@@ -95,17 +109,28 @@ def verdict(task: Standing | None, worker_id: UUID, attempt: int) -> Verdict:
     return Verdict.CANCEL if task.status == TaskStatus.CANCELLED else Verdict.LOST
 
 
-def _check_fence(task: Record, report: TaskUpdateRequest) -> None:
+def check_fence(task: Record, report: TaskUpdateRequest | TaskActionRequest) -> None:
+    """Raise `StaleReport` where somebody else's claim of the task is meant."""
     other_worker = report.worker_id is not None and report.worker_id != task.worker_id
     other_attempt = report.attempt is not None and report.attempt != task.attempt
     if other_worker or other_attempt:
         what = f"attempt {report.attempt}" if other_attempt else f"worker {report.worker_id}"
         raise StaleReport(
-            f"Task was taken over: {what} does not hold it (attempt {task.attempt} does, {task.status})",
-            reason="taken over",
+            f"Task was taken away: {what} does not hold it (it is {task.status}, attempt {task.attempt})",
+            reason="released" if task.status == TaskStatus.PENDING else "taken over",
             current_status=task.status,
             current_attempt=task.attempt,
+            error_code=task.error_code,
         )
+
+
+def _led_to_retry(task: Record, report: TaskUpdateRequest) -> bool:
+    """Tell whether this very report has put the task back into its queue: then it is a repeat."""
+    return (
+        (task.status, report.status, report.attempt) == (TaskStatus.PENDING, TaskStatus.FAILED, task.attempt)
+        and task.error_code == recovery.ERROR
+        and task.error == cut_error(report.error)
+    )
 
 
 def _is_repeat(task: Record, report: TaskUpdateRequest) -> bool:
@@ -123,10 +148,13 @@ def _refusal(task: Record, target: TaskStatus) -> InvalidTaskTransition:
         reason=_reason(task.status),
         current_status=task.status,
         current_attempt=task.attempt,
+        error_code=task.error_code,
     )
 
 
 def _reason(status: TaskStatus) -> str:
     if status == TaskStatus.CANCELLED:
         return "cancelled"
+    if status == TaskStatus.PENDING:
+        return "released"
     return "finished" if status in TERMINAL else "wrong order"

@@ -1,23 +1,50 @@
 """One cycle of the sweeper, in bounded transactions: who is silent, what is stuck, what was abandoned.
 
-Source: seed 000. Each function does one batch and tells how much it did; call it until that is nothing.
+Source: seeds 000 and 003. Each function does one batch and tells how much it did; call it until that is
+nothing. `preview` shows what they would do, by the same decisions, and touches nothing.
 """
 
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.server.service import views, workers
+from zndraw_joblib.contract.messages import PlannedChange, SweeperMode, SweeperPreview
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.service import jobs as job_service
+from zndraw_joblib.server.service import recovery, views, workers
+from zndraw_joblib.server.service.workers import Tally
+from zndraw_joblib.server.store import switches
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.store.tasks import Record, Wanted
 
-INTERNAL_TIMEOUT = "Internal worker timeout"
 WORKERS_PER_BATCH = 200
 TASKS_PER_BATCH = 1000
+_MODE = "sweeper_mode"
 # A heartbeat this far ahead of the clock is jitter; beyond it the clock was set back.
 _FUTURE = timedelta(seconds=5)
+
+Decide = Callable[[Record, datetime, float], Record]
+
+
+class Rule(NamedTuple):
+    """Which held tasks cannot stay as they are, and what becomes of them."""
+
+    wanted: Wanted
+    decide: Decide
+
+
+async def mode(tx: Transaction, default: SweeperMode) -> SweeperMode:
+    """Return how sweepers shall work: as a superuser said, else as the settings say."""
+    said = await switches.get(tx, _MODE)
+    return default if said is None else SweeperMode(said)
+
+
+async def set_mode(tx: Transaction, wanted: SweeperMode) -> None:
+    """Let the sweepers of all servers work so from their next cycle on."""
+    await switches.put(tx, _MODE, wanted.value)
 
 
 async def survey(tx: Transaction, timeout: timedelta) -> tuple[int, int]:
@@ -30,35 +57,115 @@ async def stale_workers(tx: Transaction, timeout: timedelta) -> list[UUID]:
     return await store.lock_if_stale(tx, await tx.now() - timeout, WORKERS_PER_BATCH)
 
 
-async def retire_stale(tx: Transaction, timeout: timedelta, only: UUID | None = None) -> int:
+async def retire_stale(
+    tx: Transaction, timeout: timedelta, only: UUID | None = None, tally: Tally | None = None
+) -> int:
     """Retire a batch of workers that are silent for longer than `timeout`, or one of them.
 
     They are judged and locked in one statement: a beat that arrives first saves its worker.
     """
     await store.mend_future(tx, _FUTURE)
     stale = await store.lock_if_stale(tx, await tx.now() - timeout, WORKERS_PER_BATCH, only)
-    await workers.retire(tx, stale)
+    await workers.retire(tx, stale, tally)
     return len(stale)
 
 
-async def fail_lost(tx: Transaction, timeout: timedelta) -> tuple[int, int]:
-    """Do what `fail_stuck` and `fail_abandoned` do."""
-    return await fail_stuck(tx, timeout), await fail_abandoned(tx)
+def stuck(now: datetime, timeout: timedelta) -> Rule:
+    """Tasks of internal jobs that are held for longer than `timeout`."""
+    return Rule(task_store.stuck_inside(now - timeout), lambda task, at, _: recovery.stuck_inside(task, at))
 
 
-async def fail_stuck(tx: Transaction, timeout: timedelta) -> int:
-    """Fail tasks of internal jobs that are held for longer than `timeout`."""
-    wanted = task_store.stuck_inside(await tx.now() - timeout)
-    return _tell(tx, await task_store.fail_held(tx, wanted, INTERNAL_TIMEOUT, limit=TASKS_PER_BATCH))
+def abandoned() -> Rule:
+    """Held tasks of remote jobs whose worker is gone without a trace."""
+    return Rule(task_store.abandoned(), recovery.lost)
 
 
-async def fail_abandoned(tx: Transaction) -> int:
-    """Fail held tasks of remote jobs whose worker is gone without a trace."""
-    wanted = task_store.abandoned()
-    return _tell(tx, await task_store.fail_held(tx, wanted, workers.DISCONNECTED, limit=TASKS_PER_BATCH))
+def overdue(now: datetime) -> Rule:
+    """Held tasks that were not started in time, or run for too long."""
+    return Rule(task_store.overdue(now), recovery.overdue)
 
 
-def _tell(tx: Transaction, failed: Sequence[Record]) -> int:
-    for task in failed:
-        views.tell(tx, task)
-    return len(failed)
+async def settle_stuck(tx: Transaction, timeout: timedelta, tally: Tally | None = None) -> int:
+    """End internal tasks that are held for longer than `timeout`."""
+    return await _settle(tx, stuck(await tx.now(), timeout), tally)
+
+
+async def settle_abandoned(tx: Transaction, tally: Tally | None = None) -> int:
+    """Settle tasks whose worker does not exist."""
+    return await _settle(tx, abandoned(), tally)
+
+
+async def settle_overdue(tx: Transaction, tally: Tally | None = None) -> int:
+    """Settle tasks that were not started in time, or run for too long."""
+    return await _settle(tx, overdue(await tx.now()), tally)
+
+
+async def _settle(tx: Transaction, rule: Rule, tally: Tally | None) -> int:
+    return await workers.settle(tx, rule.wanted, rule.decide, limit=TASKS_PER_BATCH, tally=tally)
+
+
+async def settle_expired(tx: Transaction, tally: Tally | None = None) -> int:
+    """Fail pending tasks that nobody claimed in time."""
+    now = await tx.now()
+    moves = [
+        (task, recovery.expired(task, now)) for task in await task_store.expired(tx, now, TASKS_PER_BATCH)
+    ]
+    await task_store.move(tx, moves)
+    for _, after in moves:
+        views.tell(tx, after)
+    await job_service.hide_orphans(tx, sorted({task.job_id for task, _ in moves}))
+    if tally is not None:
+        tally.failed += len(moves)
+    return len(moves)
+
+
+async def queue_due(tx: Transaction) -> int:
+    """Let tasks into their queues whose time has come."""
+    now = await tx.now()
+    moves = [(task, recovery.due(task)) for task in await task_store.due(tx, now, TASKS_PER_BATCH)]
+    await task_store.move(tx, moves)
+    for _, after in moves:
+        views.tell_available(tx, after)
+    return len(moves)
+
+
+async def next_due(tx: Transaction) -> float | None:
+    """Return in how many seconds the time of the next task comes, None if none waits for its time."""
+    at = await task_store.next_due(tx)
+    return None if at is None else (at - await tx.now()).total_seconds()
+
+
+async def prune(tx: Transaction, keep: timedelta, after: int) -> tuple[int, int | None]:
+    """Remove tasks that ended longer ago than `keep`, from among the thousand that follow `after` by `seq`.
+
+    Tell how many, and the `seq` to go on from; None at the end.
+    """
+    return await task_store.prune(tx, await tx.now() - keep, after, TASKS_PER_BATCH)
+
+
+async def preview(tx: Transaction, timeout: timedelta, internal_timeout: timedelta) -> SweeperPreview:
+    """Return what a cycle would do now, of each kind at most one batch."""
+    now = await tx.now()
+    silent = await store.silent(tx, now - timeout, WORKERS_PER_BATCH)
+    rules = [stuck(now, internal_timeout), abandoned(), overdue(now)]
+    if silent:
+        rules.append(Rule(task_store.held_by(silent), recovery.lost))
+    changes: dict[UUID, PlannedChange] = {}
+    for rule in rules:
+        for task in await task_store.held(tx, rule.wanted, limit=TASKS_PER_BATCH, lock=False):
+            changes.setdefault(task.id, _planned(task, rule.decide(task, now, 0.0)))
+    for task in await task_store.expired(tx, now, TASKS_PER_BATCH, lock=False):
+        changes.setdefault(task.id, _planned(task, recovery.expired(task, now)))
+    scanned, stale = await survey(tx, timeout)
+    return SweeperPreview(scanned=scanned, stale=stale, workers=silent, tasks=list(changes.values()))
+
+
+def _planned(task: Record, after: Record) -> PlannedChange:
+    is_back = after.status == TaskStatus.PENDING
+    return PlannedChange(
+        id=task.id,
+        before=task.status,
+        after=after.status,
+        reason=(after.reason if is_back else after.error_code) or "",
+        run_at=after.run_at,
+    )

@@ -1,14 +1,20 @@
 """Submit, report and read tasks. The writers take a list and give a result or a problem for each item."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from pydantic_core import to_json
 
-from zndraw_joblib.contract.messages import PaginatedResponse, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.contract.messages import (
+    PaginatedResponse,
+    TaskResponse,
+    TaskSubmitRequest,
+    TaskUpdateRequest,
+)
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import (
     InternalJobNotConfigured,
@@ -33,7 +39,7 @@ Answer = TaskResponse | ProblemException
 class Submission:
     """One call of a job, from a room. `is_configured`: an internal job has an executor here.
 
-    `checked` is a schema, as JSON, that the payload is known to fit.
+    `checked` is a schema, as JSON, that the payload is known to fit. `wish`: when, how urgently, how often.
     """
 
     caller: Identity
@@ -44,6 +50,7 @@ class Submission:
     validate_payload: bool = True
     cross_room: bool = False
     checked: str | None = None
+    wish: TaskSubmitRequest = field(default_factory=TaskSubmitRequest)
 
 
 class Report(NamedTuple):
@@ -62,10 +69,11 @@ async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskRespo
     jobs = await job_store.lock_by_names(tx, list(dict.fromkeys(item.job for item in items)))
     now = await tx.now()
     schemas = {name: to_json(job.schema).decode() for name, job in jobs.items()}
-    made = [_check(item, schemas.get(item.job)) or _task(item, jobs[item.job].id, now) for item in items]
+    made = [_check(item, schemas.get(item.job)) or _task(item, jobs[item.job], now) for item in items]
     tasks = [task for task in made if isinstance(task, Record)]
     if tasks:
         await store.add(tx, tasks)
+    standing = await _standing(tx, tasks, jobs)
     pending = {job.id: job.pending for job in jobs.values()}
     answers: list[TaskResponse | Exception] = []
     for task in made:
@@ -73,11 +81,10 @@ async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskRespo
             answers.append(task)
             continue
         position = None
-        if task.status == TaskStatus.PENDING:
+        if task.status == TaskStatus.PENDING and task.run_at is None:
             position = pending[task.job_id] = pending[task.job_id] + 1
+        position = standing.get(task.id, position)
         views.tell(tx, task, position)
-        if position is not None:
-            views.tell_available(tx, task)
         answers.append(views.response(task, position))
     return answers
 
@@ -96,12 +103,31 @@ def _check(item: Submission, schema: str | None) -> Exception | None:
     return None
 
 
-def _task(item: Submission, job_id: UUID, now: datetime) -> Record:
+async def _standing(tx: Transaction, made: Sequence[Record], jobs: Mapping[JobName, Any]) -> dict[UUID, int]:
+    """Return the positions of new tasks in queues of more than one lane: those are not at the end."""
+    for job in jobs.values():
+        if not job.has_lanes and any(task.job_id == job.id and task.lane for task in made):
+            await job_store.note_lanes(tx, job.id)
+    mixed = {job.id for job in jobs.values() if job.has_lanes} | {task.job_id for task in made if task.lane}
+    ids = [task.id for task in made if task.job_id in mixed]
+    return await positions(tx, list((await store.lock(tx, ids)).values())) if ids else {}
+
+
+def _task(item: Submission, job: Any, now: datetime) -> Record:
     internal = item.job.room_id == INTERNAL
+    wish = item.wish
+    policy = job_store.policy_of(job.policy)
+    run_at = wish.run_at if wish.delay_seconds is None else now + timedelta(seconds=wish.delay_seconds)
+    expires = None if wish.expires_in_seconds is None else now + timedelta(seconds=wish.expires_in_seconds)
     return Record(
+        lane=-(policy.priority if wish.priority is None else wish.priority),
+        run_at=run_at if run_at is not None and run_at > now and not internal else None,
+        expires_at=expires,
+        max_attempts=wish.max_attempts,
+        policy=policy,
         seq=0,
         id=uuid4(),
-        job_id=job_id,
+        job_id=job.id,
         job=item.job,
         room_id=item.room_id,
         status=TaskStatus.CLAIMED if internal else TaskStatus.PENDING,
@@ -124,7 +150,7 @@ async def report(tx: Transaction, items: Sequence[Report]) -> list[Answer]:
         try:
             if task is None:
                 raise TaskNotFound(f"Task {item.task_id} not found")
-            after = rules.decide(item.caller, task, item.update, now)
+            after = rules.decide(item.caller, task, item.update, now, random.random())  # noqa: S311 - jitter
         except ProblemException as problem:
             answers.append(problem)
             continue

@@ -11,7 +11,7 @@ from zndraw_joblib.contract.events import (
     workers_of,
 )
 from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.status import TERMINAL
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import job_key, task_key
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import Record
@@ -34,14 +34,23 @@ def response(task: Record, position: int | None = None) -> TaskResponse:
         attempt=task.attempt,
         created_by=task.created_by,
         result=task.result,
+        error_code=task.error_code,
+        priority=-task.lane,
+        run_at=task.run_at if task.status == TaskStatus.PENDING else None,
+        expires_at=task.expires_at,
     )
 
 
 def tell(tx: Transaction, task: Record, position: int | None = None) -> None:
-    """Let the room know of a task's new status, and its waiters of its end, after the commit."""
-    tx.emit((task.id, task.status), partial(_status_emission, task, position))
+    """Let the room know of a task's new status, after the commit.
+
+    Its waiters hear of its end, and its job's workers that it is in its queue.
+    """
+    tx.emit((task.id, task.status, task.attempt), partial(_status_emission, task, position))
     if task.status in TERMINAL:
         tx.wake(task_key(task.id))
+    elif task.status == TaskStatus.PENDING and task.run_at is None:
+        tell_available(tx, task)
 
 
 def tell_available(tx: Transaction, task: Record) -> None:

@@ -1,8 +1,10 @@
 """Workers: how they come, show that they live, and leave. Every way of leaving ends in `retire`."""
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import (
@@ -14,16 +16,23 @@ from zndraw_joblib.contract.messages import (
 )
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import Forbidden, JobNotFound, ProblemException, WorkerNotFound
+from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, worker_key
 from zndraw_joblib.server.service import jobs as job_service
-from zndraw_joblib.server.service import rules, views
+from zndraw_joblib.server.service import recovery, rules, views
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Standing
+from zndraw_joblib.server.store.tasks import Record, Standing
 
-DISCONNECTED = "Worker disconnected"
+
+@dataclass(slots=True)
+class Tally:
+    """How many held tasks went back to their queues, and how many ended."""
+
+    released: int = 0
+    failed: int = 0
 
 
 class Beat(NamedTuple):
@@ -36,6 +45,7 @@ class Beat(NamedTuple):
     worker_id: UUID
     interval: float
     named: Sequence[NamedTask] = ()
+    max_tasks: int | None = None
 
 
 async def create(tx: Transaction, caller: Identity, interval: float) -> WorkerResponse:
@@ -64,10 +74,15 @@ async def beat(tx: Transaction, items: Sequence[Beat]) -> list[WorkerResponse | 
                     id=item.worker_id,
                     last_heartbeat=now,
                     heartbeat_interval_seconds=item.interval,
+                    drain=workers[item.worker_id].draining,
                     tasks=_verdicts(item, tasks),
                 )
             )
     await store.beat(tx, [item.worker_id for item in heard])
+    for item in heard:
+        if item.max_tasks is not None and item.max_tasks != workers[item.worker_id].max_tasks:
+            await store.change(tx, item.worker_id, max_tasks=item.max_tasks)
+            tx.wake(worker_key(item.worker_id))
     return answers
 
 
@@ -100,25 +115,56 @@ async def leave_if_silent(tx: Transaction, worker_id: UUID, since: datetime) -> 
 
 async def check_serves(tx: Transaction, worker_id: UUID, name: JobName) -> None:
     """Raise `JobNotFound` unless the worker serves the job."""
-    if name not in (await store.served_jobs(tx, [worker_id]))[worker_id]:
+    if name not in (await store.served_jobs(tx, [worker_id]))[worker_id].names:
         raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
 
 
-async def retire(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
-    """Remove workers, which the caller has locked: fail what they hold, hide the jobs they leave orphaned.
+async def retire(tx: Transaction, worker_ids: Sequence[UUID], tally: Tally | None = None) -> None:
+    """Remove workers, which the caller has locked.
 
-    Source: the cascade of seed 000.
+    What they hold fails, or goes back to its queue where its job wants that. Jobs that nobody serves any
+    more, and that have nothing to do, are hidden. Source: the cascade of seed 000.
     """
     if not worker_ids:
         return
-    for task in await task_store.fail_held(tx, task_store.held_by(worker_ids), DISCONNECTED):
-        views.tell(tx, task)
+    await settle(tx, task_store.held_by(worker_ids), recovery.lost, tally=tally)
     job_ids = await store.remove(tx, worker_ids)
     for room_id in await job_store.rooms(tx, job_ids) if job_ids else []:
         views.tell_jobs(tx, room_id)
     await job_service.hide_orphans(tx, job_ids)
     for worker_id in worker_ids:
         tx.wake(worker_key(worker_id))
+
+
+async def settle(
+    tx: Transaction,
+    wanted: task_store.Wanted,
+    decide: Callable[[Record, datetime, float], Record],
+    *,
+    limit: int | None = None,
+    tally: Tally | None = None,
+) -> int:
+    """Let `decide` say what becomes of the held tasks that match. Return how many there were."""
+    found = await task_store.held(tx, wanted, limit=limit)
+    now = await tx.now()
+    moves = [(task, decide(task, now, random.random())) for task in found]  # noqa: S311 - jitter
+    await task_store.move(tx, moves)
+    for _, after in moves:
+        views.tell(tx, after)
+    if tally is not None:
+        back = sum(after.status == TaskStatus.PENDING for _, after in moves)
+        tally.released, tally.failed = tally.released + back, tally.failed + len(moves) - back
+    return len(moves)
+
+
+async def drain(tx: Transaction, caller: Identity, worker_id: UUID, interval: float) -> WorkerResponse:
+    """Ask a worker, at the wish of its owner or a superuser, to claim no more and to leave."""
+    row = await _owned(tx, caller, worker_id)
+    await store.change(tx, worker_id, draining=True)
+    tx.wake(worker_key(worker_id))
+    return WorkerResponse(
+        id=worker_id, last_heartbeat=row.last_heartbeat, heartbeat_interval_seconds=interval, drain=True
+    )
 
 
 async def leave_job(tx: Transaction, caller: Identity, worker_id: UUID, name: JobName) -> None:
@@ -134,7 +180,7 @@ async def leave_job(tx: Transaction, caller: Identity, worker_id: UUID, name: Jo
     tx.wake(worker_key(worker_id))
 
 
-async def _owned(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
+async def _owned(tx: Transaction, caller: Identity, worker_id: UUID) -> Any:
     row = (await store.lock(tx, [worker_id])).get(worker_id)
     if row is None:
         raise WorkerNotFound(f"Worker {worker_id} not found")

@@ -61,6 +61,8 @@ class Transaction:
         self.is_sqlite = is_sqlite
         self._told: dict[object, Callable[[], Emission]] = {}
         self.wakes: list[Wake] = []
+        self.due: datetime | None = None
+        self.freed: set[str] = set()
 
     async def execute(
         self, statement: Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
@@ -95,6 +97,14 @@ class Transaction:
     def emissions(self) -> list[Emission]:
         """The events to send after the commit, in the order they happened."""
         return [make() for make in self._told.values()]
+
+    def note_due(self, at: datetime) -> None:
+        """Remember when the time of a task comes."""
+        self.due = at if self.due is None else min(self.due, at)
+
+    def note_freed(self, room_id: str) -> None:
+        """Remember a room of which a task is no longer under way."""
+        self.freed.add(room_id)
 
     def wake(self, key: str, limit: int | None = None) -> None:
         """Remember sleepers to wake after the commit."""

@@ -1,12 +1,14 @@
 """Jobs: named functions with a schema."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from sqlalchemy import ColumnElement, Row, and_, bindparam, func, select, update
 
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL, RESERVED, JobName
+from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store.database import Transaction, dialect
 from zndraw_joblib.server.store.lists import among, padded
@@ -22,7 +24,24 @@ _LOCK_NAMED = (
     .order_by(jobs.c.id)
     .with_for_update(key_share=True)
 )
-COUNT = update(jobs).where(jobs.c.id == bindparam("job")).values(pending=jobs.c.pending + bindparam("change"))
+COUNT = (
+    update(jobs)
+    .where(jobs.c.id == bindparam("job"))
+    .values(pending=jobs.c.pending + bindparam("queued"), scheduled=jobs.c.scheduled + bindparam("later"))
+)
+
+
+@lru_cache(maxsize=4096)
+def policy_of(stored: str | None) -> JobPolicy:
+    """Return a job's policy as it is in the column `policy`."""
+    return JobPolicy() if stored is None else JobPolicy.model_validate_json(stored)
+
+
+class Change(NamedTuple):
+    """How many tasks more there are in a job's queue, and how many more wait for their time."""
+
+    queued: int
+    later: int
 
 
 def visible_from(room_id: str) -> ColumnElement[bool]:
@@ -49,24 +68,65 @@ async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobNa
 
 
 async def add_or_lock(
-    tx: Transaction, name: JobName, schema: dict[str, Any]
+    tx: Transaction, name: JobName, schema: dict[str, Any], policy: JobPolicy
 ) -> tuple[Row[*tuple[Any, ...]], bool]:
     """Return the job of this name, locked, made now if there is none. Tell whether it is new."""
     values = {**name._asdict(), "id": uuid4(), "schema": schema, "created_at": await tx.now()}
-    statement = dialect(tx).insert(jobs).values(deleted=False, pending=0, **values)
+    rest = {
+        "deleted": False,
+        "pending": 0,
+        "scheduled": 0,
+        "paused": False,
+        "has_lanes": False,
+        **_stored(policy),
+    }
+    statement = dialect(tx).insert(jobs).values(**values, **rest)
     made = await tx.execute(statement.on_conflict_do_nothing().returning(jobs.c.id))
     is_new = made.first() is not None
     row = (await tx.execute(select(jobs).where(_named([name])).with_for_update())).one()
     return row, is_new
 
 
-async def revive(tx: Transaction, job_id: UUID, schema: dict[str, Any]) -> None:
-    """Show a hidden job again, with a new schema."""
-    await tx.execute(update(jobs).where(jobs.c.id == job_id).values(deleted=False, schema=schema))
+async def revive(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
+    """Show a hidden job again, with a new schema and a new policy."""
+    values = {"deleted": False, "paused": False, "schema": schema, **_stored(policy)}
+    await tx.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
+
+
+def _stored(policy: JobPolicy) -> dict[str, Any]:
+    is_default = policy == JobPolicy()
+    return {
+        "policy": None if is_default else policy.model_dump_json(),
+        "max_in_flight": policy.max_in_flight,
+    }
+
+
+async def pause(tx: Transaction, name: JobName, *, paused: bool) -> Row[*tuple[Any, ...]] | None:
+    """Stop the claims of an active job, or let them go on. Return the job as it is now."""
+    statement = update(jobs).where(_named([name]), ~jobs.c.deleted).values(paused=paused)
+    return (await tx.execute(statement.returning(jobs))).first()
+
+
+async def note_lanes(tx: Transaction, job_id: UUID) -> None:
+    """Note that tasks of a job may pass others in its queue, by their priority."""
+    await tx.execute(update(jobs).where(jobs.c.id == job_id).values(has_lanes=True))
+
+
+async def show(tx: Transaction, job_id: UUID) -> None:
+    """Show a job again for which a task waits, as it was, if it was hidden."""
+    await tx.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.deleted).values(deleted=False))
+
+
+async def lock_capped(tx: Transaction, job_ids: Sequence[UUID]) -> None:
+    """Lock jobs whose tasks in flight are to be counted: nobody else claims of them until the commit."""
+    if not tx.is_sqlite:
+        await tx.execute(_LOCK_CAPPED, {"ids": sorted(job_ids)})
 
 
 async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[Row[*tuple[Any, ...]]]:
     """Hide those of these jobs that have no worker and no pending task. Return what was hidden.
+
+    One that waits for its time is pending too.
 
     The rows are locked before they are judged: a registration that just linked a worker is seen.
     """
@@ -75,17 +135,19 @@ async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[Row[*tu
     among = jobs.c.id.in_(padded(job_ids))
     await tx.execute(select(jobs.c.id).where(among).order_by(jobs.c.id).with_for_update())
     served = select(links.c.job_id).where(links.c.job_id == jobs.c.id).exists()
-    orphaned = and_(~jobs.c.deleted, jobs.c.pending == 0, jobs.c.room_id != INTERNAL, ~served)
+    orphaned = and_(
+        ~jobs.c.deleted, jobs.c.pending == 0, jobs.c.scheduled == 0, jobs.c.room_id != INTERNAL, ~served
+    )
     statement = update(jobs).where(among, orphaned).values(deleted=True)
     return list(await tx.execute(statement.returning(jobs.c.room_id, jobs.c.category, jobs.c.name)))
 
 
-async def count_pending(tx: Transaction, changes: Mapping[UUID, int]) -> None:
+async def count_pending(tx: Transaction, changes: Mapping[UUID, Change]) -> None:
     """Add to the counts of pending tasks, in the order of the ids.
 
     The callers are the functions that write a task's status, and nobody else.
     """
-    counted = [{"job": job_id, "change": changes[job_id]} for job_id in sorted(changes) if changes[job_id]]
+    counted = [{"job": job_id, **changes[job_id]._asdict()} for job_id in sorted(changes)]
     if counted:
         await tx.execute(COUNT, counted)
 
@@ -97,9 +159,9 @@ async def rooms(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
 
 
 async def waiting(tx: Transaction) -> dict[JobName, int]:
-    """Return the jobs that have pending tasks, and how many."""
+    """Return the jobs that have tasks to claim, and how many."""
     statement = select(jobs.c.room_id, jobs.c.category, jobs.c.name, jobs.c.pending)
-    rows = await tx.execute(statement.where(jobs.c.pending > 0))
+    rows = await tx.execute(statement.where(jobs.c.pending > 0, ~jobs.c.paused))
     return {JobName(row.room_id, row.category, row.name): row.pending for row in rows}
 
 
@@ -112,6 +174,11 @@ async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[Row[*tup
     )
     total = await tx.execute(select(func.count()).select_from(jobs).where(*wanted))
     return list(rows), total.scalar_one()
+
+
+_LOCK_CAPPED = (
+    select(jobs.c.id).where(among(jobs.c.id, bindparam("ids"))).order_by(jobs.c.id)
+).with_for_update(key_share=True)
 
 
 def _named(names: Sequence[JobName]) -> ColumnElement[bool]:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BindParameter, ColumnElement, bindparam, func, select
+from sqlalchemy import ColumnElement, bindparam, func, select, tuple_
 
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.lists import among, padded
 from zndraw_joblib.server.store.tables import Job, Task
-from zndraw_joblib.server.store.tasks import Record, in_queue
+from zndraw_joblib.server.store.tasks import Place, Record, in_queue
 
 tasks = Task.__table__
 jobs = Job.__table__
@@ -20,16 +20,16 @@ _NEAR = 1000
 
 
 async def positions(tx: Transaction, records: Sequence[Record]) -> dict[UUID, int]:
-    """Return the positions of those of these tasks that are pending, by id."""
+    """Return the positions of those of these tasks that are in a queue, by id."""
     queues: dict[UUID, list[Record]] = {}
     for record in records:
-        if record.status == TaskStatus.PENDING:
+        if record.status == TaskStatus.PENDING and record.run_at is None:
             queues.setdefault(record.job_id, []).append(record)
     found: dict[UUID, int] = {}
     for job_id, queue in queues.items():
-        first = min(record.seq for record in queue)
+        first = min(record.place for record in queue)
         start = await _position(tx, job_id, first)
-        ranks = {first: 1} if len(queue) == 1 else await _ranks(tx, job_id, queue)
+        ranks = {first[1]: 1} if len(queue) == 1 else await _ranks(tx, job_id, queue)
         # A task that left the queue since it was read has no rank any more.
         found |= {r.id: start + ranks[r.seq] - 1 for r in queue if r.seq in ranks}
     return found
@@ -37,12 +37,22 @@ async def positions(tx: Transaction, records: Sequence[Record]) -> dict[UUID, in
 
 async def _ranks(tx: Transaction, job_id: UUID, queue: Sequence[Record]) -> dict[int, int]:
     seqs = [record.seq for record in queue]
-    given = {"job": job_id, "seqs": padded(seqs), "first": min(seqs), "last": max(seqs)}
+    places = [record.place for record in queue]
+    given = {
+        "job": job_id,
+        "seqs": padded(seqs),
+        **_given("first", min(places)),
+        **_given("last", max(places)),
+    }
     return {row.seq: row.rank for row in await tx.execute(_RANKS, given)}
 
 
-async def _position(tx: Transaction, job_id: UUID, seq: int) -> int:
-    given = {"job": job_id, "at": seq}
+def _given(name: str, place: Place) -> dict[str, int]:
+    return {f"{name}_lane": place[0], f"{name}_seq": place[1]}
+
+
+async def _position(tx: Transaction, job_id: UUID, place: Place) -> int:
+    given = {"job": job_id, **_given("first", place)}
     before, after, pending = (await tx.execute(_NEAR_ENDS, given)).one()
     if before <= _NEAR:
         return int(before) + 1
@@ -58,16 +68,25 @@ def _near(which: ColumnElement[bool], *order: ColumnElement[Any]) -> ColumnEleme
 
 
 _MINE = in_queue(bindparam("job"))
-_AT: BindParameter[int] = bindparam("at", type_=tasks.c.seq.type)
+_placed = tuple_(tasks.c.lane, tasks.c.seq)
+_ORDER = (tasks.c.job_id, tasks.c.lane, tasks.c.seq)
+
+
+def _at(name: str) -> ColumnElement[Any]:
+    return tuple_(
+        bindparam(f"{name}_lane", type_=tasks.c.lane.type), bindparam(f"{name}_seq", type_=tasks.c.seq.type)
+    )
+
+
 _RANKED = (
-    select(tasks.c.seq, func.row_number().over(order_by=[tasks.c.job_id, tasks.c.seq]).label("rank"))
-    .where(_MINE, tasks.c.seq.between(bindparam("first"), bindparam("last")))
+    select(tasks.c.seq, func.row_number().over(order_by=_ORDER).label("rank"))
+    .where(_MINE, _placed >= _at("first"), _placed <= _at("last"))
     .subquery()
 )
 _RANKS = select(_RANKED.c.seq, _RANKED.c.rank).where(among(_RANKED.c.seq, bindparam("seqs")))
 _NEAR_ENDS = select(
-    _near(tasks.c.seq < _AT, tasks.c.job_id, tasks.c.seq),
-    _near(tasks.c.seq >= _AT, tasks.c.job_id.desc(), tasks.c.seq.desc()),
+    _near(_placed < _at("first"), *_ORDER),
+    _near(_placed >= _at("first"), *[column.desc() for column in _ORDER]),
     jobs.c.pending,
 ).where(jobs.c.id == bindparam("job"))
-_AHEAD = select(func.count()).select_from(tasks).where(_MINE, tasks.c.seq < _AT)
+_AHEAD = select(func.count()).select_from(tasks).where(_MINE, _placed < _at("first"))

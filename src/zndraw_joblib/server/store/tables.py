@@ -67,7 +67,9 @@ def _among(column: str, values: frozenset[TaskStatus]) -> str:
 
 
 _SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
-_PENDING = text("status = 'pending'")
+_QUEUED = text("status = 'pending' AND run_at IS NULL")
+_SCHEDULED = text("status = 'pending' AND run_at IS NOT NULL")
+_EXPIRING = text("status = 'pending' AND expires_at IS NOT NULL")
 _HELD = text(_among("status", HELD))
 
 metadata = MetaData(
@@ -97,13 +99,17 @@ def _time(*, nullable: bool = False) -> Any:
 class Job(_Base, table=True):
     """A named function with a schema. Never removed, only hidden, so that the history of its tasks stays.
 
-    `pending` counts its pending tasks; the functions that write a task's status keep it.
+    `pending` counts the tasks in its queue, `scheduled` those that wait for their time; the functions that
+    write a task's status keep both. `policy` is a `JobPolicy` as JSON, null for the one by default;
+    `max_in_flight` is in it too. `has_lanes` once a task of another priority
+    than 0 was submitted.
     """
 
     __tablename__ = "joblib_job"
     __table_args__ = (
         UniqueConstraint("room_id", "category", "name"),
         CheckConstraint("pending >= 0", "pending_counts"),
+        CheckConstraint("scheduled >= 0", "scheduled_counts"),
     )
 
     id: UUID = _key()
@@ -122,6 +128,11 @@ class Job(_Base, table=True):
     created_at: datetime = _time()
     deleted: bool = False
     pending: int = 0
+    scheduled: int = 0
+    paused: bool = False
+    has_lanes: bool = False
+    policy: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    max_in_flight: int | None = None
 
 
 class Worker(_Base, table=True):
@@ -134,6 +145,8 @@ class Worker(_Base, table=True):
     owner_id: str
     created_at: datetime = _time()
     last_heartbeat: datetime = _time()
+    draining: bool = False
+    max_tasks: int | None = None
 
 
 class WorkerJobLink(_Base, table=True):
@@ -148,7 +161,10 @@ class WorkerJobLink(_Base, table=True):
 class Task(_Base, table=True):
     """One call of a job.
 
-    `seq` is the order of arrival; `attempt` the fencing token, which grows with every claim.
+    `seq` is the order of arrival; `attempt` the fencing token, which grows with every claim. `lane` is its
+    priority with the sign turned: the queue goes by `lane`, then by `seq`. While `run_at` is set, a pending
+    task is in no queue. `failures` and `crashes` count the attempts that went wrong; `deadline` is when a
+    held task must have started, or ended.
     `worker_id` and `worker_owner_id` stay after the worker is gone, and refer to no row.
     """
 
@@ -166,7 +182,17 @@ class Task(_Base, table=True):
             "status NOT IN ('running', 'completed') OR started_at IS NOT NULL", "running_was_started"
         ),
         CheckConstraint("attempt >= 0", "attempt_counts"),
-        Index("ix_joblib_task_pending", "job_id", "seq", sqlite_where=_PENDING, postgresql_where=_PENDING),
+        Index(
+            "ix_joblib_task_queue", "job_id", "lane", "seq", sqlite_where=_QUEUED, postgresql_where=_QUEUED
+        ),
+        Index(
+            "ix_joblib_task_turn",
+            *("job_id", "room_id", "lane", "seq"),
+            sqlite_where=_QUEUED,
+            postgresql_where=_QUEUED,
+        ),
+        Index("ix_joblib_task_scheduled", "run_at", sqlite_where=_SCHEDULED, postgresql_where=_SCHEDULED),
+        Index("ix_joblib_task_expiring", "expires_at", sqlite_where=_EXPIRING, postgresql_where=_EXPIRING),
         Index("ix_joblib_task_held", "worker_id", sqlite_where=_HELD, postgresql_where=_HELD),
         Index("ix_joblib_task_room", "room_id", "created_at", "seq"),
         Index("ix_joblib_task_room_status", "room_id", "status", "created_at", "seq"),
@@ -189,6 +215,39 @@ class Task(_Base, table=True):
     attempt: int = 0
     error: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
     result: Any = Field(default=None, sa_column=Column(JsonText, nullable=True))
+    lane: int = 0
+    run_at: datetime | None = _time(nullable=True)
+    expires_at: datetime | None = _time(nullable=True)
+    deadline: datetime | None = _time(nullable=True)
+    max_attempts: int | None = None
+    failures: int = 0
+    crashes: int = 0
+    claim_id: UUID | None = Field(default=None, sa_column=Column(SqlUuid, nullable=True))
+    error_code: str | None = Field(default=None, max_length=64)
+
+
+class Attempt(_Base, table=True):
+    """An attempt that was not the last one of its task, or what was done to it by hand in between.
+
+    What is under way, and the end, are on the task itself: most tasks have no row here.
+    """
+
+    __tablename__ = "joblib_attempt"
+    __table_args__ = (Index(None, "task_seq"),)
+
+    n: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
+    task_seq: int = Field(sa_column=Column(BigInteger, nullable=False))
+    attempt: int
+    status: str
+    worker_id: UUID | None = Field(default=None, sa_column=Column(SqlUuid, nullable=True))
+    claimed_at: datetime | None = _time(nullable=True)
+    started_at: datetime | None = _time(nullable=True)
+    completed_at: datetime | None = _time(nullable=True)
+    ended_at: datetime = _time()
+    run_at: datetime | None = _time(nullable=True)
+    error_code: str | None = Field(default=None, max_length=64)
+    error: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    reason: str = Field(max_length=64)
 
 
 class Token(_Base, table=True):
@@ -200,3 +259,12 @@ class Token(_Base, table=True):
     digest: str = Field(max_length=64, unique=True)
     is_superuser: bool = False
     created_at: datetime = _time()
+
+
+class Switch(_Base, table=True):
+    """What operators changed while servers run, common to all of them."""
+
+    __tablename__ = "joblib_switch"
+
+    name: str = Field(primary_key=True, max_length=64)
+    value: str = Field(max_length=64)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -14,6 +14,7 @@ from sqlalchemy import (
     Update,
     and_,
     bindparam,
+    delete,
     func,
     insert,
     literal_column,
@@ -27,14 +28,16 @@ from sqlalchemy import (
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import ContentTooLarge
+from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
-from zndraw_joblib.server.ports import Page
+from zndraw_joblib.server.ports import Page, job_key
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.lists import among, arrays, by_column, padded
-from zndraw_joblib.server.store.tables import Job, Task, Worker
+from zndraw_joblib.server.store.tables import Attempt, Job, Task, Worker
 
 tasks = Task.__table__
+attempts = Attempt.__table__
 jobs = Job.__table__
 workers = Worker.__table__
 
@@ -45,6 +48,8 @@ def _among(statuses: Iterable[TaskStatus]) -> ColumnElement[bool]:
 
 
 _PENDING = tasks.c.status == literal_column(f"'{TaskStatus.PENDING}'")
+QUEUED = and_(_PENDING, tasks.c.run_at.is_(None))
+_SCHEDULED = and_(_PENDING, tasks.c.run_at.is_not(None))
 _HELD = _among(HELD)
 _CHUNK = 512
 # SQLite takes 32766 parameters.
@@ -56,7 +61,8 @@ _ROOM_OF_JOB = func.coalesce(jobs.c.room_id, "")
 MAX_PAGE_CHARACTERS = 32 * 1024**2
 _SURELY_SMALL = MAX_PAGE_CHARACTERS // (2 * MAX_JSON_BYTES)
 # SQLite takes 500 branches of a compound select.
-_BRANCHES = 100
+BRANCHES = 100
+Wanted = ColumnElement[bool]
 _GUARDED = ("seq", "status", "attempt")
 _WRITTEN = (
     "status",
@@ -67,13 +73,24 @@ _WRITTEN = (
     "started_at",
     "completed_at",
     "error",
+    "error_code",
     "result",
+    "run_at",
+    "deadline",
+    "failures",
+    "crashes",
+    "claim_id",
 )
+# Of a record, what is not in a task's row.
+_NOT_STORED = {"job", "policy", "reason"}
 
 
 @dataclass(slots=True)
 class Record:
-    """A task as it stands in the database, with the name of its job."""
+    """A task as it stands in the database, with the name and the policy of its job.
+
+    `reason` is why it went back to its queue, where it is about to.
+    """
 
     seq: int
     id: UUID
@@ -92,6 +109,25 @@ class Record:
     attempt: int = 0
     error: str | None = None
     result: Any = None
+    lane: int = 0
+    run_at: datetime | None = None
+    expires_at: datetime | None = None
+    deadline: datetime | None = None
+    max_attempts: int | None = None
+    failures: int = 0
+    crashes: int = 0
+    claim_id: UUID | None = None
+    error_code: str | None = None
+    policy: JobPolicy = field(default_factory=JobPolicy)
+    reason: str | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands in its queue: those with a smaller one go first."""
+        return self.lane, self.seq
+
+
+Place = tuple[int, int]
 
 
 class Standing(NamedTuple):
@@ -102,31 +138,33 @@ class Standing(NamedTuple):
     attempt: int
 
 
-_FIELDS = [tasks.c[name] for name in Record.__dataclass_fields__ if name != "job"]
+_FIELDS = [tasks.c[name] for name in Record.__dataclass_fields__ if name not in _NOT_STORED]
 _INSERTED = [column.name for column in _FIELDS if column.name != "seq"]
-_NAME = [jobs.c.room_id.label("job_room"), jobs.c.category, jobs.c.name]
+_JOB = [jobs.c.room_id.label("job_room"), jobs.c.category, jobs.c.name, jobs.c.policy]
 
 
 def _record(row: Sequence[Any]) -> Record:
-    seq, task_id, job_id, room_id, status, *rest, job_room, category, name = row
+    seq, task_id, job_id, room_id, status, *rest, job_room, category, name, policy = row
     job = JobName(job_room, category, name)
-    return Record(seq, task_id, job_id, job, room_id, TaskStatus(status), *rest)
+    return Record(
+        seq, task_id, job_id, job, room_id, TaskStatus(status), *[*rest, job_store.policy_of(policy)]
+    )
 
 
 def _select(*, bodies: bool = True) -> Select[Any]:
     """Select whole records, or with payload and result left out: a sweep has no use for them."""
     bulky = {"payload", "result"}
     columns = [null().label(c.name) if not bodies and c.name in bulky else c for c in _FIELDS]
-    return select(*columns, *_NAME).join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
+    return select(*columns, *_JOB).join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
 
 
 def in_queue(job_id: Any) -> ColumnElement[bool]:
-    """Match the pending tasks of a job; order them by `job_id` and `seq`.
+    """Match the tasks in the queue of a job; order them by `job_id`, `lane` and `seq`.
 
     A range, so that only the index of the queues has that order. With an equality PostgreSQL may walk
     the primary key instead, through all of the history, if it takes the pending tasks to be everywhere.
     """
-    return and_(tasks.c.job_id >= job_id, tasks.c.job_id <= job_id, _PENDING)
+    return and_(tasks.c.job_id >= job_id, tasks.c.job_id <= job_id, QUEUED)
 
 
 def _moving(given: Mapping[str, ColumnElement[Any]]) -> Update:
@@ -156,17 +194,20 @@ _LOCK = (
     .order_by(tasks.c.seq)
     .with_for_update(of=tasks)
 )
+_BY_CLAIMS = _FULL.where(
+    _HELD, among(tasks.c.worker_id, bindparam("workers")), among(tasks.c.claim_id, bindparam("ids"))
+)
 _STANDINGS = select(tasks.c.id, tasks.c.status, tasks.c.worker_id, tasks.c.attempt).where(
     among(tasks.c.id, bindparam("ids"))
 )
 _LOCK_OLDEST = (
     _FULL.where(in_queue(bindparam("job")))
-    .order_by(tasks.c.job_id, tasks.c.seq)
+    .order_by(tasks.c.job_id, tasks.c.lane, tasks.c.seq)
     .limit(bindparam("count"))
     .with_for_update(of=tasks, skip_locked=True)
 )
 _LOCK_PENDING = (
-    _FULL.where(among(tasks.c.seq, bindparam("seqs")), _PENDING)
+    _FULL.where(among(tasks.c.seq, bindparam("seqs")), QUEUED)
     .order_by(tasks.c.seq)
     .with_for_update(of=tasks, skip_locked=True)
 )
@@ -176,11 +217,19 @@ async def _records(tx: Transaction, statement: Select[Any], **parameters: Any) -
     return [_record(row) for row in await tx.execute(statement, parameters)]
 
 
+def _is_queued(task: Record) -> bool:
+    return task.status == TaskStatus.PENDING and task.run_at is None
+
+
+def _is_scheduled(task: Record) -> bool:
+    return task.status == TaskStatus.PENDING and task.run_at is not None
+
+
 async def add(tx: Transaction, new: Sequence[Record]) -> None:
     """Add tasks in their order. Their jobs are locked: else one could be hidden meanwhile."""
     rows = [{name: getattr(task, name) for name in _INSERTED} for task in new]
-    changes = Counter(task.job_id for task in new if task.status == TaskStatus.PENDING)
-    await _write(tx, (_ADD, _ADD_MANY, _ADD_AND_COUNT), rows, changes)
+    await _write(tx, (_ADD, _ADD_MANY, _ADD_AND_COUNT), rows, [(None, task) for task in new])
+    _note_times(tx, new)
 
 
 async def move(tx: Transaction, moves: Sequence[tuple[Record, Record]]) -> None:
@@ -196,30 +245,83 @@ async def move(tx: Transaction, moves: Sequence[tuple[Record, Record]]) -> None:
     for before, after in moves:
         first, _ = ways.get(before.seq, (before, after))
         ways[before.seq] = (first, after)
-    changes: Counter[UUID] = Counter()
-    for before, after in ways.values():
-        changes[before.job_id] += (after.status == TaskStatus.PENDING) - (before.status == TaskStatus.PENDING)
     rows = [_parameters(before, after) for before, after in ways.values()]
-    await _write(tx, (_MOVE, _MOVE_MANY, _MOVE_AND_COUNT), rows, changes)
+    await _write(tx, (_MOVE, _MOVE_MANY, _MOVE_AND_COUNT), rows, list(ways.values()))
+    _note_times(tx, [after for _, after in ways.values()])
+    _note_freed(tx, ways.values())
+    over = [_attempt(before, after, await tx.now()) for before, after in moves if _goes_back(before, after)]
+    if over:
+        await tx.execute(insert(attempts), over)
+
+
+def _note_times(tx: Transaction, written: Iterable[Record]) -> None:
+    for task in written:
+        if _is_scheduled(task) and task.run_at is not None:
+            tx.note_due(task.run_at)
+
+
+def _note_freed(tx: Transaction, ways: Iterable[tuple[Record, Record]]) -> None:
+    for before, after in ways:
+        if before.status in HELD and after.status not in HELD:
+            tx.note_freed(before.room_id)
+            if before.policy.max_in_flight is not None:
+                tx.wake(job_key(before.job), 1)
+
+
+def _goes_back(before: Record, after: Record) -> bool:
+    return after.status == TaskStatus.PENDING and before.status != TaskStatus.PENDING
+
+
+def _attempt(before: Record, after: Record, now: datetime) -> dict[str, Any]:
+    """Return the row that keeps what the task's own row forgets when it goes back to its queue."""
+    has_ended = before.status in TERMINAL
+    told = before if has_ended else after
+    return {
+        "task_seq": before.seq,
+        "attempt": before.attempt,
+        "status": before.status.value,
+        "worker_id": before.worker_id,
+        "claimed_at": before.claimed_at,
+        "started_at": before.started_at,
+        "completed_at": before.completed_at,
+        "ended_at": now,
+        "run_at": after.run_at,
+        "error_code": told.error_code,
+        "error": told.error,
+        "reason": after.reason or "released",
+    }
 
 
 async def _write(
     tx: Transaction,
     statements: tuple[Executable, Executable, Executable],
     rows: Sequence[Mapping[str, Any]],
-    changes: Mapping[UUID, int],
+    ways: Sequence[tuple[Record | None, Record]],
 ) -> None:
     each, many, and_count = statements
-    counted = [(job_id, change) for job_id, change in changes.items() if change]
+    changes = _changes(ways)
     if tx.is_sqlite:
         await tx.execute(each, rows)
-    elif len(counted) == 1:
-        [(job_id, change)] = counted
-        await tx.execute(and_count, {**by_column(rows), "job": job_id, "change": change})
+    elif len(changes) == 1:
+        [(job_id, change)] = changes.items()
+        await tx.execute(and_count, {**by_column(rows), "job": job_id, **change._asdict()})
         return
     else:
         await tx.execute(many, by_column(rows))
     await job_store.count_pending(tx, changes)
+
+
+def _changes(ways: Sequence[tuple[Record | None, Record]]) -> dict[UUID, job_store.Change]:
+    queued: Counter[UUID] = Counter()
+    later: Counter[UUID] = Counter()
+    for before, after in ways:
+        queued[after.job_id] += _is_queued(after) - (before is not None and _is_queued(before))
+        later[after.job_id] += _is_scheduled(after) - (before is not None and _is_scheduled(before))
+    return {
+        job_id: job_store.Change(queued[job_id], later[job_id])
+        for job_id in queued
+        if queued[job_id] or later[job_id]
+    }
 
 
 def _parameters(before: Record, after: Record) -> dict[str, Any]:
@@ -227,20 +329,50 @@ def _parameters(before: Record, after: Record) -> dict[str, Any]:
     return old | {f"new_{name}": getattr(after, name) for name in _WRITTEN}
 
 
-async def fail_held(
-    tx: Transaction, wanted: ColumnElement[bool], error: str, *, limit: int | None = None
+async def held(
+    tx: Transaction, wanted: ColumnElement[bool], *, limit: int | None = None, lock: bool = True
 ) -> list[Record]:
-    """Fail those held tasks that match. Return them as they are now, without payload and result."""
+    """Return those held tasks that match, without payload and result, locked unless only looked at."""
     statement = _select(bodies=False).where(_HELD, wanted).order_by(_BY_ARRIVAL).limit(limit)
-    found = await _records(tx, statement.with_for_update(of=tasks))
-    now = await tx.now()
-    values = {"status": TaskStatus.FAILED.value, "completed_at": now, "error": error}
-    for start in range(0, len(found), _CHUNK):
-        part = [record.seq for record in found[start : start + _CHUNK]]
-        await tx.execute(update(tasks).where(tasks.c.seq.in_(padded(part)), _HELD).values(values))
-    for record in found:
-        record.status, record.completed_at, record.error = TaskStatus.FAILED, now, error
+    return await _records(tx, statement.with_for_update(of=tasks) if lock else statement)
+
+
+async def due(tx: Transaction, now: datetime, limit: int) -> list[Record]:
+    """Lock tasks whose time has come, the earliest first, passing over those that a rival has locked."""
+    statement = _select(bodies=False).where(_SCHEDULED, tasks.c.run_at <= now).order_by(tasks.c.run_at)
+    return await _records(tx, statement.limit(limit).with_for_update(of=tasks, skip_locked=True))
+
+
+async def next_due(tx: Transaction) -> datetime | None:
+    """Return when the time of the next task comes."""
+    found: datetime | None = (
+        await tx.execute(select(tasks.c.run_at).where(_SCHEDULED).order_by(tasks.c.run_at).limit(1))
+    ).scalar_one_or_none()
     return found
+
+
+async def expired(tx: Transaction, now: datetime, limit: int, *, lock: bool = True) -> list[Record]:
+    """Return pending tasks that nobody claimed in time, the earliest first, locked unless only looked at."""
+    statement = _select(bodies=False).where(_PENDING, tasks.c.expires_at <= now).order_by(tasks.c.expires_at)
+    statement = statement.limit(limit)
+    return await _records(tx, statement.with_for_update(of=tasks, skip_locked=True) if lock else statement)
+
+
+async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tuple[int, int | None]:
+    """Remove those of the `limit` tasks that follow the `seq` `after` which ended before a time.
+
+    Tell how many, and the `seq` to go on from; None where the tasks are younger than that time.
+    """
+    walk = select(tasks.c.seq, tasks.c.created_at, tasks.c.completed_at).where(tasks.c.seq > after)
+    rows = (await tx.execute(walk.order_by(tasks.c.seq).limit(limit))).all()
+    if not rows or rows[0].created_at >= before:
+        return 0, None
+    old = [row.seq for row in rows if row.completed_at is not None and row.completed_at < before]
+    for start in range(0, len(old), _CHUNK):
+        part = padded(old[start : start + _CHUNK])
+        await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(part)))
+        await tx.execute(delete(tasks).where(tasks.c.seq.in_(part), _among(TERMINAL)))
+    return len(old), rows[-1].seq
 
 
 def held_by(worker_ids: Sequence[UUID]) -> ColumnElement[bool]:
@@ -254,6 +386,46 @@ def stuck_inside(cutoff: datetime) -> ColumnElement[bool]:
     return and_(_ROOM_OF_JOB == INTERNAL, since < cutoff)
 
 
+def of_jobs(job_ids: Sequence[UUID]) -> ColumnElement[bool]:
+    """Match the tasks of these jobs."""
+    return tasks.c.job_id.in_(padded(job_ids))
+
+
+def in_rooms(rooms: Sequence[str]) -> ColumnElement[bool]:
+    """Match the tasks of these rooms."""
+    return tasks.c.room_id.in_(padded(rooms))
+
+
+async def count_held(tx: Transaction, wanted: ColumnElement[bool], by: str) -> Counter[Any]:
+    """Count those tasks that match and are claimed or running, by a column."""
+    column = tasks.c[by]
+    return Counter(
+        {
+            key: count
+            for key, count in await tx.execute(
+                select(column, func.count()).where(_HELD, wanted).group_by(column)
+            )
+        }
+    )
+
+
+async def by_claims(
+    tx: Transaction, claims: Sequence[tuple[UUID, UUID]]
+) -> dict[tuple[UUID | None, UUID | None], Record]:
+    """Return the tasks that workers hold by claims of theirs, by worker and claim."""
+    given = {
+        "workers": padded([worker for worker, _ in claims]),
+        "ids": padded([known for _, known in claims]),
+    }
+    found = await _records(tx, _BY_CLAIMS, **given)
+    return {(record.worker_id, record.claim_id): record for record in found}
+
+
+def overdue(now: datetime) -> ColumnElement[bool]:
+    """Match the tasks of remote jobs that should have been started, or should have ended, by now."""
+    return and_(_ROOM_OF_JOB != INTERNAL, tasks.c.deadline <= now)
+
+
 def abandoned() -> ColumnElement[bool]:
     """Match the tasks of remote jobs whose worker does not exist."""
     known = select(workers.c.id).where(workers.c.id == tasks.c.worker_id).exists()
@@ -264,6 +436,29 @@ async def by_id(tx: Transaction, task_id: UUID) -> Record | None:
     """Return one task."""
     found = await _records(tx, _BY_ID, task=task_id)
     return found[0] if found else None
+
+
+class AttemptRow(NamedTuple):
+    """What is kept of an earlier attempt."""
+
+    attempt: int
+    status: str
+    worker_id: UUID | None
+    claimed_at: datetime | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    ended_at: datetime
+    run_at: datetime | None
+    error_code: str | None
+    error: str | None
+    reason: str
+
+
+async def attempts_of(tx: Transaction, seq: int) -> list[AttemptRow]:
+    """Return what is kept of the earlier attempts of a task, oldest first."""
+    columns = [attempts.c[name] for name in AttemptRow._fields]
+    statement = select(*columns).where(attempts.c.task_seq == seq).order_by(attempts.c.n)
+    return [AttemptRow(*row) for row in await tx.execute(statement)]
 
 
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Record]:
@@ -294,31 +489,43 @@ async def lock_pending(tx: Transaction, seqs: Sequence[int]) -> dict[int, Record
     return {record.seq: record for record in found}
 
 
-async def oldest(tx: Transaction, demand: dict[UUID, int]) -> dict[UUID, list[int]]:
-    """Return the `seq` of each job's oldest pending tasks, as many as asked for, without a lock.
+async def oldest(tx: Transaction, demand: Mapping[UUID, int]) -> dict[UUID, list[Place]]:
+    """Return the places (`lane` and `seq`) of each queue's first tasks, as many as asked for, without a lock.
 
     Each queue is walked by itself: a condition over several jobs makes PostgreSQL sort the whole backlog.
     """
-    found: dict[UUID, list[int]] = {job_id: [] for job_id in demand}
+    found: dict[UUID, list[Place]] = {job_id: [] for job_id in demand}
     if tx.is_sqlite:
         branches = [select(_oldest_of(job_id, count).subquery()) for job_id, count in demand.items()]
-        for start in range(0, len(branches), _BRANCHES):
-            for job_id, seq in await tx.execute(union_all(*branches[start : start + _BRANCHES])):
-                found[job_id].append(seq)
+        for start in range(0, len(branches), BRANCHES):
+            for job_id, lane, seq in await tx.execute(union_all(*branches[start : start + BRANCHES])):
+                found[job_id].append((lane, seq))
     else:
         asked = by_column([{"job": job_id, "count": count} for job_id, count in demand.items()])
-        for job_id, seq in await tx.execute(_OLDEST_OF_EACH, asked):
-            found[job_id].append(seq)
-    return {job_id: sorted(seqs) for job_id, seqs in found.items()}
+        for job_id, lane, seq in await tx.execute(_OLDEST_OF_EACH, asked):
+            found[job_id].append((lane, seq))
+    return {job_id: sorted(places) for job_id, places in found.items()}
 
 
 def _oldest_of(job_id: Any, count: Any) -> Select[Any]:
-    queue = select(tasks.c.job_id, tasks.c.seq).where(in_queue(job_id))
-    return queue.order_by(tasks.c.job_id, tasks.c.seq).limit(count)
+    queue = select(tasks.c.job_id, tasks.c.lane, tasks.c.seq).where(in_queue(job_id))
+    return queue.order_by(tasks.c.job_id, tasks.c.lane, tasks.c.seq).limit(count)
 
 
 _DEMAND = arrays({"job": tasks.c.job_id.type, "count": tasks.c.attempt.type})
 _OLDEST_OF_EACH = select(_oldest_of(_DEMAND.c.job, _DEMAND.c.count).lateral()).select_from(_DEMAND)
+
+
+async def jobs_waiting_in(tx: Transaction, rooms: Sequence[str]) -> list[JobName]:
+    """Return the jobs in whose queues tasks of these rooms wait, at most a hundred."""
+    statement = (
+        select(jobs.c.room_id, jobs.c.category, jobs.c.name)
+        .join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
+        .where(in_rooms(rooms), QUEUED)
+        .distinct()
+        .limit(100)
+    )
+    return [JobName(*row) for row in await tx.execute(statement)]
 
 
 async def finished(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:

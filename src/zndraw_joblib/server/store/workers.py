@@ -1,8 +1,9 @@
 """Workers and the jobs they serve."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from sqlalchemy import BindParameter, Row, and_, bindparam, delete, exists, func, insert, select, true, update
@@ -31,14 +32,23 @@ _BEAT = (
     update(workers).where(workers.c.id.in_(_ALIVE.scalar_subquery())).values(last_heartbeat=bindparam("at"))
 )
 _SERVED = (
-    select(links.c.worker_id, jobs.c.room_id, jobs.c.category, jobs.c.name)
+    select(
+        links.c.worker_id,
+        jobs.c.room_id,
+        jobs.c.category,
+        jobs.c.name,
+        and_(jobs.c.paused, jobs.c.pending > 0).label("is_paused"),
+    )
     .join_from(links, jobs, links.c.job_id == jobs.c.id)
     .where(among(links.c.worker_id, _IDS), jobs.c.room_id != INTERNAL)
     .order_by(jobs.c.id)
 )
-_QUEUES = links.join(jobs, and_(links.c.job_id == jobs.c.id, jobs.c.pending > 0, jobs.c.room_id != INTERNAL))
+_QUEUES = links.join(
+    jobs,
+    and_(links.c.job_id == jobs.c.id, jobs.c.pending > 0, jobs.c.room_id != INTERNAL, ~jobs.c.paused),
+)
 _WAITING = (
-    select(links.c.worker_id, jobs.c.id, jobs.c.pending)
+    select(links.c.worker_id, jobs.c.id, jobs.c.pending, jobs.c.max_in_flight)
     .select_from(_QUEUES)
     .where(among(links.c.worker_id, _IDS))
 )
@@ -46,7 +56,7 @@ _seen = workers.alias("seen")
 _SEEN = select(_seen.c.last_heartbeat).where(_seen.c.id == workers.c.id).scalar_subquery()
 # The OFFSET keeps it a look for each worker; PostgreSQL may join all workers with all their jobs else.
 _ITS_QUEUES = (
-    select(links.c.job_id, jobs.c.pending)
+    select(links.c.job_id, jobs.c.pending, jobs.c.max_in_flight)
     .select_from(_QUEUES)
     .where(links.c.worker_id == workers.c.id)
     .offset(0)
@@ -57,9 +67,12 @@ _LOCK_ASKERS = (
         workers.c.id,
         workers.c.owner_id,
         workers.c.last_heartbeat,
+        workers.c.draining,
+        workers.c.max_tasks,
         _SEEN.label("heartbeat_seen"),
         _ITS_QUEUES.c.job_id,
         _ITS_QUEUES.c.pending,
+        _ITS_QUEUES.c.max_in_flight,
         func.now().label("now"),
     )
     .select_from(workers.outerjoin(_ITS_QUEUES, true()))
@@ -69,12 +82,39 @@ _LOCK_ASKERS = (
 )
 
 
-async def add(tx: Transaction, owner_id: str) -> UUID:
+class Queue(NamedTuple):
+    """How many tasks wait in a queue, and how many of its job may be under way at once."""
+
+    pending: int
+    max_in_flight: int | None
+
+
+@dataclass(slots=True)
+class Served:
+    """The jobs that a worker may claim from. `is_paused`: tasks wait in one that is paused."""
+
+    names: list[JobName]
+    is_paused: bool = False
+
+
+async def add(tx: Transaction, owner_id: str, max_tasks: int | None = None) -> UUID:
     """Create a worker, seen alive now."""
     worker_id, now = uuid4(), await tx.now()
-    row = {"id": worker_id, "owner_id": owner_id, "created_at": now, "last_heartbeat": now}
+    row = {
+        "id": worker_id,
+        "owner_id": owner_id,
+        "created_at": now,
+        "last_heartbeat": now,
+        "draining": False,
+        "max_tasks": max_tasks,
+    }
     await tx.execute(insert(workers), [row])
     return worker_id
+
+
+async def change(tx: Transaction, worker_id: UUID, **values: Any) -> None:
+    """Write what is known of a worker."""
+    await tx.execute(update(workers).where(workers.c.id == worker_id).values(**values))
 
 
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Row[*tuple[Any, ...]]]:
@@ -96,6 +136,13 @@ async def lock_if_stale(
         statement = statement.where(workers.c.id == only)
     statement = statement.order_by(workers.c.last_heartbeat, workers.c.id).limit(limit)
     return list((await tx.execute(statement.with_for_update(skip_locked=True))).scalars())
+
+
+async def silent(tx: Transaction, cutoff: datetime, limit: int) -> list[UUID]:
+    """Return up to `limit` workers silent since before `cutoff`, the longest silent first, without a lock."""
+    statement = select(workers.c.id).where(workers.c.last_heartbeat < cutoff)
+    statement = statement.order_by(workers.c.last_heartbeat, workers.c.id).limit(limit)
+    return list((await tx.execute(statement)).scalars())
 
 
 async def beat(tx: Transaction, ids: Sequence[UUID]) -> None:
@@ -135,7 +182,7 @@ async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:
 
 async def lock_askers(
     tx: Transaction, ids: Sequence[UUID]
-) -> tuple[dict[UUID, Row[*tuple[Any, ...]]], dict[UUID, dict[UUID, int]]]:
+) -> tuple[dict[UUID, Row[*tuple[Any, ...]]], dict[UUID, dict[UUID, Queue]]]:
     """Lock workers, as `lock` does. Return them, and for each the jobs with pending tasks that it serves.
 
     On PostgreSQL in one statement. One that waits for a lock sees the worker as it is then, and the rest
@@ -149,23 +196,34 @@ async def lock_askers(
         rows = (await tx.execute(_LOCK_ASKERS, {"ids": ids})).all()
         tx.note_now(rows)
         found = {row.id: row for row in rows}
-        waiting = [(row.id, row.job_id, row.pending) for row in rows if row.job_id is not None]
+        waiting = [
+            (row.id, row.job_id, row.pending, row.max_in_flight) for row in rows if row.job_id is not None
+        ]
         is_new = any(row.last_heartbeat != row.heartbeat_seen for row in rows)
     if is_new:
         waiting = [tuple(row) for row in await tx.execute(_WAITING, {"ids": padded(ids)})]
-    queues: dict[UUID, dict[UUID, int]] = {worker_id: {} for worker_id in found}
-    for worker_id, job_id, pending in waiting:
+    queues: dict[UUID, dict[UUID, Queue]] = {worker_id: {} for worker_id in found}
+    for worker_id, job_id, *queue in waiting:
         if worker_id in queues:
-            queues[worker_id][job_id] = pending
+            queues[worker_id][job_id] = Queue(*queue)
     return found, queues
 
 
-async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, list[JobName]]:
+async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, Served]:
     """Return the names of the jobs that each worker may claim from."""
-    found: dict[UUID, list[JobName]] = {worker_id: [] for worker_id in worker_ids}
+    found = {worker_id: Served([]) for worker_id in worker_ids}
     for row in await tx.execute(_SERVED, {"ids": padded(worker_ids)}):
-        found[row.worker_id].append(JobName(row.room_id, row.category, row.name))
+        served = found[row.worker_id]
+        served.names.append(JobName(row.room_id, row.category, row.name))
+        served.is_paused = served.is_paused or bool(row.is_paused)
     return found
+
+
+async def fit_for(tx: Transaction, job_id: UUID) -> list[bool]:
+    """Return for each worker of a job whether it drains."""
+    served = workers.join(links, links.c.worker_id == workers.c.id)
+    statement = select(workers.c.draining).select_from(served).where(links.c.job_id == job_id)
+    return [bool(row.draining) for row in await tx.execute(statement)]
 
 
 async def serving(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:

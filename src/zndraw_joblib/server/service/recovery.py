@@ -1,0 +1,127 @@
+"""What becomes of a task whose attempt went wrong, or that goes back to its queue. Pure decisions.
+
+Source: seed 000 (a lost worker fails its tasks) and seed 004 (release with backoff).
+"""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from zndraw_joblib.contract.problems import (
+    InternalTimeout,
+    Released,
+    RunTimeout,
+    StartTimeout,
+    TaskExpired,
+    WorkerLost,
+)
+from zndraw_joblib.contract.recovery import Cause
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.store.tasks import Record
+
+ERROR = "error"
+_CODES = {Cause.WORKER_LOST: WorkerLost.problem_id(), Cause.TIMEOUT: RunTimeout.problem_id()}
+DISCONNECTED = "Worker disconnected"
+INTERNAL_TIMEOUT = "Internal worker timeout"
+
+
+def claimed(task: Record, now: datetime) -> datetime | None:
+    """Return by when a task that is claimed now must have started."""
+    return _after(now, task.policy.start_timeout_seconds or None)
+
+
+def started(task: Record, now: datetime) -> datetime | None:
+    """Return by when a task that starts now must have ended."""
+    return _after(now, task.policy.timeout_seconds)
+
+
+def _after(now: datetime, seconds: float | None) -> datetime | None:
+    return None if seconds is None else now + timedelta(seconds=seconds)
+
+
+def ended(task: Record, status: TaskStatus, now: datetime, error: str | None, code: str | None) -> Record:
+    """Return the task at its end."""
+    return replace(
+        task, status=status, completed_at=now, error=error, error_code=code, deadline=None, run_at=None
+    )
+
+
+def queued(task: Record, reason: str, run_at: datetime | None = None) -> Record:
+    """Return the task back in its queue, or on its way there. Whoever held it is fenced out."""
+    return replace(
+        task,
+        status=TaskStatus.PENDING,
+        worker_id=None,
+        claimed_at=None,
+        started_at=None,
+        completed_at=None,
+        deadline=None,
+        claim_id=None,
+        run_at=run_at,
+        reason=reason,
+    )
+
+
+def failed(
+    task: Record, cause: Cause, error: str | None, now: datetime, chance: float, *, may_retry: bool = True
+) -> Record:
+    """Return what a failed attempt makes of a task: one more where the policy allows it, else the end.
+
+    `chance`, between 0 and 1, is for the jitter of the pause before it.
+    """
+    crashed = cause == Cause.WORKER_LOST
+    task = replace(task, failures=task.failures + (not crashed), crashes=task.crashes + crashed)
+    code = _CODES.get(cause, ERROR)
+    if may_retry and _may_go_again(task, cause):
+        pause = task.policy.backoff.pause(task.failures + task.crashes, chance)
+        again = queued(task, code, now + timedelta(seconds=pause))
+        return replace(again, error=error, error_code=code, result=None)
+    return ended(task, TaskStatus.FAILED, now, error, code)
+
+
+def _may_go_again(task: Record, cause: Cause) -> bool:
+    policy = task.policy
+    most = task.max_attempts or policy.max_attempts
+    # With one attempt there is no other, however it ended: seed 000.
+    if most == 1 or cause not in policy.retry_on:
+        return False
+    return task.crashes < policy.max_crashes if cause == Cause.WORKER_LOST else task.failures < most
+
+
+def lost(task: Record, now: datetime, chance: float) -> Record:
+    """Return what becomes of a held task whose worker is gone."""
+    return failed(task, Cause.WORKER_LOST, DISCONNECTED, now, chance)
+
+
+def overdue(task: Record, now: datetime, chance: float) -> Record:
+    """Return what becomes of a held task that was not started, or did not end, in time."""
+    if task.status == TaskStatus.CLAIMED:
+        return queued(task, StartTimeout.problem_id())
+    error = f"The attempt ran for more than {task.policy.timeout_seconds:g} s"
+    return failed(task, Cause.TIMEOUT, error, now, chance)
+
+
+def due(task: Record) -> Record:
+    """Return a task whose time has come, in its queue."""
+    return replace(task, run_at=None)
+
+
+def expired(task: Record, now: datetime) -> Record:
+    """Return what becomes of a pending task that nobody claimed in time."""
+    code = TaskExpired.problem_id()
+    return ended(task, TaskStatus.FAILED, now, "Nobody claimed the task in time", code)
+
+
+def stuck_inside(task: Record, now: datetime) -> Record:
+    """Return what becomes of an internal task that is held for too long."""
+    return ended(task, TaskStatus.FAILED, now, INTERNAL_TIMEOUT, InternalTimeout.problem_id())
+
+
+def retried(task: Record, reason: str) -> Record:
+    """Return a task that had ended without success in its queue again, with all its attempts before it."""
+    again = queued(task, reason)
+    return replace(again, failures=0, crashes=0, expires_at=None, error=None, error_code=None, result=None)
+
+
+def released(task: Record) -> Record:
+    """Return a held task that was handed back; that burns no attempt."""
+    return queued(task, Released.problem_id())
