@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import pickle
 import random
 import sys
 import tempfile
@@ -9,16 +10,13 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from chaos import jobs
 from chaos.checker import check
 from chaos.database import Database, database
-from chaos.evidence import Evidence, Submission
+from chaos.evidence import Evidence
 from chaos.faults import Injector
-from chaos.load import plan, submit_all
+from chaos.play import Load, play
 from chaos.report import table
-from chaos.stage import Stage, stage
-
-_QUIET_SECONDS = 45.0
+from chaos.stage import stage
 
 
 def main() -> int:
@@ -28,9 +26,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=100, help="how long tasks and faults come")
     parser.add_argument("--tasks", type=int, default=3000)
     parser.add_argument("--workers", type=int, default=20)
-    parser.add_argument("--pause", type=float, default=2.0, help="seconds between two faults, about")
+    parser.add_argument("--pause", type=float, default=1.5, help="seconds between two faults, about")
     parser.add_argument("--database", choices=("postgresql", "sqlite"), default="postgresql")
-    parser.add_argument("--folder", type=Path, help="keep journals and the server's log here")
+    parser.add_argument("--folder", type=Path, help="keep journals, logs and the evidence here")
     arguments = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
@@ -38,6 +36,8 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         with database(arguments.database, folder) as used:
             evidence = asyncio.run(run(used, folder, arguments))
+    if arguments.folder:
+        (folder / "evidence.pickle").write_bytes(pickle.dumps(evidence))
     print(table(evidence))
     violations = check(evidence)
     print(_summary(evidence), f"seed {arguments.seed}, {time.monotonic() - began:.0f} s")
@@ -48,31 +48,11 @@ def main() -> int:
 
 
 async def run(used: Database, folder: Path, options: argparse.Namespace) -> Evidence:
-    """Let tasks and faults come, wait until it is quiet, and return the evidence."""
-    rng = random.Random(options.seed)
-    planned = plan(rng, options.tasks)
+    """Let tasks and faults come, and return the evidence."""
+    load = Load(options.seed, options.tasks, options.workers, options.seconds)
     async with stage(used, folder) as on:
-        populate(on, options.workers)
-        await on.ready(jobs.ALL)
         injector = Injector(on, random.Random(options.seed))
-        async with asyncio.TaskGroup() as group:
-            group.create_task(submit_all(on.client, planned, options.seconds, rng))
-            group.create_task(injector.run(options.seconds, options.pause))
-        await injector.finish()
-        await settle(on, planned)
-        return await on.evidence(planned)
-
-
-def populate(on: Stage, workers: int) -> None:
-    """Start the workers; one of them serves the job that is done in a line."""
-    for place in range(workers):
-        on.pool.add([jobs.LINE] if not place else [job for job in jobs.ALL if job != jobs.LINE])
-
-
-async def settle(on: Stage, planned: list[Submission]) -> None:
-    """Wait until all has ended, and stop the workers."""
-    await on.all_end(planned, _QUIET_SECONDS if on.is_recovering else _QUIET_SECONDS / 3)
-    await asyncio.to_thread(on.pool.stop)
+        return await play(on, load, injector, injector.run(options.seconds, options.pause))
 
 
 def _summary(evidence: Evidence) -> str:

@@ -128,17 +128,19 @@ def a_result_is_of_its_attempt(evidence: Evidence) -> Found:
 
 
 def the_fence_holds(evidence: Evidence) -> Found:
-    """No report is accepted that was sent after a newer attempt had been given out or begun."""
+    """No report is accepted that was first sent after a newer attempt had been given out or begun."""
     known: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for call in evidence.calls:
         if call.kind == "claim" and call.task and call.attempt and call.answered_at:
             known[call.task].append((call.answered_at, call.attempt))
     for effect in evidence.effects:
         known[effect.task].append((effect.at, effect.attempt))
+    first: dict[tuple[object, ...], float] = {}
     for call in evidence.calls:
+        sent_at = first.setdefault((call.task, call.attempt, call.worker, call.asked), call.sent_at)
         if call.kind != "report" or not call.is_accepted:
             continue
-        newer = [attempt for at, attempt in known[call.task or ""] if at < call.sent_at]
+        newer = [attempt for at, attempt in known[call.task or ""] if at < sent_at]
         if call.attempt is not None and max(newer, default=0) > call.attempt:
             yield (
                 call.task or "",

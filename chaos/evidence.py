@@ -14,12 +14,16 @@ _LOST_OF_OLD = "Worker disconnected"
 
 @dataclass(slots=True)
 class Submission:
-    """A submit. It was accepted if it has the id of a task; else it is in doubt."""
+    """A submit. It was accepted if it has the id of a task; else it is in doubt.
+
+    It shall fail `failures` times, and take a `share` of the longest time that a task takes.
+    """
 
     number: int
     job: str
     room: str
     failures: int = 0
+    share: float = 0.0
     sent_at: float = 0.0
     answered_at: float | None = None
     task: str | None = None

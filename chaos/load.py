@@ -13,7 +13,7 @@ from zndraw_joblib.worker.api import API_PREFIX
 
 _SENDERS = 8
 _PAUSE_SECONDS = 0.2
-_SECONDS = {jobs.FEW.name: (0.1, 0.4), jobs.LINE.name: (0.0, 0.1)}
+_SECONDS = {jobs.FEW.name: 0.5, jobs.LINE.name: 0.1}
 
 
 def plan(rng: random.Random, count: int, offered: Sequence[jobs.Job] = jobs.ALL) -> list[Submission]:
@@ -23,14 +23,17 @@ def plan(rng: random.Random, count: int, offered: Sequence[jobs.Job] = jobs.ALL)
         job = rng.choices(offered, [1 if job in (jobs.FEW, jobs.LINE) else 3 for job in offered])[0]
         room = rng.choice(jobs.ROOMS) if job.room == jobs.GLOBAL else job.room
         fails = rng.choices((0, 1, 3), (17, 2, 1))[0]
-        planned.append(Submission(number, job.name, room, fails))
+        planned.append(Submission(number, job.name, room, fails, rng.random()))
     return planned
 
 
 async def submit_all(
-    client: httpx.AsyncClient, planned: Sequence[Submission], seconds: float, rng: random.Random
+    client: httpx.AsyncClient, planned: Sequence[Submission], seconds: float, longest: float
 ) -> None:
-    """Submit over `seconds`, evenly. What got no clear answer is in doubt, and not sent again."""
+    """Submit over `seconds`, evenly, tasks of up to `longest` seconds.
+
+    What got no clear answer is in doubt, and not sent again.
+    """
     began = time.monotonic()
     waiting = list(enumerate(planned))[::-1]
 
@@ -38,7 +41,8 @@ async def submit_all(
         while waiting:
             place, submission = waiting.pop()
             await asyncio.sleep(began + seconds * place / len(planned) - time.monotonic())
-            await submit(client, submission, rng.uniform(*_SECONDS.get(submission.job, (0.0, 0.8))))
+            takes = submission.share * min(longest, _SECONDS.get(submission.job, longest))
+            await submit(client, submission, takes)
 
     await asyncio.gather(*[send() for _ in range(_SENDERS)])
 

@@ -43,7 +43,6 @@ class Stage:
     settings: dict[str, Any]
     faults: list[Fault] = field(default_factory=list)
     policies: dict[str, JobPolicy] = field(default_factory=dict)
-    is_recovering: bool = True
 
     async def ready(self, jobs: Sequence[Job]) -> None:
         """Wait until workers serve the jobs; note the policies that the server keeps."""
@@ -55,7 +54,7 @@ class Stage:
                     kept = await self._job(job)
                 self.policies[job.name] = JobPolicy.model_validate(kept.model_dump())
                 wanted = JobPolicy.model_validate(job.policy)
-                self.is_recovering &= self.policies[job.name] == wanted
+                assert self.policies[job.name] == wanted, f"{job.name} is kept as {kept}"
 
     async def _job(self, job: Job) -> JobResponse | None:
         room = ROOMS[0] if job.room == GLOBAL else job.room

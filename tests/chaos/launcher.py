@@ -20,17 +20,18 @@ _LOOK_SECONDS = 0.02
 
 def take_out_fence() -> None:
     """Take every report, whatever claim it is of."""
-    rules._check_fence = lambda *_: None
+    replace(rules, "check_fence", lambda *_: None)
 
 
 def take_out_credit() -> None:
     """Judge workers at once after the server was away."""
+    assert "_watching_since" in sweeper.Sweeper.cycle.__code__.co_names
     sweeper.Sweeper._watching_since = property(lambda _: -math.inf, lambda *_: None)
 
 
 def take_out_brake() -> None:
     """Remove any number of workers at once."""
-    sweeper.Sweeper._must_hold_back = lambda *_: False
+    replace(sweeper.Sweeper, "_must_hold_back", lambda *_: False)
 
 
 def look_first(*, is_guarded: bool) -> None:
@@ -73,6 +74,12 @@ def tell_cycles() -> None:
         return done
 
     sweeper.Sweeper.cycle = cycle
+
+
+def replace(owner: Any, name: str, by: Any) -> None:
+    """Put something in the place of what is there."""
+    assert hasattr(owner, name), f"{owner} has no {name} any more"
+    setattr(owner, name, by)
 
 
 def tell(text: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from chaos import jobs, journal
 from chaos.checker import check
 from chaos.evidence import Submission
+from chaos.journal import Call, Effect
 from chaos.load import submit
 from chaos.stage import Stage
 
@@ -32,14 +33,16 @@ async def told(on: Stage, text: str, since: int | None = None) -> str:
     return await on.server.says(text, on.server.lines_said if since is None else since)
 
 
+async def until_noted(on: Stage, is_so: Callable[[list[Effect], list[Call]], bool]) -> None:
+    """Wait until the workers have written something down."""
+    async with asyncio.timeout(20):
+        while not is_so(*journal.read(on.folder)):  # noqa: ASYNC110 - a file tells no event
+            await asyncio.sleep(0.02)
+
+
 async def until_begun(on: Stage, *attempts: tuple[str, int]) -> None:
     """Wait until attempts of tasks are worked on."""
-    async with asyncio.timeout(20):
-        while True:
-            begun = {(effect.task, effect.attempt) for effect in journal.read(on.folder)[0]}
-            if begun.issuperset(attempts):
-                return
-            await asyncio.sleep(0.02)
+    await until_noted(on, lambda effects, _: {(it.task, it.attempt) for it in effects}.issuperset(attempts))
 
 
 async def begin(on: Stage, job: jobs.Job, count: int, gate: Path) -> list[Submission]:

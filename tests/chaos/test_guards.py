@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+from chaos import journal
 from chaos.evidence import Fault
-from chaos.jobs import ONCE
-from small import OpenStage, begin, broken, told
+from chaos.jobs import AGAIN, ONCE
+from small import OpenStage, begin, broken, told, until_begun, until_noted
 
 SHORT = {"worker_timeout_seconds": 1.0, "sweeper_interval_seconds": 0.3}
 # All grow silent between the first cycle after a stop and the second.
@@ -71,4 +72,27 @@ async def test_the_brake_gives_most_workers_one_interval_more(
             on.pool.send(place, signal.SIGCONT)
         await told(on, "stale=0")
         gate.touch()  # noqa: ASYNC240 - an instant
+        assert await broken(on, given) == rules
+
+
+@pytest.mark.parametrize(
+    ("server", "rules"),
+    [("fence", {"the fence holds", "one end is accepted", "a result is of its attempt"}), ("", set())],
+)
+async def test_a_late_report_ends_nothing(
+    open_stage: OpenStage, gate: Path, server: str, rules: set[str]
+) -> None:
+    """A worker was taken for lost, and reports while another one is at the next attempt."""
+    async with open_stage(server, AGAIN, 2, **SHORT) as on:
+        given = await begin(on, AGAIN, 1, gate)
+        task = given[0].task or ""
+        [first] = [it.pid for it in journal.read(on.folder)[0]]
+        late, other = sorted(on.pool.places, key=lambda place: place.pid != first)
+        on.pool.send(late, signal.SIGSTOP)
+        await until_begun(on, (task, 2))
+        on.pool.send(other, signal.SIGSTOP)
+        gate.touch()  # noqa: ASYNC240 - an instant
+        on.pool.send(late, signal.SIGCONT)
+        await until_noted(on, lambda _, calls: any(it.asked == "completed" and it.code for it in calls))
+        on.pool.send(other, signal.SIGCONT)
         assert await broken(on, given) == rules
