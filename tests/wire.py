@@ -9,6 +9,8 @@ import httpx
 import pytest
 
 V1 = "/v1/joblib"
+# The answer to a claim where nothing waits.
+NOTHING = {"task": None, "reason": "empty"}
 As = Callable[..., Awaitable[httpx.AsyncClient]]
 # For what is decided before any database is asked.
 ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -21,13 +21,13 @@ _NEW = {
         sa.Column("max_tasks", sa.Integer(), nullable=True),
     ],
     "joblib_task": [
-        sa.Column("lane", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("lane", sa.Integer(), nullable=False, server_default=sa.text("0")),
         sa.Column("run_at", _TIME, nullable=True),
         sa.Column("expires_at", _TIME, nullable=True),
         sa.Column("deadline", _TIME, nullable=True),
         sa.Column("max_attempts", sa.Integer(), nullable=True),
-        sa.Column("failures", sa.Integer(), nullable=False, server_default="0"),
-        sa.Column("crashes", sa.Integer(), nullable=False, server_default="0"),
+        sa.Column("failures", sa.Integer(), nullable=False, server_default=sa.text("0")),
+        sa.Column("crashes", sa.Integer(), nullable=False, server_default=sa.text("0")),
         sa.Column("claim_id", sa.Uuid(), nullable=True),
         sa.Column("error_code", sa.String(length=64), nullable=True),
     ],
@@ -46,7 +46,7 @@ def upgrade() -> None:
             op.add_column(table, column)
     # In one statement, for SQLite adds no constraint later on.
     op.execute(
-        "ALTER TABLE joblib_job ADD COLUMN scheduled INTEGER NOT NULL DEFAULT 0 "
+        "ALTER TABLE joblib_job ADD COLUMN scheduled INTEGER DEFAULT 0 NOT NULL "
         "CONSTRAINT ck_joblib_job_scheduled_counts CHECK (scheduled >= 0)"
     )
     op.drop_index("ix_joblib_task_pending", "joblib_task")

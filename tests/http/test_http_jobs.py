@@ -9,6 +9,7 @@ import pytest
 from wire import ON_SQLITE, UNKNOWN_ID, V1, As, claim, problem, register, report, submit, utc
 
 from zndraw_joblib.contract.events import Emission, JobsInvalidate
+from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.server.settings import ServerSettings
 
 JOBS = f"{V1}/rooms/lab/jobs"
@@ -31,6 +32,8 @@ async def test_a_new_job_gets_a_worker(client: httpx.AsyncClient, events: list[E
         "schema": schema,
         "workers": [worker["id"]],
         "worker_id": worker["id"],
+        "paused": False,
+        **JobPolicy().model_dump(mode="json"),
     }
     assert events == [(JobsInvalidate(), "room:lab")]
 

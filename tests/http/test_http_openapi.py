@@ -16,15 +16,25 @@ SNAPSHOT = Path(__file__).with_name("openapi.json")
 OPERATIONS = {
     "/v1/joblib/workers": {"get", "post"},
     "/v1/joblib/workers/{worker_id}": {"patch", "delete"},
+    "/v1/joblib/workers/{worker_id}/drain": {"post"},
     "/v1/joblib/workers/{worker_id}/jobs/{name}": {"delete"},
     "/v1/joblib/rooms/{room_id}/workers": {"get"},
     "/v1/joblib/rooms/{room_id}/jobs": {"get", "put"},
     "/v1/joblib/rooms/{room_id}/jobs/{name}": {"get"},
+    "/v1/joblib/rooms/{room_id}/jobs/{name}/pause": {"post"},
+    "/v1/joblib/rooms/{room_id}/jobs/{name}/resume": {"post"},
     "/v1/joblib/rooms/{room_id}/jobs/{name}/tasks": {"get"},
     "/v1/joblib/rooms/{room_id}/tasks": {"get"},
     "/v1/joblib/rooms/{room_id}/tasks/{name}": {"post"},
     "/v1/joblib/tasks/claim": {"post"},
     "/v1/joblib/tasks/{task_id}": {"get", "patch"},
+    "/v1/joblib/tasks/{task_id}/explain": {"get"},
+    "/v1/joblib/tasks/{task_id}/fail": {"post"},
+    "/v1/joblib/tasks/{task_id}/history": {"get"},
+    "/v1/joblib/tasks/{task_id}/release": {"post"},
+    "/v1/joblib/tasks/{task_id}/retry": {"post"},
+    "/v1/joblib/admin/sweeper": {"get", "patch"},
+    "/v1/joblib/admin/sweeper/preview": {"get"},
 }
 
 
@@ -52,7 +62,7 @@ def test_the_document_is_the_one_on_file() -> None:
 
 
 def test_every_operation_of_the_contract_is_there_and_no_other(paths: dict[str, Any]) -> None:
-    """W1-W5, J1-J4, T1-T5, and taking one job off a worker."""
+    """W1-W5, J1-J4, T1-T5, taking one job off a worker, and what operators do."""
     found = {path: set(methods) for path, methods in paths.items() if path.startswith("/v1/joblib")}
     assert found == OPERATIONS
 

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from wire import ON_SQLITE, UNKNOWN_ID, V1, As, claim, problem, read, register, report, submit, utc
+from wire import NOTHING, ON_SQLITE, UNKNOWN_ID, V1, As, claim, problem, read, register, report, submit, utc
 
 from zndraw_joblib.contract.events import Emission, JobsInvalidate, TaskAvailable, TaskStatusEvent
 from zndraw_joblib.server.settings import ServerSettings
@@ -52,6 +52,10 @@ async def test_a_submitted_task_waits_in_line(
         "attempt": 0,
         "created_by": "ada",
         "result": None,
+        "error_code": None,
+        "priority": 0,
+        "run_at": None,
+        "expires_at": None,
     }
     assert await read(ada, task) == task
     status, available = events
@@ -166,7 +170,7 @@ async def test_a_worker_without_jobs_gets_null(client: httpx.AsyncClient) -> Non
     """T2: 200 with null, as long as it serves nothing."""
     worker = (await client.post(f"{V1}/workers")).json()
     answer = await client.post(CLAIM, json={"worker_id": worker["id"]})
-    assert (answer.status_code, answer.json()) == (200, {"task": None})
+    assert (answer.status_code, answer.json()) == (200, NOTHING)
 
 
 async def test_only_its_owner_claims_for_a_worker(client: httpx.AsyncClient, as_user: As) -> None:

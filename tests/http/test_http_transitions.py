@@ -25,6 +25,11 @@ def test_the_table_is_the_contracts() -> None:
     assert table == {
         ("pending", "claimed"): {"server"},
         ("pending", "cancelled"): {"submitter", "superuser"},
+        ("pending", "failed"): {"server"},
+        ("claimed", "pending"): {"server"},
+        ("running", "pending"): {"server"},
+        ("failed", "pending"): {"server"},
+        ("cancelled", "pending"): {"server"},
         ("claimed", "running"): holder,
         ("claimed", "failed"): holder | {"server"},
         ("claimed", "cancelled"): anybody,

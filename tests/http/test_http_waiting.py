@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from wire import ON_SQLITE, V1, As, claim, problem, read, register, report, submit, until
+from wire import NOTHING, ON_SQLITE, V1, As, claim, problem, read, register, report, submit, until
 
 from zndraw_joblib.server import runtime as runtime_module
 from zndraw_joblib.server.app import create_app
@@ -125,7 +125,7 @@ async def test_waiting_ends_when_the_time_is_over(client: httpx.AsyncClient) -> 
         timed(client.post(f"{V1}/tasks/claim", json={"worker_id": idle["id"]}, headers=wait)),
     )
     assert (got.status_code, got.json()) == (200, task)
-    assert (claimed.status_code, claimed.json()) == (200, {"task": None})
+    assert (claimed.status_code, claimed.json()) == (200, NOTHING)
     for answer, seconds in ((got, first), (claimed, second)):
         assert answer.headers["preference-applied"] == "wait=1"
         assert 1 <= seconds < 1.9

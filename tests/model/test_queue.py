@@ -216,8 +216,8 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         """The sweeper does its round."""
         self.ledger.sweep()
         self.ask(sweep.retire_stale, timeout=TIMEOUT)
-        assert self.ask(sweep.fail_abandoned) == 0
-        self.ask(sweep.fail_stuck, timeout=STUCK)
+        assert self.ask(sweep.settle_abandoned) == 0
+        self.ask(sweep.settle_stuck, timeout=STUCK)
 
     @invariant()
     def all_is_as_the_ledger_has_it(self) -> None:

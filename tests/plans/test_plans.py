@@ -23,7 +23,7 @@ from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.tables import Task
 
-PENDING, HELD = "ix_joblib_task_pending", "ix_joblib_task_held"
+PENDING, HELD = "ix_joblib_task_queue", "ix_joblib_task_held"
 ROOM = "ix_joblib_task_room_status"
 JOB_ROOM = "ix_joblib_task_job_room"
 BY_ID = {"sqlite_autoindex_joblib_task_1", "uq_joblib_task_id"}
@@ -159,8 +159,8 @@ async def test_the_silent_are_found_by_their_heartbeats(
 
 
 SWEEPS = {
-    "stuck": partial(sweep.fail_stuck, timeout=timedelta(days=1)),
-    "abandoned": sweep.fail_abandoned,
+    "stuck": partial(sweep.settle_stuck, timeout=timedelta(days=1)),
+    "abandoned": sweep.settle_abandoned,
 }
 
 

@@ -189,7 +189,7 @@ async def test_an_internal_task_is_never_claimed(replica: Replica) -> None:
 async def test_a_claim_is_a_sign_of_life(timed: Replica, clock: HandClock) -> None:
     """Whoever claims lives; the heartbeat is written now and then, not for every claim."""
     job = await timed.register()
-    interval = timed.runtime.settings.heartbeat_interval_seconds
+    interval = timed.runtime.settings.beat_seconds
     born = clock.now
     for late, noted in ((interval / 8, 0), (interval / 2, interval / 2)):
         clock.now = born
@@ -213,7 +213,7 @@ async def test_a_report_is_a_sign_of_life(timed: Replica, clock: HandClock, says
     """Also the report of an old client, which does not say who it is; but nobody lives by a cancellation."""
     job = await timed.register()
     running, other = await timed.running(job), await timed.running(job)
-    born, interval = clock.now, timed.runtime.settings.heartbeat_interval_seconds
+    born, interval = clock.now, timed.runtime.settings.beat_seconds
     clock.advance(interval)
     timed.runtime._seen.clear()
     await timed.report(other.id, TaskStatus.CANCELLED)

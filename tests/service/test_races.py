@@ -412,7 +412,7 @@ async def test_a_sweep_beside_work_loses_nothing(pair: Pair) -> None:
         count = 0
         for _ in range(5):
             count += (
-                await replica.retire_stale() + await replica.fail_abandoned() + await replica.fail_stuck()
+                await replica.retire_stale() + await replica.settle_abandoned() + await replica.settle_stuck()
             )
         return count
 

@@ -212,12 +212,12 @@ async def test_a_held_task_without_worker_is_found_and_failed(replica: Replica) 
     )
     await replica.execute(delete(workers).where(workers.c.id == job.worker_id))
     replica.events.clear()
-    assert await replica.fail_abandoned() == 2
+    assert await replica.settle_abandoned() == 2
     ended = await replica.get(lost.id)
     assert (ended.status, ended.error) == (TaskStatus.FAILED, "Worker disconnected")
     assert (await replica.get(kept.id)).status is TaskStatus.RUNNING
     assert replica.told() == [TaskStatus.FAILED] * 2
-    assert await replica.fail_abandoned() == 0
+    assert await replica.settle_abandoned() == 0
 
 
 async def test_an_internal_task_is_given_up_after_its_time(timed: Replica, clock: HandClock) -> None:
@@ -230,16 +230,16 @@ async def test_an_internal_task_is_given_up_after_its_time(timed: Replica, clock
         await timed.report(one.id, TaskStatus.RUNNING, by=ADMIN)
     await timed.report(done.id, TaskStatus.COMPLETED, by=ADMIN)
     clock.advance(2600)
-    assert await timed.fail_stuck(3600) == 0
+    assert await timed.settle_stuck(3600) == 0
     clock.advance(0.000001)
     timed.events.clear()
-    assert await timed.fail_stuck(3600) == 1
+    assert await timed.settle_stuck(3600) == 1
     ended = await timed.get(never.id)
     assert (ended.status, ended.error) == (TaskStatus.FAILED, "Internal worker timeout")
     assert timed.told() == [TaskStatus.FAILED]
     assert (await timed.get(started.id)).status is TaskStatus.RUNNING
     clock.advance(1000)
-    assert await timed.fail_stuck(3600) == 1
+    assert await timed.settle_stuck(3600) == 1
     assert (await timed.get(done.id)).status is TaskStatus.COMPLETED
 
 
@@ -251,8 +251,8 @@ async def test_the_age_of_a_remote_task_is_nobodys_business(timed: Replica, cloc
         clock.advance(86_400)
         await timed.beat(job.worker_id)
         assert await timed.retire_stale(TIMEOUT) == 0
-        assert await timed.fail_stuck(3600) == 0
-        assert await timed.fail_abandoned() == 0
+        assert await timed.settle_stuck(3600) == 0
+        assert await timed.settle_abandoned() == 0
     assert (await timed.get(running.id)).status is TaskStatus.RUNNING
 
 

@@ -15,7 +15,10 @@ from zndraw_joblib.contract.messages import (
     JobRegisterRequest,
     JobResponse,
     NamedTask,
+    TaskActionRequest,
+    TaskClaimResponse,
     TaskResponse,
+    TaskSubmitRequest,
     TaskUpdateRequest,
     Verdict,
     WorkerResponse,
@@ -24,7 +27,7 @@ from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName, parse_job_na
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import jobs, sweep, workers
+from zndraw_joblib.server.service import jobs, operations, sweep, workers
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.sleepers import Gone
 from zndraw_joblib.server.store.database import Database
@@ -98,9 +101,10 @@ class Replica:
         by: Identity = OWNER,
         worker: UUID | None = None,
         schema: dict[str, Any] | None = None,
+        **policy: Any,
     ) -> JobResponse:
         """Register a job, as its `by`; without `worker`, with a new one."""
-        job, _ = await self.register_anew(name, room, by=by, worker=worker, schema=schema)
+        job, _ = await self.register_anew(name, room, by=by, worker=worker, schema=schema, **policy)
         return job
 
     async def register_anew(
@@ -111,9 +115,12 @@ class Replica:
         by: Identity = OWNER,
         worker: UUID | None = None,
         schema: dict[str, Any] | None = None,
+        **policy: Any,
     ) -> tuple[JobResponse, bool]:
         """Register a job. Tell whether it is new, or shown again."""
-        request = JobRegisterRequest(category="modifiers", name=name, schema=schema or {}, worker_id=worker)
+        request = JobRegisterRequest(
+            category="modifiers", name=name, schema=schema or {}, worker_id=worker, **policy
+        )
         item = jobs.Registration(by, room, request)
         async with asyncio.timeout(PATIENCE):
             return await self.runtime.write(partial(jobs.register, item=item))
@@ -131,19 +138,45 @@ class Replica:
         *,
         room: str = "lab",
         by: Identity = SUBMITTER,
+        **wish: Any,
     ) -> TaskResponse:
         """Call a job."""
         name = parse_job_name(job if isinstance(job, str) else job.full_name)
         async with asyncio.timeout(PATIENCE):
-            return await self.runtime.submit(by, room, name, payload or {})
+            return await self.runtime.submit(by, room, name, TaskSubmitRequest(payload=payload or {}, **wish))
 
     async def claim(
-        self, worker: UUID | None, *, by: Identity = OWNER, wait: float = 0, gone: Gone = None
+        self,
+        worker: UUID | None,
+        *,
+        by: Identity = OWNER,
+        wait: float = 0,
+        gone: Gone = None,
+        claim_id: UUID | None = None,
     ) -> TaskResponse | None:
         """Claim a task for a worker."""
+        return (await self.ask(worker, by=by, wait=wait, gone=gone, claim_id=claim_id)).task
+
+    async def ask(
+        self, worker: UUID | None, *, by: Identity = OWNER, wait: float = 0, **how: Any
+    ) -> TaskClaimResponse:
+        """Claim a task for a worker; where there is none, learn why."""
         assert worker is not None
         async with asyncio.timeout(PATIENCE):
-            return await self.runtime.claim(by, worker, wait, gone)
+            return await self.runtime.claim(by, worker, wait, **how)
+
+    async def act(self, what: Any, task_id: UUID, *, by: Identity = ADMIN, **action: Any) -> TaskResponse:
+        """Release, retry or fail a task by hand."""
+        work = partial(what, caller=by, task_id=task_id, action=TaskActionRequest(**action))
+        async with asyncio.timeout(PATIENCE):
+            answer: TaskResponse = await self.runtime.write(work)
+            return answer
+
+    async def history(self, task_id: UUID) -> list[tuple[str, int, str | None]]:
+        """Return a task's transitions: status, attempt, reason."""
+        told = await self.runtime.database.read(partial(operations.history, task_id=task_id))
+        assert [each.at for each in told.transitions] == sorted(each.at for each in told.transitions)
+        return [(each.status.value, each.attempt, each.reason) for each in told.transitions]
 
     async def report(
         self, task_id: UUID, status: TaskStatus | str, *, by: Identity = OWNER, **fields: Any
@@ -190,13 +223,25 @@ class Replica:
         """Retire all workers that are silent for longer than `seconds`."""
         return await self._until_done(partial(sweep.retire_stale, timeout=timedelta(seconds=seconds)))
 
-    async def fail_stuck(self, seconds: float = 3600) -> int:
-        """Fail the internal tasks that are held for longer than `seconds`."""
-        return await self._until_done(partial(sweep.fail_stuck, timeout=timedelta(seconds=seconds)))
+    async def settle_stuck(self, seconds: float = 3600) -> int:
+        """End the internal tasks that are held for longer than `seconds`."""
+        return await self._until_done(partial(sweep.settle_stuck, timeout=timedelta(seconds=seconds)))
 
-    async def fail_abandoned(self) -> int:
-        """Fail the held tasks whose worker does not exist."""
-        return await self._until_done(sweep.fail_abandoned)
+    async def settle_abandoned(self) -> int:
+        """Settle the held tasks whose worker does not exist."""
+        return await self._until_done(sweep.settle_abandoned)
+
+    async def settle_overdue(self) -> int:
+        """Settle the held tasks that were not started, or did not end, in time."""
+        return await self._until_done(sweep.settle_overdue)
+
+    async def settle_expired(self) -> int:
+        """Fail the tasks that nobody claimed in time."""
+        return await self._until_done(sweep.settle_expired)
+
+    async def queue_due(self) -> int:
+        """Let the tasks into their queues whose time has come."""
+        return await self._until_done(sweep.queue_due)
 
     async def _until_done(self, batch: Any) -> int:
         count = 0

@@ -61,8 +61,10 @@ async def test_a_task_that_contradicts_itself_is_refused(replica: Replica, const
 async def test_a_count_of_pending_tasks_is_never_negative(replica: Replica) -> None:
     """A bookkeeping error stops the transaction that makes it."""
     job = await job_id(replica)
-    with pytest.raises(IntegrityError, match="ck_joblib_job_pending_counts"):
-        await replica.execute(update(Job.__table__).where(Job.__table__.c.id == job).values(pending=-1))
+    for counted in ("pending", "scheduled"):
+        change = update(Job.__table__).where(Job.__table__.c.id == job).values({counted: -1})
+        with pytest.raises(IntegrityError, match=f"ck_joblib_job_{counted}_counts"):
+            await replica.execute(change)
 
 
 def test_every_check_is_tried() -> None:
@@ -73,7 +75,9 @@ def test_every_check_is_tried() -> None:
         for constraint in table.constraints
         if isinstance(constraint, CheckConstraint) and constraint.name
     }
-    assert checks == {"ck_joblib_job_pending_counts"} | {f"ck_joblib_task_{name}" for name in BAD_TASKS}
+    assert checks == {"ck_joblib_job_pending_counts", "ck_joblib_job_scheduled_counts"} | {
+        f"ck_joblib_task_{name}" for name in BAD_TASKS
+    }
 
 
 async def test_a_job_has_its_name_alone(replica: Replica) -> None:

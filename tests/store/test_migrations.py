@@ -86,12 +86,20 @@ async def described(engine: AsyncEngine) -> list[str]:
             for row in await connection.execute(text(query)):
                 if schema.VERSION_TABLE in str(row):
                     continue
-                if len(row) == 1:  # SQL text: line by line, under its first one
-                    title, *lines = re.split(r",?\s*\n\s*", row[0])
-                    parts += [f"{title}: {line}" for line in [*lines, ""]]
+                if len(row) == 1:  # SQL text: part by part, under its first one
+                    parts += _parts(row[0])
                 else:
                     parts.append(str(row))
     return sorted(parts)
+
+
+def _parts(sql: str) -> list[str]:
+    """Return the parts of a CREATE, on whichever line and after whichever ALTER they stand."""
+    title, _, body = re.sub(r"\s+", " ", sql).partition("(")
+    # What is in brackets has commas of its own.
+    bodies = re.split(r",(?![^(]*\))", body.strip().removesuffix(")"))
+    parts = [part.strip() for each in bodies for part in re.split(r" (?=CONSTRAINT \S+ CHECK)", each)]
+    return [f"{title.strip()}: {part}" for part in parts if part]
 
 
 async def test_an_upgraded_database_is_what_the_code_declares(empty: AsyncEngine) -> None:

@@ -73,7 +73,7 @@ async def test_a_refused_row_takes_the_whole_transaction_along(
 
     async def work(tx: Transaction) -> None:
         await workers.add(tx, "nobody")
-        await tx.execute(insert(Worker.__table__), [{"id": uuid4(), "owner_id": None}])
+        await tx.execute(insert(Worker.__table__), [{"id": uuid4(), "owner_id": None, "draining": False}])
 
     with pytest.raises(IntegrityError):
         await database.write(work)

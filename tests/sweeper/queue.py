@@ -101,8 +101,8 @@ class Queue:
     async def register(
         self, name: str = "Rotate", room: str = "@global", worker_id: str | None = None
     ) -> dict[str, Any]:
-        """Register a job."""
-        body = {"category": "modifiers", "name": name, "worker_id": worker_id}
+        """Register a job, of which a task may be claimed for ever without being started."""
+        body = {"category": "modifiers", "name": name, "worker_id": worker_id, "start_timeout_seconds": 0}
         found: dict[str, Any] = await self.ask("PUT", f"/rooms/{room}/jobs", json=body)
         return found
 

@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from sweeper.queue import V1, Broker, Queue
 from zndraw_joblib.server import sweeper as sweeper_module
+from zndraw_joblib.server.service.workers import Tally
 
 Sessions = async_sessionmaker[AsyncSession]
 # By default a worker is given up after 60 s of silence, and the sweeper looks every 30 s.
@@ -55,7 +56,7 @@ async def test_the_age_of_a_task_counts_for_nothing(queue: Queue) -> None:
     queue.watch()
     await queue.silence(365 * 86400, spare=[job["worker_id"]])
     cycle = await queue.sweep()
-    assert (cycle.expired, cycle.abandoned) == (0, 0)
+    assert (cycle.expired, cycle.tally.failed) == (0, 0)
     assert await queue.read(task) == task
     await queue.report(task, "completed")
 
@@ -270,7 +271,7 @@ class TestFaults:
         queue.watch()
         await queue.silence()
         cycle = await queue.sweep()
-        assert (cycle.errors, cycle.abandoned) == (1, 1)
+        assert (cycle.errors, cycle.tally.failed) == (1, 1)
         assert (await queue.read(task))["error"] == "Worker disconnected"
 
     async def test_a_task_that_cannot_be_failed_keeps_no_worker_alive(self, queue: Queue) -> None:
@@ -294,7 +295,7 @@ class TestFaults:
         pending = await queue.submit(job)
         await forget(queue, job["worker_id"])
         cycle = await queue.sweep()
-        assert (cycle.abandoned, cycle.expired) == (2, 0)
+        assert (cycle.tally.failed, cycle.expired) == (2, 0)
         for task in lost:
             after = await queue.read(task)
             assert (after["status"], after["error"]) == ("failed", "Worker disconnected")
@@ -310,10 +311,10 @@ class TestFaults:
         queue.watch()
         await queue.silence(3600)
         cycle = await queue.sweep()
-        assert (cycle.abandoned, cycle.stuck) == (0, 0)
+        assert cycle.tally == Tally()
         assert [await queue.read(claimed), await queue.read(running)] == [claimed, running]
         queue.clock.advance(1)
-        assert (await queue.sweep()).stuck == 2
+        assert (await queue.sweep()).tally.failed == 2
         assert (await queue.read(running))["error"] == "Internal worker timeout"
 
     @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -348,8 +349,8 @@ class TestFaults:
         queue.watch()
         before = sweeper.last_good
         cycle = await queue.sweep()
-        assert sweeper.last_cycle is cycle
-        assert (cycle.scanned, cycle.stale, cycle.expired, cycle.stuck, cycle.abandoned) == (3, 0, 0, 0, 0)
+        assert sweeper.last_cycles[-1] is cycle
+        assert (cycle.scanned, cycle.stale, cycle.expired, cycle.tally) == (3, 0, 0, Tally())
         assert cycle.elapsed == 0
         assert sweeper.last_good == before + 60
         assert not [record for record in caplog.records if "swept" in record.message]

@@ -320,11 +320,12 @@ class SweeperCycle(BaseModel):
     """What one cycle found and did; `elapsed` in seconds. `expired` counts removed workers.
 
     `released` counts tasks that went back to their queues, `failed` those that ended. `held_back`: most
-    workers would have gone at once, so the cycle waited for the next one.
+    workers would have gone at once, so the cycle waited for the next one. `mode` is null where the database
+    did not tell it.
     """
 
     at: datetime
-    mode: SweeperMode
+    mode: SweeperMode | None
     scanned: int
     stale: int
     expired: int

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -42,7 +42,7 @@ _CYCLES_KEPT = 20
 class Cycle:
     """What one cycle found and did; `elapsed` in seconds. `expired` counts workers, the rest counts tasks."""
 
-    mode: SweeperMode = SweeperMode.ENFORCE
+    mode: SweeperMode | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
     scanned: int = 0
     stale: int = 0
@@ -57,9 +57,9 @@ class Cycle:
         """Return the summary for the log."""
         held_back = ", held back: the fault may be here" if self.is_held_back else ""
         return (
-            f"scanned {self.scanned}, stale {self.stale}, expired {self.expired}, released "
-            f"{self.tally.released}, failed {self.tally.failed}, pruned {self.pruned}, errors {self.errors}, "
-            f"{self.elapsed:.3f} s, {self.mode}{held_back}"
+            f"scanned={self.scanned} stale={self.stale} expired={self.expired} "
+            f"released={self.tally.released} failed={self.tally.failed} pruned={self.pruned} "
+            f"errors={self.errors} elapsed={self.elapsed:.3f} s mode={self.mode}{held_back}"
         )
 
 
@@ -90,9 +90,8 @@ class Sweeper:
             # The sick one may be ourselves: whoever could not reach us gets a full timeout first.
             self._watching_since = started
         self._last_tick = started
-        cycle = Cycle(mode=self._settings.sweeper_mode)
-        known = await self._guard(cycle, self._read_mode(cycle))
-        is_good = known and await self._sweep(cycle)
+        cycle = Cycle()
+        is_good = await self._sweep(cycle)
         cycle.elapsed = time.monotonic() - started
         if is_good:
             # One worker that cannot be retired is in the log; it makes the server no less ready.
@@ -104,17 +103,20 @@ class Sweeper:
 
     async def _sweep(self, cycle: Cycle) -> bool:
         """Do what the mode asks for. Tell whether all passes went through."""
-        if cycle.mode == SweeperMode.OFF:
-            return True
-        if cycle.mode == SweeperMode.OBSERVE:
-            return await self._guard(cycle, self._observe(cycle))
         swept_workers = await self._guard(cycle, self._sweep_workers(cycle))
         if not swept_workers:
             # While we could not look, workers may not have been able to report either.
             self._watching_since = time.monotonic()
-        # A task of one kind that cannot be settled must not keep those of the others.
-        swept = [await self._guard(cycle, self._until_done(batch)) for batch in self._batches(cycle)]
-        return all([swept_workers, *swept, await self._guard(cycle, self._prune(cycle))])
+        if cycle.mode != SweeperMode.ENFORCE:
+            return swept_workers
+        swept_tasks = await self._guard(cycle, self._until_done(self._settle(cycle)))
+        if not swept_tasks:
+            # A task of one kind that cannot be settled must not keep those of the others.
+            for batch in self._batches(cycle):
+                with suppress(Exception):
+                    async with asyncio.timeout(_PASS_SECONDS):
+                        await self._until_done(batch)
+        return swept_workers and swept_tasks and await self._guard(cycle, self._prune(cycle))
 
     @property
     def is_late(self) -> bool:
@@ -137,11 +139,8 @@ class Sweeper:
             return False
         return True
 
-    async def _read_mode(self, cycle: Cycle) -> None:
-        cycle.mode = await self._write(partial(sweep.mode, default=self._settings.sweeper_mode))
-
-    async def _observe(self, cycle: Cycle) -> None:
-        found = await self._write(self.preview)
+    async def _observe(self, tx: Transaction, cycle: Cycle) -> None:
+        found = await self.preview(tx)
         cycle.scanned, cycle.stale, cycle.expired = found.scanned, found.stale, len(found.workers)
         cycle.tally.released = sum(change.after == TaskStatus.PENDING for change in found.tasks)
         cycle.tally.failed = len(found.tasks) - cycle.tally.released
@@ -169,6 +168,11 @@ class Sweeper:
 
     async def _sweep_batch(self, tx: Transaction, cycle: Cycle, timeout: timedelta, judge: bool) -> bool:
         if not cycle.expired:
+            cycle.mode = await sweep.mode(tx, self._settings.sweeper_mode)
+            if cycle.mode == SweeperMode.OBSERVE:
+                await self._observe(tx, cycle)
+            if cycle.mode != SweeperMode.ENFORCE:
+                return False
             cycle.scanned, cycle.stale = await sweep.survey(tx, timeout)
             cycle.is_held_back = judge and self._must_hold_back(cycle)
         if not judge or cycle.is_held_back:
@@ -209,8 +213,16 @@ class Sweeper:
             sweep.queue_due,
         ]
 
+    def _settle(self, cycle: Cycle) -> Batch:
+        """Return a batch of all kinds in one transaction."""
+
+        async def settle(tx: Transaction) -> int:
+            return max([await batch(tx) for batch in self._batches(cycle)])
+
+        return settle
+
     async def _until_done(self, batch: Batch) -> None:
-        while await self._write(batch) == sweep.TASKS_PER_BATCH:
+        while await self._write(batch) >= sweep.TASKS_PER_BATCH:
             pass
 
     async def _prune(self, cycle: Cycle) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
     text,
 )
 from sqlalchemy import DateTime as SqlDateTime
@@ -96,6 +97,15 @@ def _time(*, nullable: bool = False) -> Any:
     return Field(default=None, sa_column=Column(UtcDateTime, nullable=nullable))
 
 
+# Of columns that rows had not always.
+def _zero() -> Any:
+    return Field(default=0, sa_column_kwargs={"server_default": text("0")})
+
+
+def _no() -> Any:
+    return Field(default=False, sa_column_kwargs={"server_default": false()})
+
+
 class Job(_Base, table=True):
     """A named function with a schema. Never removed, only hidden, so that the history of its tasks stays.
 
@@ -128,9 +138,9 @@ class Job(_Base, table=True):
     created_at: datetime = _time()
     deleted: bool = False
     pending: int = 0
-    scheduled: int = 0
-    paused: bool = False
-    has_lanes: bool = False
+    scheduled: int = _zero()
+    paused: bool = _no()
+    has_lanes: bool = _no()
     policy: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
     max_in_flight: int | None = None
 
@@ -145,7 +155,7 @@ class Worker(_Base, table=True):
     owner_id: str
     created_at: datetime = _time()
     last_heartbeat: datetime = _time()
-    draining: bool = False
+    draining: bool = _no()
     max_tasks: int | None = None
 
 
@@ -215,13 +225,13 @@ class Task(_Base, table=True):
     attempt: int = 0
     error: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
     result: Any = Field(default=None, sa_column=Column(JsonText, nullable=True))
-    lane: int = 0
+    lane: int = _zero()
     run_at: datetime | None = _time(nullable=True)
     expires_at: datetime | None = _time(nullable=True)
     deadline: datetime | None = _time(nullable=True)
     max_attempts: int | None = None
-    failures: int = 0
-    crashes: int = 0
+    failures: int = _zero()
+    crashes: int = _zero()
     claim_id: UUID | None = Field(default=None, sa_column=Column(SqlUuid, nullable=True))
     error_code: str | None = Field(default=None, max_length=64)
 

@@ -207,7 +207,7 @@ _LOCK_OLDEST = (
     .with_for_update(of=tasks, skip_locked=True)
 )
 _LOCK_PENDING = (
-    _FULL.where(among(tasks.c.seq, bindparam("seqs")), QUEUED)
+    _FULL.where(among(tasks.c.seq, bindparam("seqs")))
     .order_by(tasks.c.seq)
     .with_for_update(of=tasks, skip_locked=True)
 )
@@ -485,8 +485,9 @@ async def lock_oldest(tx: Transaction, job_id: UUID, count: int) -> list[Record]
 
 async def lock_pending(tx: Transaction, seqs: Sequence[int]) -> dict[int, Record]:
     """Lock those of these tasks that are pending and that no rival has locked, by `seq`."""
+    # Not judged by the statement: it would rather walk an index of all that is pending.
     found = await _records(tx, _LOCK_PENDING, seqs=padded(seqs))
-    return {record.seq: record for record in found}
+    return {record.seq: record for record in found if _is_queued(record)}
 
 
 async def oldest(tx: Transaction, demand: Mapping[UUID, int]) -> dict[UUID, list[Place]]:
