@@ -58,6 +58,64 @@ def test_a_worker_that_leaves_takes_no_task_along(worker: Make, room: str) -> No
     assert [keeper.wait_for(task, 10).result for task in tasks] == list(range(len(tasks)))
 
 
+def test_a_task_that_comes_after_the_stop_is_handed_back(worker: Make, room: str, server: LiveServer) -> None:
+    """The open long-poll gets one just then: it is neither run nor failed, and no attempt is lost."""
+    ran: list[str] = []
+    stopped = threading.Event()
+
+    def note_stop(request: httpx.Request) -> None:
+        if request.method == "DELETE":
+            stopped.set()
+
+    def stop_first(response: httpx.Response) -> None:
+        if response.request.url.path.endswith("/claim") and not leaving.is_alive():
+            leaving.start()
+            assert stopped.wait(5)
+
+    with server.connect() as api:
+        manager, keeper = worker(lambda task: ran.append(task.task_id), at=api), worker()
+        leaving = threading.Thread(target=manager.disconnect)
+        for each in (manager, keeper):
+            each.register(Add, room=room, max_attempts=2, retry_on=[])
+        until(lambda: server.sleeping == 1)
+        api.http.event_hooks = {"request": [note_stop], "response": [stop_first]}
+        task_id = keeper.submit(Add(), room=room)
+        assert stopped.wait(5)
+        leaving.join(10)
+        assert not leaving.is_alive()
+    assert ran == []
+    assert keeper.get_task(task_id).status == TaskStatus.PENDING
+    reasons = [step.reason for step in keeper.history(task_id).transitions]
+    assert reasons == ["submitted", None, "released"]
+
+
+def test_a_task_that_could_not_be_begun_holds_nobody_up(
+    own_server: Callable[..., LiveServer], worker: Make, room: str
+) -> None:
+    """The server went away right after the claim: a stop ends the tries to start, and the task is not run."""
+    live = own_server()
+    ran: list[str] = []
+    tried = threading.Event()
+
+    def cut_start(request: httpx.Request) -> None:
+        if "/tasks/" in request.url.path and request.method == "PATCH":
+            tried.set()
+        if tried.is_set():
+            raise httpx.ConnectError("gone")
+
+    with live.connect() as api, live.connect() as other:
+        api.http.event_hooks["request"].append(cut_start)
+        manager, caller = worker(lambda task: ran.append(task.task_id), at=api), worker(at=other)
+        manager.register(Add, room=room)
+        task_id = caller.submit(Add(), room=room, job_room=room)
+        assert tried.wait(5)
+        began = time.monotonic()
+        manager.disconnect()
+        assert time.monotonic() - began < 5
+        assert caller.get_task(task_id).status == TaskStatus.CLAIMED
+    assert ran == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_registration_is_answered_leaves_no_worker(
     server: LiveServer, room: str, number: signal.Signals

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 import httpx
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from zndraw_joblib.cli import credentials
 from zndraw_joblib.cli.refusal import Misuse, Refusal
@@ -15,9 +15,14 @@ from zndraw_joblib.contract.messages import (
     MAX_PAGE,
     JobResponse,
     JobSummary,
+    SweeperMode,
+    SweeperPreview,
+    SweeperState,
+    SweeperUpdate,
     TaskActionRequest,
     TaskResponse,
     TaskUpdateRequest,
+    WorkerResponse,
 )
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import ProblemException, Unauthorized
@@ -39,12 +44,6 @@ class Access:
     source: str
 
 
-class Told(BaseModel):
-    """A body of which the commands know no more than that it is shown."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 class Client(Caller):
     """What the commands ask of a server."""
 
@@ -56,25 +55,25 @@ class Client(Caller):
         """Release or fail a task by hand."""
         return self._remote.act(str(task_id), action, TaskActionRequest(error=reason) if reason else None)
 
-    def drain(self, worker_id: UUID) -> Told:
+    def drain(self, worker_id: UUID) -> WorkerResponse:
         """Ask a worker to leave."""
-        return self._remote.order("POST", f"/workers/{worker_id}/drain", Told)
+        return self._remote.order("POST", f"/workers/{worker_id}/drain", WorkerResponse)
 
     def switch(self, name: JobName, action: str) -> JobResponse:
         """Pause or resume a job."""
         path = f"/rooms/{quoted(name.room_id)}/jobs/{quoted(str(name))}/{action}"
         return self._remote.order("POST", path, JobResponse)
 
-    def sweeper(self, mode: str | None = None) -> Told:
+    def sweeper(self, mode: SweeperMode | None = None) -> SweeperState:
         """Return how the sweeper works, after it was told a mode where one is given."""
         path = "/admin/sweeper"
         if mode is None:
-            return self._remote.read(path, Told)
-        return self._remote.order("PATCH", path, Told, Told.model_validate({"mode": mode}))
+            return self._remote.read(path, SweeperState)
+        return self._remote.order("PATCH", path, SweeperState, SweeperUpdate(mode=mode))
 
-    def preview(self) -> Told:
+    def preview(self) -> SweeperPreview:
         """Return what the sweeper would do now."""
-        return self._remote.read("/admin/sweeper/preview", Told)
+        return self._remote.read("/admin/sweeper/preview", SweeperPreview)
 
     def every_job(self, room: str) -> list[JobSummary]:
         """Return all jobs that a room sees."""

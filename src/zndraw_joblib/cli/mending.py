@@ -1,33 +1,22 @@
 """Commands for who keeps a queue going: retry, release, fail, drain, pause, resume, sweeper."""
 
-import json
-from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
 
 import typer
 
 from zndraw_joblib.cli import calling, client
-from zndraw_joblib.cli.client import Told
-from zndraw_joblib.cli.display import show_fields, show_json
+from zndraw_joblib.cli.display import note, show_fields, show_json, show_rows
 from zndraw_joblib.cli.options import AsJson, Job, TaskId, Url
 from zndraw_joblib.cli.refusal import Misuse
+from zndraw_joblib.contract.messages import SweeperMode, SweeperPreview, SweeperState
 from zndraw_joblib.worker.api import DEFAULT_URL
-
-
-class Mode(StrEnum):
-    """What the sweeper does with what it finds."""
-
-    ENFORCE = "enforce"
-    OBSERVE = "observe"
-    OFF = "off"
-
 
 WorkerId = Annotated[UUID, typer.Argument(metavar="WORKER", help="The worker's id.", show_default=False)]
 Reason = Annotated[str | None, typer.Argument(metavar="[REASON]", help="Why; the task's owner reads it.")]
 Room = Annotated[str | None, typer.Option("--room", metavar="ROOM", help="The room to look for it from.")]
 WantedMode = Annotated[
-    Mode | None,
+    SweeperMode | None,
     typer.Option("--mode", metavar="MODE", help="enforce; observe changes nothing; off does nothing."),
 ]
 Preview = Annotated[bool, typer.Option("--preview", help="Show what enforcing would do now.")]
@@ -54,7 +43,11 @@ def fail(task_id: TaskId, reason: Reason = None, *, as_json: AsJson = False, url
 def drain(worker_id: WorkerId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Let a worker claim no more, finish what it runs, and leave."""
     with client.asking(url) as server:
-        _show(server.drain(worker_id), as_json=as_json)
+        told = server.drain(worker_id)
+    if as_json:
+        show_json(told)
+    else:
+        show_fields({"worker": told.id, "drain": told.drain, "last heartbeat": told.last_heartbeat})
 
 
 def pause(job: Job, *, room: Room = None, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
@@ -78,7 +71,13 @@ def sweeper(
     if mode and preview:
         raise Misuse("--mode and --preview do not go together")
     with client.asking(url) as server:
-        _show(server.preview() if preview else server.sweeper(mode), as_json=as_json)
+        told = server.preview() if preview else server.sweeper(mode)
+    if as_json:
+        show_json(told)
+    elif isinstance(told, SweeperPreview):
+        _show_preview(told)
+    else:
+        _show_state(told)
 
 
 def _switch(job: str, room: str | None, action: str, *, as_json: bool, url: str) -> None:
@@ -90,14 +89,15 @@ def _switch(job: str, room: str | None, action: str, *, as_json: bool, url: str)
         show_fields({"job": told.full_name, "paused": told.paused, "workers": len(told.workers)})
 
 
-def _show(told: Told, *, as_json: bool) -> None:
-    if as_json:
-        show_json(told)
-        return
-    plain = told.model_dump()
-    show_fields(
-        {
-            name: json.dumps(value) if isinstance(value, list | dict) else value
-            for name, value in plain.items()
-        }
-    )
+def _show_state(state: SweeperState) -> None:
+    show_fields(state.model_dump(exclude={"cycles"}))
+    for cycle in state.cycles[:1]:
+        show_fields({"last cycle": cycle.at, **cycle.model_dump(exclude={"at", "mode"})})
+
+
+def _show_preview(preview: SweeperPreview) -> None:
+    note(f"Of {preview.scanned} workers {preview.stale} are silent for too long.")
+    gone = [{"what": "worker", "id": id, "before": None, "after": "removed"} for id in preview.workers]
+    moved = [{"what": "task", **change.model_dump()} for change in preview.tasks]
+    rows = [{"reason": None, "run_at": None, **row} for row in [*gone, *moved]]
+    show_rows(rows, ["what", "id", "before", "after", "reason", "run_at"], wide=["reason"])

@@ -1,0 +1,117 @@
+"""A worker that an operator drains leaves as on a signal."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sdk.jobs import Add
+from sdk.live import LiveServer, until
+from zndraw_joblib.contract.messages import WorkerResponse
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.api import Connection
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.serving import serve
+from zndraw_joblib.worker.tasks import ClaimedTask
+
+Make = Callable[..., JobManager]
+
+
+def drain(api: Connection, worker_id: object) -> None:
+    """Ask a worker to leave, as an operator does."""
+    assert Remote(api).order("POST", f"/workers/{worker_id}/drain", WorkerResponse).drain
+
+
+HEARS = {"by a heartbeat": {"heartbeat_interval": 0.1}, "by a claim": {"long_poll": 1, "concurrency": 2}}
+
+
+@pytest.mark.parametrize("options", HEARS.values(), ids=HEARS)
+def test_a_drained_worker_finishes_and_leaves(
+    worker: Make, room: str, api: Connection, options: dict[str, Any]
+) -> None:
+    """It finishes what it runs, takes no other task, and is gone."""
+    running, may_end = threading.Event(), threading.Event()
+
+    def execute(task: ClaimedTask) -> str:
+        running.set()
+        assert may_end.wait(10)
+        return "done"
+
+    manager, keeper = worker(execute, **options), worker()
+    for each in (manager, keeper):
+        each.register(Add, room=room)
+    worker_id = manager.worker_id
+    first = manager.submit(Add(), room=room)
+    assert running.wait(5)
+    waiting = threading.Thread(target=manager.wait)
+    waiting.start()
+    drain(api, worker_id)
+    until(lambda: not manager.registry)
+    second = keeper.submit(Add(), room=room)
+    assert waiting.is_alive()
+    may_end.set()
+    waiting.join(5)
+    assert not waiting.is_alive()
+    assert manager.worker_id is None
+    assert manager.get_task(first).result == "done"
+    assert manager.get_task(second).status == TaskStatus.PENDING
+    assert worker_id not in [known.id for known in manager.workers(limit=500).items]
+
+
+def test_serving_ends_when_it_is_drained(server: LiveServer, api: Connection, room: str) -> None:
+    """`serve` returns, as on a signal, and its process ends well."""
+    caller = JobManager(api)
+
+    def ask_to_leave() -> None:
+        [job] = until(lambda: [job for job in caller.jobs(room).items if job.full_name.startswith(room)])
+        drain(api, job.workers[0])
+
+    threading.Thread(target=ask_to_leave).start()
+    with server.connect() as own:
+        serve(own, [Add], room=room)
+    assert not [job for job in caller.jobs(room).items if job.full_name.startswith(room)]
+
+
+def test_a_task_in_hand_is_finished_before_a_drained_worker_leaves(
+    worker: Make, room: str, api: Connection
+) -> None:
+    """`listen` ends; what it has yielded can be reported, and only then the worker goes."""
+    manager = worker(heartbeat_interval=0.1)
+    manager.register(Add, room=room)
+    task_id = manager.submit(Add(), room=room)
+    worker_id = manager.worker_id
+    heard = []
+    for task in manager.listen(polling_interval=1):
+        heard.append(task.task_id)
+        manager.start(task)
+        drain(api, worker_id)
+        until(lambda: not manager.registry)
+        assert manager.worker_id == worker_id
+        manager.complete(task, 1)
+    until(lambda: manager.worker_id is None)
+    assert heard == [task_id]
+    assert manager.get_task(task_id).result == 1
+
+
+def test_a_manager_serves_again_after_a_drain(worker: Make, room: str, api: Connection) -> None:
+    """As after a disconnect; one that holds a task that it never reports can be disconnected all the same."""
+    manager = worker(lambda task: task.extension.a, heartbeat_interval=0.1)
+    manager.register(Add, room=room)
+    first = manager.worker_id
+    drain(api, first)
+    until(lambda: manager.worker_id is None)
+    manager.wait()
+    manager.register(Add, room=room)
+    assert manager.worker_id not in (None, first)
+    assert manager.wait_for(manager.submit(Add(a=5), room=room), 5).result == 5
+    idle = worker(heartbeat_interval=0.1)
+    idle.register(Add, room=f"{room}-2")
+    idle.submit(Add(), room=f"{room}-2")
+    task = idle.claim(5)
+    assert task is not None
+    drain(api, idle.worker_id)
+    until(lambda: not idle.registry)
+    idle.disconnect()
+    assert task.cancelled.is_set()

@@ -1,0 +1,56 @@
+"""A claim whose answer got lost is repeated, and gets the task that it had got."""
+
+import json
+import threading
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from sdk.jobs import Add
+from sdk.live import LiveServer
+from zndraw_joblib.worker.manager import JobManager
+
+Make = Callable[..., JobManager]
+
+
+def cut(response: httpx.Response) -> None:
+    """Lose the connection while the answer is on its way."""
+    raise httpx.ReadError("connection reset")
+
+
+def late(response: httpx.Response) -> None:
+    """Wait for the answer for too long."""
+    raise httpx.ReadTimeout("timed out")
+
+
+def bad_gateway(response: httpx.Response) -> None:
+    """Get a proxy's word instead of the answer."""
+    response.status_code = 502
+
+
+@pytest.mark.parametrize("lose", [cut, late, bad_gateway])
+def test_a_claim_whose_answer_is_lost_is_repeated(
+    worker: Make, room: str, server: LiveServer, lose: Callable[[httpx.Response], None]
+) -> None:
+    """By the same id, so that the task is not stranded; a claim that was answered is not repeated."""
+    ids: list[str] = []
+    is_lost = threading.Event()
+
+    def watch(response: httpx.Response) -> None:
+        if response.request.url.path.endswith("/claim"):
+            ids.append(json.loads(response.request.content)["claim_id"])
+            response.read()
+            if response.json().get("task") and not is_lost.is_set():
+                is_lost.set()
+                lose(response)
+
+    with server.connect() as api:
+        api.http.event_hooks["response"].append(watch)
+        manager = worker(lambda task: task.attempt, at=api)
+        manager.register(Add, room=room)
+        first, second = (manager.wait_for(manager.submit(Add(), room=room), 5) for _ in range(2))
+        manager.disconnect()
+    assert (first.result, second.result) == (1, 1)
+    answered = list(dict.fromkeys(ids))
+    assert len(ids) == len(answered) + 1

@@ -1,0 +1,253 @@
+"""What is said of a job at its registration, and of a task at its submit: sent as given, and no more."""
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from sdk.jobs import Add, Picky
+from sdk.live import LiveServer, until
+from zndraw_joblib.contract.messages import JobResponse
+from zndraw_joblib.contract.recovery import Backoff, Cause
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.api import Connection
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.remote import Remote, quoted
+from zndraw_joblib.worker.tasks import ClaimedTask, GiveUp
+
+Make = Callable[..., JobManager]
+Said = list[tuple[str, str, dict[str, Any]]]
+AT_ONCE = Backoff(base_seconds=0)
+
+
+@pytest.fixture
+def said(api: Connection) -> Iterator[Said]:
+    """Return what is sent to the server: method, path, body."""
+    sent: Said = []
+
+    def note(request: httpx.Request) -> None:
+        sent.append((request.method, request.url.path, json.loads(request.content or b"{}")))
+
+    api.http.event_hooks["request"].append(note)
+    yield sent
+    api.http.event_hooks["request"].remove(note)
+
+
+def registrations(said: Said) -> list[dict[str, Any]]:
+    """Return what registrations said beside the job's name and schema."""
+    fixed = {"category", "name", "schema", "worker_id"}
+    return [
+        {key: value for key, value in body.items() if key not in fixed}
+        for method, _, body in said
+        if method == "PUT"
+    ]
+
+
+def job(api: Connection, room: str) -> JobResponse:
+    """Return the job that a room has."""
+    return Remote(api).read(f"/rooms/{room}/jobs/{quoted(f'{room}:modifiers:Add')}", JobResponse)
+
+
+def test_only_what_is_given_is_sent(worker: Make, room: str, said: Said, api: Connection) -> None:
+    """A worker without opinions leaves the policy as another one has registered it."""
+    wishes: dict[str, Any] = {
+        "max_attempts": 5,
+        "retry_on": {Cause.ERROR, "timeout"},
+        "backoff": Backoff(base_seconds=0.5),
+        "timeout_seconds": None,
+        "priority": 7,
+    }
+    worker().register(Add, room=room, **wishes)
+    other = worker()
+
+    @other.register(room=room)
+    class Quiet(Add):
+        pass
+
+    other.register(Add, room=room)
+    first, *others = registrations(said)
+    assert first == wishes | {"retry_on": ["error", "timeout"], "backoff": {"base_seconds": 0.5}}
+    assert others == [{}, {}]
+    kept = job(api, room)
+    assert (kept.max_attempts, kept.priority, kept.backoff) == (5, 7, Backoff(base_seconds=0.5))
+    assert (kept.retry_on, kept.max_crashes) == ((Cause.ERROR, Cause.TIMEOUT), 3)
+
+
+def test_a_worker_that_was_removed_says_the_same_again(
+    worker: Make, room: str, said: Said, api: Connection
+) -> None:
+    """The policy, and how many tasks it may hold, are part of the new registration too."""
+    manager = worker(heartbeat_interval=60, max_tasks=3)
+
+    @manager.register(room=room, max_attempts=4)
+    class Add2(Add):
+        pass
+
+    Remote(api).remove_worker(manager.worker_id, 5)
+    manager.heartbeat()
+    assert registrations(said) == [{"max_attempts": 4, "max_tasks": 3}] * 2
+    manager.heartbeat()
+    assert [body["max_tasks"] for method, _, body in said if method == "PATCH"][-1] == 3
+
+
+def test_what_no_policy_has_is_said_at_once(worker: Make, room: str, said: Said) -> None:
+    """Before anything is sent, by the name of the field."""
+    manager = worker()
+    with pytest.raises(TypeError, match="'max_atempts'"):
+        manager.register(Add, room=room, max_atempts=5)
+    for field, value in {"max_attempts": 0, "retry_on": "error", "timeout_seconds": -1}.items():
+        with pytest.raises(ValueError, match=rf"^{field}: .*{value!r}"):
+            manager.register(room=room, **{field: value})
+    with pytest.raises(ValueError, match=r"^max_tasks: "):
+        worker(max_tasks=0)
+    assert said == []
+
+
+def test_a_task_carries_the_wishes_of_its_caller(worker: Make, room: str, said: Said) -> None:
+    """Each in the body only where it was given."""
+    manager = worker()
+    manager.register(Add, room=room)
+    manager.submit(Add(), room=room)
+    at = datetime.now(UTC) + timedelta(hours=1)
+    later = manager.submit(Add(), room=room, run_at=at, priority=3, max_attempts=2, expires_in_seconds=60)
+    soon = manager.submit(Add(), room=room, delay_seconds=0)
+    bodies = [
+        set(body) - {"payload"} for method, path, body in said if "/tasks/" in path and method == "POST"
+    ]
+    assert bodies == [set(), {"run_at", "priority", "max_attempts", "expires_in_seconds"}, {"delay_seconds"}]
+    task = manager.get_task(later)
+    assert (task.run_at, task.priority) == (at, 3)
+    assert task.expires_at is not None
+    assert manager.get_task(soon).run_at is None
+
+
+def test_wishes_that_do_not_fit_are_said_before_anything_is_sent(worker: Make, room: str, said: Said) -> None:
+    """By the name of the field."""
+    manager = worker()
+    now = datetime.now(UTC)
+    with pytest.raises(ValueError, match=r"^priority: .*5000"):
+        manager.submit(Add(), room=room, priority=5000)
+    with pytest.raises(ValueError, match=r"^run_at: .*timezone"):
+        manager.submit(Add(), room=room, run_at=now.replace(tzinfo=None))
+    with pytest.raises(ValueError, match=r"^give run_at or delay_seconds, not both"):
+        manager.submit(Add(), room=room, run_at=now, delay_seconds=1)
+    assert said == []
+
+
+def test_a_failed_task_is_tried_again(worker: Make, room: str) -> None:
+    """By the policy of its job, until it works."""
+
+    def execute(task: ClaimedTask) -> int:
+        if task.attempt < 3:
+            raise ConnectionError("not yet")
+        return task.attempt
+
+    manager = worker(execute)
+    manager.register(Add, room=room, max_attempts=5, retry_on=["error"], backoff=AT_ONCE)
+    assert manager.wait_for(manager.submit(Add(), room=room), 10).result == 3
+
+
+@pytest.mark.parametrize("way", ["raises", "says"])
+def test_a_task_may_be_given_up(worker: Make, room: str, way: str) -> None:
+    """`GiveUp`, or a failure that is not to be retried, ends the task whatever the policy says."""
+
+    def execute(task: ClaimedTask) -> None:
+        raise GiveUp("no such file")
+
+    manager = worker(execute if way == "raises" else None)
+    manager.register(Add, room=room, max_attempts=5, retry_on=["error"], backoff=AT_ONCE)
+    task_id = manager.submit(Add(), room=room)
+    if way == "says":
+        task = manager.claim(5)
+        assert task is not None
+        manager.start(task)
+        manager.fail(task, GiveUp("no such file"), retry=False)
+    failed = manager.wait_for(task_id, 5)
+    assert (failed.status, failed.attempt, failed.error) == (TaskStatus.FAILED, 1, "GiveUp: no such file")
+
+
+def test_a_payload_that_does_not_fit_is_not_tried_again(worker: Make, room: str) -> None:
+    """It would not fit the next time."""
+    manager = worker(lambda task: None)
+    manager.register(Picky, room=room, max_attempts=5, retry_on=["error"], backoff=AT_ONCE)
+    failed = manager.wait_for(manager.submit(f"{room}:analysis:Picky", {"word": "bad"}), 5)
+    assert (failed.status, failed.attempt) == (TaskStatus.FAILED, 1)
+
+
+def test_a_worker_gets_no_more_tasks_than_it_may_hold(worker: Make, room: str) -> None:
+    """The second one comes when the first one is done."""
+    manager = worker(max_tasks=1)
+    manager.register(Add, room=room)
+    for _ in range(2):
+        manager.submit(Add(), room=room)
+    task = manager.claim(5)
+    assert task is not None
+    assert manager.claim() is None
+    manager.start(task)
+    manager.complete(task)
+    assert manager.claim(5) is not None
+
+
+def test_a_worker_that_holds_what_it_may_does_not_ask_all_the_time(
+    worker: Make, room: str, said: Said
+) -> None:
+    """With more threads than tasks that it may hold, the others wait."""
+    may_end, running = [], []
+
+    def execute(task: ClaimedTask) -> None:
+        running.append(task)
+        until(lambda: may_end)
+
+    manager = worker(execute, concurrency=3, max_tasks=1)
+    manager.register(Add, room=room)
+    tasks = [manager.submit(Add(), room=room) for _ in range(2)]
+    until(lambda: running)
+    said.clear()
+    with pytest.raises(TimeoutError):
+        manager.wait_for(tasks[1], 1)
+    assert sum(path.endswith("/claim") for _, path, _ in said) < 4
+    may_end.append(True)
+    assert [manager.wait_for(task, 5).status for task in tasks] == [TaskStatus.COMPLETED] * 2
+
+
+def test_a_task_is_handed_back_and_looked_into(worker: Make, room: str) -> None:
+    """Released by hand it is claimed again; its history and its reasons are told; its end is undone."""
+    manager = worker()
+    manager.register(Add, room=room)
+    task_id = manager.submit(Add(), room=room)
+    first = manager.claim(5)
+    assert first is not None
+    assert manager.release(first).status == TaskStatus.PENDING
+    assert manager._in_flight.named() == []
+    assert {reason.code for reason in manager.explain(task_id).reasons} == {"queued"}
+    with pytest.raises(ValueError, match="taken"):
+        manager.release(first)
+    second = manager.claim(5)
+    assert second is not None
+    assert (second.task_id, second.attempt) == (task_id, 2)
+    manager.fail(second, "no")
+    assert manager.retry(task_id).status == TaskStatus.PENDING
+    told = [step.status for step in manager.history(task_id).transitions]
+    assert told == ["pending", "claimed", "pending", "claimed", "failed", "pending"]
+
+
+def test_an_attempt_that_was_taken_away_is_dropped(
+    worker: Make, room: str, api: Connection, server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator released it while it ran: its late report is refused, said once, and the worker goes on."""
+    caplog.set_level("INFO")
+
+    def execute(task: ClaimedTask) -> int:
+        if task.attempt == 1:
+            Remote(api).act(task.task_id, "release")
+        return task.attempt
+
+    manager = worker(execute, heartbeat_interval=60)
+    manager.register(Add, room=room)
+    task_id = manager.submit(Add(), room=room)
+    assert manager.wait_for(task_id, 5).result == 2
+    told = [record for record in caplog.records if "is not ours any more" in record.getMessage()]
+    assert [(record.levelname, task_id in record.getMessage()) for record in told] == [("INFO", True)]
