@@ -237,6 +237,12 @@ def the_line_holds(evidence: Evidence) -> Found:
                 yield later.task, f"worker {worker} began it after {earlier.task}, which was submitted later"
 
 
+def nobody_waits_in_a_circle(evidence: Evidence) -> Found:
+    """There is one order of locks: the database found no deadlock."""
+    if evidence.deadlocks:
+        yield "-", f"{evidence.deadlocks} deadlocks; see the server's log"
+
+
 RULES: tuple[Callable[[Evidence], Found], ...] = (
     nothing_is_lost,
     nothing_is_doubled,
@@ -250,6 +256,7 @@ RULES: tuple[Callable[[Evidence], Found], ...] = (
     the_brake_holds,
     caps_hold,
     the_line_holds,
+    nobody_waits_in_a_circle,
 )
 
 

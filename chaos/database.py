@@ -52,6 +52,8 @@ class Postgres:
     async def _make(self) -> None:
         connection = await asyncpg.connect(f"postgresql://postgres@/postgres?host={self._folder}")
         await connection.execute("CREATE DATABASE chaos")
+        await connection.execute("ALTER SYSTEM SET log_lock_waits = on")
+        await connection.execute("SELECT pg_reload_conf()")
         await connection.close()
         database = open_database(self.url)
         await schema.upgrade(database)
@@ -88,4 +90,5 @@ def database(kind: str, folder: Path) -> Iterator[Database]:
         yield postgres
     finally:
         postgres.stop()
+        shutil.copyfile(home / "log", folder / "postgres.log")
         shutil.rmtree(home, ignore_errors=True)

@@ -66,6 +66,7 @@ class Evidence:
     histories: dict[str, TaskHistory] = field(default_factory=dict)
     policies: dict[str, JobPolicy] = field(default_factory=dict)
     lines: frozenset[str] = frozenset()
+    deadlocks: int = 0
     worker_timeout_seconds: float = 60.0
     sweeper_interval_seconds: float = 30.0
 

@@ -23,6 +23,7 @@ class Injector:
         self._resuming: set[asyncio.Task[None]] = set()
         self.kinds: dict[str, tuple[int, Callable[[Fault], Awaitable[None]]]] = {
             "worker kill -9": (6, self.kill_worker),
+            "worker SIGTERM": (2, self.drain_worker),
             "worker stopped": (5, self.stop_worker),
             "server SIGTERM": (2, lambda fault: self.restart_server(fault, signal.SIGTERM)),
             "server kill -9": (2, lambda fault: self.restart_server(fault, signal.SIGKILL)),
@@ -73,6 +74,12 @@ class Injector:
         """Kill a worker, and start another."""
         if place := self._victim(fault):
             await asyncio.to_thread(self._stage.pool.kill, place)
+            self._stage.pool.fill(place)
+
+    async def drain_worker(self, fault: Fault) -> None:
+        """Ask a worker to end, wait until it has done so, and start another."""
+        if place := self._victim(fault):
+            await asyncio.to_thread(self._stage.pool.drain, place)
             self._stage.pool.fill(place)
 
     async def stop_worker(self, fault: Fault) -> None:

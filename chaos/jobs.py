@@ -43,6 +43,10 @@ class Few(_Step):
     """Is tried again, and few of it may be in flight at once."""
 
 
+class Slow(_Step):
+    """Is tried again; an attempt that shall fail hangs instead, for longer than it may."""
+
+
 class Line(_Step):
     """Is tried once, by one worker, in the order of the submits."""
 
@@ -65,6 +69,7 @@ ONCE = Job(Once, policy={"start_timeout_seconds": 2})
 AGAIN = Job(Again, policy=RETRIED)
 HOME = Job(Again, "lab-1", RETRIED)
 FEW = Job(Few, policy={**RETRIED, "max_in_flight": 3})
+SLOW = Job(Slow, policy={**RETRIED, "timeout_seconds": 1.5})
 LINE = Job(Line, "lab-2", {"start_timeout_seconds": 2})
-ALL = (ONCE, AGAIN, HOME, FEW, LINE)
+ALL = (ONCE, AGAIN, HOME, FEW, SLOW, LINE)
 ROOMS = ("lab-1", "lab-2", "lab-3", "lab-4")

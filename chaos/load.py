@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import httpx
 
@@ -13,14 +14,15 @@ from zndraw_joblib.worker.api import API_PREFIX
 
 _SENDERS = 8
 _PAUSE_SECONDS = 0.2
-_SECONDS = {jobs.FEW.name: 0.5, jobs.LINE.name: 0.1}
+_MANY = (jobs.ONCE, jobs.AGAIN, jobs.HOME)
+_SECONDS = {jobs.FEW.name: 0.5, jobs.SLOW.name: 0.3, jobs.LINE.name: 0.1}
 
 
 def plan(rng: random.Random, count: int, offered: Sequence[jobs.Job] = jobs.ALL) -> list[Submission]:
     """Return what shall be submitted, in this order."""
     planned = []
     for number in range(count):
-        job = rng.choices(offered, [1 if job in (jobs.FEW, jobs.LINE) else 3 for job in offered])[0]
+        job = rng.choices(offered, [3 if job in _MANY else 1 for job in offered])[0]
         room = rng.choice(jobs.ROOMS) if job.room == jobs.GLOBAL else job.room
         fails = rng.choices((0, 1, 3), (17, 2, 1))[0]
         planned.append(Submission(number, job.name, room, fails, rng.random()))
@@ -28,11 +30,12 @@ def plan(rng: random.Random, count: int, offered: Sequence[jobs.Job] = jobs.ALL)
 
 
 async def submit_all(
-    client: httpx.AsyncClient, planned: Sequence[Submission], seconds: float, longest: float
+    client: httpx.AsyncClient, planned: list[Submission], seconds: float, longest: float
 ) -> None:
     """Submit over `seconds`, evenly, tasks of up to `longest` seconds.
 
-    What got no clear answer is in doubt, and not sent again.
+    What got no clear answer is in doubt, and stays so; another one like it, which is added to `planned`,
+    takes its place.
     """
     began = time.monotonic()
     waiting = list(enumerate(planned))[::-1]
@@ -43,6 +46,11 @@ async def submit_all(
             await asyncio.sleep(began + seconds * place / len(planned) - time.monotonic())
             takes = submission.share * min(longest, _SECONDS.get(submission.job, longest))
             await submit(client, submission, takes)
+            while submission.task is None:
+                await asyncio.sleep(_PAUSE_SECONDS)
+                submission = replace(submission, number=len(planned))
+                planned.append(submission)
+                await submit(client, submission, takes)
 
     await asyncio.gather(*[send() for _ in range(_SENDERS)])
 

@@ -66,6 +66,13 @@ class Pool:
         place.process.kill()
         place.process.join()
 
+    def drain(self, place: Place) -> None:
+        """End a worker as SIGTERM does, and wait until it is gone."""
+        assert place.process is not None
+        place.process.terminate()
+        place.process.join(_GOODBYE_SECONDS)
+        assert place.process.exitcode is not None, "a worker does not end"
+
     def send(self, place: Place, number: signal.Signals) -> None:
         """Send a worker a signal."""
         place.is_stopped = number == signal.SIGSTOP

@@ -11,13 +11,15 @@ from typing import Any
 
 import httpx
 
-from chaos.jobs import Job
+from chaos.jobs import LINE, Job, Slow
 from chaos.journal import Journal
 from zndraw_joblib import ClaimedTask, JobManager
 from zndraw_joblib.worker.api import API_PREFIX, Connection
 
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
+_HANG_SECONDS = 2.5
+_CONCURRENCY = 2
 
 
 class Failed(Exception):
@@ -87,15 +89,19 @@ def work(url: str, token: str, path: Path, jobs: Sequence[Job]) -> None:
     def execute(task: ClaimedTask) -> dict[str, Any]:
         mark = {"task": task.task_id, "attempt": task.attempt, "worker": str(task.worker_id)}
         journal.note("started", **mark)
-        time.sleep(task.extension.seconds)
+        fails = task.attempt <= task.extension.failures
+        time.sleep(_HANG_SECONDS if fails and isinstance(task.extension, Slow) else task.extension.seconds)
         while task.extension.gate and not Path(task.extension.gate).exists():
             time.sleep(_LOOK_SECONDS)
         journal.note("finished", **mark)
-        if task.attempt <= task.extension.failures:
+        if fails:
             raise Failed(f"attempt {task.attempt} of {task.extension.failures + 1}")
         return {"task": task.task_id, "attempt": task.attempt, "pid": os.getpid()}
 
-    with Recorded(url, token, journal) as api, JobManager(api, execute=execute) as manager:
+    with (
+        Recorded(url, token, journal) as api,
+        JobManager(api, execute=execute, concurrency=1 if LINE in jobs else _CONCURRENCY) as manager,
+    ):
 
         def register() -> None:
             for job in jobs:
