@@ -9,11 +9,9 @@ from itertools import combinations, pairwise
 from chaos.evidence import Evidence, Loss
 from chaos.journal import Call, Effect
 from zndraw_joblib.contract.messages import TaskHistory, TaskResponse
-from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 
 BRAKE_AT_LEAST = 5
-# A server's time is that of a transaction's begin: what ended before may bear a later time, by its length.
-_TRANSACTION_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +207,12 @@ def the_brake_holds(evidence: Evidence) -> Found:
 
 
 def caps_hold(evidence: Evidence) -> Found:
-    """No more tasks of a job are in flight than its cap: by what was worked on, and by the server's times."""
+    """No more tasks of a job are worked on, or held, at once than its cap."""
     for job, policy in evidence.policies.items():
         if policy.max_in_flight is None:
             continue
         ids = {task_id for task_id, task in evidence.by_id.items() if task.job_name == job}
-        for what, spans in (("worked on", _worked(evidence, ids)), ("in flight", _held(evidence, ids))):
+        for what, spans in (("worked on", _worked(evidence, ids)), ("held", _held(evidence, ids))):
             most, task = _overlap(spans)
             if most > policy.max_in_flight:
                 yield task, f"{most} tasks of {job} were {what} at once; {policy.max_in_flight} may be"
@@ -240,7 +238,7 @@ def the_line_holds(evidence: Evidence) -> Found:
 def nobody_waits_in_a_circle(evidence: Evidence) -> Found:
     """There is one order of locks: the database found no deadlock."""
     if evidence.deadlocks:
-        yield "-", f"{evidence.deadlocks} deadlocks; see the server's log"
+        yield "-", f"{evidence.deadlocks} deadlocks; see the database's log"
 
 
 RULES: tuple[Callable[[Evidence], Found], ...] = (
@@ -302,16 +300,26 @@ def _ended_well(call: Call) -> bool:
 
 
 def _held(evidence: Evidence, ids: set[str]) -> list[tuple[float, float, str]]:
-    """Return from when to when the tasks were held, by the server's times."""
+    """Return from when to when the tasks were held for sure.
+
+    A time of the server's is that of a transaction's begin: that of a claim may be too early, but the task
+    was held when its worker had the answer, or said that it begins.
+    """
+    answers = {
+        (call.task, call.attempt): call.answered_at
+        for call in evidence.calls
+        if call.kind == "claim" and call.task and call.answered_at
+    }
     spans = []
     for task_id in ids & evidence.histories.keys():
         since: float | None = None
         for step in evidence.histories[task_id].transitions:
-            at = step.at.timestamp()
-            if step.status in HELD:
-                since = since or at
+            if step.status == TaskStatus.CLAIMED:
+                since = answers.get((task_id, step.attempt))
+            elif step.status == TaskStatus.RUNNING:
+                since = min(since or math.inf, step.at.timestamp())
             elif since is not None:
-                spans.append((since, at - _TRANSACTION_SECONDS, task_id))
+                spans.append((since, step.at.timestamp(), task_id))
                 since = None
     return [span for span in spans if span[0] < span[1]]
 

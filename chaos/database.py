@@ -25,6 +25,9 @@ class Database(Protocol):
     def restart(self, mode: str) -> None:
         """Stop it in a mode of pg_ctl's (`fast`, `immediate`), and start it again."""
 
+    def deadlocks(self) -> int:
+        """Return how many deadlocks it has found so far."""
+
 
 class Sqlite:
     """A file."""
@@ -36,6 +39,10 @@ class Sqlite:
 
     def restart(self, mode: str) -> None:
         """Do nothing: there is no server."""
+
+    def deadlocks(self) -> int:
+        """Return 0: there is one writer at a time."""
+        return 0
 
 
 class Postgres:
@@ -61,20 +68,17 @@ class Postgres:
 
     def restart(self, mode: str) -> None:
         """Stop it in a mode of pg_ctl's, and start it again."""
-        self._control("-m", mode, "-l", str(self._server.log), "restart")
+        command = ("-w", "-D", str(self._folder), "-m", mode, "-l", str(self._server.log), "restart")
+        pgexec("pg_ctl", command, bin_path=self._server.bin_path, user=self._server.system_user)
+        self._server.ensure_postgres_running()  # it remembers the process that it has to stop
+
+    def deadlocks(self) -> int:
+        """Return how many deadlocks it has found so far."""
+        return self._server.log.read_text(encoding="utf-8").count("ERROR:  deadlock detected")
 
     def stop(self) -> None:
         """Stop it for good."""
-        self._control("-m", "immediate", "stop")
         self._server.cleanup()
-
-    def _control(self, *arguments: str) -> None:
-        pgexec(
-            "pg_ctl",
-            ("-w", "-D", str(self._folder), *arguments),
-            bin_path=self._server.bin_path,
-            user=self._server.system_user,
-        )
 
 
 @contextmanager

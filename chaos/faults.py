@@ -43,7 +43,8 @@ class Injector:
             deck = [kind for kind, (times, _) in self.kinds.items() for _ in range(times)]
             self._rng.shuffle(deck)
             for kind in deck:
-                await asyncio.sleep(self._rng.uniform(0.5, 1.5) * pause)
+                wait = self._rng.uniform(0.5, 1.5) * pause
+                await asyncio.sleep(min(wait, end - time.monotonic()))
                 if time.monotonic() >= end:
                     return
                 await self.inject(kind)

@@ -73,10 +73,6 @@ class Server:
         """Whether it has ended by itself."""
         return self._process is not None and self._process.returncode is not None
 
-    def count(self, text: str) -> int:
-        """Return in how many lines it has said something."""
-        return sum(text in line for line in self._said)
-
     @property
     def lines_said(self) -> int:
         """How many lines it has written so far."""

@@ -95,7 +95,7 @@ class Stage:
             histories=histories,
             policies=self.policies,
             lines=frozenset({LINE.name}),
-            deadlocks=self.server.count("deadlock detected"),
+            deadlocks=self.database.deadlocks(),
             worker_timeout_seconds=self.settings["worker_timeout_seconds"],
             sweeper_interval_seconds=self.settings["sweeper_interval_seconds"],
         )
