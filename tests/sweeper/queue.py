@@ -99,16 +99,23 @@ class Queue:
         return answer.json() if answer.content else None
 
     async def register(
-        self, name: str = "Rotate", room: str = "@global", worker_id: str | None = None
+        self, name: str = "Rotate", room: str = "@global", worker_id: str | None = None, **policy: Any
     ) -> dict[str, Any]:
         """Register a job, of which a task may be claimed for ever without being started."""
-        body = {"category": "modifiers", "name": name, "worker_id": worker_id, "start_timeout_seconds": 0}
+        body = {
+            "category": "modifiers",
+            "name": name,
+            "worker_id": worker_id,
+            "start_timeout_seconds": 0,
+            **policy,
+        }
         found: dict[str, Any] = await self.ask("PUT", f"/rooms/{room}/jobs", json=body)
         return found
 
-    async def submit(self, job: Mapping[str, Any], room: str = "lab") -> dict[str, Any]:
+    async def submit(self, job: Mapping[str, Any], room: str = "lab", **wish: Any) -> dict[str, Any]:
         """Submit a task."""
-        found: dict[str, Any] = await self.ask("POST", f"/rooms/{room}/tasks/{job['full_name']}", json={})
+        url = f"/rooms/{room}/tasks/{job['full_name']}"
+        found: dict[str, Any] = await self.ask("POST", url, json=wish)
         return found
 
     async def claim(self, worker_id: str) -> dict[str, Any]:

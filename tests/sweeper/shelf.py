@@ -18,7 +18,10 @@ _SHAPE = """
         UNION ALL SELECT proname::text FROM pg_proc WHERE pronamespace = 'public'::regnamespace
     ) AS things
 """
-_EMPTY = "TRUNCATE joblib_task, joblib_worker_job, joblib_worker, joblib_job, joblib_token RESTART IDENTITY"
+_EMPTY = (
+    "TRUNCATE joblib_attempt, joblib_task, joblib_worker_job, joblib_worker, joblib_job, joblib_token, "
+    "joblib_switch RESTART IDENTITY"
+)
 _HANG_UP = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1 AND pid <> pg_backend_pid()
 """

@@ -65,7 +65,7 @@ class JobLib:
         """Add the routes under ``/v1/joblib`` and the pages of the problems; join the app's lifespan."""
         self._app = app
         app.state.joblib = self.runtime
-        app.state.joblib_sweeper = self.sweeper
+        app.state.joblib_mount = self
         app.state.joblib_identity = self._identity
         app.state.joblib_identify = self._identify
         for route in routes:

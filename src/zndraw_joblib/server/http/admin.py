@@ -31,11 +31,11 @@ async def update_sweeper(
 @router.get("/admin/sweeper/preview", response_model=SweeperPreview)
 async def preview_sweeper(request: Request, runtime: CurrentRuntime, caller: Superuser) -> Response:
     """Show what a cycle would do now. Nothing is changed."""
-    return answer(await runtime.database.read(request.app.state.joblib_sweeper.preview))
+    return answer(await runtime.database.read(request.app.state.joblib_mount.sweeper.preview))
 
 
 async def _state(request: Request, runtime: Runtime) -> SweeperState:
-    sweeper, settings = request.app.state.joblib_sweeper, runtime.settings
+    sweeper, settings = request.app.state.joblib_mount.sweeper, runtime.settings
     mode = await runtime.database.read(partial(sweep.mode, default=settings.sweeper_mode))
     return SweeperState(
         mode=mode,

@@ -5,6 +5,7 @@ Source: seed 000 (a lost worker fails its tasks) and seed 004 (release with back
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from zndraw_joblib.contract.problems import (
     InternalTimeout,
@@ -38,17 +39,27 @@ def _after(now: datetime, seconds: float | None) -> datetime | None:
     return None if seconds is None else now + timedelta(seconds=seconds)
 
 
-def ended(task: Record, status: TaskStatus, now: datetime, error: str | None, code: str | None) -> Record:
+def ended(
+    task: Record, status: TaskStatus, now: datetime, error: str | None, code: str | None, **also: Any
+) -> Record:
     """Return the task at its end."""
     return replace(
-        task, status=status, completed_at=now, error=error, error_code=code, deadline=None, run_at=None
+        task,
+        status=status,
+        completed_at=now,
+        error=error,
+        error_code=code,
+        deadline=None,
+        run_at=None,
+        **also,
     )
 
 
-def queued(task: Record, reason: str, run_at: datetime | None = None) -> Record:
+def queued(task: Record, reason: str, run_at: datetime | None = None, **also: Any) -> Record:
     """Return the task back in its queue, or on its way there. Whoever held it is fenced out."""
     return replace(
         task,
+        **also,
         status=TaskStatus.PENDING,
         worker_id=None,
         claimed_at=None,
@@ -69,22 +80,22 @@ def failed(
     `chance`, between 0 and 1, is for the jitter of the pause before it.
     """
     crashed = cause == Cause.WORKER_LOST
-    task = replace(task, failures=task.failures + (not crashed), crashes=task.crashes + crashed)
+    failures, crashes = task.failures + (not crashed), task.crashes + crashed
     code = _CODES.get(cause, ERROR)
-    if may_retry and _may_go_again(task, cause):
-        pause = task.policy.backoff.pause(task.failures + task.crashes, chance)
-        again = queued(task, code, now + timedelta(seconds=pause))
-        return replace(again, error=error, error_code=code, result=None)
-    return ended(task, TaskStatus.FAILED, now, error, code)
+    counts: dict[str, Any] = {"failures": failures, "crashes": crashes}
+    if may_retry and _may_go_again(task, cause, **counts):
+        pause = timedelta(seconds=task.policy.backoff.pause(failures + crashes, chance))
+        return queued(task, code, now + pause, error=error, error_code=code, **counts)
+    return ended(task, TaskStatus.FAILED, now, error, code, **counts)
 
 
-def _may_go_again(task: Record, cause: Cause) -> bool:
+def _may_go_again(task: Record, cause: Cause, failures: int, crashes: int) -> bool:
     policy = task.policy
     most = task.max_attempts or policy.max_attempts
     # With one attempt there is no other, however it ended: seed 000.
     if most == 1 or cause not in policy.retry_on:
         return False
-    return task.crashes < policy.max_crashes if cause == Cause.WORKER_LOST else task.failures < most
+    return crashes < policy.max_crashes if cause == Cause.WORKER_LOST else failures < most
 
 
 def lost(task: Record, now: datetime, chance: float) -> Record:
@@ -118,8 +129,7 @@ def stuck_inside(task: Record, now: datetime) -> Record:
 
 def retried(task: Record, reason: str) -> Record:
     """Return a task that had ended without success in its queue again, with all its attempts before it."""
-    again = queued(task, reason)
-    return replace(again, failures=0, crashes=0, expires_at=None, error=None, error_code=None, result=None)
+    return queued(task, reason, failures=0, crashes=0, expires_at=None, error=None, error_code=None)
 
 
 def released(task: Record) -> Record:

@@ -20,7 +20,7 @@ from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import Record, Wanted
 
-WORKERS_PER_BATCH = 200
+WORKERS_PER_BATCH = 128
 TASKS_PER_BATCH = 1000
 _MODE = "sweeper_mode"
 # A heartbeat this far ahead of the clock is jitter; beyond it the clock was set back.

@@ -148,7 +148,7 @@ async def settle(
     found = await task_store.held(tx, wanted, limit=limit)
     now = await tx.now()
     moves = [(task, decide(task, now, random.random())) for task in found]  # noqa: S311 - jitter
-    await task_store.move(tx, moves)
+    await task_store.move_alike(tx, moves)
     for _, after in moves:
         views.tell(tx, after)
     if tally is not None:

@@ -254,6 +254,26 @@ async def move(tx: Transaction, moves: Sequence[tuple[Record, Record]]) -> None:
         await tx.execute(insert(attempts), over)
 
 
+async def move_alike(tx: Transaction, moves: Sequence[tuple[Record, Record]]) -> None:
+    """Do what `move` does, for held tasks, of which many come to the same end: in one statement for those."""
+    alike: dict[tuple[Any, ...], list[tuple[Record, Record]]] = {}
+    for before, after in moves:
+        crash, failure = after.crashes - before.crashes, after.failures - before.failures
+        end = (after.status, after.completed_at, after.error, after.error_code, crash, failure)
+        alike.setdefault(end, []).append((before, after))
+    for (status, at, error, code, crash, failure), same in alike.items():
+        if status not in TERMINAL:
+            await move(tx, same)
+            continue
+        values = {"status": status.value, "completed_at": at, "error": error, "error_code": code}
+        counts = {"crashes": tasks.c.crashes + crash, "failures": tasks.c.failures + failure}
+        change = update(tasks).values(deadline=None, **values, **counts)
+        for start in range(0, len(same), _CHUNK):
+            part = [before.seq for before, _ in same[start : start + _CHUNK]]
+            await tx.execute(change.where(tasks.c.seq.in_(padded(part)), _HELD))
+        _note_freed(tx, same)
+
+
 def _note_times(tx: Transaction, written: Iterable[Record]) -> None:
     for task in written:
         if _is_scheduled(task) and task.run_at is not None:
