@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Place
-from cli.program import until
+from cli.program import Program, Serving, until
 from zndraw_joblib.contract.messages import JobRegisterRequest, TaskResponse
 from zndraw_joblib.worker.remote import Remote
 
@@ -18,11 +18,11 @@ class Job:
     def __init__(self, remote: Remote, room: str) -> None:
         self.remote, self.room = remote, room
         registered = remote.register(room, JobRegisterRequest(category="analysis", name="Slow"))
+        assert registered.worker_id is not None
         self.name, self.worker_id = registered.full_name, registered.worker_id
 
     def claim(self) -> TaskResponse | None:
         """Claim a task."""
-        assert self.worker_id is not None
         return self.remote.claim(self.worker_id)[0].task
 
 
@@ -30,7 +30,9 @@ class Job:
 def job(place: Place, request: pytest.FixtureRequest) -> Iterator[Job]:
     """Return a job of the test's own."""
     with place.server.connect() as connection:
-        yield Job(Remote(connection), f"mending-{request.node.name.replace('_', '-')[:60]}")
+        job = Job(Remote(connection), f"mending-{request.node.name[:60]}")
+        yield job
+        job.remote.remove_worker(job.worker_id, 5)
 
 
 def test_a_task_waits_as_its_caller_wishes(place: Place, job: Job) -> None:
@@ -145,21 +147,26 @@ def test_a_drained_worker_ends_well(place: Place, processes: str) -> None:
     assert not workers()
 
 
-def test_the_sweeper_is_looked_at_and_switched(place: Place) -> None:
-    """Its mode, its last cycle, and what it would do."""
-    try:
-        observing, preview, shown, both = place.program.each(
-            [
-                ["sweeper", "--mode", "observe", "--json"],
-                ["sweeper", "--preview"],
-                ["sweeper"],
-                ["sweeper", "--preview", "--mode", "off"],
-            ]
+def test_the_sweeper_is_looked_at_and_switched(program: Program) -> None:
+    """Its mode and its last cycle; what it would do with a silent worker and its task, and does not."""
+    with Serving(program, WORKER_TIMEOUT_SECONDS="0.4", SWEEPER_INTERVAL_SECONDS="0.2") as server:
+        program.env["ZNDRAW_JOBLIB_URL"] = server.url
+        observing, both = program.each(
+            [["sweeper", "--mode", "observe", "--json"], ["sweeper", "--preview", "--mode", "off"]]
         )
         assert json.loads(observing.out)["mode"] == "observe"
-        assert preview.out.splitlines() == ["what\tid\tbefore\tafter\treason\trun_at"]
-        assert "workers" in preview.err
-        assert dict(line.split(maxsplit=1) for line in shown.out.splitlines())["mode"] == "observe"
         assert (both.code, both.is_refusal) == (2, True)
-    finally:
-        assert "enforce" in place.program.ok("sweeper", "--mode", "enforce")
+        with server.connect() as connection:
+            job = Job(Remote(connection), "silent")
+            task_id = str(job.remote.submit(job.room, job.name, {}).id)
+            assert job.claim() is not None
+        preview = until(lambda: (done := program.run("sweeper", "--preview")).out.count("\n") == 3 and done)
+        assert "1 are silent" in preview.err
+        header, *lines = [line.split("\t") for line in preview.out.splitlines()]
+        assert header == ["what", "id", "before", "after", "reason", "run_at"]
+        assert [line[:4] for line in lines] == [
+            ["worker", str(job.worker_id), "", "removed"],
+            ["task", task_id, "claimed", "failed"],
+        ]
+        shown = dict(line.split(maxsplit=1) for line in program.ok("sweeper").splitlines())
+        assert (shown["mode"], shown["stale"]) == ("observe", "1")

@@ -96,22 +96,28 @@ def test_a_task_in_hand_is_finished_before_a_drained_worker_leaves(
 
 
 def test_a_manager_serves_again_after_a_drain(worker: Make, room: str, api: Connection) -> None:
-    """As after a disconnect; one that holds a task that it never reports can be disconnected all the same."""
+    """As after a disconnect; who waits for the end of a worker that is gone waits no more."""
     manager = worker(lambda task: task.extension.a, heartbeat_interval=0.1)
     manager.register(Add, room=room)
     first = manager.worker_id
     drain(api, first)
     until(lambda: manager.worker_id is None)
-    manager.wait()
     manager.register(Add, room=room)
     assert manager.worker_id not in (None, first)
     assert manager.wait_for(manager.submit(Add(a=5), room=room), 5).result == 5
-    idle = worker(heartbeat_interval=0.1)
-    idle.register(Add, room=f"{room}-2")
-    idle.submit(Add(), room=f"{room}-2")
-    task = idle.claim(5)
+    drain(api, manager.worker_id)
+    until(lambda: manager.worker_id is None)
+    manager.wait()
+
+
+def test_a_drained_worker_may_be_disconnected(worker: Make, room: str, api: Connection) -> None:
+    """It does not wait for a task that is never reported; that one is told."""
+    manager = worker(heartbeat_interval=0.1)
+    manager.register(Add, room=room)
+    manager.submit(Add(), room=room)
+    task = manager.claim(5)
     assert task is not None
-    drain(api, idle.worker_id)
-    until(lambda: not idle.registry)
-    idle.disconnect()
+    drain(api, manager.worker_id)
+    until(lambda: not manager.registry)
+    manager.disconnect()
     assert task.cancelled.is_set()

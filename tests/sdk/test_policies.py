@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from sdk.jobs import Add, Picky
-from sdk.live import LiveServer, until
 from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.recovery import Backoff, Cause
 from zndraw_joblib.contract.status import TaskStatus
@@ -191,28 +190,6 @@ def test_a_worker_gets_no_more_tasks_than_it_may_hold(worker: Make, room: str) -
     assert manager.claim(5) is not None
 
 
-def test_a_worker_that_holds_what_it_may_does_not_ask_all_the_time(
-    worker: Make, room: str, said: Said
-) -> None:
-    """With more threads than tasks that it may hold, the others wait."""
-    may_end, running = [], []
-
-    def execute(task: ClaimedTask) -> None:
-        running.append(task)
-        until(lambda: may_end)
-
-    manager = worker(execute, concurrency=3, max_tasks=1)
-    manager.register(Add, room=room)
-    tasks = [manager.submit(Add(), room=room) for _ in range(2)]
-    until(lambda: running)
-    said.clear()
-    with pytest.raises(TimeoutError):
-        manager.wait_for(tasks[1], 1)
-    assert sum(path.endswith("/claim") for _, path, _ in said) < 4
-    may_end.append(True)
-    assert [manager.wait_for(task, 5).status for task in tasks] == [TaskStatus.COMPLETED] * 2
-
-
 def test_a_task_is_handed_back_and_looked_into(worker: Make, room: str) -> None:
     """Released by hand it is claimed again; its history and its reasons are told; its end is undone."""
     manager = worker()
@@ -235,7 +212,7 @@ def test_a_task_is_handed_back_and_looked_into(worker: Make, room: str) -> None:
 
 
 def test_an_attempt_that_was_taken_away_is_dropped(
-    worker: Make, room: str, api: Connection, server: LiveServer, caplog: pytest.LogCaptureFixture
+    worker: Make, room: str, api: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An operator released it while it ran: its late report is refused, said once, and the worker goes on."""
     caplog.set_level("INFO")

@@ -16,7 +16,7 @@ import pytest
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer, until
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.worker.api import connect
+from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.serving import serve
 from zndraw_joblib.worker.tasks import ClaimedTask
@@ -58,32 +58,51 @@ def test_a_worker_that_leaves_takes_no_task_along(worker: Make, room: str) -> No
     assert [keeper.wait_for(task, 10).result for task in tasks] == list(range(len(tasks)))
 
 
-def test_a_task_that_comes_after_the_stop_is_handed_back(worker: Make, room: str, server: LiveServer) -> None:
-    """The open long-poll gets one just then: it is neither run nor failed, and no attempt is lost."""
-    ran: list[str] = []
-    stopped = threading.Event()
+class StopFirst:
+    """Lets a worker be stopped before it hears the answer to its claim."""
 
-    def note_stop(request: httpx.Request) -> None:
+    def __init__(self, api: Connection, leave: Callable[[], None]) -> None:
+        self.stopped, self.gone = threading.Event(), threading.Event()
+        self.went_too_soon = False
+        self.leaving = threading.Thread(target=leave)
+        api.http.event_hooks = {"request": [self.request], "response": [self.response]}
+
+    def request(self, request: httpx.Request) -> None:
+        """Note when the worker has stopped, and whether it leaves before all is handed back."""
         if request.method == "DELETE":
-            stopped.set()
+            (self.stopped if "/jobs/" in request.url.path else self.gone).set()
+        elif request.url.path.endswith("/release"):
+            self.went_too_soon = self.gone.wait(0.3)
 
-    def stop_first(response: httpx.Response) -> None:
-        if response.request.url.path.endswith("/claim") and not leaving.is_alive():
-            leaving.start()
-            assert stopped.wait(5)
+    def response(self, response: httpx.Response) -> None:
+        """Hold the answer to a claim back until the worker was stopped."""
+        if response.request.url.path.endswith("/claim") and not self.leaving.is_alive():
+            self.leaving.start()
+            assert self.stopped.wait(5)
 
+
+@pytest.mark.parametrize("way", ["serving", "by hand"])
+def test_a_task_that_comes_after_the_stop_is_handed_back(
+    worker: Make, room: str, server: LiveServer, way: str
+) -> None:
+    """The open long-poll gets one just then: it is neither run nor failed, and no attempt is lost."""
+    got: list[object] = []
     with server.connect() as api:
-        manager, keeper = worker(lambda task: ran.append(task.task_id), at=api), worker()
-        leaving = threading.Thread(target=manager.disconnect)
+        manager, keeper = worker(got.append if way == "serving" else None, at=api), worker()
         for each in (manager, keeper):
             each.register(Add, room=room, max_attempts=2, retry_on=[])
+        claiming = threading.Thread(target=lambda: got.append(manager.claim(20)))
+        if way == "by hand":
+            claiming.start()
         until(lambda: server.sleeping == 1)
-        api.http.event_hooks = {"request": [note_stop], "response": [stop_first]}
+        stop = StopFirst(api, manager.disconnect)
         task_id = keeper.submit(Add(), room=room)
-        assert stopped.wait(5)
-        leaving.join(10)
-        assert not leaving.is_alive()
-    assert ran == []
+        assert stop.stopped.wait(5)
+        stop.leaving.join(10)
+        if way == "by hand":
+            claiming.join(5)
+    assert got == ([None] if way == "by hand" else [])
+    assert not stop.went_too_soon
     assert keeper.get_task(task_id).status == TaskStatus.PENDING
     reasons = [step.reason for step in keeper.history(task_id).transitions]
     assert reasons == ["submitted", None, "released"]
@@ -221,7 +240,7 @@ SCRIPT = """
 import signal, sys, time
 from pathlib import Path
 from typing import Any
-from zndraw_joblib.worker.api import connect
+from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.manager import JobManager
 from sdk.jobs import Add
 

@@ -104,8 +104,10 @@ class Claims:
         while True:
             found = self._next(pace)
             if found is not None:
-                self._hold(-1)
-                task = self._accept(found)
+                try:
+                    task = self._accept(found)
+                finally:
+                    self._hold(-1)
                 if task is not None:
                     return task
             left = deadline - time.monotonic()
@@ -151,12 +153,16 @@ class Claims:
             with self._change:
                 self._polling = False
                 self._change.notify_all()
-        is_early = applied <= 0 or time.monotonic() - began < applied / 2
-        if task is None and is_early and not self.stopped:
-            # The server may only have ended the wait; where it gave a reason, that will last.
-            is_brief = applied > 0 and answer.reason in {None, NoTask.EMPTY}
-            self._wake.wait(min(pace.pause, _EARLY_PAUSE_SECONDS) if is_brief else pace.pause)
+        if task is None and not self.stopped:
+            self._pause(applied, time.monotonic() - began, pace.pause)
         return task
+
+    def _pause(self, applied: int, waited: float, pause: float) -> None:
+        """Sleep where the server answered "nothing" before its time; a wake-up ends it."""
+        if applied <= 0:
+            self._wake.wait(pause)
+        elif waited < applied / 2:
+            self._wake.wait(min(pause, _EARLY_PAUSE_SECONDS))
 
     def _ask(self, wait: int) -> tuple[TaskClaimResponse, int]:
         worker_id = self._roster.worker()

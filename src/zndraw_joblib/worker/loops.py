@@ -132,14 +132,13 @@ class ClaimLoop:
     def _start(self, task: ClaimedTask) -> bool:
         """Tell that the work begins, or hand the task back where the stop comes first; tell which it was."""
         try:
-            if not self._claims.stopped:
-                self._reports.start(task, self._claims.stopping)
-                return True
+            self._reports.start(task, self._claims.stopping)
         except Exception as error:
             if not (self._claims.stopped and passing(error)):
                 raise
-        self._reports.release_in_haste(task)
-        return False
+            self._reports.release_in_haste(task)
+            return False
+        return True
 
     def _tell(self, task: ClaimedTask, result: Any, error: BaseException | None) -> None:
         if error is None:
