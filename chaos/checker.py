@@ -72,7 +72,9 @@ def each_ends_once(evidence: Evidence) -> Found:
         ends = [place for place, step in enumerate(steps) if step.status in TERMINAL]
         if ends != [len(steps) - 1]:
             yield task_id, f"its history does not end once: {_told(history)}"
-        elif (steps[-1].status, steps[-1].attempt) != _state(evidence.by_id[task_id]):
+        elif task_id in evidence.by_id and (steps[-1].status, steps[-1].attempt) != _state(
+            evidence.by_id[task_id]
+        ):
             yield task_id, f"its history does not end as it stands: {_told(history)}"
         claims = [step.attempt for step in steps if step.status == TaskStatus.CLAIMED]
         if any(later <= earlier for earlier, later in pairwise(claims)):
