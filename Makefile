@@ -5,11 +5,11 @@ READY := .venv/.ready
 OLD := .venv-0.1.7
 JS := tests/peers/js
 PEERS := $(OLD)/.ready $(JS)/node_modules/.ready
-CODE := src tests alembic benchmarks examples
+CODE := src tests alembic benchmarks chaos examples
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test peers check format bench run clean
+.PHONY: help demo test peers check format bench chaos run clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ format: $(READY) ## put the code into its form, and repair what can be repaired
 
 bench: $(READY) ## measure
 	$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: $(READY) ## break everything for three minutes, and prove that nothing was lost
+	$(BIN)/python -m chaos $(ARGS)
 
 run: $(READY) ## serve on this machine
 	$(BIN)/zndraw-joblib serve $(ARGS)

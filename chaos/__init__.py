@@ -1,0 +1,1 @@
+"""Real processes, real faults, and a proof of what is promised, seen from outside."""
