@@ -41,7 +41,7 @@ bench: $(READY) ## measure
 	$(BIN)/python -m benchmarks $(ARGS)
 
 chaos: $(READY) ## break everything for three minutes, and prove that nothing was lost
-	$(BIN)/python -m chaos $(ARGS)
+	$(BIN)/python -W "ignore:XDG_RUNTIME_DIR is not set" -m chaos $(ARGS)
 
 run: $(READY) ## serve on this machine
 	$(BIN)/zndraw-joblib serve $(ARGS)

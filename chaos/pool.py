@@ -34,9 +34,13 @@ class Place:
 
 
 class Pool:
-    """Workers of the server at `url`, which write their journals into `folder`."""
+    """Workers of the server at `url`, which write their journals into `folder`.
 
-    def __init__(self, url: str, folder: Path) -> None:
+    Each runs `concurrency` tasks at once, or one where it serves the job that is done in a line.
+    """
+
+    def __init__(self, url: str, folder: Path, concurrency: int = 2) -> None:
+        self.concurrency = concurrency
         self._url, self._folder = url, folder
         self._numbers = itertools.count(1)
         # Each worker is a process of its own, but need not import everything again.
@@ -53,10 +57,11 @@ class Pool:
 
     def fill(self, place: Place) -> None:
         """Start a worker in a place."""
+        concurrency = 1 if jobs.LINE in place.jobs else self.concurrency
         path = self._folder / f"{next(self._numbers)}.jsonl"
         place.is_stopped = False
         place.process = self._context.Process(
-            target=worker.work, args=(self._url, TOKEN, path, place.jobs), daemon=True
+            target=worker.work, args=(self._url, TOKEN, path, place.jobs, concurrency), daemon=True
         )
         place.process.start()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from chaos.jobs import LINE, Job, Slow
+from chaos.jobs import Job, Slow
 from chaos.journal import Journal
 from zndraw_joblib import ClaimedTask, JobManager
 from zndraw_joblib.worker.api import API_PREFIX, Connection
@@ -19,7 +19,6 @@ from zndraw_joblib.worker.api import API_PREFIX, Connection
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
 _HANG_SECONDS = 2.5
-_CONCURRENCY = 2
 
 
 class Failed(Exception):
@@ -81,7 +80,7 @@ def heard(response: httpx.Response) -> dict[str, Any]:
     return {"worker": body["worker_id"]} if "worker_id" in body else {}
 
 
-def work(url: str, token: str, path: Path, jobs: Sequence[Job]) -> None:
+def work(url: str, token: str, path: Path, jobs: Sequence[Job], concurrency: int) -> None:
     """Serve `jobs` until SIGTERM."""
     logging.basicConfig(filename=path.with_suffix(".log"), format="%(asctime)s %(threadName)s %(message)s")
     journal = Journal(path)
@@ -100,7 +99,7 @@ def work(url: str, token: str, path: Path, jobs: Sequence[Job]) -> None:
 
     with (
         Recorded(url, token, journal) as api,
-        JobManager(api, execute=execute, concurrency=1 if LINE in jobs else _CONCURRENCY) as manager,
+        JobManager(api, execute=execute, concurrency=concurrency) as manager,
     ):
 
         def register() -> None:

@@ -18,6 +18,8 @@ def open_stage(database_url: str, tmp_path: Path) -> OpenStage:
     @asynccontextmanager
     async def opened(changes: str, job: Job, workers: int, **settings: float) -> AsyncIterator[Stage]:
         async with stage.stage(Kept(database_url), tmp_path, (LAUNCHER, changes), **settings) as on:
+            # One that waits for a second task lives as long as it waits, even if it stands still.
+            on.pool.concurrency = 1
             for _ in range(workers):
                 on.pool.add([job])
             await on.ready([job])

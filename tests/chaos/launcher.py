@@ -25,7 +25,7 @@ def take_out_fence() -> None:
 
 def take_out_credit() -> None:
     """Judge workers at once after the server was away."""
-    assert "_watching_since" in sweeper.Sweeper.cycle.__code__.co_names
+    assert "_watching_since" in sweeper.Sweeper.__init__.__code__.co_names
     sweeper.Sweeper._watching_since = property(lambda _: -math.inf, lambda *_: None)
 
 
