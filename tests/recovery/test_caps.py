@@ -227,24 +227,30 @@ async def test_a_full_worker_is_woken_when_it_has_a_place_again(replica: Replica
             task = await claim
 
 
-@pytest.mark.parametrize("how", ["full", "draining"])
-async def test_who_may_have_no_task_keeps_it_from_nobody(replica: Replica, how: str) -> None:
-    """A full worker, or one that leaves, waits before another: the other one gets what is submitted."""
+async def test_who_may_have_no_task_keeps_it_from_nobody(replica: Replica) -> None:
+    """A full worker waits before another: the other one gets what is submitted."""
     job, other = await replica.register(max_tasks=1), await replica.register()
-    if how == "full":
-        await replica.running(job)
+    await replica.running(job)
     first = asyncio.create_task(replica.ask(job.worker_id, wait=LONG))
     await claims_asleep(replica, 1)
-    if how == "draining":
-        await replica.drain(job.worker_id)
     second = asyncio.create_task(replica.take(other.worker_id, wait=LONG))
     await claims_asleep(replica, 2)
     submitted = await replica.submit(job)
     async with asyncio.timeout(2):
         assert (await second).id == submitted.id
     replica.runtime.sleepers.close()
-    reason = NoTask.MAX_TASKS if how == "full" else NoTask.DRAINING
-    assert (await first).reason in {reason, NoTask.EMPTY if how == "full" else reason}
+    assert (await first).reason in {NoTask.MAX_TASKS, NoTask.EMPTY}
+
+
+async def test_a_draining_worker_is_told_at_once(replica: Replica) -> None:
+    """Its open claim ends, and the next one does not wait."""
+    job = await replica.register()
+    asked = asyncio.create_task(replica.ask(job.worker_id, wait=LONG))
+    await claims_asleep(replica, 1)
+    await replica.drain(job.worker_id)
+    async with asyncio.timeout(2):
+        assert (await asked).reason == NoTask.DRAINING
+        assert (await replica.ask(job.worker_id, wait=LONG)).reason == NoTask.DRAINING
 
 
 async def crowd(replica: Replica, count: int, **how: Any) -> list[UUID | None]:
