@@ -165,6 +165,14 @@ class QueueAgainstLedger(RuleBasedStateMachine):
             self.report([(id_, None, None, "right") for id_ in held[-1:]])
         return task_id
 
+    @rule(worker=known_workers, steps=st.sampled_from([1, 2, 2]))
+    def go_wrong(self, worker: UUID, steps: int) -> None:
+        """A worker fails whatever it gets, once or again and again."""
+        for _ in range(steps):
+            self.claim([(worker, None, None)])
+            held = [id_ for id_, task in self.ledger.tasks.items() if task.holder == worker]
+            self.report([(id_, None, TaskStatus.FAILED, "right") for id_ in held[-1:]])
+
     def _owner(self, worker: UUID | None) -> Identity:
         owners = {worker_id: known.owner for worker_id, known in self.ledger.workers.items()}
         return Identity(owners.get(worker, OWNER.id), is_superuser=False)

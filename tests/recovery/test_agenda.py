@@ -80,6 +80,16 @@ async def test_a_sooner_task_that_comes_later_is_not_missed(replica: Replica) ->
     assert min(late) < PROMPT, late
 
 
+async def test_a_later_task_that_comes_later_delays_no_sooner_one(replica: Replica) -> None:
+    """Nor does one that is for a time of which the server knows already."""
+    job = await replica.register()
+    async with minded(replica):
+        soon = await replica.submit(job, delay_seconds=0.1)
+        for hours in (1, 2, 1):
+            await replica.submit(job, delay_seconds=3600 * hours)
+        assert await lateness(replica, job, soon) < 2
+
+
 async def test_the_pause_after_a_failure_is_minded_too(replica: Replica) -> None:
     """A task that waits for its next attempt is scheduled like any other."""
     backoff = {"base_seconds": 0.1, "factor": 1}

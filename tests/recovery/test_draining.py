@@ -29,6 +29,21 @@ async def test_a_worker_that_drains_gets_nothing(replica: Replica) -> None:
     assert not (await replica.beat(other.worker_id)).drain
 
 
+async def test_a_claim_that_sleeps_ends_when_its_worker_drains(replica: Replica) -> None:
+    """It hears why at once, and what is submitted then is for the next one that waits."""
+    job, other = await replica.register(), await replica.register()
+    first = asyncio.create_task(replica.ask(job.worker_id, wait=LONG))
+    await claims_asleep(replica, 1)
+    second = asyncio.create_task(replica.take(other.worker_id, wait=LONG))
+    await claims_asleep(replica, 2)
+    await replica.drain(job.worker_id)
+    async with asyncio.timeout(2):
+        assert (await first).reason is NoTask.DRAINING
+    submitted = await replica.submit(job)
+    async with asyncio.timeout(2):
+        assert (await second).id == submitted.id
+
+
 async def test_a_worker_that_drains_finishes_what_it_has(replica: Replica) -> None:
     """What it holds stays its own, and ends as it would."""
     job = await replica.register()

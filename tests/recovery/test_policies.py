@@ -1,5 +1,6 @@
 """What becomes of a task whose attempt went wrong is what its job's policy says, counted and paused right."""
 
+import asyncio
 from math import exp
 from typing import Any
 from uuid import UUID
@@ -409,3 +410,22 @@ async def test_a_task_may_come_back_to_a_job_that_was_hidden(
     assert not is_new
     await back_in_queue(timed, clock, told)
     assert (await timed.take(back.worker_id)).id == running.id
+
+
+async def test_a_task_comes_back_while_its_job_is_let_go(pair: list[Replica]) -> None:
+    """Whatever is first: the job is shown as long as its task waits, and the next worker gets it."""
+    for _ in range(8):
+        job = await pair[0].register(max_attempts=9, retry_on=CAUSES, backoff=AT_ONCE)
+        running = await pair[0].running(job)
+        await asyncio.gather(
+            pair[0].leave_job(job.worker_id, job),
+            pair[1].report(running.id, TaskStatus.FAILED, error="oh", attempt=running.attempt),
+        )
+        back, is_new = await pair[0].register_anew()
+        assert not is_new
+        again = await pair[1].start(back.worker_id)
+        assert (again.id, again.attempt) == (running.id, 2)
+        await asyncio.gather(
+            pair[0].leave_job(back.worker_id, back),
+            pair[1].report(again.id, TaskStatus.COMPLETED, attempt=2),
+        )
