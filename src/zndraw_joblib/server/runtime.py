@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from zndraw_joblib.contract.messages import (
     NamedTask,
-    NoTask,
     TaskClaimResponse,
     TaskResponse,
     TaskSubmitRequest,
@@ -60,18 +59,6 @@ _BEATS_AT_ONCE = 1000
 _FINISH_SECONDS = 10.0
 # So many tasks are looked up in a few milliseconds.
 _SHORTLY_READ = 500
-
-
-def _keys(worker_id: UUID, got: claims.Claimed) -> list[str]:
-    """Return what a claim that got nothing sleeps on.
-
-    Who may not have a task, however many there are, is not woken for one: it would keep that from others.
-    """
-    if got.reason == NoTask.DRAINING:
-        return [worker_key(worker_id)]
-    if got.reason == NoTask.MAX_TASKS:
-        return [worker_key(worker_id), place_key(worker_id)]
-    return [worker_key(worker_id), *map(job_key, got.jobs)]
 
 
 class Runtime:
@@ -255,7 +242,7 @@ class Runtime:
         deadline = time.monotonic() + wait
         got: claims.Claimed | None = await self._claim_once(item)
         while got is not None and not got.is_final and not self._is_over(deadline, gone):
-            keys = _keys(worker_id, got)
+            keys = got.keys(worker_id)
             got = await self._claim_asleep(item, keys, deadline, gone)
         return TaskClaimResponse(task=got.task, reason=got.reason) if got else TaskClaimResponse()
 
@@ -276,7 +263,7 @@ class Runtime:
             while True:
                 self.sleepers.look(sleeper)
                 got = await self._claim_once(item)
-                is_for_others = not got.is_final and keys != _keys(item.worker_id, got)
+                is_for_others = not got.is_final and keys != got.keys(item.worker_id)
                 if not is_for_others:
                     sleeper.found(job_key(got.task.job_name) if got.task else None)
                 if got.is_final or is_for_others or self._is_over(deadline, gone):

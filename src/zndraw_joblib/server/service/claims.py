@@ -11,7 +11,7 @@ from zndraw_joblib.contract.messages import NoTask, TaskResponse
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import Forbidden, ProblemException, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.ports import Identity, job_key, place_key, worker_key
 from zndraw_joblib.server.service import recovery, turns, views
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import queues, settling
@@ -54,6 +54,15 @@ class Claimed:
     def is_final(self) -> bool:
         """Whether it is of no use to wait for more."""
         return self.task is not None or self.reason == NoTask.DRAINING
+
+    def keys(self, worker_id: UUID) -> list[str]:
+        """Return what a claim that got nothing sleeps on.
+
+        Who may not have a task, however many there are, is not woken for one: it would keep that from others.
+        """
+        if self.reason == NoTask.MAX_TASKS:
+            return [worker_key(worker_id), place_key(worker_id)]
+        return [worker_key(worker_id), *map(job_key, self.jobs)]
 
 
 @dataclass(slots=True)

@@ -139,7 +139,7 @@ async def prune(tx: Transaction, keep: timedelta, after: int) -> tuple[int, int 
 
     Tell how many, and the `seq` to go on from; None at the end.
     """
-    return await settling.prune(tx, await tx.now() - keep, after, TASKS_PER_BATCH)
+    return await task_store.prune(tx, await tx.now() - keep, after, TASKS_PER_BATCH)
 
 
 async def preview(tx: Transaction, timeout: timedelta, internal_timeout: timedelta) -> SweeperPreview:

@@ -150,6 +150,7 @@ class Database(ABC):
                 except DBAPIError as error:
                     if not _is_void(error):
                         raise
+                    logger.info("a transaction is begun again: %r", error.orig)
                 await asyncio.sleep(0.005 * 2**attempt * random.random())  # noqa: S311 - jitter
             return await transaction()
 

@@ -6,21 +6,18 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, delete, func, or_, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 
 from zndraw_joblib.contract.names import INTERNAL, JobName
-from zndraw_joblib.contract.status import TERMINAL
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.lists import padded
 from zndraw_joblib.server.store.tables import Attempt, Job, Task, Worker
 from zndraw_joblib.server.store.tasks import (
-    CHUNK,
     IS_HELD,
     IS_PENDING,
     IS_SCHEDULED,
     QUEUED,
     Record,
-    of_status,
     records,
     selected,
 )
@@ -81,23 +78,6 @@ async def expired(
         statement = statement.where(tasks.c.seq.not_in(padded(but)))
     statement = statement.limit(limit)
     return await records(tx, statement.with_for_update(of=tasks, skip_locked=True) if lock else statement)
-
-
-async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tuple[int, int | None]:
-    """Remove those of the `limit` tasks that follow the `seq` `after` which ended before a time.
-
-    Tell how many, and the `seq` to go on from; None where the tasks are younger than that time.
-    """
-    walk = select(tasks.c.seq, tasks.c.created_at, tasks.c.completed_at).where(tasks.c.seq > after)
-    rows = (await tx.execute(walk.order_by(tasks.c.seq).limit(limit))).all()
-    if not rows or rows[0].created_at >= before:
-        return 0, None
-    old = [row.seq for row in rows if row.completed_at is not None and row.completed_at < before]
-    for start in range(0, len(old), CHUNK):
-        part = padded(old[start : start + CHUNK])
-        await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(part)))
-        await tx.execute(delete(tasks).where(tasks.c.seq.in_(part), of_status(TERMINAL)))
-    return len(old), rows[-1].seq
 
 
 def held_by(worker_ids: Sequence[UUID]) -> ColumnElement[bool]:

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Update,
     and_,
     bindparam,
+    delete,
     func,
     insert,
     literal_column,
@@ -371,3 +372,20 @@ async def finished(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
         part = tasks.c.id.in_(padded(ids[start : start + CHUNK]))
         found += (await tx.execute(select(tasks.c.id).where(part, of_status(TERMINAL)))).scalars()
     return found
+
+
+async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tuple[int, int | None]:
+    """Remove those of the `limit` tasks that follow the `seq` `after` which ended before a time.
+
+    Tell how many, and the `seq` to go on from; None where the tasks are younger than that time.
+    """
+    walk = select(tasks.c.seq, tasks.c.created_at, tasks.c.completed_at).where(tasks.c.seq > after)
+    rows = (await tx.execute(walk.order_by(tasks.c.seq).limit(limit))).all()
+    if not rows or rows[0].created_at >= before:
+        return 0, None
+    old = [row.seq for row in rows if row.completed_at is not None and row.completed_at < before]
+    for start in range(0, len(old), CHUNK):
+        part = padded(old[start : start + CHUNK])
+        await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(part)))
+        await tx.execute(delete(tasks).where(tasks.c.seq.in_(part), of_status(TERMINAL)))
+    return len(old), rows[-1].seq
