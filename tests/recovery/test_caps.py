@@ -343,3 +343,18 @@ async def test_the_end_of_a_silent_worker_frees_its_places(timed: Replica, clock
     async with asyncio.timeout(2):
         assert (await claim).id == second.id
     assert (await timed.get(first.id)).run_at is not None
+
+
+@every_kind
+async def test_a_room_is_counted_over_jobs_and_replicas(pair: list[Replica]) -> None:
+    """Claims of different jobs, which meet at no task and no job, find the last free place of a room once."""
+    for replica in pair:
+        replica.runtime.settings.room_max_in_flight = 1
+    served = [await pair[0].register(name) for name in "ABCD"]
+    for _ in range(ROUNDS):
+        for job in served:
+            await pair[0].submit(job)
+        asked = [pair[turn % 2].claim(job.worker_id) for turn, job in enumerate(served)]
+        [claimed] = [task for task in await asyncio.gather(*asked) if task is not None]
+        assert await held(pair[0]) == 1
+        await pair[0].report(claimed.id, TaskStatus.CANCELLED, by=ADMIN)
