@@ -165,13 +165,15 @@ class QueueAgainstLedger(RuleBasedStateMachine):
             self.report([(id_, None, None, "right") for id_ in held[-1:]])
         return task_id
 
-    @rule(worker=known_workers, steps=st.sampled_from([1, 2, 2]))
-    def go_wrong(self, worker: UUID, steps: int) -> None:
-        """A worker fails whatever it gets, once or again and again."""
+    @rule(worker=known_workers, steps=st.sampled_from([1, 2, 2]), is_retried=st.booleans())
+    def go_wrong(self, worker: UUID, steps: int, is_retried: bool) -> None:
+        """A worker fails what it gets, once or again and again; then the last one is tried by hand."""
         for _ in range(steps):
             self.claim([(worker, None, None)])
             held = [id_ for id_, task in self.ledger.tasks.items() if task.holder == worker]
             self.report([(id_, None, TaskStatus.FAILED, "right") for id_ in held[-1:]])
+        for task_id in held[-1:] if is_retried else []:
+            self.act(task_id, None, "retry")
 
     def _owner(self, worker: UUID | None) -> Identity:
         owners = {worker_id: known.owner for worker_id, known in self.ledger.workers.items()}

@@ -240,18 +240,7 @@ async def test_a_full_worker_keeps_a_task_from_nobody(replica: Replica) -> None:
     async with asyncio.timeout(2):
         assert (await second).id == submitted.id
     replica.runtime.sleepers.close()
-    assert (await first).reason in {NoTask.MAX_TASKS, NoTask.EMPTY}
-
-
-async def test_a_draining_worker_is_told_at_once(replica: Replica) -> None:
-    """Its open claim ends, and the next one does not wait."""
-    job = await replica.register()
-    asked = asyncio.create_task(replica.ask(job.worker_id, wait=LONG))
-    await claims_asleep(replica, 1)
-    await replica.drain(job.worker_id)
-    async with asyncio.timeout(2):
-        assert (await asked).reason == NoTask.DRAINING
-        assert (await replica.ask(job.worker_id, wait=LONG)).reason == NoTask.DRAINING
+    assert (await first).task is None
 
 
 async def crowd(replica: Replica, count: int, **how: Any) -> list[UUID | None]:
@@ -354,3 +343,18 @@ async def test_the_end_of_a_silent_worker_frees_its_places(timed: Replica, clock
     async with asyncio.timeout(2):
         assert (await claim).id == second.id
     assert (await timed.get(first.id)).run_at is not None
+
+
+@every_kind
+async def test_a_room_is_counted_over_jobs_and_replicas(pair: list[Replica]) -> None:
+    """Claims of different jobs, which meet at no task and no job, find the last free place of a room once."""
+    for replica in pair:
+        replica.runtime.settings.room_max_in_flight = 1
+    served = [await pair[0].register(name) for name in "ABCD"]
+    for _ in range(ROUNDS):
+        for job in served:
+            await pair[0].submit(job)
+        asked = [pair[turn % 2].claim(job.worker_id) for turn, job in enumerate(served)]
+        [claimed] = [task for task in await asyncio.gather(*asked) if task is not None]
+        assert await held(pair[0]) == 1
+        await pair[0].report(claimed.id, TaskStatus.CANCELLED, by=ADMIN)

@@ -39,6 +39,7 @@ async def test_a_claim_that_sleeps_ends_when_its_worker_drains(replica: Replica)
     await replica.drain(job.worker_id)
     async with asyncio.timeout(2):
         assert (await first).reason is NoTask.DRAINING
+        assert (await replica.ask(job.worker_id, wait=LONG)).reason is NoTask.DRAINING
     submitted = await replica.submit(job)
     async with asyncio.timeout(2):
         assert (await second).id == submitted.id

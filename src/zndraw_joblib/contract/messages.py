@@ -180,7 +180,8 @@ class TaskResponse(BaseModel):
     `attempt` is the fencing token: it grows with every claim, and a worker's report may carry it.
     `error` and `error_code` tell what ended the task without success, or the attempt before the next one;
     the code is a worker's `error`, or the last part of an address under ``/v1/problems/``.
-    `run_at` is set while the task waits for its time, be it by the wish of its submitter or after a failure.
+    `run_at` is set while the task waits for its time, be it by the wish of its submitter or after a failure;
+    `expires_at` until it is claimed.
     """
 
     id: UUID

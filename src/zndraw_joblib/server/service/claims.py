@@ -208,6 +208,7 @@ def _claimed(task: Record, claim: Claim, now: datetime) -> Record:
         claimed_at=now,
         claim_id=claim.claim_id,
         deadline=recovery.claimed(task, now),
+        expires_at=None,
     )
 
 
