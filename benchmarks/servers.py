@@ -1,6 +1,7 @@
 """The servers that are measured, each in a process of its own."""
 
 import argparse
+import gc
 import resource
 import socket
 import subprocess
@@ -84,6 +85,8 @@ def _run() -> None:
         if arguments.kind == "silent":
             app.state.joblib.publish = None
     allow_many_connections()
+    gc.collect()
+    gc.freeze()  # as `serve` does
     uvicorn.run(
         app,
         port=arguments.port,

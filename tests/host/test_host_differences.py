@@ -158,7 +158,7 @@ def test_each_request_may_have_a_loop_of_its_own(ask: Callable[..., httpx.Respon
     job = ask("PUT", "/rooms/lab/jobs", json=ROTATE).json()
     worker = {"worker_id": job["worker_id"]}
     for wait in (0, 1):
-        assert ask("POST", "/tasks/claim", wait, json=worker).json() == {"task": None}
+        assert ask("POST", "/tasks/claim", wait, json=worker).json() == {"task": None, "reason": "empty"}
         task = ask("POST", f"/rooms/lab/tasks/{job['full_name']}", json={}).json()
         claimed = ask("POST", "/tasks/claim", wait, json=worker).json()["task"]
         assert claimed["id"] == task["id"]

@@ -40,6 +40,10 @@ class UtcDateTime(TypeDecorator[datetime]):
         """Store UTC."""
         return value if value is None else value.astimezone(UTC)
 
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Take asyncpg's times as they are: they are in UTC."""
+        return None if dialect.driver == "asyncpg" else super().result_processor(dialect, coltype)
+
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         """Give UTC back; SQLite forgets it."""
         if value is None:
