@@ -176,6 +176,19 @@ _MOVE_MANY = _moving(dict(arrays(_MOVED).c))
 _ADD_AND_COUNT, _MOVE_AND_COUNT = (
     job_store.COUNT.add_cte(many.cte("written")) for many in (_ADD_MANY, _MOVE_MANY)
 )
+_END_ALIKE = (
+    update(tasks)
+    .where(among(tasks.c.seq, bindparam("seqs")), IS_HELD)
+    .values(
+        status=bindparam("end_status"),
+        completed_at=bindparam("end_at"),
+        error=bindparam("end_error"),
+        error_code=bindparam("end_code"),
+        crashes=tasks.c.crashes + bindparam("end_crash"),
+        failures=tasks.c.failures + bindparam("end_failure"),
+        deadline=None,
+    )
+)
 _BY_ID = FULL.where(tasks.c.id == bindparam("task"))
 _LOCK = (
     FULL.add_columns(func.now().label("now"))
@@ -209,7 +222,7 @@ async def add(tx: Transaction, new: Sequence[Record]) -> None:
     """Add tasks in their order. Their jobs are locked: else one could be hidden meanwhile."""
     rows = [{name: getattr(task, name) for name in _INSERTED} for task in new]
     await _write(tx, (_ADD, _ADD_MANY, _ADD_AND_COUNT), rows, [(None, task) for task in new])
-    _note_times(tx, new)
+    _note(tx, [(None, task) for task in new])
 
 
 async def move(tx: Transaction, moves: Sequence[tuple[Record, Record]]) -> None:
@@ -227,8 +240,7 @@ async def move(tx: Transaction, moves: Sequence[tuple[Record, Record]]) -> None:
         ways[before.seq] = (first, after)
     rows = [_parameters(before, after) for before, after in ways.values()]
     await _write(tx, (_MOVE, _MOVE_MANY, _MOVE_AND_COUNT), rows, list(ways.values()))
-    _note_times(tx, [after for _, after in ways.values()])
-    _note_freed(tx, ways.values())
+    _note(tx, ways.values())
     over = [_attempt(before, after, await tx.now()) for before, after in moves if _goes_back(before, after)]
     if over:
         await tx.execute(insert(attempts), over)
@@ -245,24 +257,20 @@ async def move_alike(tx: Transaction, moves: Sequence[tuple[Record, Record]]) ->
         if status not in TERMINAL:
             await move(tx, same)
             continue
-        values = {"status": status.value, "completed_at": at, "error": error, "error_code": code}
-        counts = {"crashes": tasks.c.crashes + crash, "failures": tasks.c.failures + failure}
-        change = update(tasks).values(deadline=None, **values, **counts)
+        told = {"end_status": status.value, "end_at": at, "end_error": error, "end_code": code}
+        counts = {"end_crash": crash, "end_failure": failure}
         for start in range(0, len(same), CHUNK):
             part = [before.seq for before, _ in same[start : start + CHUNK]]
-            await tx.execute(change.where(tasks.c.seq.in_(padded(part)), IS_HELD))
-        _note_freed(tx, same)
+            await tx.execute(_END_ALIKE, {"seqs": padded(part), **told, **counts})
+        _note(tx, same)
 
 
-def _note_times(tx: Transaction, written: Iterable[Record]) -> None:
-    for task in written:
-        if _is_scheduled(task) and task.run_at is not None:
-            tx.note_due(task.run_at)
-
-
-def _note_freed(tx: Transaction, ways: Iterable[tuple[Record, Record]]) -> None:
+def _note(tx: Transaction, ways: Iterable[tuple[Record | None, Record]]) -> None:
+    """Note what concerns others after the commit: when a task is due, and where a place is free."""
     for before, after in ways:
-        if before.status in HELD and after.status not in HELD:
+        if after.status == TaskStatus.PENDING and after.run_at is not None:
+            tx.note_due(after.run_at)
+        if before is not None and before.status in HELD and after.status not in HELD:
             tx.note_freed(before.room_id, before.worker_id)
             # What is in its queue again is told anyway, and that is one task for one free place.
             if before.policy.max_in_flight is not None and not is_queued(after):

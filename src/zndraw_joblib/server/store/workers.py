@@ -31,6 +31,8 @@ _ALIVE = select(workers.c.id).where(among(workers.c.id, _IDS)).with_for_update(s
 _BEAT = (
     update(workers).where(workers.c.id.in_(_ALIVE.scalar_subquery())).values(last_heartbeat=bindparam("at"))
 )
+_UNLINK = delete(links).where(among(links.c.worker_id, _IDS)).returning(links.c.job_id)
+_REMOVE = delete(workers).where(among(workers.c.id, _IDS))
 _SERVED = (
     select(
         links.c.worker_id,
@@ -161,10 +163,9 @@ async def mend_future(tx: Transaction, tolerance: timedelta) -> None:
 
 async def remove(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
     """Remove workers and their links. Return the ids of the jobs they served."""
-    gone = links.c.worker_id.in_(padded(ids))
-    served = await tx.execute(delete(links).where(gone).returning(links.c.job_id))
-    job_ids = sorted(set(served.scalars()))
-    await tx.execute(delete(workers).where(workers.c.id.in_(padded(ids))))
+    gone = {"ids": padded(ids)}
+    job_ids = sorted(set((await tx.execute(_UNLINK, gone)).scalars()))
+    await tx.execute(_REMOVE, gone)
     return job_ids
 
 
