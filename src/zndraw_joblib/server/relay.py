@@ -107,6 +107,10 @@ class Relay:
                 with suppress(Exception):
                     async with asyncio.timeout(1):
                         await line.send(self._frames({"bye": True}, line.frame_size)[0])
+                while not hearing.done():
+                    # A client of Redis may take a cancellation for the end of its own patience.
+                    hearing.cancel()
+                    await asyncio.wait([hearing], timeout=1)
 
     async def _send_on(self, line: Line, first: dict[str, Any]) -> None:
         message = first
