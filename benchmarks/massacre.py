@@ -20,6 +20,7 @@ from zndraw_joblib.server.store.tables import Job, Task, Worker
 
 _SETTINGS = {"WORKER_TIMEOUT_SECONDS": "4", "SWEEPER_INTERVAL_SECONDS": "1"}
 _HELD_EACH = 2
+_BEAT_SECONDS = 0.005
 _LONG_AGO = timedelta(days=1)
 
 
@@ -49,6 +50,7 @@ async def sweep(server: str, url: str, dead: int) -> str:
                 start = time.perf_counter()
                 await living.json("PATCH", f"/v1/joblib/workers/{worker}")
                 times.append(time.perf_counter() - start)
+                await asyncio.sleep(_BEAT_SECONDS)
 
         beating = asyncio.create_task(beat())
         cycle: dict[str, Any] = {"expired": 0}

@@ -102,7 +102,8 @@ async def settle_overdue(tx: Transaction, tally: Tally | None = None) -> int:
 
 
 async def _settle(tx: Transaction, rule: Rule, tally: Tally | None) -> int:
-    return await workers.settle(tx, rule.wanted, rule.decide, limit=TASKS_PER_BATCH, tally=tally)
+    found = await settling.held(tx, rule.wanted, limit=TASKS_PER_BATCH)
+    return await workers.settle(tx, found, rule.decide, tally)
 
 
 async def settle_expired(tx: Transaction, tally: Tally | None = None) -> int:

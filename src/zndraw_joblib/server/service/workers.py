@@ -129,7 +129,7 @@ async def retire(tx: Transaction, worker_ids: Sequence[UUID], tally: Tally | Non
     """
     if not worker_ids:
         return
-    await settle(tx, settling.held_by(worker_ids), recovery.lost, tally=tally)
+    await settle(tx, await settling.lock_held_by(tx, worker_ids), recovery.lost, tally)
     job_ids = await store.remove(tx, worker_ids)
     for room_id in await job_store.rooms(tx, job_ids) if job_ids else []:
         views.tell_jobs(tx, room_id)
@@ -140,14 +140,11 @@ async def retire(tx: Transaction, worker_ids: Sequence[UUID], tally: Tally | Non
 
 async def settle(
     tx: Transaction,
-    wanted: settling.Wanted,
+    found: Sequence[Record],
     decide: Callable[[Record, datetime, float], Record],
-    *,
-    limit: int | None = None,
     tally: Tally | None = None,
 ) -> int:
-    """Let `decide` say what becomes of the held tasks that match. Return how many there were."""
-    found = await settling.held(tx, wanted, limit=limit)
+    """Let `decide` say what becomes of held tasks, which the caller has locked. Return how many there are."""
     now = await tx.now()
     moves = [(task, decide(task, now, random.random())) for task in found]  # noqa: S311 - jitter
     await task_store.move_alike(tx, moves)

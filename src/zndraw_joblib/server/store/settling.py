@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select
 
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.lists import padded
+from zndraw_joblib.server.store.lists import among, padded
 from zndraw_joblib.server.store.tables import Attempt, Job, Task, Worker
 from zndraw_joblib.server.store.tasks import (
     IS_HELD,
@@ -31,6 +31,12 @@ Wanted = ColumnElement[bool]
 # Expressions that no index serves: few tasks are held, but without statistics SQLite would rather walk
 # all tasks in their order, or start from the jobs.
 _BY_ARRIVAL = tasks.c.seq + 0
+_HELD_BY = (
+    selected(bodies=False)
+    .where(IS_HELD, among(tasks.c.worker_id, bindparam("workers")))
+    .order_by(_BY_ARRIVAL)
+    .with_for_update(of=tasks)
+)
 _ROOM_OF_JOB = func.coalesce(jobs.c.room_id, "")
 
 
@@ -40,6 +46,11 @@ async def held(
     """Return those held tasks that match, without payload and result, locked unless only looked at."""
     statement = selected(bodies=False).where(IS_HELD, wanted).order_by(_BY_ARRIVAL).limit(limit)
     return await records(tx, statement.with_for_update(of=tasks) if lock else statement)
+
+
+async def lock_held_by(tx: Transaction, worker_ids: Sequence[UUID]) -> list[Record]:
+    """Return the tasks that these workers hold, locked, without payload and result."""
+    return await records(tx, _HELD_BY, workers=padded(worker_ids))
 
 
 async def due(tx: Transaction, now: datetime, limit: int) -> list[Record]:

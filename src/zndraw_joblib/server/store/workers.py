@@ -27,6 +27,16 @@ _LOCK = (
     .order_by(workers.c.id)
     .with_for_update(key_share=True)
 )
+_STALE = (
+    select(workers.c.id)
+    .where(workers.c.last_heartbeat < bindparam("cutoff", type_=workers.c.last_heartbeat.type))
+    .order_by(workers.c.last_heartbeat, workers.c.id)
+    .limit(bindparam("limit"))
+)
+_LOCK_STALE = _STALE.with_for_update(skip_locked=True)
+_LOCK_ONE_STALE = _STALE.where(workers.c.id == bindparam("only", type_=workers.c.id.type)).with_for_update(
+    skip_locked=True
+)
 _ALIVE = select(workers.c.id).where(among(workers.c.id, _IDS)).with_for_update(skip_locked=True)
 _BEAT = (
     update(workers).where(workers.c.id.in_(_ALIVE.scalar_subquery())).values(last_heartbeat=bindparam("at"))
@@ -133,11 +143,10 @@ async def lock_if_stale(
 
     They are locked; a worker that somebody else holds (it claims, or is swept elsewhere) is passed over.
     """
-    statement = select(workers.c.id).where(workers.c.last_heartbeat < cutoff)
+    given: dict[str, Any] = {"cutoff": cutoff, "limit": limit}
     if only is not None:
-        statement = statement.where(workers.c.id == only)
-    statement = statement.order_by(workers.c.last_heartbeat, workers.c.id).limit(limit)
-    return list((await tx.execute(statement.with_for_update(skip_locked=True))).scalars())
+        return list((await tx.execute(_LOCK_ONE_STALE, {**given, "only": only})).scalars())
+    return list((await tx.execute(_LOCK_STALE, given)).scalars())
 
 
 async def silent(tx: Transaction, cutoff: datetime, limit: int) -> list[UUID]:
