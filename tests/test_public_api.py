@@ -27,6 +27,9 @@ TaskExpired TaskExplanation TaskHistory Transition Why WorkerLost
 WorkerResponse WorkerSummary cleanup_stale_workers cleanup_stuck_internal_tasks cleanup_worker connect emit
 problem_exception_handler register_socketio_handlers router run_sweeper validate_room_id verify_readable_room
 verify_writable_room
+Provider ProviderClaimRequest ProviderClaimResponse ProviderFailed ProviderNotConnected ProviderNotFound
+ProviderRead ProviderRecord ProviderRegisterRequest ProviderRequest ProviderResponse ProviderResultReady
+ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend
 """
 PUBLIC = set(NAMES.split())
 

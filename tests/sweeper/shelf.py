@@ -20,7 +20,8 @@ _SHAPE = """
 """
 _EMPTY = (
     "TRUNCATE joblib_attempt, joblib_task, joblib_worker_job, joblib_worker, joblib_job, joblib_token, "
-    "joblib_switch RESTART IDENTITY"
+    "joblib_switch, joblib_provider_call, joblib_provider_worker, joblib_provider, joblib_result_part, "
+    "joblib_result RESTART IDENTITY"
 )
 _HANG_UP = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1 AND pid <> pg_backend_pid()

@@ -49,6 +49,25 @@ class TaskStatusEvent(Event):
     error: str | None = None
 
 
+class ProvidersInvalidate(Event):
+    """To a room: its list of providers is out of date."""
+
+
+class ProviderRequest(Event):
+    """To those connected for a provider: answer a read. `params` is canonical JSON, `request_id` its hash."""
+
+    request_id: str
+    provider_name: str
+    params: str
+
+
+class ProviderResultReady(Event):
+    """To a room: a read of one of its providers has an answer, be it an error; ask again."""
+
+    provider_name: str
+    request_hash: str
+
+
 class JoinJobRoom(Event):
     """From a worker: tell me of tasks for this job."""
 
@@ -106,6 +125,11 @@ def workers_of(job_name: str) -> str:
     return f"jobs:{job_name}"
 
 
+def providers_of(provider_name: str) -> str:
+    """Return the Socket.IO room of whoever answers the reads of a provider."""
+    return f"providers:{provider_name}"
+
+
 def sockets_of(worker_id: UUID) -> str:
     """Return the Socket.IO room of one worker."""
     return f"workers:{worker_id}"
@@ -119,11 +143,12 @@ _SEEN_EVERYWHERE = {room_of(GLOBAL), room_of(INTERNAL)}
 def audience(emission: Emission) -> list[str]:
     """Return all Socket.IO rooms that an emission concerns, its own first.
 
-    Every room lists the jobs of `@global` and `@internal`. A worker hears that a task it runs was cancelled.
+    Every room lists what is in `@global`, and the jobs of `@internal`. A worker hears that a task
+    it runs was cancelled.
     """
     event, room = emission
     rooms = [room]
-    if isinstance(event, JobsInvalidate):
+    if isinstance(event, JobsInvalidate | ProvidersInvalidate | ProviderResultReady):
         if room in _SEEN_EVERYWHERE:
             rooms.append(EVERY_ROOM)
     elif isinstance(event, TaskStatusEvent) and event.status == TaskStatus.CANCELLED and event.worker_id:

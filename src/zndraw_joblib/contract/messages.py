@@ -35,7 +35,7 @@ JsonObject = dict[str, Any]
 Item = TypeVar("Item")
 
 
-class _Schema(BaseModel):
+class SchemaBody(BaseModel):
     """A body with a JSON Schema in it; `schema` itself is taken by pydantic's own classes."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -55,7 +55,7 @@ class PaginatedResponse(BaseModel, Generic[Item]):
 MaxTasks = Annotated[int, Field(ge=1, le=10_000)]
 
 
-class JobRegisterRequest(_Schema, JobPolicy):
+class JobRegisterRequest(SchemaBody, JobPolicy):
     """Register a job, and a worker for it; without `worker_id` a new worker is made.
 
     What is not said of the job's policy is as it is by default, or as it was registered before.
@@ -68,7 +68,7 @@ class JobRegisterRequest(_Schema, JobPolicy):
     max_tasks: MaxTasks | None = None
 
 
-class JobResponse(_Schema, JobPolicy):
+class JobResponse(SchemaBody, JobPolicy):
     """A job; `worker_id` is the registering worker, in the answer to a registration alone.
 
     `paused`: an operator has stopped its claims.

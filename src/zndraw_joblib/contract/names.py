@@ -1,9 +1,9 @@
-"""Rooms and the full names of jobs: ``room:category:name``."""
+"""Rooms and the full names of jobs and providers: ``room:category:name``."""
 
 import re
 from typing import NamedTuple
 
-from zndraw_joblib.contract.problems import InvalidRoomId, JobNotFound
+from zndraw_joblib.contract.problems import InvalidRoomId, JobNotFound, NotFound, ProviderNotFound
 
 GLOBAL = "@global"
 INTERNAL = "@internal"
@@ -16,7 +16,7 @@ _NAME = re.compile(NAME_PATTERN)
 
 
 class JobName(NamedTuple):
-    """The three parts of a job's full name."""
+    """The three parts of the full name of a job, or of a provider."""
 
     room_id: str
     category: str
@@ -37,13 +37,22 @@ def parse_job_name(full_name: str) -> JobName:
 
     Raises `JobNotFound` where the text cannot be the name of any job.
     """
+    return _parse(full_name, "Job", JobNotFound)
+
+
+def parse_provider_name(full_name: str) -> JobName:
+    """Split the full name of a provider. Raises `ProviderNotFound` where it cannot be the name of any."""
+    return _parse(full_name, "Provider", ProviderNotFound)
+
+
+def _parse(full_name: str, what: str, missing: type[NotFound]) -> JobName:
     parts = full_name.split(":", 2)
     if len(parts) != len(JobName._fields):
-        raise JobNotFound(f"Invalid job name format: {full_name[:200]!r} is not room:category:name")
-    job = JobName(*parts)
-    if not (_is_room(job.room_id) and is_name(job.category) and is_name(job.name)):
-        raise JobNotFound(f"Job {full_name[:400]!r} not found")
-    return job
+        raise missing(f"Invalid {what.lower()} name format: {full_name[:200]!r} is not room:category:name")
+    name = JobName(*parts)
+    if not (_is_room(name.room_id) and is_name(name.category) and is_name(name.name)):
+        raise missing(f"{what} {full_name[:400]!r} not found")
+    return name
 
 
 def validate_room_id(room_id: str) -> str:

@@ -5,7 +5,7 @@ ProblemException
 ├── Unauthorized                             401  PermissionError
 ├── Forbidden                                403  PermissionError
 ├── NotFound                                 404  KeyError
-│   └── JobNotFound, WorkerNotFound, TaskNotFound
+│   └── JobNotFound, WorkerNotFound, TaskNotFound, ProviderNotFound
 ├── MethodNotAllowed                         405
 ├── Conflict                                 409  ValueError
 │   ├── SchemaConflict, InvalidTaskTransition
@@ -18,8 +18,10 @@ ProblemException
 ├── Locked                                   423  PermissionError
 ├── TooManyRequests                          429
 ├── InternalServerError                      500
-└── ServiceUnavailable                       503  ConnectionError
-    └── InternalJobNotConfigured
+├── ProviderFailed                           502
+├── ServiceUnavailable                       503  ConnectionError
+│   └── InternalJobNotConfigured, ProviderNotConnected
+└── ProviderTimeout                          504  TimeoutError
 """
 
 import re
@@ -143,6 +145,10 @@ class WorkerNotFound(NotFound):
     """The worker is unknown: it left, was removed after falling silent, or never registered."""
 
 
+class ProviderNotFound(NotFound):
+    """There is no such provider, or it belongs to another room."""
+
+
 class TaskNotFound(NotFound):
     """No task has this id."""
 
@@ -249,6 +255,22 @@ class ServiceUnavailable(ProblemException, ConnectionError):
 
 class InternalJobNotConfigured(ServiceUnavailable):
     """The job runs inside the server, and this server has no executor for it."""
+
+
+class ProviderNotConnected(ServiceUnavailable):
+    """Nobody is connected who could answer reads of this provider; its worker may come back."""
+
+
+class ProviderFailed(ProblemException):
+    """The provider could not read what was asked for. `error` is the kind of fault, `detail` what it said."""
+
+    title, status = "Bad Gateway", 502
+
+
+class ProviderTimeout(ProblemException, TimeoutError):
+    """The provider has not answered yet. It goes on: ask again after `Retry-After` seconds."""
+
+    title, status = "Gateway Timeout", 504
 
 
 def _family(root: type[ProblemException]) -> list[type[ProblemException]]:

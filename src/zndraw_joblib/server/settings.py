@@ -17,6 +17,7 @@ from zndraw_joblib.contract.work import Category
 DEFAULT_DATABASE_URL = "sqlite+aiosqlite:///zndraw-joblib.db"
 BEATS_PER_TIMEOUT = 4
 MAX_PROCESSES = 64
+MIB = 1024 * 1024
 _OTHER_NAMES = {
     "sweep_threshold_seconds": "worker_timeout_seconds",
     "sweep_interval_seconds": "sweeper_interval_seconds",
@@ -75,6 +76,14 @@ class JobLibSettings(BaseSettings):
     max_sleepers: Annotated[int, Field(ge=0)] = 20_000
     max_claims_per_worker: Annotated[int, Field(ge=1)] = 64
     disconnect_grace_seconds: Annotated[float, Field(ge=-1, le=3600)] = 10
+    allowed_provider_categories: WordList | None = None
+    provider_result_ttl_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
+    provider_inflight_ttl_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
+    provider_long_poll_default_seconds: Annotated[float, Field(ge=0, le=3600)] = 5
+    provider_long_poll_max_seconds: Annotated[float, Field(ge=0, le=3600)] = 30
+    result_backend: Literal["auto", "memory", "database", "redis"] = "auto"
+    max_result_bytes: Annotated[int, Field(ge=1, le=512 * MIB)] = 64 * MIB
+    max_cached_bytes: Annotated[int, Field(ge=1)] = 256 * MIB
     redis_url: RedisUrl | None = None
     redis_prefix: Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")] = "zndraw-joblib"
 
@@ -114,6 +123,8 @@ class ServerSettings(JobLibSettings):
     cors_origins: WordList = Field(default_factory=list)
     socketio_transports: Transports = Field(["polling", "websocket"], min_length=1)
     workers: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = 1
+    internal_extensions: WordList = Field(default_factory=list)
+    internal_concurrency: Annotated[int, Field(ge=1, le=1000)] = 4
 
     @model_validator(mode="after")
     def _check(self) -> "ServerSettings":

@@ -264,6 +264,91 @@ class Attempt(_Base, table=True):
     reason: str = Field(max_length=64)
 
 
+class ProviderRecord(_Base, table=True):
+    """Somebody who answers reads. `worker_id`, `schema` and `content_type` are of its newest registration.
+
+    `registration` is another one after each: what was read before is not of it. Until `heard_until` somebody
+    is connected for it, or just was.
+    """
+
+    __tablename__ = "joblib_provider"
+    __table_args__ = (UniqueConstraint("room_id", "category", "name"), Index(None, "worker_id"))
+
+    id: UUID = _key()
+    room_id: str = Field(max_length=128)
+    category: str = Field(max_length=128)
+    name: str = Field(max_length=128)
+    schema_: dict[str, Any] = Field(sa_column=Column("schema", JsonText, nullable=False))
+    content_type: str = Field(max_length=255)
+    owner_id: str
+    worker_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_worker.id"), nullable=False))
+    registration: UUID
+    created_at: datetime = _time()
+    heard_until: datetime = _time()
+
+
+class ProviderLink(_Base, table=True):
+    """A worker is registered for a provider. If the newest one goes, the one before takes its place."""
+
+    __tablename__ = "joblib_provider_worker"
+
+    n: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
+    provider_id: UUID = Field(
+        sa_column=Column(SqlUuid, ForeignKey("joblib_provider.id"), nullable=False, index=True)
+    )
+    worker_id: UUID = Field(
+        sa_column=Column(SqlUuid, ForeignKey("joblib_worker.id"), nullable=False, index=True)
+    )
+    schema_: dict[str, Any] = Field(sa_column=Column("schema", JsonText, nullable=False))
+    content_type: str = Field(max_length=255)
+
+
+class ProviderCall(_Base, table=True):
+    """A read that waits for its answer. Until `expires_at` somebody wants it.
+
+    `registration` is that of the provider when it was asked; `claimed_by` is the worker that is reading.
+    """
+
+    __tablename__ = "joblib_provider_call"
+    __table_args__ = (
+        UniqueConstraint("provider_id", "request_hash"),
+        Index(None, "expires_at"),
+    )
+
+    n: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
+    provider_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_provider.id"), nullable=False))
+    request_hash: str = Field(max_length=128)
+    params: str = Field(sa_column=Column(Text, nullable=False))
+    registration: UUID
+    sent_at: datetime = _time()
+    expires_at: datetime = _time()
+    claimed_by: UUID | None = Field(default=None, sa_column=Column(SqlUuid, nullable=True))
+    claimed_at: datetime | None = _time(nullable=True)
+    claim_id: UUID | None = Field(default=None, sa_column=Column(SqlUuid, nullable=True))
+
+
+class Result(_Base, table=True):
+    """What a result backend in the database keeps under a key: bytes in parts, or, without size, a lock."""
+
+    __tablename__ = "joblib_result"
+    __table_args__ = (Index(None, "expires_at"),)
+
+    n: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
+    key: str = Field(sa_column=Column(Text, nullable=False, unique=True))
+    size: int | None = Field(default=None, sa_column=Column(BigInteger, nullable=True))
+    expires_at: datetime = _time()
+
+
+class ResultPart(_Base, table=True):
+    """A part of the bytes of a `Result`, in the order of `part`."""
+
+    __tablename__ = "joblib_result_part"
+
+    result_n: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    part: int = Field(primary_key=True)
+    data: bytes
+
+
 class Token(_Base, table=True):
     """A bearer token of the standalone server, known by the SHA-256 of its text alone."""
 
