@@ -8,6 +8,7 @@ import pytest
 from wire import ON_SQLITE, UNKNOWN_ID, V1, As, claim, problem, read, register, report, submit
 
 from zndraw_joblib.contract.events import Emission, TaskAvailable, TaskStatusEvent
+from zndraw_joblib.server.registry import InternalRegistry
 from zndraw_joblib.server.runtime import Runtime
 
 NAME = "@internal:modifiers:Rotate"
@@ -38,7 +39,7 @@ async def job(client: httpx.AsyncClient) -> dict[str, Any]:
 def broker(runtime: Runtime) -> Broker:
     """Give the server an executor for it."""
     broker = Broker()
-    runtime.internal_tasks = {NAME: broker}
+    runtime.dispatcher.registry = lambda: InternalRegistry({NAME: broker})
     return broker
 
 

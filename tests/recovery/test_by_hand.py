@@ -15,6 +15,7 @@ from zndraw_joblib.contract.messages import TaskResponse, Verdict
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import Forbidden, InvalidTaskTransition, StaleReport, TaskNotFound
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
+from zndraw_joblib.server.registry import InternalRegistry
 from zndraw_joblib.server.service import operations
 
 FROM = {
@@ -244,7 +245,7 @@ async def test_an_operator_may_end_what_has_not_ended(timed: Replica, clock: Han
 async def test_internal_tasks_are_for_superusers(replica: Replica) -> None:
     """Their submitter may not touch them while they run inside; a superuser may end them."""
     await replica.register("Render", INTERNAL, by=ADMIN)
-    replica.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
     submitted = await replica.submit(str(internal()))
     for what in FROM:
         with pytest.raises(Forbidden):
@@ -256,7 +257,7 @@ async def test_internal_tasks_are_for_superusers(replica: Replica) -> None:
 async def test_an_internal_task_goes_back_to_no_queue(replica: Replica, what: Any) -> None:
     """No worker may claim it: it would wait for ever."""
     await replica.register("Render", INTERNAL, by=ADMIN)
-    replica.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
     submitted = await replica.submit(str(internal()))
     if what is operations.retry:
         await replica.act(operations.fail, submitted.id)
@@ -269,7 +270,7 @@ async def test_an_internal_task_goes_back_to_no_queue(replica: Replica, what: An
 async def test_an_internal_task_that_fails_is_not_tried_again(replica: Replica) -> None:
     """Whatever the policy of its job says: nobody would claim it."""
     await replica.register("Render", INTERNAL, by=ADMIN, max_attempts=9, retry_on=["error"])
-    replica.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
     submitted = await replica.submit(str(internal()), delay_seconds=100)
     assert submitted.status is TaskStatus.CLAIMED
     await replica.report(submitted.id, TaskStatus.RUNNING, by=ADMIN)

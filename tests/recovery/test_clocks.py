@@ -12,6 +12,7 @@ from zndraw_joblib.contract.messages import NoTask, TaskResponse
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server import runtime as module
+from zndraw_joblib.server.registry import InternalRegistry
 
 LONG = 15.0
 MOMENT = 0.000001
@@ -221,7 +222,7 @@ async def test_the_waiter_of_a_task_hears_that_it_expired(timed: Replica, clock:
 async def test_internal_tasks_have_a_clock_of_their_own(timed: Replica, clock: HandClock) -> None:
     """Neither a start timeout nor a run time ends them, but the one that is for them alone."""
     await timed.register("Render", INTERNAL, by=ADMIN, start_timeout_seconds=1, timeout_seconds=1)
-    timed.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    timed.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
     claimed, running = await timed.submit(str(internal())), await timed.submit(str(internal()))
     await timed.report(running.id, TaskStatus.RUNNING, by=ADMIN)
     clock.advance(3600)

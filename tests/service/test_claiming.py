@@ -13,6 +13,7 @@ from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import Forbidden, ProblemException, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.registry import InternalRegistry
 from zndraw_joblib.server.service import claims
 from zndraw_joblib.server.service.claims import Claim, Claimed
 from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
@@ -181,7 +182,7 @@ async def test_an_internal_task_is_never_claimed(replica: Replica) -> None:
     assert await replica.claim(remote.worker_id) is None
     wanted = await replica.submit(remote)
     assert await drained(replica, remote.worker_id) == [wanted.id]
-    replica.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
     await replica.submit(str(internal()))
     assert await replica.claim(remote.worker_id) is None
 

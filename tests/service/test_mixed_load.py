@@ -21,6 +21,7 @@ from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Page
+from zndraw_joblib.server.registry import InternalRegistry
 from zndraw_joblib.server.service import tasks
 from zndraw_joblib.server.store.tables import Task, Worker
 from zndraw_joblib.server.sweeper import Sweeper
@@ -145,7 +146,7 @@ async def test_two_replicas_under_mixed_load(
     replicas = [open_replica(), open_replica()]
     await replicas[0].register("Render", INTERNAL, by=ADMIN)
     for replica in replicas:
-        replica.runtime.internal_tasks = {str(internal()): InternalExecutor()}
+        replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
     known: dict[str, list[Any]] = {"jobs": [await replicas[0].register(name) for name in "AB"]}
     known["tasks"] = [await replicas[0].submit(job) for job in known["jobs"]]
     before = await deadlocks(engine)

@@ -18,6 +18,7 @@ from zndraw_joblib.contract.problems import (
     TaskNotFound,
 )
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.registry import InternalRegistry
 from zndraw_joblib.server.service import tasks
 from zndraw_joblib.server.store.tables import Job, Task
 
@@ -139,7 +140,7 @@ async def executor(replica: Replica) -> InternalExecutor:
     """Return the executor of an internal job."""
     await replica.register("Render", INTERNAL, by=ADMIN)
     executor = InternalExecutor()
-    replica.runtime.internal_tasks = {str(internal()): executor}
+    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): executor})
     replica.events.clear()
     return executor
 

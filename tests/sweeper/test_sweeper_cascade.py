@@ -16,6 +16,7 @@ from zndraw_joblib import (
     cleanup_stuck_internal_tasks,
     cleanup_worker,
 )
+from zndraw_joblib.server.registry import InternalRegistry
 
 Sessions = async_sessionmaker[AsyncSession]
 MINUTE = timedelta(minutes=1)
@@ -198,7 +199,9 @@ class TestStuckInternalTasks:
     async def job(self, queue: Queue) -> dict[str, Any]:
         """Register an internal job with an executor, an hour ago."""
         queue.clock.now = datetime.now(UTC) - timedelta(hours=1)
-        queue.joblib.runtime.internal_tasks = {"@internal:modifiers:Rotate": Broker()}
+        queue.joblib.runtime.dispatcher.registry = lambda: InternalRegistry(
+            {"@internal:modifiers:Rotate": Broker()}
+        )
         return await queue.register(room="@internal")
 
     async def test_what_is_held_too_long_fails(

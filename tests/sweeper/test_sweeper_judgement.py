@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from sweeper.queue import V1, Broker, Queue
 from zndraw_joblib.server import sweeper as sweeper_module
+from zndraw_joblib.server.registry import InternalRegistry
 from zndraw_joblib.server.service.workers import Tally
 
 Sessions = async_sessionmaker[AsyncSession]
@@ -304,7 +305,9 @@ class TestFaults:
 
     async def test_an_internal_task_has_no_worker_and_needs_none(self, queue: Queue) -> None:
         """Claimed or running, it is its executor's, and no fault of anybody before its own time is over."""
-        queue.joblib.runtime.internal_tasks = {"@internal:modifiers:Rotate": Broker()}
+        queue.joblib.runtime.dispatcher.registry = lambda: InternalRegistry(
+            {"@internal:modifiers:Rotate": Broker()}
+        )
         job = await queue.register(room="@internal")
         claimed, other = await queue.submit(job), await queue.submit(job)
         running = await queue.report(other, "running")

@@ -197,6 +197,10 @@ class InternalTimeout(Conflict):
     """The internal task was held for too long (setting `internal_task_timeout_seconds`)."""
 
 
+class DispatchFailed(Conflict):
+    """The broker of internal jobs did not take the task."""
+
+
 class Released(Conflict):
     """The task was handed back to its queue, by its worker or by an operator; that counts as no failure."""
 

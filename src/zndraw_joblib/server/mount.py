@@ -5,7 +5,7 @@ import logging
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from types import FrameType
 from typing import Annotated, Any
@@ -56,7 +56,9 @@ class JobLib:
         self.rooms: Rooms | None = None
         self._hanging_up: asyncio.Task[None] | None = None
         self._app: FastAPI | None = None
-        self.sweeper = Sweeper(self.runtime.write, self.settings)
+        self.sweeper = Sweeper(self.runtime.write, self.settings, self.runtime.dispatcher.poke)
+        # What lives inside the server as long as it runs, but for the database.
+        self.inside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         self._identity = identity
         self._bind = _binding(identity)
         self.runtime.checks["sweeper"] = self._check_sweeper
@@ -65,6 +67,7 @@ class JobLib:
         """Add the routes under ``/v1/joblib`` and the pages of the problems; join the app's lifespan."""
         self._app = app
         app.state.joblib = self.runtime
+        self.runtime.dispatcher.registry = lambda: getattr(app.state, "internal_registry", None)
         app.state.joblib_mount = self
         app.state.joblib_identity = self._identity
         app.state.joblib_identify = self._identify
@@ -106,13 +109,16 @@ class JobLib:
         relaying = asyncio.create_task(self.runtime.relay.run(line) if line else asyncio.sleep(0))
         minding = asyncio.create_task(self.runtime.agenda.run(), name="zndraw-joblib agenda")
         sweeping = asyncio.create_task(self.sweeper.run(), name="zndraw-joblib sweeper")
+        dispatching = asyncio.create_task(self.runtime.dispatcher.run(), name="zndraw-joblib dispatcher")
         try:
             with _on_stop_signals(self._let_everybody_go):
-                yield
+                async with self.inside():
+                    yield
         finally:
             hanging_up = self._let_everybody_go()
             await _ended(sweeping)
             await _ended(minding)
+            await _ended(dispatching)
             await self.runtime.finish()
             if hanging_up is not None:
                 await hanging_up

@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,15 +22,15 @@ from zndraw_joblib.contract.messages import (
     TaskUpdateRequest,
     WorkerResponse,
 )
-from zndraw_joblib.contract.names import INTERNAL, JobName
+from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import ProblemException, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.agenda import Agenda
 from zndraw_joblib.server.checker import Checker
 from zndraw_joblib.server.combiner import Combiner
+from zndraw_joblib.server.dispatch import Dispatcher
 from zndraw_joblib.server.ports import (
     Identity,
-    InternalTask,
     Publisher,
     SessionMaker,
     Wake,
@@ -76,7 +76,6 @@ class Runtime:
         self.database = database if isinstance(database, Database) else Sessions(database, clock)
         self.relay = Relay(self._wake, self.recheck)
         self.sleepers = Sleepers(lambda: self.settings.max_sleepers, self.relay.forward)
-        self.internal_tasks: Mapping[str, InternalTask] = {}
         self.publish = publish
 
         def width() -> int:
@@ -87,6 +86,8 @@ class Runtime:
         self._reports = Combiner(partial(self._commit, tasks.report), width)
         self._beats = Combiner(self._commit_beats, width)
         self._writing: set[asyncio.Task[Any]] = set()
+        confirms = Combiner(partial(self._commit, internal.confirm), width)
+        self.dispatcher = Dispatcher(self.write, confirms.put)
         self.checker = Checker()
         self.agenda = Agenda(self.write)
         self.checks: dict[str, Callable[[], str]] = {}
@@ -130,6 +131,8 @@ class Runtime:
     async def tell(self, tx: Transaction) -> None:
         """Wake sleepers and send events, after the commit. A publisher that fails is logged."""
         self.sleepers.notify(tx.wakes)
+        for key, _ in tx.wakes:
+            self.dispatcher.hear(key)
         if tx.due is not None:
             self.agenda.note(tx.due)
         for worker_id in {freed.worker_id for freed in tx.freed}:
@@ -167,26 +170,23 @@ class Runtime:
         self, caller: Identity, room_id: str, job: JobName, request: TaskSubmitRequest
     ) -> TaskResponse:
         """Add a task; where its job is internal, hand it to the broker too."""
-        handle = self.internal_tasks.get(str(job)) if job.room_id == INTERNAL else None
+        way = self.dispatcher.way(job)
         item = tasks.Submission(
             caller=caller,
             room_id=room_id,
             job=job,
             payload=request.payload,
             wish=request,
-            is_configured=handle is not None,
+            is_configured=way is not None,
+            is_guarded=way is not None and way.is_guarded,
+            is_deferred=way is not None and way.is_bounded,
             validate_payload=self.settings.validate_payload,
             cross_room=self.settings.cross_room_jobs,
         )
         task = await self._submit(item)
-        if handle is None:
+        if way is None or way.is_bounded or task.status != TaskStatus.CLAIMED:
             return task
-        try:
-            await handle.kiq(task_id=str(task.id), room_id=room_id, payload=request.payload)
-        except Exception:
-            logger.exception("task %s was not dispatched", task.id)
-            return await self.write(partial(internal.fail_dispatch, task_id=task.id))
-        return task
+        return await self.dispatcher.hand_over(task, way)
 
     async def _submit(self, item: tasks.Submission) -> TaskResponse:
         while True:
@@ -374,6 +374,7 @@ class Runtime:
 
     def _wake(self, key: str, limit: int | None) -> None:
         self.sleepers.wake(key, limit)
+        self.dispatcher.hear(key)
 
     async def recheck(self) -> None:
         """Wake the sleepers for whom something is there, whatever became of their wake-ups."""

@@ -64,10 +64,16 @@ class Cycle:
 
 
 class Sweeper:
-    """Runs cycles. `write` runs work in a transaction, commits, and tells what happened."""
+    """Runs cycles. `write` runs work in a transaction, commits, and tells what happened.
 
-    def __init__(self, write: Write, settings: JobLibSettings) -> None:
+    `then` is called in each cycle that may act.
+    """
+
+    def __init__(
+        self, write: Write, settings: JobLibSettings, then: Callable[[], None] = lambda: None
+    ) -> None:
         self._write = write
+        self._then = then
         self._settings = settings
         self._watching_since = time.monotonic()
         self._last_tick = time.monotonic()
@@ -109,6 +115,7 @@ class Sweeper:
             self._watching_since = time.monotonic()
         if cycle.mode != SweeperMode.ENFORCE:
             return swept_workers
+        self._then()
         swept_tasks = await self._guard(cycle, self._until_done(self._settle(cycle)))
         if not swept_tasks:
             # A task of one kind that cannot be settled must not keep those of the others.

@@ -39,6 +39,8 @@ class ClaimedTask:
 class GiveUp(Exception):
     """Raise it in a job to say that the task has failed for good, whatever the job's policy is."""
 
+    is_final = True
+
 
 class ResultRefused(ValueError):
     """The result of a task cannot be sent: it is not JSON, or too large."""

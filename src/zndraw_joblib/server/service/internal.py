@@ -1,17 +1,178 @@
-"""Tasks that run inside the server: claimed at once, handed to a broker after the commit."""
+"""Tasks that run inside the server: handed to a broker after the commit, held by whoever starts them.
 
+While one is claimed, its `deadline` is when it is handed over again; while it runs, when it must have ended.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.problems import TaskNotFound
-from zndraw_joblib.contract.status import Role, TaskStatus, may_move
-from zndraw_joblib.server.service import views
+from zndraw_joblib.contract.names import INTERNAL, JobName
+from zndraw_joblib.contract.problems import DispatchFailed, ProblemException, TaskNotFound, WorkerNotFound
+from zndraw_joblib.contract.recovery import JobPolicy
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.ports import Identity, job_key
+from zndraw_joblib.server.service import payloads, recovery, rules, views
+from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store import queues, settling
 from zndraw_joblib.server.store import tasks as store
+from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tasks import Record
 
 DISPATCH_FAILED = "Failed to dispatch to internal executor"
-_SERVER = frozenset({Role.SERVER})
+# Who owns the rows of the processes that run internal tasks.
+EXECUTOR = Identity(INTERNAL, is_superuser=False)
+
+
+class Offer(NamedTuple):
+    """An internal job as the newest code has it."""
+
+    name: JobName
+    schema: dict[str, Any]
+    policy: JobPolicy
+
+
+class Start(NamedTuple):
+    """A worker inside the server is about to run a task."""
+
+    worker_id: UUID
+    task_id: UUID
+
+
+def check(offer: Offer) -> None:
+    """Raise the problem of a job that no server could offer."""
+    payloads.check_schema(rules.check_size("schema", offer.schema))
+
+
+async def offer(tx: Transaction, offers: Sequence[Offer]) -> None:
+    """Make or renew internal jobs, and show those that were hidden; their tasks stay."""
+    changed = False
+    for name, schema, policy in sorted(offers, key=lambda one: str(one.name)):
+        job, is_new = await job_store.add_or_lock(tx, name, schema, policy)
+        is_same = job.schema == schema and job_store.policy_of(job.policy) == policy
+        if job.deleted:
+            await job_store.revive(tx, job.id, schema, policy)
+        elif not is_same:
+            await job_store.renew(tx, job.id, schema, policy)
+        changed = changed or is_new or job.deleted or not is_same
+    if changed:
+        views.tell_jobs(tx, INTERNAL)
+
+
+async def start(tx: Transaction, items: Sequence[Start]) -> list[Record | ProblemException | None]:
+    """Let workers start tasks: each task that is claimed, and that nobody has started, goes to one.
+
+    The answer to whoever comes too late is None, and to a worker that is not there `WorkerNotFound`.
+    """
+    workers = await worker_store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
+    found = await store.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
+    now = await tx.now()
+    moves: list[tuple[Record, Record]] = []
+    answers: list[Record | ProblemException | None] = []
+    for item in items:
+        task = found.get(item.task_id)
+        if item.worker_id not in workers:
+            answers.append(WorkerNotFound(f"Worker {item.worker_id} not found"))
+        elif task is None or not _may_start(task):
+            answers.append(None)
+        else:
+            after = _started(task, item.worker_id, now)
+            moves.append((task, after))
+            found[task.id] = after
+            answers.append(after)
+    await store.move(tx, moves)
+    for _, after in moves:
+        views.tell(tx, after)
+    return answers
+
+
+def _may_start(task: Record) -> bool:
+    is_inside = task.job.room_id == INTERNAL
+    return is_inside and task.status == TaskStatus.CLAIMED and task.worker_id is None
+
+
+def _started(task: Record, worker_id: UUID, now: datetime) -> Record:
+    return replace(
+        task,
+        status=TaskStatus.RUNNING,
+        worker_id=worker_id,
+        worker_owner_id=EXECUTOR.id,
+        started_at=now,
+        deadline=recovery.started(task, now),
+    )
+
+
+async def take(tx: Transaction, names: Sequence[str], limit: int, *, is_guarded: bool) -> list[Record]:
+    """Return tasks of these jobs to hand to their broker now, at most `limit`; nobody else gets them for now.
+
+    Those that are due again, then those that wait in their queues: these are claimed by it.
+    """
+    jobs = await job_store.by_names(tx, names)
+    waiting = [job for job in jobs if job.pending and not job.paused]
+    room = await _room(tx, waiting)
+    now = await tx.now()
+    due = await settling.undispatched(tx, [job.id for job in jobs], now, limit) if jobs else []
+    moves = [(task, task) for task in due]
+    for job in waiting:
+        count = min(limit - len(moves), room.get(job.id, limit))
+        if count > 0:
+            moves += [(task, _claimed(task, now)) for task in await queues.lock_oldest(tx, job.id, count)]
+    moves = [(before, _leased(after, now, is_guarded=is_guarded)) for before, after in moves]
+    await store.move(tx, moves)
+    for before, after in moves:
+        if before.status != after.status:
+            views.tell(tx, after)
+    return [after for _, after in moves if after.status == TaskStatus.CLAIMED]
+
+
+async def _room(tx: Transaction, jobs: Sequence[Any]) -> dict[UUID, int]:
+    """Return how many tasks more of each job with a cap may be under way, its row locked."""
+    caps = {job.id: job.max_in_flight for job in jobs if job.max_in_flight is not None}
+    if not caps:
+        return {}
+    await job_store.lock_capped(tx, [job.id for job in jobs])
+    held = await settling.count_held(tx, settling.of_jobs(list(caps)), "job_id")
+    return {job_id: most - held[job_id] for job_id, most in caps.items()}
+
+
+def _claimed(task: Record, now: datetime) -> Record:
+    if task.expires_at is not None and task.expires_at <= now:
+        return recovery.expired(task, now)
+    attempt = task.attempt + 1
+    return replace(task, status=TaskStatus.CLAIMED, claimed_at=now, attempt=attempt, expires_at=None)
+
+
+def _leased(task: Record, now: datetime, *, is_guarded: bool) -> Record:
+    if task.status != TaskStatus.CLAIMED:
+        return task
+    return replace(task, deadline=recovery.dispatched(task, now, is_guarded=is_guarded))
+
+
+async def confirm(tx: Transaction, ids: Sequence[UUID]) -> list[None]:
+    """Note that a broker has tasks: nobody hands them to it again."""
+    await _set_due(tx, ids, None)
+    return [None] * len(ids)
+
+
+async def put_back(tx: Transaction, ids: Sequence[UUID]) -> None:
+    """Let tasks that were not started be handed over the next time that a dispatcher looks."""
+    await _set_due(tx, ids, await tx.now())
+
+
+async def hand_back(tx: Transaction, ids: Sequence[UUID]) -> None:
+    """Let tasks that were not started be handed over anew, at once."""
+    for task in await _set_due(tx, ids, await tx.now()):
+        tx.wake(job_key(task.job), 1)
+
+
+async def _set_due(tx: Transaction, ids: Sequence[UUID], at: datetime | None) -> list[Record]:
+    found = await settling.lock_undispatched(tx, list(dict.fromkeys(ids)))
+    await store.move(tx, [(task, replace(task, deadline=at)) for task in found])
+    return found
 
 
 async def fail_dispatch(tx: Transaction, task_id: UUID) -> TaskResponse:
@@ -19,8 +180,9 @@ async def fail_dispatch(tx: Transaction, task_id: UUID) -> TaskResponse:
     task = (await store.lock(tx, [task_id])).get(task_id)
     if task is None:
         raise TaskNotFound(f"Task {task_id} not found")
-    if task.status == TaskStatus.CLAIMED and may_move(_SERVER, task.status, TaskStatus.FAILED):
-        failed = replace(task, status=TaskStatus.FAILED, completed_at=await tx.now(), error=DISPATCH_FAILED)
+    if task.status == TaskStatus.CLAIMED:
+        code = DispatchFailed.problem_id()
+        failed = recovery.ended(task, TaskStatus.FAILED, await tx.now(), DISPATCH_FAILED, code)
         await store.move(tx, [(task, failed)])
         views.tell(tx, failed)
         task = failed

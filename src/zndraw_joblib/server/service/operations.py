@@ -103,8 +103,6 @@ async def _act(
         raise Forbidden(f"Not authorized: that is for {' or '.join(sorted(allowed))} of the task")
     rules.check_fence(task, action)
     after = act(task, action, await tx.now())
-    if task.job.room_id == INTERNAL and after.status == TaskStatus.PENDING:
-        raise _refused(task, "An internal task has no queue to go back to; submit it anew")
     # The job's row, so that it is not hidden while a task comes back to it.
     await job_store.lock_by_names(tx, [task.job])
     await store.move(tx, [(task, after)])
@@ -199,7 +197,9 @@ async def _waits(tx: Transaction, task: Record, standing: int | None, order: tur
     serving = await worker_store.fit_for(tx, task.job_id)
     if job is not None and job.paused:
         reasons.append(Why(code="paused", detail=f"Job {task.job} is paused"))
-    if not serving:
+    if task.job.room_id == INTERNAL:
+        pass  # the server's own processes serve it
+    elif not serving:
         reasons.append(Why(code="no_worker", detail=f"No worker serves {task.job}"))
     elif all(serving):
         reasons.append(Why(code="draining", detail=f"All {len(serving)} workers of {task.job} are leaving"))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import (
     InternalTimeout,
     Released,
@@ -24,11 +23,26 @@ ERROR = "error"
 _CODES = {Cause.WORKER_LOST: WorkerLost.problem_id(), Cause.TIMEOUT: RunTimeout.problem_id()}
 DISCONNECTED = "Worker disconnected"
 INTERNAL_TIMEOUT = "Internal worker timeout"
+# So long a broker may take to confirm that it has a task, and a little more.
+LEASE_SECONDS = 30.0
+_DISPATCH_AGAIN_SECONDS = 60.0
 
 
 def claimed(task: Record, now: datetime) -> datetime | None:
     """Return by when a task that is claimed now must have started."""
     return _after(now, task.policy.start_timeout_seconds or None)
+
+
+def dispatched(task: Record, now: datetime, *, is_guarded: bool) -> datetime:
+    """Return when an internal task that goes to its broker now goes there again, unless it is heard of.
+
+    A guarded executor starts a task once, however often it is told of it: then the pauses begin with
+    `start_timeout_seconds` and double. For another one this is the end of a lease, which a confirmation ends.
+    """
+    if not is_guarded:
+        return now + timedelta(seconds=LEASE_SECONDS)
+    pause = timedelta(seconds=task.policy.start_timeout_seconds or _DISPATCH_AGAIN_SECONDS)
+    return now + max(pause, now - (task.claimed_at or now))
 
 
 def started(task: Record, now: datetime) -> datetime | None:
@@ -102,8 +116,8 @@ def failed(
 def _may_go_again(task: Record, cause: Cause, failures: int, crashes: int) -> bool:
     policy = task.policy
     most = task.max_attempts or policy.max_attempts
-    # With one attempt there is no other, however it ended: seed 000. An internal task has no queue.
-    if most == 1 or cause not in policy.retry_on or task.job.room_id == INTERNAL:
+    # With one attempt there is no other, however it ended: seed 000.
+    if most == 1 or cause not in policy.retry_on:
         return False
     return crashes < policy.max_crashes if cause == Cause.WORKER_LOST else failures < most
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -22,10 +22,11 @@ from zndraw_joblib.contract.problems import (
     ProblemException,
     TaskNotFound,
 )
+from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.server.ports import Identity, Page
+from zndraw_joblib.server.ports import Identity, Page, job_key
 from zndraw_joblib.server.service import jobs as job_service
-from zndraw_joblib.server.service import payloads, rules, views
+from zndraw_joblib.server.service import payloads, recovery, rules, views
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import pages
 from zndraw_joblib.server.store import tasks as store
@@ -40,6 +41,7 @@ Answer = TaskResponse | ProblemException
 class Submission:
     """One call of a job, from a room. `is_configured`: an internal job has an executor here.
 
+    `is_guarded`: that starts a task once, however often it is told of it; `is_deferred`: it is told later.
     `checked` is a schema, as JSON, that the payload is known to fit. `wish`: when, how urgently, how often.
     """
 
@@ -48,6 +50,8 @@ class Submission:
     job: JobName
     payload: dict[str, Any]
     is_configured: bool = False
+    is_guarded: bool = False
+    is_deferred: bool = False
     validate_payload: bool = True
     cross_room: bool = False
     checked: str | None = None
@@ -77,10 +81,12 @@ async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskRespo
     standing = await _standing(tx, tasks, jobs)
     pending = {job.id: job.pending for job in jobs.values()}
     answers: list[TaskResponse | Exception] = []
-    for task in made:
+    for item, task in zip(items, made, strict=True):
         if isinstance(task, Exception):
             answers.append(task)
             continue
+        if item.is_deferred and task.status == TaskStatus.CLAIMED:
+            tx.wake(job_key(task.job), 1)
         position = None
         if task.status == TaskStatus.PENDING and task.run_at is None:
             position = pending[task.job_id] = pending[task.job_id] + 1
@@ -115,15 +121,26 @@ async def _standing(tx: Transaction, made: Sequence[Record], jobs: Mapping[JobNa
 
 
 def _task(item: Submission, job: Any, now: datetime) -> Record:
-    internal = item.job.room_id == INTERNAL
     wish = item.wish
     policy = job_store.policy_of(job.policy)
     run_at = wish.run_at if wish.delay_seconds is None else now + timedelta(seconds=wish.delay_seconds)
+    if run_at is not None and run_at <= now:
+        run_at = None
     expires = None if wish.expires_in_seconds is None else now + timedelta(seconds=wish.expires_in_seconds)
+    # What may not run at once waits in its queue, from which the dispatcher takes it.
+    may_wait = run_at is not None or job.paused or policy.max_in_flight is not None
+    if item.job.room_id != INTERNAL or may_wait:
+        return _new(item, job, policy, now, run_at=run_at, expires_at=expires)
+    task = _new(item, job, policy, now, status=TaskStatus.CLAIMED, claimed_at=now, attempt=1)
+    due = now if item.is_deferred else recovery.dispatched(task, now, is_guarded=item.is_guarded)
+    return replace(task, deadline=due)
+
+
+def _new(item: Submission, job: Any, policy: JobPolicy, now: datetime, **state: Any) -> Record:
+    wish = item.wish
+    known = {"status": TaskStatus.PENDING, **state}
     return Record(
         lane=-(policy.priority if wish.priority is None else wish.priority),
-        run_at=run_at if run_at is not None and run_at > now and not internal else None,
-        expires_at=expires,
         max_attempts=wish.max_attempts,
         policy=policy,
         seq=0,
@@ -131,12 +148,10 @@ def _task(item: Submission, job: Any, now: datetime) -> Record:
         job_id=job.id,
         job=item.job,
         room_id=item.room_id,
-        status=TaskStatus.CLAIMED if internal else TaskStatus.PENDING,
         created_by=item.caller.id,
         payload=item.payload,
         created_at=now,
-        claimed_at=now if internal else None,
-        attempt=1 if internal else 0,
+        **known,
     )
 
 

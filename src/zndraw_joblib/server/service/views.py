@@ -11,6 +11,7 @@ from zndraw_joblib.contract.events import (
     workers_of,
 )
 from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import job_key, task_key
 from zndraw_joblib.server.store.database import Transaction
@@ -54,8 +55,9 @@ def tell(tx: Transaction, task: Record, position: int | None = None) -> None:
 
 
 def tell_available(tx: Transaction, task: Record) -> None:
-    """Let the workers of a pending task's job know of it, after the commit."""
-    tx.emit((task.id, "available"), partial(_available_emission, task))
+    """Let the workers of a pending task's job know of it, after the commit; of an internal one, servers."""
+    if task.job.room_id != INTERNAL:
+        tx.emit((task.id, "available"), partial(_available_emission, task))
     tx.wake(job_key(task.job), 1)
 
 

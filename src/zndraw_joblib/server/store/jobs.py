@@ -93,6 +93,18 @@ async def revive(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: 
     await tx.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
 
+async def renew(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
+    """Give an active job a new schema and a new policy; one that is paused stays so."""
+    values = {"schema": schema, **_stored(policy)}
+    await tx.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
+
+
+async def by_names(tx: Transaction, names: Sequence[str]) -> list[Row[*tuple[Any, ...]]]:
+    """Return the active jobs of these full names, in the order of their ids."""
+    named = jobs.c.full_name.in_(padded(names))
+    return list(await tx.execute(select(jobs).where(named, ~jobs.c.deleted).order_by(jobs.c.id)))
+
+
 def _stored(policy: JobPolicy) -> dict[str, Any]:
     is_default = policy == JobPolicy()
     return {

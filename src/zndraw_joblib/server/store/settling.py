@@ -9,10 +9,12 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select
 
 from zndraw_joblib.contract.names import INTERNAL, JobName
+from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.lists import among, padded
 from zndraw_joblib.server.store.tables import Attempt, Job, Task, Worker
 from zndraw_joblib.server.store.tasks import (
+    CHUNK,
     IS_HELD,
     IS_PENDING,
     IS_SCHEDULED,
@@ -98,7 +100,8 @@ def held_by(worker_ids: Sequence[UUID]) -> ColumnElement[bool]:
 
 def stuck_inside(cutoff: datetime) -> ColumnElement[bool]:
     """Match the tasks of internal jobs that started, or else were made, before `cutoff`."""
-    since = func.coalesce(tasks.c.started_at, tasks.c.created_at)
+    # A task is claimed when it is made, but for one that is for later, or is tried again.
+    since = func.coalesce(tasks.c.started_at, tasks.c.claimed_at, tasks.c.created_at)
     return and_(_ROOM_OF_JOB == INTERNAL, since < cutoff)
 
 
@@ -126,14 +129,40 @@ async def count_held(tx: Transaction, wanted: ColumnElement[bool], by: str) -> C
 
 
 def overdue(now: datetime) -> ColumnElement[bool]:
-    """Match the tasks of remote jobs that should have been started, or should have ended, by now."""
-    return and_(_ROOM_OF_JOB != INTERNAL, tasks.c.deadline <= now)
+    """Match the tasks that should have been started, or should have ended, by now.
+
+    An internal one that was not started is dispatched again instead.
+    """
+    is_waited_for = or_(_ROOM_OF_JOB != INTERNAL, tasks.c.status == TaskStatus.RUNNING.value)
+    return and_(tasks.c.deadline <= now, is_waited_for)
 
 
 def abandoned() -> ColumnElement[bool]:
-    """Match the tasks of remote jobs whose worker does not exist."""
+    """Match the tasks whose worker does not exist. An internal one need not have one."""
     known = select(workers.c.id).where(workers.c.id == tasks.c.worker_id).exists()
-    return and_(_ROOM_OF_JOB != INTERNAL, or_(tasks.c.worker_id.is_(None), ~known))
+    has_none = and_(tasks.c.worker_id.is_(None), _ROOM_OF_JOB != INTERNAL)
+    return or_(has_none, and_(tasks.c.worker_id.is_not(None), ~known))
+
+
+async def undispatched(tx: Transaction, job_ids: Sequence[UUID], now: datetime, limit: int) -> list[Record]:
+    """Lock internal tasks that are due to be handed to their broker, the longest due first."""
+    # With the condition of the index of what is held.
+    statement = selected().where(IS_HELD, _undispatched(), of_jobs(job_ids), tasks.c.deadline <= now)
+    statement = statement.order_by(tasks.c.deadline, _BY_ARRIVAL).limit(limit)
+    return await records(tx, statement.with_for_update(of=tasks, skip_locked=True))
+
+
+async def lock_undispatched(tx: Transaction, ids: Sequence[UUID]) -> list[Record]:
+    """Lock those of these tasks that nobody has started, without payload and result."""
+    found: list[Record] = []
+    for start in range(0, len(ids), CHUNK):
+        chosen = tasks.c.id.in_(padded(ids[start : start + CHUNK]))
+        found += await held(tx, and_(_undispatched(), chosen))
+    return found
+
+
+def _undispatched() -> ColumnElement[bool]:
+    return and_(tasks.c.worker_id.is_(None), tasks.c.status == TaskStatus.CLAIMED.value)
 
 
 class AttemptRow(NamedTuple):
