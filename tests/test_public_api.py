@@ -30,6 +30,8 @@ verify_writable_room
 Provider ProviderClaimRequest ProviderClaimResponse ProviderFailed ProviderNotConnected ProviderNotFound
 ProviderRead ProviderRecord ProviderRegisterRequest ProviderRequest ProviderResponse ProviderResultReady
 ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend
+DispatchFailed GuardedExecutor InternalContext InternalExecutor InternalRegistry register_internal_jobs
+register_internal_tasks
 """
 PUBLIC = set(NAMES.split())
 
@@ -38,6 +40,7 @@ RELIED_ON = """
 router JobLibSettings run_sweeper cleanup_worker cleanup_stale_workers cleanup_stuck_internal_tasks
 JobManager ClaimedTask Extension Category ApiManager verify_writable_room validate_room_id Emission emit
 ProblemException problem_exception_handler Job Worker Task TaskStatus WorkerJobLink PaginatedResponse
+register_internal_jobs register_internal_tasks InternalRegistry InternalExecutor
 """
 
 

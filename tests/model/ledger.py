@@ -131,7 +131,7 @@ class Ledger:
         task.crashes, task.failures = task.crashes + is_loss, task.failures + (not is_loss)
         is_on = policy.after_losses if is_loss else policy.after_errors
         has_more = task.crashes < policy.crashes if is_loss else task.failures < policy.attempts
-        if policy.attempts > 1 and is_on and has_more and task.job.room_id != INTERNAL:
+        if policy.attempts > 1 and is_on and has_more:
             self._go_back(task_id, "lost" if is_loss else "error", error, policy.pause)
         else:
             self._move(task_id, "failed", error)
@@ -240,7 +240,7 @@ class Ledger:
         is_inside = task.job.room_id == INTERNAL
         if not by.is_superuser and (task.owner != by.id or (is_inside and task.ended is None)):
             return Forbidden
-        if task.status not in {"claimed", "running"} or is_inside:
+        if task.status not in {"claimed", "running"}:
             return InvalidTaskTransition
         self._go_back(task_id, "released")
         return None
@@ -251,7 +251,7 @@ class Ledger:
         is_inside = task.job.room_id == INTERNAL
         if not by.is_superuser and (task.submitter != by.id or (is_inside and task.ended is None)):
             return Forbidden
-        if task.status not in {"failed", "cancelled"} or is_inside:
+        if task.status not in {"failed", "cancelled"}:
             return InvalidTaskTransition
         task.failures = task.crashes = 0
         self._go_back(task_id, "retried")

@@ -18,6 +18,7 @@ from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.registry import InternalRegistry
 from zndraw_joblib.server.service import operations
 
+NO_PAUSE = {"base_seconds": 0}
 FROM = {
     operations.release: HELD,
     operations.retry: {TaskStatus.FAILED, TaskStatus.CANCELLED},
@@ -254,28 +255,40 @@ async def test_internal_tasks_are_for_superusers(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize("what", [operations.release, operations.retry], ids=lambda what: what.__name__)
-async def test_an_internal_task_goes_back_to_no_queue(replica: Replica, what: Any) -> None:
-    """No worker may claim it: it would wait for ever."""
+async def test_an_internal_task_goes_back_and_is_dispatched_again(replica: Replica, what: Any) -> None:
+    """By hand, as any other; no worker is called for, and the broker gets it as another attempt."""
     await replica.register("Render", INTERNAL, by=ADMIN)
-    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
-    submitted = await replica.submit(str(internal()))
+    executor = InternalExecutor()
+    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): executor})
+    submitted = await replica.submit(str(internal()), {"x": 1})
     if what is operations.retry:
         await replica.act(operations.fail, submitted.id)
-    before = await replica.get(submitted.id)
-    with pytest.raises(InvalidTaskTransition):
-        await replica.act(what, submitted.id)
-    assert await replica.get(submitted.id) == before
+    replica.events.clear()
+    back = await replica.act(what, submitted.id)
+    assert (back.status, back.attempt, back.queue_position) == (TaskStatus.PENDING, 1, 1)
+    assert not [event for event, _ in replica.events if isinstance(event, TaskAvailable)]
+    assert await replica.runtime.dispatcher.dispatch()
+    again = await replica.get(submitted.id)
+    assert (again.status, again.attempt, again.worker_id) == (TaskStatus.CLAIMED, 2, None)
+    assert executor.calls == [{"task_id": str(back.id), "room_id": "lab", "payload": {"x": 1}}] * 2
+    await replica.runtime.dispatcher.dispatch()
+    assert len(executor.calls) == 2
 
 
-async def test_an_internal_task_that_fails_is_not_tried_again(replica: Replica) -> None:
-    """Whatever the policy of its job says: nobody would claim it."""
-    await replica.register("Render", INTERNAL, by=ADMIN, max_attempts=9, retry_on=["error"])
-    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
-    submitted = await replica.submit(str(internal()), delay_seconds=100)
-    assert submitted.status is TaskStatus.CLAIMED
-    await replica.report(submitted.id, TaskStatus.RUNNING, by=ADMIN)
-    failed = await replica.report(submitted.id, TaskStatus.FAILED, by=ADMIN, error="oh")
-    assert (failed.status, failed.error) == (TaskStatus.FAILED, "oh")
+async def test_an_internal_task_is_tried_again_as_its_policy_says(replica: Replica) -> None:
+    """And waits for its time first, where it is for later."""
+    await replica.register("Render", INTERNAL, by=ADMIN, max_attempts=2, retry_on=["error"], backoff=NO_PAUSE)
+    executor = InternalExecutor()
+    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): executor})
+    later = await replica.submit(str(internal()), delay_seconds=100)
+    assert (later.status, later.run_at is not None, executor.calls) == (TaskStatus.PENDING, True, [])
+    submitted = await replica.submit(str(internal()))
+    for status in (TaskStatus.PENDING, TaskStatus.FAILED):
+        await replica.report(submitted.id, TaskStatus.RUNNING, by=ADMIN)
+        failed = await replica.report(submitted.id, TaskStatus.FAILED, by=ADMIN, error="oh")
+        assert (failed.status, failed.error) == (status, "oh")
+        await replica.runtime.dispatcher.dispatch()
+    assert [call["task_id"] for call in executor.calls] == [str(submitted.id)] * 2
 
 
 async def test_of_a_release_and_a_report_one_wins(pair: list[Replica]) -> None:

@@ -220,12 +220,13 @@ async def test_the_waiter_of_a_task_hears_that_it_expired(timed: Replica, clock:
 
 
 async def test_internal_tasks_have_a_clock_of_their_own(timed: Replica, clock: HandClock) -> None:
-    """Neither a start timeout nor a run time ends them, but the one that is for them alone."""
-    await timed.register("Render", INTERNAL, by=ADMIN, start_timeout_seconds=1, timeout_seconds=1)
+    """No start timeout ends them, but the one that is for them alone; a run time does."""
+    await timed.register("Render", INTERNAL, by=ADMIN, start_timeout_seconds=1, timeout_seconds=4000)
     timed.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
-    claimed, running = await timed.submit(str(internal())), await timed.submit(str(internal()))
+    claimed, running, fresh = [await timed.submit(str(internal())) for _ in range(3)]
     await timed.report(running.id, TaskStatus.RUNNING, by=ADMIN)
     clock.advance(3600)
+    await timed.report(fresh.id, TaskStatus.RUNNING, by=ADMIN)
     assert await timed.settle_overdue() == 0
     assert await timed.settle_stuck(3600) == 0
     clock.advance(MOMENT)
@@ -233,6 +234,25 @@ async def test_internal_tasks_have_a_clock_of_their_own(timed: Replica, clock: H
     for one in (claimed, running):
         told = said(await timed.get(one.id))
         assert told == (TaskStatus.FAILED, "Internal worker timeout", "internal-timeout")
+    clock.advance(4000)
+    assert await timed.settle_overdue() == 1
+    assert (await timed.get(fresh.id)).error_code == "run-timeout"
+
+
+async def test_what_is_for_later_is_not_stuck_before_it_is_dispatched(
+    timed: Replica, clock: HandClock
+) -> None:
+    """The outer bound of an internal task counts from when it goes to its broker, not from its submit."""
+    await timed.register("Render", INTERNAL, by=ADMIN)
+    timed.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
+    later = await timed.submit(str(internal()), delay_seconds=7200)
+    clock.advance(7200)
+    assert await timed.queue_due() == 1
+    await timed.runtime.dispatcher.dispatch()
+    assert await timed.settle_stuck(3600) == 0
+    assert (await timed.get(later.id)).status is TaskStatus.CLAIMED
+    clock.advance(3600 + MOMENT)
+    assert await timed.settle_stuck(3600) == 1
 
 
 async def test_a_lost_worker_has_its_text_and_code(timed: Replica, clock: HandClock) -> None:

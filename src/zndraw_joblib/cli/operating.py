@@ -75,6 +75,24 @@ def serve(
     serving.run(host, port, database_url, workers, logs.Speech(log_level, access_log=access_log))
 
 
+def internal_worker(
+    *,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", metavar="N", min=1, max=1000, help="Tasks at once.")
+    ] = None,
+    database_url: DatabaseUrl = None,
+    log_level: Log = LogLevel.INFO,
+) -> None:
+    """Run internal jobs for servers that share this database and ZNDRAW_JOBLIB_REDIS_URL.
+
+    Ctrl-C gives the running tasks some seconds, and hands the others back; a second one ends at once.
+    """
+    with _needs_server():
+        from zndraw_joblib.cli.operator import inside  # noqa: PLC0415 - see above
+    logs.set_up(log_level, is_one_of_many=True)
+    inside.run(database_url, concurrency)
+
+
 @token.command("create")
 def create_token(name: TokenName, *, superuser: Superuser = False, database_url: DatabaseUrl = None) -> None:
     """Make a token, and print it once; only its hash is stored."""

@@ -20,10 +20,7 @@ _MAX_EVENT_BYTES = 100_000
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
-    """Return the standalone app.
-
-    Raises `InvalidDatabaseUrl` and `CannotLoad`; its start may raise `OutdatedSchema`.
-    """
+    """Return the standalone app. May raise `InvalidDatabaseUrl`, `CannotLoad`; its start `OutdatedSchema`."""
     database = open_database(settings.database_url)
     tokens = BearerTokens(database, settings.admin_token)
 
@@ -55,12 +52,16 @@ def create_app(settings: ServerSettings) -> FastAPI:
         max_http_buffer_size=_MAX_EVENT_BYTES,
     )
     joblib.open_rooms(sio).is_closed_to_strangers = True
+    _serve_inside(app, joblib, settings)
+    app.mount("/socket.io", socketio.ASGIApp(sio))
+    return app
+
+
+def _serve_inside(app: FastAPI, joblib: JobLib, settings: ServerSettings) -> None:
     if settings.internal_extensions:
         from zndraw_joblib.server.inside import serve_inside  # noqa: PLC0415 - few servers need taskiq
 
         serve_inside(app, joblib, settings)
-    app.mount("/socket.io", socketio.ASGIApp(sio))
-    return app
 
 
 def _client_manager(settings: ServerSettings, joblib: JobLib) -> Any:

@@ -20,7 +20,7 @@ def load(entries: Sequence[str]) -> list[type[Any]]:
     """
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    return [_load(entry) for entry in dict.fromkeys(entries)]
+    return [_load(entry) for entry in entries]
 
 
 def _load(entry: str) -> type[Any]:

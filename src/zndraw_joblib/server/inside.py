@@ -7,6 +7,7 @@ from typing import Any
 
 import socketio
 from fastapi import FastAPI
+from taskiq import TaskiqEvents
 
 from zndraw_joblib.server import extensions
 from zndraw_joblib.server.adapters.brokers import EmbeddedBroker, QueueBroker
@@ -14,7 +15,7 @@ from zndraw_joblib.server.adapters.redis import RedisManager, redis_line
 from zndraw_joblib.server.executor import GuardedExecutor
 from zndraw_joblib.server.mount import JobLib
 from zndraw_joblib.server.ports import OpenLine
-from zndraw_joblib.server.registry import register_internal_jobs, register_internal_tasks
+from zndraw_joblib.server.registry import offer_of, register_internal_jobs, register_internal_tasks
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store.engine import open_database
 
@@ -24,7 +25,7 @@ def serve_inside(app: FastAPI, joblib: JobLib, settings: ServerSettings) -> None
 
     Without `redis_url` their tasks run in this process, else in those of `internal-worker`.
     """
-    found = extensions.load(settings.internal_extensions)
+    found = _load(settings)
     runtime = joblib.runtime
 
     @asynccontextmanager
@@ -52,7 +53,7 @@ def worker_broker(settings: ServerSettings) -> QueueBroker:
         )
     if not settings.internal_extensions:
         raise extensions.CannotLoad("internal_extensions (ZNDRAW_JOBLIB_INTERNAL_EXTENSIONS) names nothing")
-    found = extensions.load(settings.internal_extensions)
+    found = _load(settings)
     opened: OpenLine = partial(redis_line, settings.redis_url, f"{settings.redis_prefix}:relay")
 
     async def line() -> OpenLine:
@@ -62,8 +63,9 @@ def worker_broker(settings: ServerSettings) -> QueueBroker:
     sio: Any = socketio.AsyncServer(
         client_manager=RedisManager(settings.redis_url, f"{settings.redis_prefix}:socketio")
     )
+    database = open_database(settings.database_url)
     executor = GuardedExecutor(
-        open_database(settings.database_url),
+        database,
         settings=settings,
         tsio=sio,
         concurrency=settings.internal_concurrency,
@@ -71,7 +73,22 @@ def worker_broker(settings: ServerSettings) -> QueueBroker:
     )
     broker = _queue(settings)
     register_internal_tasks(broker, found, executor)
+
+    async def close(_: object) -> None:
+        await database.close()
+
+    broker.add_event_handler(TaskiqEvents.WORKER_SHUTDOWN, close)
     return broker
+
+
+def _load(settings: ServerSettings) -> list[type[Any]]:
+    found = extensions.load(settings.internal_extensions)
+    for entry, cls in zip(settings.internal_extensions, found, strict=False):
+        try:
+            offer_of(cls)
+        except ValueError as error:
+            raise extensions.CannotLoad(f"internal_extensions: {entry!r}: {error}") from error
+    return found
 
 
 def _queue(settings: ServerSettings) -> QueueBroker:

@@ -77,7 +77,7 @@ async def register_internal_jobs(
     hold. Raises ValueError for an extension that cannot be a job.
     """
     registry = register_internal_tasks(broker, extensions, executor)
-    offers = [_offer(cls) for cls in registry.extensions.values()]
+    offers = [offer_of(cls) for cls in registry.extensions.values()]
     database = session_factory if isinstance(session_factory, Database) else Sessions(session_factory)
     await schema.prepare(database)
     runtime = getattr(app.state, "joblib", None)
@@ -105,7 +105,8 @@ def _name_of(cls: type[Any]) -> JobName:
     return JobName(INTERNAL, named.category, named.name)
 
 
-def _offer(cls: type[Any]) -> internal.Offer:
+def offer_of(cls: type[Any]) -> internal.Offer:
+    """Return an extension as an internal job. Raises ValueError where it cannot be one."""
     policy = getattr(cls, "policy", None)
     found = policy if isinstance(policy, JobPolicy) else JobPolicy()
     offer = internal.Offer(_name_of(cls), cls.model_json_schema(), found)

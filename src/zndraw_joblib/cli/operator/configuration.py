@@ -14,9 +14,9 @@ _PREFIX = "ZNDRAW_JOBLIB_"
 _SECRET = frozenset({"admin_token", "database_url"})
 
 
-def read(database_url: str | None, workers: int | None = None) -> ServerSettings:
+def read(database_url: str | None, workers: int | None = None, **typed: Any) -> ServerSettings:
     """Return the settings; what was typed wins. Raises `Misuse`."""
-    typed: dict[str, Any] = {"database_url": database_url, "workers": workers}
+    typed |= {"database_url": database_url, "workers": workers}
     given = {name: value for name, value in typed.items() if value is not None}
     try:
         return ServerSettings(**given)

@@ -18,8 +18,9 @@ from zndraw_joblib.cli import logs
 from zndraw_joblib.cli.display import one_line
 from zndraw_joblib.cli.logs import Speech
 from zndraw_joblib.cli.operator import database
-from zndraw_joblib.cli.refusal import Refusal
+from zndraw_joblib.cli.refusal import Misuse, Refusal
 from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.extensions import CannotLoad
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
 
@@ -65,9 +66,16 @@ class _Server(uvicorn.Server):
 def serve(
     settings: ServerSettings, listener: socket.socket, speech: Speech, ready: Callable[[], object]
 ) -> None:
-    """Serve on a socket until SIGINT or SIGTERM; call `ready` once requests are answered."""
+    """Serve on a socket until SIGINT or SIGTERM; call `ready` once requests are answered.
+
+    Raises `Misuse` where an internal extension cannot be loaded.
+    """
+    try:
+        app = create_app(settings)
+    except CannotLoad as error:
+        raise Misuse(str(error)) from error
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         log_config=None,
         access_log=speech.access_log,
         lifespan="on",
