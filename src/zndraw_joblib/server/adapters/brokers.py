@@ -12,7 +12,7 @@ from zndraw_joblib.server.adapters.redis import open_redis
 
 logger = logging.getLogger(__name__)
 
-_WAIT_SECONDS = 5
+_WAIT_SECONDS = 2
 _PAUSE_SECONDS = 0.5
 
 

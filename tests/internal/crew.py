@@ -1,0 +1,95 @@
+"""Processes that run internal tasks, and what their jobs have written down."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from wire import V1
+
+FOLDER = Path(__file__).parents[1]
+JOBS = "internal.jobs:Count,internal.jobs:Once,internal.jobs:Heed,internal.jobs:Twist"
+QUICK = {"worker_timeout_seconds": 2, "sweeper_interval_seconds": 0.5}
+COUNT, ONCE = "@internal:analysis:Count", "@internal:analysis:Once"
+HEED, TWIST = "@internal:modifiers:Heed", "@internal:selections:Twist"
+OURS = [sys.executable, "-m", "zndraw_joblib", "internal-worker", "--log-level", "warning"]
+TASKIQ = [
+    sys.executable,
+    *("-m", "taskiq", "worker", "--workers", "1", "--log-level", "WARNING"),
+    "zndraw_joblib.server.internal_broker:broker",
+]
+
+
+class Hand:
+    """A process that runs internal tasks while the `with` block does; settings come as keywords."""
+
+    def __init__(self, command: list[str], **settings: object) -> None:
+        given = {"internal_extensions": JOBS, **QUICK, **settings}
+        environment = {f"ZNDRAW_JOBLIB_{name.upper()}": str(value) for name, value in given.items()}
+        self.process = subprocess.Popen(
+            command,
+            cwd=FOLDER,
+            env={**os.environ, **environment, "PYTHONPATH": str(FOLDER)},
+            start_new_session=True,
+        )
+
+    def kill(self) -> None:
+        """Kill it, and all that it has started, as the kernel does when memory runs out."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.kill()
+
+
+def told(journal: Path, what: str) -> Counter[tuple[str, ...]]:
+    """Return the task, the attempt and the process of each line that begins with a word."""
+    text = journal.read_text() if journal.exists() else ""
+    lines = [line.split() for line in text.splitlines()]
+    return Counter(tuple(rest) for first, *rest in lines if first == what)
+
+
+async def until(is_so: Callable[[], Any], seconds: float = 40) -> Any:
+    """Look again and again at what another process does, until it is so."""
+    async with asyncio.timeout(seconds):
+        while not (found := is_so()):  # noqa: ASYNC110 - it is another process
+            await asyncio.sleep(0.02)
+    return found
+
+
+async def submit(client: httpx.AsyncClient, job: str, **payload: Any) -> dict[str, Any]:
+    """Submit a task of a job, once the server offers it."""
+    answer = await client.post(f"{V1}/rooms/lab/tasks/{job}", json={"payload": payload})
+    assert answer.status_code == 202, answer.text
+    task: dict[str, Any] = answer.json()
+    return task
+
+
+async def end_of(client: httpx.AsyncClient, task: dict[str, Any], seconds: float = 40) -> dict[str, Any]:
+    """Wait for a task's end."""
+    async with asyncio.timeout(seconds):
+        while True:
+            answer = await client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": "wait=20"})
+            if answer.status_code == 200 and answer.json()["completed_at"]:
+                found: dict[str, Any] = answer.json()
+                return found
+
+
+async def count(client: httpx.AsyncClient, status: str) -> int:
+    """Count the tasks of the room that have a status."""
+    answer = await client.get(f"{V1}/rooms/lab/tasks", params={"status": status, "limit": 0})
+    found: int = answer.json()["total"]
+    return found
