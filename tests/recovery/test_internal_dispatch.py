@@ -1,0 +1,258 @@
+"""When an internal task goes to its broker: at its submit, and again where that may have been in vain."""
+
+import asyncio
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from store.replica import ADMIN, SUBMITTER, HandClock, InternalExecutor, Replica, internal
+
+from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.contract.problems import WorkerNotFound
+from zndraw_joblib.contract.recovery import JobPolicy
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.registry import InternalRegistry
+from zndraw_joblib.server.service import internal as rules
+from zndraw_joblib.server.service import operations, tasks, workers
+from zndraw_joblib.server.service.internal import EXECUTOR
+
+SECOND = 1.0
+LEASE = 30.0
+
+
+class Guarded:
+    """Stands for an executor that starts a task once."""
+
+    is_guarded = True
+
+
+async def serve(
+    replica: Replica, *, is_guarded: bool = False, executor: InternalExecutor | None = None, **policy: Any
+) -> InternalExecutor:
+    """Let a replica hand tasks of an internal job to a broker, and return that."""
+    executor = executor or InternalExecutor()
+    offer = rules.Offer(internal(), {}, JobPolicy(**policy))
+    await replica.runtime.write(partial(rules.offer, offers=[offer]))
+    held: Any = Guarded() if is_guarded else None
+    registry = InternalRegistry({str(internal()): executor}, executor=held)
+    replica.runtime.dispatcher.registry = lambda: registry
+    return executor
+
+
+async def commit_only(replica: Replica, *, is_guarded: bool = False) -> UUID:
+    """Submit, and crash before the broker hears of it."""
+    item = tasks.Submission(SUBMITTER, "lab", internal(), {}, is_configured=True, is_guarded=is_guarded)
+    [made] = await replica.runtime.write(partial(tasks.submit, items=[item]))
+    assert isinstance(made, TaskResponse)
+    return made.id
+
+
+async def start(replica: Replica, worker_id: UUID, *ids: UUID) -> list[Any]:
+    """Start tasks as an executor does."""
+    items = [rules.Start(worker_id, task_id) for task_id in ids]
+    answers: list[Any] = await replica.runtime.write(partial(rules.start, items=items))
+    return answers
+
+
+async def worker(replica: Replica) -> UUID:
+    """Make a worker inside the server."""
+    made = await replica.runtime.write(partial(workers.create, caller=EXECUTOR, interval=15))
+    return made.id
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+async def test_a_crash_between_the_commit_and_the_broker_loses_no_task(
+    timed: Replica, clock: HandClock, is_guarded: bool
+) -> None:
+    """I5: once its lease is over the task is dispatched, with the same attempt, and then not again."""
+    broker = await serve(timed, is_guarded=is_guarded, start_timeout_seconds=LEASE)
+    task_id = await commit_only(timed, is_guarded=is_guarded)
+    clock.advance(LEASE - SECOND)
+    await timed.runtime.dispatcher.dispatch()
+    assert broker.calls == []
+    clock.advance(SECOND)
+    for _ in range(3):
+        await timed.runtime.dispatcher.dispatch()
+    assert [call["task_id"] for call in broker.calls] == [str(task_id)]
+    assert (await timed.get(task_id)).attempt == 1
+
+
+async def test_what_an_unguarded_executor_has_is_never_dispatched_again(
+    timed: Replica, clock: HandClock
+) -> None:
+    """It might run twice: its broker took it, and the outer bound alone ends it."""
+    broker = await serve(timed, start_timeout_seconds=1)
+    task = await timed.submit(str(internal()))
+    clock.advance(3599)
+    await timed.runtime.dispatcher.dispatch()
+    assert len(broker.calls) == 1
+    assert (await timed.get(task.id)).status is TaskStatus.CLAIMED
+
+
+async def test_what_a_guarded_executor_does_not_start_is_dispatched_at_doubling_intervals(
+    timed: Replica, clock: HandClock
+) -> None:
+    """A broker may have lost it. Counted from its claim: after 10, 20, 40, 80 s; not once it was started."""
+    broker = await serve(timed, is_guarded=True, start_timeout_seconds=10)
+    task = await timed.submit(str(internal()))
+    at = []
+    for second in range(100):
+        before = len(broker.calls)
+        await timed.runtime.dispatcher.dispatch()
+        at += [second] * (len(broker.calls) - before)
+        clock.advance(SECOND)
+    assert at == [10, 20, 40, 80]
+    [started] = await start(timed, await worker(timed), task.id)
+    assert (started.status, started.attempt) == (TaskStatus.RUNNING, 1)
+    clock.advance(1000)
+    await timed.runtime.dispatcher.dispatch()
+    assert len(broker.calls) == 5
+
+
+async def test_replicas_dispatch_what_is_due_once(pair: list[Replica]) -> None:
+    """Many tasks wait in the queue; each is handed over by one of the replicas that look at the same time."""
+    brokers = [await serve(replica) for replica in pair]
+    await pair[0].runtime.write(partial(_pause, paused=True))
+    made = [await pair[0].submit(str(internal())) for _ in range(150)]
+    assert {task.status for task in made} == {TaskStatus.PENDING}
+    await pair[0].runtime.write(partial(_pause, paused=False))
+    await asyncio.gather(*(replica.runtime.dispatcher.dispatch() for replica in pair * 2))
+    calls = [call["task_id"] for broker in brokers for call in broker.calls]
+    assert sorted(calls) == sorted(str(task.id) for task in made)
+
+
+async def _pause(tx: Any, *, paused: bool) -> None:
+    from zndraw_joblib.server.service import jobs
+
+    await jobs.pause(tx, internal(), paused=paused)
+
+
+async def test_a_broker_that_is_away_gets_the_tasks_when_it_is_back(
+    timed: Replica, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They stay claimed meanwhile, are tried each time that somebody looks, and it is logged once."""
+    broker = await serve(timed)
+    submitted = await timed.submit(str(internal()))
+    await timed.act(operations.release, submitted.id)
+
+    async def refuse(_: UUID) -> None:
+        raise ConnectionError("away")
+
+    broker.meanwhile = refuse
+    for _ in range(5):
+        assert not await timed.runtime.dispatcher.dispatch()
+        assert (await timed.get(submitted.id)).status is TaskStatus.CLAIMED
+    assert len([record for record in caplog.records if "will be dispatched later" in record.message]) == 1
+    broker.meanwhile = None
+    assert await timed.runtime.dispatcher.dispatch()
+    assert await timed.runtime.dispatcher.dispatch()
+    assert len(broker.calls) == 7
+    assert (await timed.get(submitted.id)).attempt == 2
+
+
+async def test_a_cap_holds_for_internal_jobs_too(timed: Replica) -> None:
+    """No more than `max_in_flight` are claimed or running; who ends lets the next one in."""
+    broker = await serve(timed, max_in_flight=2)
+    made = [await timed.submit(str(internal())) for _ in range(4)]
+    await timed.runtime.dispatcher.dispatch()
+    assert [call["task_id"] for call in broker.calls] == [str(task.id) for task in made[:2]]
+    for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED):
+        await timed.report(made[0].id, status, by=ADMIN)
+    await timed.runtime.dispatcher.dispatch()
+    assert [call["task_id"] for call in broker.calls] == [str(task.id) for task in made[:3]]
+
+
+async def test_what_nobody_dispatched_in_time_expires(timed: Replica, clock: HandClock) -> None:
+    """It is never dispatched late."""
+    broker = await serve(timed, max_in_flight=1)
+    first = await timed.submit(str(internal()))
+    late = await timed.submit(str(internal()), expires_in_seconds=5)
+    await timed.runtime.dispatcher.dispatch()
+    clock.advance(6)
+    await timed.act(operations.fail, first.id)
+    await timed.runtime.dispatcher.dispatch()
+    assert (await timed.get(late.id)).error_code == "task-expired"
+    assert len(broker.calls) == 1
+
+
+async def test_a_start_is_strict_and_exclusive(timed: Replica) -> None:
+    """One of many messages of a task starts it; none starts what has ended, what waits, or what is remote."""
+    await serve(timed)
+    first, second = await worker(timed), await worker(timed)
+    one, ended = await timed.submit(str(internal())), await timed.submit(str(internal()))
+    await timed.act(operations.fail, ended.id)
+    job = await timed.register()
+    await timed.submit(job)
+    remote = await timed.claim(job.worker_id)
+    assert remote is not None
+    mine, *others = await start(timed, first, one.id, one.id, ended.id, remote.id, uuid4())
+    assert (mine.worker_id, mine.worker_owner_id, others) == (first, "@internal", [None] * 4)
+    assert await start(timed, second, one.id) == [None]
+    await timed.act(operations.release, one.id)
+    assert await start(timed, second, one.id) == [None]
+    [refused] = await start(timed, uuid4(), one.id)
+    assert isinstance(refused, WorkerNotFound)
+
+
+async def test_rivals_start_a_task_once(pair: list[Replica]) -> None:
+    """However many processes get a message of it at the same time."""
+    await serve(pair[0])
+    ids = [await worker(pair[0]) for _ in range(4)]
+    for _ in range(5):
+        task = await pair[0].submit(str(internal()))
+        starts = [start(pair[n % 2], ids[n], task.id) for n in range(4)]
+        answers = [answer for answers in await asyncio.gather(*starts) for answer in answers]
+        assert len([answer for answer in answers if answer is not None]) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "after"),
+    [
+        ({}, (TaskStatus.FAILED, "Worker disconnected", "worker-lost", None)),
+        ({"max_attempts": 2}, (TaskStatus.PENDING, "Worker disconnected", "worker-lost", 2.718)),
+    ],
+)
+async def test_a_silent_worker_inside_is_swept_like_any_other(
+    timed: Replica, clock: HandClock, policy: dict[str, Any], after: tuple[Any, ...]
+) -> None:
+    """Its running tasks follow their job's policy: failed at once, or back with a pause; then dispatched."""
+    broker = await serve(timed, **policy)
+    task = await timed.submit(str(internal()))
+    await start(timed, await worker(timed), task.id)
+    clock.advance(61)
+    assert await timed.retire_stale() == 1
+    found = await timed.get(task.id)
+    pause = None if found.run_at is None else round((found.run_at - clock.now).total_seconds(), 3)
+    assert (found.status, found.error, found.error_code, pause) == after
+    clock.advance(10)
+    await timed.queue_due()
+    await timed.runtime.dispatcher.dispatch()
+    assert len(broker.calls) == (2 if policy else 1)
+
+
+async def test_a_run_of_a_worker_that_is_nowhere_is_found(timed: Replica) -> None:
+    """Whatever removed it past us; one that is only claimed has no worker, and needs none."""
+    await serve(timed)
+    claimed, running = await timed.submit(str(internal())), await timed.submit(str(internal()))
+    gone = await worker(timed)
+    await start(timed, gone, running.id)
+    from sqlalchemy import delete
+
+    from zndraw_joblib.server.store.tables import Worker
+
+    await timed.execute(delete(Worker.__table__).where(Worker.__table__.c.id == gone))
+    assert await timed.settle_abandoned() == 1
+    assert (await timed.get(running.id)).error_code == "worker-lost"
+    assert (await timed.get(claimed.id)).status is TaskStatus.CLAIMED
+
+
+async def test_why_an_internal_task_waits(timed: Replica) -> None:
+    """Nobody says that no worker serves it."""
+    await serve(timed, max_in_flight=1)
+    for _ in range(2):
+        last = await timed.submit(str(internal()))
+    await timed.runtime.dispatcher.dispatch()
+    assert await timed.explain(last.id) == ["job_at_capacity", "queued"]
+    assert INTERNAL in last.job_name
