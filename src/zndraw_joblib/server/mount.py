@@ -14,6 +14,7 @@ from fastapi import Depends, FastAPI, Request
 
 from zndraw_joblib.server.adapters.socketio import SocketIo
 from zndraw_joblib.server.adapters.tokens import BearerTokens
+from zndraw_joblib.server.health import Health
 from zndraw_joblib.server.http import PREFIX, TAG, routes
 from zndraw_joblib.server.http.problems import ANSWERS
 from zndraw_joblib.server.http.problems import router as problem_pages
@@ -59,13 +60,15 @@ class JobLib:
         self.sweeper = Sweeper(self.runtime.write, self.settings)
         self._identity = identity
         self._bind = _binding(identity)
-        self.runtime.checks["sweeper"] = self._check_sweeper
+        self.health = Health(self.runtime)
+        self.health.checks["sweeper"] = self._check_sweeper
 
     def mount(self, app: FastAPI) -> None:
         """Add the routes under ``/v1/joblib`` and the pages of the problems; join the app's lifespan."""
         self._app = app
         app.state.joblib = self.runtime
         app.state.joblib_mount = self
+        app.state.joblib_health = self.health
         app.state.joblib_identity = self._identity
         app.state.joblib_identify = self._identify
         for route in routes:
