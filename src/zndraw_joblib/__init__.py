@@ -105,7 +105,7 @@ _HOMES = {
     "worker.tasks": ("GiveUp",),
     "server.adapters.socketio": ("emit",),
     "server.http": ("router",),
-    "server.http.deps": ("Identity", "verify_readable_room", "verify_writable_room"),
+    "server.http.deps": ("Identity", "get_result_backend", "verify_readable_room", "verify_writable_room"),
     "server.http.problems": ("problem_exception_handler",),
     "server.mount": ("JobLib", "register_socketio_handlers"),
     "server.ports": ("ResultBackend",),
