@@ -30,7 +30,8 @@ verify_writable_room
 get_result_backend
 Provider ProviderClaimRequest ProviderClaimResponse ProviderFailed ProviderNotConnected ProviderNotFound
 ProviderRead ProviderRecord ProviderRegisterRequest ProviderRequest ProviderResponse ProviderResultReady
-ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend StaleResult
+ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend
+StreamingBackend check_result_backend
 """
 PUBLIC = set(NAMES.split())
 

@@ -104,11 +104,12 @@ _HOMES = {
     "worker.manager": ("ClaimedTask", "JobManager"),
     "worker.tasks": ("GiveUp",),
     "server.adapters.socketio": ("emit",),
+    "server.conformance": ("check_result_backend",),
     "server.http": ("router",),
     "server.http.deps": ("Identity", "get_result_backend", "verify_readable_room", "verify_writable_room"),
     "server.http.problems": ("problem_exception_handler",),
     "server.mount": ("JobLib", "register_socketio_handlers"),
-    "server.ports": ("ResultBackend",),
+    "server.ports": ("ResultBackend", "StreamingBackend"),
     "server.settings": ("JobLibSettings",),
     "server.store.tables": ("Job", "ProviderRecord", "Task", "Worker", "WorkerJobLink"),
     "server.sweeper": (
