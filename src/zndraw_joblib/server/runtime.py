@@ -102,8 +102,14 @@ class Runtime:
         """
         writing = asyncio.create_task(self._write(work))
         self._writing.add(writing)
-        writing.add_done_callback(self._writing.discard)
+        writing.add_done_callback(self._written)
         return await asyncio.shield(writing)
+
+    def _written(self, writing: asyncio.Task[Any]) -> None:
+        self._writing.discard(writing)
+        if not writing.cancelled() and (error := writing.exception()):
+            # Whoever waits for it gets it; whoever has given up does not want it.
+            logger.debug("a transaction was rolled back: %r", error)
 
     async def finish(self) -> None:
         """Let what is being written be written and told, before the loop or the database closes."""
@@ -261,7 +267,7 @@ class Runtime:
         for mark in marks:
             self.sleepers.make_place(mark, 1)
         with self.sleepers.enter([*keys, *marks]) as sleeper:
-            self._start_recheck()
+            self.start_recheck()
             while True:
                 self.sleepers.look(sleeper)
                 got = await self._claim_once(item)
@@ -293,7 +299,7 @@ class Runtime:
             return await self._read_task(task_id)
         deadline = time.monotonic() + wait
         with self.sleepers.enter([task_key(task_id)]) as sleeper:
-            self._start_recheck()
+            self.start_recheck()
             while True:
                 self.sleepers.look(sleeper)
                 task = await self._read_task(task_id)
@@ -318,7 +324,8 @@ class Runtime:
             self._seen.clear()
         self._seen[worker_id] = time.monotonic()
 
-    def _start_recheck(self) -> None:
+    def start_recheck(self) -> None:
+        """Look now and then, as long as somebody sleeps, for wake-ups that were lost."""
         loop = asyncio.get_running_loop()
         if loop not in self._rechecking:
             self._rechecking.add(loop)
