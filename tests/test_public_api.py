@@ -30,7 +30,7 @@ verify_writable_room
 get_result_backend
 Provider ProviderClaimRequest ProviderClaimResponse ProviderFailed ProviderNotConnected ProviderNotFound
 ProviderRead ProviderRecord ProviderRegisterRequest ProviderRequest ProviderResponse ProviderResultReady
-ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend
+ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend StaleResult
 StreamingBackend check_result_backend
 """
 PUBLIC = set(NAMES.split())

@@ -141,12 +141,17 @@ async def hear(tx: Transaction, worker_id: UUID, until: datetime, only: Sequence
     await tx.execute(update(providers).where(*wanted).values(heard_until=until))
 
 
-async def part(tx: Transaction, worker_id: UUID, at: datetime, only: Sequence[UUID] = ()) -> None:
-    """Note that a worker is connected no more after a time: for all its providers, or for some of them."""
+async def part(tx: Transaction, worker_id: UUID, at: datetime, only: Sequence[UUID] = ()) -> list[JobName]:
+    """Note that a worker is connected no more after a time: for all its providers, or for some of them.
+
+    Return which.
+    """
     wanted = [providers.c.worker_id == worker_id, providers.c.heard_until > at]
     if only:
         wanted.append(providers.c.id.in_(padded(only)))
-    await tx.execute(update(providers).where(*wanted).values(heard_until=at))
+    named = [providers.c[part] for part in JobName._fields]
+    parted = await tx.execute(update(providers).where(*wanted).values(heard_until=at).returning(*named))
+    return [JobName(*row) for row in parted]
 
 
 async def answerers(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, UUID]:
