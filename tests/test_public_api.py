@@ -30,6 +30,7 @@ verify_writable_room
 Provider ProviderClaimRequest ProviderClaimResponse ProviderFailed ProviderNotConnected ProviderNotFound
 ProviderRead ProviderRecord ProviderRegisterRequest ProviderRequest ProviderResponse ProviderResultReady
 ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend
+FileContent Folder FolderListing ReadResult share_folder
 """
 PUBLIC = set(NAMES.split())
 

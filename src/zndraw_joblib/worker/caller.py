@@ -155,6 +155,8 @@ class Caller:
                 return ReadResult(*self._remote.data(room, full_name, query, round(left)))
             except Exception as error:
                 problem = problem_of(error)
+                if isinstance(problem, ProviderTimeout):
+                    backoff.reset()
                 pause = backoff.after(error)
                 if _settles(problem, error) or time.monotonic() + pause > deadline:
                     raise _timeout(problem) or error from error.__cause__
