@@ -12,6 +12,7 @@ from zndraw_joblib.cli.client import Access
 from zndraw_joblib.cli.display import note
 from zndraw_joblib.cli.options import LogLevel
 from zndraw_joblib.cli.refusal import Misuse, Refusal
+from zndraw_joblib.contract.names import is_name
 from zndraw_joblib.worker import processes
 from zndraw_joblib.worker.caller import Caller
 from zndraw_joblib.worker.files import share_folder
@@ -52,6 +53,8 @@ def run_several(access: Access, plan: ProcessPlan, count: int, log_level: LogLev
 
 def share(access: Access, place: str, name: str, room: str) -> None:
     """Let a room read a folder. Raises `Refusal`."""
+    if not is_name(name):
+        raise Misuse(f"{name!r} is no name: use letters, digits, '_', '-' and '.', beginning with a letter")
     try:
         folder = Folder(place)
     except (ImportError, OSError, ValueError) as error:
@@ -59,10 +62,7 @@ def share(access: Access, place: str, name: str, room: str) -> None:
     _wait_for_server(access)
     note(f"Sharing {place} as {name!r} in {room} at {access.url}; Ctrl-C stops it.")
     with client.opened(access, realtime=True) as api, JobManager(api) as manager:
-        try:
-            manager.wait(lambda: share_folder(manager, folder, name=name, room=room))
-        except ValueError as error:
-            raise Misuse(str(error)) from error
+        manager.wait(lambda: share_folder(manager, folder, name=name, room=room))
 
 
 def _wait_for_server(access: Access) -> None:

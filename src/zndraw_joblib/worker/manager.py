@@ -207,7 +207,7 @@ class JobManager(Caller):
                 if self._shift is shift:
                     self._shift = None
 
-    def wait(self, begin: Callable[[], None] | None = None) -> None:
+    def wait(self, begin: Callable[[], object] | None = None) -> None:
         """Sleep until the worker leaves elsewhere or, on the main thread, until SIGINT or SIGTERM.
 
         It leaves by `disconnect`, or because an operator drains it. The first signal disconnects as
@@ -219,7 +219,7 @@ class JobManager(Caller):
         shift = self._shift or self._working()
         errors: list[Exception] = []
 
-        def attempt(begin: Callable[[], None]) -> None:
+        def attempt(begin: Callable[[], object]) -> None:
             try:
                 begin()
             except Exception as error:
