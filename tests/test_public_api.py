@@ -29,7 +29,7 @@ problem_exception_handler register_socketio_handlers router run_sweeper validate
 verify_writable_room
 Provider ProviderClaimRequest ProviderClaimResponse ProviderFailed ProviderNotConnected ProviderNotFound
 ProviderRead ProviderRecord ProviderRegisterRequest ProviderRequest ProviderResponse ProviderResultReady
-ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend
+ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend StaleResult
 FileContent Folder FolderListing ReadResult share_folder
 """
 PUBLIC = set(NAMES.split())

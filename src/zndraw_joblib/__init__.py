@@ -80,6 +80,7 @@ _HOMES = {
         "SchemaConflict",
         "ServiceUnavailable",
         "StaleReport",
+        "StaleResult",
         "StartTimeout",
         "TaskExpired",
         "TaskNotFound",
