@@ -1,6 +1,7 @@
 """What a read came to, as bytes, however it was given."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -11,7 +12,11 @@ _PIECE_BYTES = 256 * 1024
 
 
 class BrokenOff(Exception):
-    """The read itself raised, be it after the first of its bytes. The cause is what it raised."""
+    """The read itself raised `fault`, be it after the first of its bytes."""
+
+    def __init__(self, fault: BaseException) -> None:
+        super().__init__(fault)
+        self.fault = fault  # the HTTP library forgets the cause of an exception that it passes on
 
 
 class Answer:
@@ -32,7 +37,7 @@ class Answer:
             self._first = next(self._stream, b"")
         # Not Exception: sys.exit() in a provider ends its read, not the worker.
         except BaseException as error:
-            raise BrokenOff from error
+            raise BrokenOff(error) from error
 
     def __iter__(self) -> Iterator[bytes]:
         """Give the pieces."""
@@ -46,7 +51,7 @@ class Answer:
             try:
                 piece = next(self._stream, None)
             except BaseException as error:
-                raise BrokenOff from error
+                raise BrokenOff(error) from error
 
     def close(self) -> None:
         """Close a stream."""
@@ -67,41 +72,28 @@ def _kind(content_type: str) -> str:
 def _whole(value: Any, content_type: str) -> memoryview | None:
     """Return bytes that are all there, None for a stream. Raises TypeError, ValueError."""
     if isinstance(value, bytes | bytearray | memoryview):
-        return _flat(value)
+        return _flat(value, content_type)
     if callable(getattr(value, "read", None)) or isinstance(value, Iterator):
         return None
     if is_json(content_type):
         return memoryview(encode(to_jsonable_python(value)))
-    if isinstance(value, str):
-        return memoryview(_bytes(value, content_type))
-    try:
-        return _flat(value)
-    except TypeError:
-        raise _misfit(value, content_type) from None
-
-
-def _flat(value: Any) -> memoryview:
-    view = memoryview(value)
-    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+    return _flat(value, content_type)
 
 
 def _pieces(stream: Any, content_type: str) -> Iterator[bytes]:
-    if callable(getattr(stream, "read", None)):
-        while piece := stream.read(_PIECE_BYTES):
-            yield _bytes(piece, content_type)
-    else:
-        for piece in stream:
-            if data := _bytes(piece, content_type):
-                yield data
+    is_file = callable(getattr(stream, "read", None))
+    for piece in iter(partial(stream.read, _PIECE_BYTES), None) if is_file else stream:
+        if data := bytes(_flat(piece, content_type)):
+            yield data
+        elif is_file:
+            return
 
 
-def _bytes(piece: Any, content_type: str) -> bytes:
-    if isinstance(piece, str) and _kind(content_type).startswith("text/"):
-        return piece.encode()
-    if isinstance(piece, str):
-        raise _misfit(piece, content_type)
-    return bytes(_flat(piece))
-
-
-def _misfit(value: Any, content_type: str) -> TypeError:
-    return TypeError(f"A read of {content_type} gives bytes, not {type(value).__name__}")
+def _flat(value: Any, content_type: str) -> memoryview:
+    if isinstance(value, str) and _kind(content_type).startswith("text/"):
+        return memoryview(value.encode())
+    try:
+        view = memoryview(value)
+    except TypeError:
+        raise TypeError(f"A read of {content_type} gives bytes, not {type(value).__name__}") from None
+    return view.cast("B") if view.c_contiguous and view.nbytes else memoryview(view.tobytes())

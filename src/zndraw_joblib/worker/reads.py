@@ -109,7 +109,7 @@ class Reads(Polls[ClaimedRead]):
         try:
             self._send(claimed, offer, wanted)
         except BrokenOff as error:
-            return self._raised(claimed, error.__cause__ or error)
+            return self._raised(claimed, error.fault)
         except Exception as error:
             if passing(error) or status_of(error) in _GONE:
                 raise
