@@ -27,10 +27,11 @@ TaskExpired TaskExplanation TaskHistory Transition Why WorkerLost
 WorkerResponse WorkerSummary cleanup_stale_workers cleanup_stuck_internal_tasks cleanup_worker connect emit
 problem_exception_handler register_socketio_handlers router run_sweeper validate_room_id verify_readable_room
 verify_writable_room
+get_result_backend
 Provider ProviderClaimRequest ProviderClaimResponse ProviderFailed ProviderNotConnected ProviderNotFound
 ProviderRead ProviderRecord ProviderRegisterRequest ProviderRequest ProviderResponse ProviderResultReady
-ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend StaleResult
-FileContent Folder FolderListing ReadResult share_folder
+ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend
+StreamingBackend check_result_backend
 """
 PUBLIC = set(NAMES.split())
 

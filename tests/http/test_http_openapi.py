@@ -33,6 +33,12 @@ OPERATIONS = {
     "/v1/joblib/tasks/{task_id}/history": {"get"},
     "/v1/joblib/tasks/{task_id}/release": {"post"},
     "/v1/joblib/tasks/{task_id}/retry": {"post"},
+    "/v1/joblib/rooms/{room_id}/providers": {"get", "put"},
+    "/v1/joblib/rooms/{room_id}/providers/{name}": {"get"},
+    "/v1/joblib/rooms/{room_id}/providers/{name}/info": {"get"},
+    "/v1/joblib/providers/{provider_id}": {"delete"},
+    "/v1/joblib/providers/{provider_id}/results": {"post"},
+    "/v1/joblib/providers/requests/claim": {"post"},
     "/v1/joblib/admin/sweeper": {"get", "patch"},
     "/v1/joblib/admin/sweeper/preview": {"get"},
 }

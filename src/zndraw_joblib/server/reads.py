@@ -162,17 +162,16 @@ class Reads:
         ttl = self._runtime.settings.provider_inflight_ttl_seconds
         if target.is_asked:
             return
+        has_lock = await backend.acquire_inflight(keys.inflight, ttl)
         # The lock may be of a provider of this name that is gone, and was asked in vain.
-        if not await backend.acquire_inflight(keys.inflight, ttl) and target.age > ttl:
+        if not has_lock and target.age > ttl:
             return
-        wanted = timedelta(seconds=ttl)
-        ask = partial(
-            providers.ask, target=target, request_hash=asked.hash, params=asked.params, wanted=wanted
-        )
+        ask = partial(providers.ask, target=target, request_hash=asked.hash, params=asked.params)
         try:
-            await self._runtime.write(ask)
+            await self._runtime.write(partial(ask, wanted=timedelta(seconds=ttl)))
         except ProblemException:
-            await backend.release_inflight(keys.inflight)
+            if has_lock:
+                await backend.release_inflight(keys.inflight)
             raise
 
     async def claim(

@@ -16,7 +16,7 @@ _MAX_VALUES = 100_000
 
 
 class Kept(NamedTuple, Generic[Item]):
-    """An item, and until when, in seconds of the monotonic clock; `number` tells it from others of its key."""
+    """An item, until when by the monotonic clock, and a number that tells it from others of its key."""
 
     until: float
     number: int

@@ -5,7 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
-PART_BYTES = 1 << 20
+from zndraw_joblib.server.ports import PART_BYTES
 
 Read = Callable[[str], Awaitable[bytes | None]]
 

@@ -269,7 +269,7 @@ async def _target(tx: Transaction, row: Any, *, is_asked: bool = False) -> Targe
 
 
 async def ask(tx: Transaction, target: Target, request_hash: str, params: str, wanted: timedelta) -> None:
-    """Let a read wait, and let whoever is connected know of it.
+    """Let a read wait, and let whoever is connected know of it; unless it waits already.
 
     Raises `ProviderNotFound`, and `TooManyRequests` where too many wait already.
     """
@@ -281,7 +281,8 @@ async def ask(tx: Transaction, target: Target, request_hash: str, params: str, w
             f"{MAX_WAITING} reads wait for provider {str(target.name)!r} already",
             headers={"Retry-After": "2"},
         )
-    await store.ask(tx, found[0], request_hash, params, await tx.now() + wanted)
+    if not await store.ask(tx, found[0], request_hash, params, await tx.now() + wanted):
+        return
     event = ProviderRequest(request_id=request_hash, provider_name=str(target.name), params=params)
     tx.emit((target.id, request_hash), lambda: Emission(event, providers_of(event.provider_name)))
     tx.wake(reads_key(found[0].worker_id), 1)

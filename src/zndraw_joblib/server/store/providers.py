@@ -155,17 +155,22 @@ async def answerers(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, UUID]:
     return {row.id: row.worker_id for row in await tx.execute(statement)}
 
 
-async def ask(tx: Transaction, provider: Found, request_hash: str, params: str, until: datetime) -> None:
-    """Let a read wait for its answer; one that is waiting already is asked for anew."""
-    asked = {"registration": provider.registration, "sent_at": await tx.now(), "expires_at": until}
+async def ask(tx: Transaction, provider: Found, request_hash: str, params: str, until: datetime) -> bool:
+    """Let a read wait for its answer. Tell whether it did not wait already."""
+    now = await tx.now()
+    asked = {"registration": provider.registration, "sent_at": now, "expires_at": until}
     statement = (
         dialect(tx)
         .insert(calls)
         .values(provider_id=provider.id, request_hash=request_hash, params=params, **asked)
     )
-    await tx.execute(
-        statement.on_conflict_do_update(index_elements=["provider_id", "request_hash"], set_=asked)
+    is_over = or_(calls.c.expires_at <= now, calls.c.registration != provider.registration)
+    written = await tx.execute(
+        statement.on_conflict_do_update(
+            index_elements=["provider_id", "request_hash"], set_=asked, where=is_over
+        ).returning(calls.c.n)
     )
+    return written.first() is not None
 
 
 async def count_waiting(tx: Transaction, provider_id: UUID) -> int:
