@@ -31,7 +31,7 @@ get_result_backend
 Provider ProviderClaimRequest ProviderClaimResponse ProviderFailed ProviderNotConnected ProviderNotFound
 ProviderRead ProviderRecord ProviderRegisterRequest ProviderRequest ProviderResponse ProviderResultReady
 ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend
-StreamingBackend check_result_backend
+StaleResult StreamingBackend check_result_backend
 """
 PUBLIC = set(NAMES.split())
 
