@@ -58,7 +58,7 @@ def share(access: Access, place: str, name: str, room: str) -> None:
     try:
         folder = Folder(place)
     except (ImportError, OSError, ValueError) as error:
-        raise Misuse(f"{place!r} cannot be shared: {error}") from error
+        raise Refusal(f"{place!r} cannot be shared: {error}") from error
     _wait_for_server(access)
     note(f"Sharing {place} as {name!r} in {room} at {access.url}; Ctrl-C stops it.")
     with client.opened(access, realtime=True) as api, JobManager(api) as manager:
