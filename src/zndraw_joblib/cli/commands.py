@@ -39,6 +39,7 @@ def describe(
 for command in (
     operating.serve,
     working.worker,
+    working.share,
     calling.submit,
     listing.tasks,
     listing.jobs,
