@@ -33,6 +33,7 @@ MISUSES: dict[str, Case] = {
         ["ZNDRAW_JOBLIB_WORKERS=2", "serve", "--port", "0", "--database-url", "sqlite://"],
         "SQLite is for one server process",
     ),
+    "name": (["share", ".", "--name", "a:b"], "'a:b' is no name"),
     "workers": (["ZNDRAW_JOBLIB_WORKERS=0", "serve"], "ZNDRAW_JOBLIB_WORKERS: Input should be greater"),
     "memory": (["serve", "--port", "0", "--database-url", "sqlite://"], "needs ZNDRAW_JOBLIB_ADMIN_TOKEN"),
 }
@@ -40,6 +41,7 @@ FAILURES: dict[str, Case] = {
     "server": (["jobs", *NOWHERE], "The server at http://127.0.0.1:1 cannot be reached: Connection refused"),
     "submit": (["submit", "A", *NOWHERE], "cannot be reached"),
     "file": (["worker", "nope.py", *NOWHERE], "There is no file 'nope.py'"),
+    "share": (["share", "nope", "--name", "a", *NOWHERE], "'nope' cannot be shared: There is no folder"),
     "module": (["worker", "nope", *NOWHERE], "There is no module 'nope'"),
     "folder": (
         ["serve", "--port", "0", "--database-url", "sqlite:////no/x.db"],

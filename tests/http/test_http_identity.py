@@ -16,6 +16,7 @@ VALUES = {
     "name": "@global:modifiers:Rotate",
     "task_id": UNKNOWN_ID,
     "worker_id": UNKNOWN_ID,
+    "provider_id": UNKNOWN_ID,
 }
 
 
@@ -38,7 +39,7 @@ async def test_without_an_identity_nothing_is_answered(
     job = await register(client)
     await submit(client, job)
     asked = operations(app)
-    assert len(asked) == 26
+    assert len(asked) == 33
     for credentials in (None, "", "Bearer", "Bearer ", "Bearer x", "Basic YWRtaW46", "Bearer \xff\x01", LONG):
         headers = {} if credentials is None else {"Authorization": credentials.encode("latin-1")}
         for method, url in asked:

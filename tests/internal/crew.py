@@ -6,14 +6,17 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
+from fastapi import FastAPI
 from wire import V1
 
+TOKEN = "a-token-of-the-tests"
 FOLDER = Path(__file__).parents[1]
 JOBS = "internal.jobs:Count,internal.jobs:Once,internal.jobs:Heed,internal.jobs:Twist"
 QUICK = {"worker_timeout_seconds": 2, "sweeper_interval_seconds": 0.5}
@@ -68,6 +71,19 @@ async def until(is_so: Callable[[], Any], seconds: float = 40) -> Any:
         while not (found := is_so()):  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(0.02)
     return found
+
+
+@asynccontextmanager
+async def running(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """Run a standalone app's lifespan in this process, and talk to it as a superuser."""
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://test", headers=headers
+        ) as client,
+    ):
+        yield client
 
 
 async def submit(client: httpx.AsyncClient, job: str, **payload: Any) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import ADMIN_TOKEN, running
 from fastapi import FastAPI
 from wire import V1
 
-from internal.crew import COUNT, HEED, JOBS, ONCE, TWIST, end_of, submit, told, until
+from internal.crew import COUNT, HEED, JOBS, ONCE, TOKEN, TWIST, end_of, running, submit, told, until
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
 
@@ -24,7 +23,7 @@ def settings(database_url: str) -> ServerSettings:
     """Let two tasks run at once."""
     return ServerSettings(
         database_url=database_url,
-        admin_token=ADMIN_TOKEN,
+        admin_token=TOKEN,
         internal_extensions=JOBS,
         internal_concurrency=2,
         validate_payload=False,

@@ -16,7 +16,7 @@ import socketio
 from zndraw_socketio import wrap
 
 import zndraw_joblib
-from zndraw_joblib import Category, ClaimedTask, Extension, JobManager
+from zndraw_joblib import Category, ClaimedTask, Extension, JobManager, Provider
 
 _writing = threading.Lock()
 
@@ -59,6 +59,34 @@ class Wait(Extension):
         threading.Event().wait()
 
 
+class Words(Provider):
+    """Says what it was asked, and by which handler."""
+
+    category: ClassVar[str] = "words"
+    path: str = "/"
+
+    def read(self, handler: Any) -> Any:
+        """Return the path in a list, or fail."""
+        tell(told="read", path=self.path)
+        if self.path == "/broken":
+            raise LookupError("no such path")
+        return [handler, self.path]
+
+
+class Raw(Provider):
+    """The same as bytes."""
+
+    category: ClassVar[str] = "raws"
+    content_type: ClassVar[str] = "application/x-msgpack"
+    path: str = "/"
+
+    def read(self, handler: Any) -> bytes:
+        """Return the handler and the path."""
+        tell(told="read", path=self.path)
+        return f"{handler} {self.path}".encode()
+
+
+PROVIDERS = {"Words": Words, "Raw": Raw}
 # The same name and category, another schema.
 OtherSum = pydantic.create_model("Sum", __base__=Sum, numbers=(str, "1+2"))
 EXTENSIONS = {"Sum": Sum, "Break": Break, "Wait": Wait, "OtherSum": OtherSum}
@@ -92,9 +120,10 @@ class Api:
         response.read()
         request = response.request
         body = response.json() if response.content else None
+        is_raw = request.url.path.endswith("/results")
         tell(
             told=f"{request.method} {request.url.path}",
-            sent=json.loads(request.content or "null"),
+            sent=None if is_raw else json.loads(request.content or "null"),
             status=response.status_code,
             body=body,
         )
@@ -115,6 +144,18 @@ class Orders:
         """Register an extension; return the worker's id."""
         self._manager.register(EXTENSIONS[name], **where)
         return str(self._manager.worker_id)
+
+    def provide(self, kind: str, name: str, handler: str, **where: Any) -> str:
+        """Register a provider; return its id."""
+        return str(self._manager.register_provider(PROVIDERS[kind], name=name, handler=handler, **where))
+
+    def withdraw(self, full_name: str) -> None:
+        """Unregister a provider."""
+        self._manager.unregister_provider(full_name)
+
+    def handlers(self) -> dict[str, str]:
+        """Return the handlers."""
+        return dict(self._manager.handlers)
 
     def create_worker(self) -> str:
         """Make a worker without jobs; return its id."""

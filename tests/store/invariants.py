@@ -30,6 +30,10 @@ FAULTS = {
         SELECT count(*) FROM joblib_job j
         WHERE NOT j.deleted AND j.room_id <> '@internal' AND j.pending + j.scheduled = 0
           AND NOT EXISTS (SELECT 1 FROM joblib_worker_job l WHERE l.job_id = j.id)""",
+    "a provider is not answered by the newest of its workers": """
+        SELECT count(*) FROM joblib_provider p WHERE NOT EXISTS (
+          SELECT 1 FROM joblib_provider_worker l WHERE l.provider_id = p.id AND l.worker_id = p.worker_id
+            AND l.n = (SELECT max(n) FROM joblib_provider_worker m WHERE m.provider_id = p.id))""",
     "a claim gave out no token": """
         SELECT count(*) FROM joblib_task WHERE claimed_at IS NOT NULL AND attempt < 1""",
     "a pending task has a holder": """

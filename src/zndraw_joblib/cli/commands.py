@@ -40,6 +40,7 @@ for command in (
     operating.serve,
     working.worker,
     operating.internal_worker,
+    working.share,
     calling.submit,
     listing.tasks,
     listing.jobs,

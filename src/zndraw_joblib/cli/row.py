@@ -1,4 +1,4 @@
-"""Be one worker, or a row of worker processes, until a signal ends it."""
+"""Be one worker, a row of worker processes, or a folder's window, until a signal ends it."""
 
 import logging
 import multiprocessing
@@ -11,10 +11,14 @@ from zndraw_joblib.cli import client, logs
 from zndraw_joblib.cli.client import Access
 from zndraw_joblib.cli.display import note
 from zndraw_joblib.cli.options import LogLevel
-from zndraw_joblib.cli.refusal import Refusal
+from zndraw_joblib.cli.refusal import Misuse, Refusal
+from zndraw_joblib.contract.names import is_name
 from zndraw_joblib.worker import processes
 from zndraw_joblib.worker.caller import Caller
+from zndraw_joblib.worker.files import share_folder
+from zndraw_joblib.worker.folders import Folder
 from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
+from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.processes import ProcessPlan
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.retry import unreachable
@@ -45,6 +49,20 @@ def run_several(access: Access, plan: ProcessPlan, count: int, log_level: LogLev
     note(f"{count} processes serve {plan.target} in {plan.room} at {access.url}; Ctrl-C stops them.")
     said = multiprocessing.get_context("spawn").Value("b", 0)
     return min(1, processes.serve_processes(plan, count, partial(_prepare, log_level, said)))
+
+
+def share(access: Access, place: str, name: str, room: str) -> None:
+    """Let a room read a folder. Raises `Refusal`."""
+    if not is_name(name):
+        raise Misuse(f"{name!r} is no name: use letters, digits, '_', '-' and '.', beginning with a letter")
+    try:
+        folder = Folder(place)
+    except (ImportError, OSError, ValueError) as error:
+        raise Refusal(f"{place!r} cannot be shared: {error}") from error
+    _wait_for_server(access)
+    note(f"Sharing {place} as {name!r} in {room} at {access.url}; Ctrl-C stops it.")
+    with client.opened(access, realtime=True) as api, JobManager(api) as manager:
+        manager.wait(lambda: share_folder(manager, folder, name=name, room=room))
 
 
 def _wait_for_server(access: Access) -> None:

@@ -1,4 +1,4 @@
-"""The command for worker authors: worker."""
+"""The commands of those who work for a server: worker, share."""
 
 from typing import Annotated
 
@@ -13,6 +13,9 @@ Target = Annotated[str, typer.Argument(metavar="MODULE_OR_FILE", help="Where the
 Processes = Annotated[int, typer.Option("--processes", metavar="N", min=1, help="How many workers to be.")]
 Concurrency = Annotated[int, typer.Option("--concurrency", metavar="N", min=1, help="Tasks at once in each.")]
 Room = Annotated[str, typer.Option("--room", metavar="ROOM", help="The room to register the jobs in.")]
+Place = Annotated[str, typer.Argument(metavar="DIR", help="A folder, or a URL that fsspec knows.")]
+Name = Annotated[str, typer.Option("--name", metavar="NAME", help="What to call it.")]
+ShareRoom = Annotated[str, typer.Option("--room", metavar="ROOM", help="The room that may read it.")]
 Context = Annotated[
     str | None,
     typer.Option("--context", metavar="MODULE:FUNCTION", help="Makes what each `run` gets as `vis`."),
@@ -44,3 +47,21 @@ def worker(  # noqa: PLR0913 - each is an option
         row.run_one(access, plan)
     elif row.run_several(access, plan, processes, log_level):
         raise typer.Exit(1)
+
+
+def share(
+    place: Place,
+    *,
+    name: Name,
+    room: ShareRoom = GLOBAL,
+    url: Url = DEFAULT_URL,
+    log_level: Log = LogLevel.INFO,
+) -> None:
+    """Let a room look into a folder and read its files, until Ctrl-C.
+
+    Nothing outside of the folder can be read, and nothing is written.
+    """
+    from zndraw_joblib.cli import row  # noqa: PLC0415
+
+    logs.set_up(log_level)
+    row.share(client.find(url), place, name, room)

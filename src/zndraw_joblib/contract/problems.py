@@ -8,7 +8,7 @@ ProblemException
 │   └── JobNotFound, WorkerNotFound, TaskNotFound, ProviderNotFound
 ├── MethodNotAllowed                         405
 ├── Conflict                                 409  ValueError
-│   ├── SchemaConflict, InvalidTaskTransition
+│   ├── SchemaConflict, StaleResult, InvalidTaskTransition
 │   │   └── StaleReport
 │   └── WorkerLost, StartTimeout, RunTimeout, TaskExpired, InternalTimeout, Released, Retried,
 │       FailedByOperator: never an answer; what `error_code` says of a task
@@ -211,6 +211,10 @@ class Retried(Conflict):
 
 class FailedByOperator(Conflict):
     """An operator has ended the task."""
+
+
+class StaleResult(Conflict):
+    """The provider was registered anew since it was asked for this: nobody waits for the result."""
 
 
 class ContentTooLarge(ProblemException, ValueError):

@@ -23,6 +23,8 @@ _MEDIA_TYPE = re.compile(
     r"[\w!#$&^.+-]+/[\w!#$&^.+-]+(?:\s*;\s*[\w!#$&^.+-]+=(?:[\w!#$&^.+-]+|\"[^\"\\]*\"))*", re.A
 )
 
+_REQUEST_HASH = re.compile(r"[\w.-]{1,128}", re.A)
+
 
 def _media_type(text: str) -> str:
     if len(text) > MAX_CONTENT_TYPE or not text.isprintable() or not _MEDIA_TYPE.fullmatch(text):
@@ -113,6 +115,11 @@ def canonical(params: dict[str, Any]) -> str:
 def request_hash(params: str) -> str:
     """Return the hash of canonical parameters, which names the read."""
     return sha256(params.encode()).hexdigest()
+
+
+def is_request_hash(text: str) -> bool:
+    """Tell whether a text may name a read. Ours are SHA-256 in hex; a host's own need not be."""
+    return _REQUEST_HASH.fullmatch(text) is not None
 
 
 def result_key(provider_name: str, request_hash: str) -> str:

@@ -12,13 +12,16 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 
+from zndraw_joblib.server.adapters.results import results_of
 from zndraw_joblib.server.adapters.socketio import SocketIo
 from zndraw_joblib.server.adapters.tokens import BearerTokens
+from zndraw_joblib.server.health import Health
 from zndraw_joblib.server.http import PREFIX, TAG, routes
 from zndraw_joblib.server.http.problems import ANSWERS
 from zndraw_joblib.server.http.problems import router as problem_pages
 from zndraw_joblib.server.http.routing import Route, solve
-from zndraw_joblib.server.ports import Identity, OpenLine, SessionMaker
+from zndraw_joblib.server.ports import Identity, OpenLine, ResultBackend, SessionMaker
+from zndraw_joblib.server.reads import Reads
 from zndraw_joblib.server.rooms import Rooms
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import JobLibSettings
@@ -54,6 +57,8 @@ class JobLib:
         self._socketio = None if tsio is None else SocketIo(tsio)
         self.runtime = Runtime(session_maker, self.settings, publish=self._socketio, clock=clock)
         self.rooms: Rooms | None = None
+        self.reads = Reads(self.runtime, self._is_blind)
+        self._results: ResultBackend | None = None
         self._hanging_up: asyncio.Task[None] | None = None
         self._app: FastAPI | None = None
         self.sweeper = Sweeper(self.runtime.write, self.settings, self.runtime.dispatcher.poke)
@@ -61,7 +66,8 @@ class JobLib:
         self.inside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         self._identity = identity
         self._bind = _binding(identity)
-        self.runtime.checks["sweeper"] = self._check_sweeper
+        self.health = Health(self.runtime)
+        self.health.checks["sweeper"] = self._check_sweeper
 
     def mount(self, app: FastAPI) -> None:
         """Add the routes under ``/v1/joblib`` and the pages of the problems; join the app's lifespan."""
@@ -69,6 +75,8 @@ class JobLib:
         app.state.joblib = self.runtime
         self.runtime.dispatcher.registry = lambda: getattr(app.state, "internal_registry", None)
         app.state.joblib_mount = self
+        app.state.joblib_health = self.health
+        app.state.joblib_reads = self.reads
         app.state.joblib_identity = self._identity
         app.state.joblib_identify = self._identify
         for route in routes:
@@ -108,6 +116,7 @@ class JobLib:
         line = await self._line()
         relaying = asyncio.create_task(self.runtime.relay.run(line) if line else asyncio.sleep(0))
         minding = asyncio.create_task(self.runtime.agenda.run(), name="zndraw-joblib agenda")
+        attending = asyncio.create_task(self.rooms.presence.run() if self.rooms else asyncio.sleep(0))
         sweeping = asyncio.create_task(self.sweeper.run(), name="zndraw-joblib sweeper")
         dispatching = asyncio.create_task(self.runtime.dispatcher.run(), name="zndraw-joblib dispatcher")
         try:
@@ -116,13 +125,14 @@ class JobLib:
                     yield
         finally:
             hanging_up = self._let_everybody_go()
-            await _ended(sweeping)
-            await _ended(minding)
-            await _ended(dispatching)
+            for task in (sweeping, minding, dispatching, attending):
+                await _ended(task)
             await self.runtime.finish()
             if hanging_up is not None:
                 await hanging_up
             await _ended(relaying)
+            if close := getattr(self._results, "close", None):
+                await close()
 
     def _let_everybody_go(self) -> "asyncio.Task[None] | None":
         self.runtime.sleepers.close()
@@ -148,6 +158,17 @@ class JobLib:
             return await self._identity.of(request)
         identity: Identity | None = await solve(request, self._bind)
         return identity
+
+    @property
+    def results(self) -> ResultBackend:
+        """What keeps the answers of providers, unless a host overrides `get_result_backend`."""
+        if self._results is None:
+            self._results = results_of(self.settings, self.runtime)
+        return self._results
+
+    def _is_blind(self) -> bool:
+        """Tell whether a host may have let sockets into the rooms of providers by itself."""
+        return self._socketio is not None and (self.rooms is None or not self.rooms.minds_providers)
 
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from zndraw_joblib.contract.events import Emission
 
+# The most bytes that a result backend hands out, or writes, at once.
+PART_BYTES = 1024 * 1024
+
 
 class Identity(NamedTuple):
     """Who asks. `id` is opaque text; two identities are the same when their ids are."""

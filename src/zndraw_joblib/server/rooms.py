@@ -13,13 +13,14 @@ from fastapi import FastAPI, Request
 from pydantic import ValidationError
 
 from zndraw_joblib.contract import events
-from zndraw_joblib.contract.names import parse_job_name, validate_room_id
-from zndraw_joblib.contract.problems import NotFound, TooManyRequests, Unauthorized
+from zndraw_joblib.contract.names import parse_job_name, parse_provider_name, validate_room_id
+from zndraw_joblib.contract.problems import TooManyRequests, Unauthorized
 from zndraw_joblib.server.departures import Departures
 from zndraw_joblib.server.http.deps import check_readable
 from zndraw_joblib.server.http.problems import as_problem
 from zndraw_joblib.server.http.routing import invalid
 from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.presence import Presence
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import workers
 
@@ -48,6 +49,9 @@ class Rooms:
         self._requests: dict[str, Request] = {}
         self._joined: dict[str, set[str]] = {}
         self.departures = Departures(runtime)
+        self.presence = Presence(runtime, sio, self._enter, self._leave)
+        # Whether nobody is let into the rooms of providers but by us.
+        self.minds_providers = _former_handler(sio, events.JoinProviderRoom.event_name) is None
         # The standalone server's sockets are ours: nobody connects to it without a token.
         self.is_closed_to_strangers = False
         self._handle(events.JoinJobRoom, self._join_job)
@@ -112,6 +116,7 @@ class Rooms:
     async def _disconnect(self, former: Any, sid: str, reason: Any = None) -> Any:
         self._requests.pop(sid, None)
         self._joined.pop(sid, None)
+        self.presence.lost(sid)
         self.departures.lost(sid)
         return await _call(former, sid, reason) if former else None
 
@@ -144,11 +149,16 @@ class Rooms:
         self.departures.left(sid, event.worker_id, event.job_name)
 
     async def _join_provider(self, sid: str, event: events.JoinProviderRoom) -> None:
-        await self._caller(sid)
-        raise NotFound(f"Worker {event.worker_id} has no provider {event.provider_name[:400]!r}")
+        caller, name = await self._caller(sid), parse_provider_name(event.provider_name)
+        await self._runtime.beat(caller, event.worker_id)
+        is_there = await self._enter(sid, events.sockets_of(event.worker_id))
+        if is_there and await self.presence.join(sid, event.worker_id, name):
+            self.departures.arrived(sid, event.worker_id, events.providers_of(str(name)))
 
     async def _leave_provider(self, sid: str, event: events.LeaveProviderRoom) -> None:
-        await self._leave(sid, f"providers:{event.provider_name}")
+        self.presence.left(sid, event.provider_name)
+        await self._leave(sid, events.providers_of(event.provider_name))
+        self.departures.left(sid, event.worker_id, events.providers_of(event.provider_name))
 
     async def _join_room(self, sid: str, event: events.JoinRoom) -> None:
         await self._caller(sid)

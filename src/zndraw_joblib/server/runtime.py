@@ -7,11 +7,10 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
-from uuid import UUID, uuid4
+from uuid import UUID
 from weakref import WeakKeyDictionary, WeakSet
 
 from zndraw_joblib.contract.messages import (
@@ -23,7 +22,7 @@ from zndraw_joblib.contract.messages import (
     WorkerResponse,
 )
 from zndraw_joblib.contract.names import JobName
-from zndraw_joblib.contract.problems import ProblemException, WorkerNotFound
+from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.agenda import Agenda
 from zndraw_joblib.server.checker import Checker
@@ -53,7 +52,6 @@ Result = TypeVar("Result")
 
 _RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
 _MAX_BACKOFF = 0.5
-_PROBE_SECONDS = 3.0
 _WORKER = worker_key("")
 _BEATS_AT_ONCE = 1000
 _FINISH_SECONDS = 10.0
@@ -90,8 +88,10 @@ class Runtime:
         self.dispatcher = Dispatcher(self.write, confirms.put)
         self.checker = Checker()
         self.agenda = Agenda(self.write)
-        self.checks: dict[str, Callable[[], str]] = {}
-        self._health: tuple[float, dict[str, str]] | None = None
+        # Called with the key of each wake-up, be it of this process or of another replica.
+        self.hearers: list[Callable[[str], None]] = [self.dispatcher.hear]
+        # Called with (kind, name) of all keys that are slept on, to wake those that missed their wake-up.
+        self.looks: list[Callable[[list[list[str]]], Awaitable[None]]] = []
         self._seen: dict[UUID, float] = {}
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._rechecking: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
@@ -103,8 +103,14 @@ class Runtime:
         """
         writing = asyncio.create_task(self._write(work))
         self._writing.add(writing)
-        writing.add_done_callback(self._writing.discard)
+        writing.add_done_callback(self._written)
         return await asyncio.shield(writing)
+
+    def _written(self, writing: asyncio.Task[Any]) -> None:
+        self._writing.discard(writing)
+        if not writing.cancelled() and (error := writing.exception()):
+            # Whoever waits for it gets it; whoever has given up does not want it.
+            logger.debug("a transaction was rolled back: %r", error)
 
     async def finish(self) -> None:
         """Let what is being written be written and told, before the loop or the database closes."""
@@ -131,8 +137,8 @@ class Runtime:
     async def tell(self, tx: Transaction) -> None:
         """Wake sleepers and send events, after the commit. A publisher that fails is logged."""
         self.sleepers.notify(tx.wakes)
-        for key, _ in tx.wakes:
-            self.dispatcher.hear(key)
+        for wake in tx.wakes:
+            self._heed(wake.key)
         if tx.due is not None:
             self.agenda.note(tx.due)
         for worker_id in {freed.worker_id for freed in tx.freed}:
@@ -204,7 +210,7 @@ class Runtime:
         # Clients of old do not say who they are; a worker cancels nothing.
         reporter = update.worker_id or (task.worker_id if update.status != TaskStatus.CANCELLED else None)
         if reporter is not None:
-            await self._note_life(caller, reporter)
+            await self.note_life(caller, reporter)
         return task
 
     async def beat(
@@ -259,7 +265,7 @@ class Runtime:
         for mark in marks:
             self.sleepers.make_place(mark, 1)
         with self.sleepers.enter([*keys, *marks]) as sleeper:
-            self._start_recheck()
+            self.start_recheck()
             while True:
                 self.sleepers.look(sleeper)
                 got = await self._claim_once(item)
@@ -291,7 +297,7 @@ class Runtime:
             return await self._read_task(task_id)
         deadline = time.monotonic() + wait
         with self.sleepers.enter([task_key(task_id)]) as sleeper:
-            self._start_recheck()
+            self.start_recheck()
             while True:
                 self.sleepers.look(sleeper)
                 task = await self._read_task(task_id)
@@ -302,7 +308,7 @@ class Runtime:
     async def _read_task(self, task_id: UUID) -> TaskResponse:
         return await self.database.read(partial(tasks.get, task_id=task_id))
 
-    async def _note_life(self, caller: Identity, worker_id: UUID) -> None:
+    async def note_life(self, caller: Identity, worker_id: UUID) -> None:
         """Count any request of a worker as a heartbeat, unless one was noted lately."""
         due = self._seen.get(worker_id, 0) + self.settings.beat_seconds
         if time.monotonic() >= due:
@@ -316,7 +322,8 @@ class Runtime:
             self._seen.clear()
         self._seen[worker_id] = time.monotonic()
 
-    def _start_recheck(self) -> None:
+    def start_recheck(self) -> None:
+        """Look now and then, as long as somebody sleeps, for wake-ups that were lost."""
         loop = asyncio.get_running_loop()
         if loop not in self._rechecking:
             self._rechecking.add(loop)
@@ -349,32 +356,13 @@ class Runtime:
             part = waiting[start : start + _BEATS_AT_ONCE]
             await self.write(partial(workers.keep, worker_ids=part))
 
-    async def check_health(self) -> dict[str, str]:
-        """Return `ok` or a reason for each thing that must work; the same answer for a second."""
-        if self._health is None or time.monotonic() > self._health[0]:
-            checks = {"work": await self._probe(), **{name: check() for name, check in self.checks.items()}}
-            self._health = time.monotonic() + 1, checks
-        return self._health[1]
-
-    async def _probe(self) -> str:
-        # A claim and a heartbeat of a worker that does not exist take the whole way of real ones.
-        nobody, worker_id = Identity("", is_superuser=False), uuid4()
-        try:
-            async with asyncio.timeout(_PROBE_SECONDS):
-                with suppress(WorkerNotFound):
-                    await self.beat(nobody, worker_id)
-                with suppress(WorkerNotFound):
-                    await self.claim(nobody, worker_id)
-        except TimeoutError:
-            return f"a claim and a heartbeat took more than {_PROBE_SECONDS:g} s"
-        except Exception as error:
-            logger.warning("a probe of the write path failed: %r", error)
-            return f"a claim and a heartbeat did not go through ({type(error).__name__})"
-        return "ok"
-
     def _wake(self, key: str, limit: int | None) -> None:
         self.sleepers.wake(key, limit)
-        self.dispatcher.hear(key)
+        self._heed(key)
+
+    def _heed(self, key: str) -> None:
+        for hear in self.hearers:
+            hear(key)
 
     async def recheck(self) -> None:
         """Wake the sleepers for whom something is there, whatever became of their wake-ups."""
@@ -390,3 +378,5 @@ class Runtime:
             self.sleepers.wake(place_key(worker_id))
         for name, count in waiting.items():
             self.sleepers.wake(job_key(name), count)
+        for look in self.looks:
+            await look(slept_on)

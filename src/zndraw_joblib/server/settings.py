@@ -1,6 +1,6 @@
 """Settings, from arguments, the environment (``ZNDRAW_JOBLIB_…``) and ``[tool.zndraw.joblib]``."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import (
@@ -95,6 +95,12 @@ class JobLibSettings(BaseSettings):
                 if data.get(other) is not None:
                     data.setdefault(own, data[other])
         return data
+
+    @model_validator(mode="after")
+    def _check_results(self) -> Self:
+        if self.result_backend == "redis" and self.redis_url is None:
+            raise ValueError("result_backend is 'redis', which needs redis_url: set ZNDRAW_JOBLIB_REDIS_URL")
+        return self
 
     @property
     def beat_seconds(self) -> float:

@@ -1,8 +1,10 @@
-"""Call jobs, and look at what became of them."""
+"""Call jobs and look at what became of them; read from providers."""
 
+import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -17,10 +19,17 @@ from zndraw_joblib.contract.messages import (
     TaskResponse,
     WorkerSummary,
 )
-from zndraw_joblib.contract.names import GLOBAL, JobName, parse_job_name
+from zndraw_joblib.contract.names import GLOBAL, JobName, parse_job_name, parse_provider_name
+from zndraw_joblib.contract.problems import (
+    ProblemException,
+    ProviderFailed,
+    ProviderNotConnected,
+    ProviderTimeout,
+)
+from zndraw_joblib.contract.providers import ProviderResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.worker.remote import Remote, quoted
-from zndraw_joblib.worker.retry import Backoff, describe, unreachable
+from zndraw_joblib.worker.retry import Backoff, describe, problem_of, unreachable
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +37,20 @@ _WAIT_SECONDS = 20.0
 _UNHEARD_PAUSE_SECONDS = 0.25
 
 
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """What a provider gave: its bytes, and what kind of bytes they are."""
+
+    content: bytes = field(repr=False)
+    content_type: str
+
+    def json(self) -> Any:
+        """Return the bytes as JSON. Raises ValueError where they are none."""
+        return json.loads(self.content)
+
+
 class Caller:
-    """What a caller of jobs can do; it needs no worker. Thread-safe."""
+    """What a caller of jobs, and a reader, can do; it needs no worker. Thread-safe."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
@@ -108,6 +129,47 @@ class Caller:
                 raise TimeoutError(f"Task {task_id} is {state} after {timeout:g} s")
             time.sleep(min(pause, left))
 
+    def read_provider(
+        self,
+        full_name: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        room: str | None = None,
+        timeout: float = 30.0,
+    ) -> ReadResult:
+        """Read from a provider, from `room`, or else from the provider's own.
+
+        Of `params`, a list is sent as a parameter that is repeated, and None not at all. While the provider
+        has no answer, or the server cannot be reached, it is asked again; after `timeout` seconds
+        `ProviderTimeout`, a TimeoutError, is raised, or what kept the server from answering. A read that
+        failed is `ProviderFailed`, parameters that do not fit `InvalidRequest`, a provider without anybody
+        connected `ProviderNotConnected`.
+        """
+        query = list(_query(params or {}))
+        room = room or parse_provider_name(full_name).room_id
+        deadline = time.monotonic() + timeout
+        backoff = Backoff()
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return ReadResult(*self._remote.data(room, full_name, query, round(left)))
+            except Exception as error:
+                problem = problem_of(error)
+                if isinstance(problem, ProviderTimeout):
+                    backoff.reset()
+                pause = backoff.after(error)
+                if _settles(problem, error) or time.monotonic() + pause > deadline:
+                    raise _timeout(problem) or error from error.__cause__
+                log.info("Reading from %s: %s; asking again in %.1f s", full_name, describe(error), pause)
+            time.sleep(pause)
+
+    def providers(
+        self, room: str = GLOBAL, *, limit: int = 50, offset: int = 0
+    ) -> PaginatedResponse[ProviderResponse]:
+        """Return a page of the providers that can be read from a room."""
+        path = f"/rooms/{quoted(room)}/providers"
+        return self._remote.read(path, PaginatedResponse[ProviderResponse], limit=limit, offset=offset)
+
     def jobs(self, room: str = GLOBAL, *, limit: int = 50, offset: int = 0) -> PaginatedResponse[JobSummary]:
         """Return a page of the jobs that can be called from a room."""
         path = f"/rooms/{quoted(room)}/jobs"
@@ -145,6 +207,25 @@ class Caller:
         backoff.reset()
         heard = applied > 0 and time.monotonic() - began > applied / 2
         return task, 0.0 if heard else _UNHEARD_PAUSE_SECONDS
+
+
+def _query(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Return the parameters of a read as they stand in an address. Raises ValueError for what cannot."""
+    for name, value in to_jsonable_python(dict(params)).items():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict | list):
+                raise ValueError(f"The parameter {name!r} must be a text, a number or a list of them")
+            if one is not None:
+                yield name, one if isinstance(one, str) else json.dumps(one)
+
+
+def _settles(problem: ProblemException | None, error: Exception) -> bool:
+    """Tell whether an error is the answer to a read."""
+    return isinstance(problem, ProviderFailed | ProviderNotConnected) or not unreachable(error)
+
+
+def _timeout(problem: ProblemException | None) -> ProviderTimeout | None:
+    return problem if isinstance(problem, ProviderTimeout) else None
 
 
 def name_of(cls: type[Any], room: str) -> JobName:

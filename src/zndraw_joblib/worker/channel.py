@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.contract.events import Event, JoinJobRoom, LeaveJobRoom, TaskAvailable, TaskStatusEvent
+from zndraw_joblib.contract.events import (
+    Event,
+    JoinJobRoom,
+    JoinProviderRoom,
+    LeaveJobRoom,
+    LeaveProviderRoom,
+    ProviderRequest,
+    TaskAvailable,
+    TaskStatusEvent,
+)
 from zndraw_joblib.contract.problems import WorkerNotFound, problem_for
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.inflight import InFlight
@@ -17,15 +26,16 @@ from zndraw_joblib.worker.retry import describe
 log = logging.getLogger(__name__)
 
 Answered = Callable[..., None]
+Place = tuple[str, str]
 _RESERVED = frozenset({"connect", "connect_error", "disconnect"})
 
 
 class Channel:
-    """Joins the rooms of the worker's jobs, again after a reconnect, and passes on what is heard there.
+    """Joins the rooms of the worker's jobs and providers, again after a reconnect; passes on what it hears.
 
-    `wake` is set when a task waits to be claimed. `beat_due` is set when the server shall hear soon that
-    the worker lives: the connection is gone, which the server may take for the worker's end. A cancellation
-    reaches its task by `in_flight`.
+    `wake` is set when a task waits to be claimed, `wake_readers` when a read does. `beat_due` is set when
+    the server shall hear soon that the worker lives: the connection is gone, which the server may take for
+    the worker's end. A cancellation reaches its task by `in_flight`.
 
     `tsio` is a `Realtime`, a `socketio.Client`, or a wrapper with `on(event, handler)` and `emit(model)`. The
     host's own handlers stay: python-socketio keeps one for each event, so ours calls the one that was there.
@@ -33,61 +43,88 @@ class Channel:
 
     def __init__(self, tsio: Any, in_flight: InFlight) -> None:
         self.wake = threading.Event()
+        self.wake_readers = threading.Event()
         self.beat_due = threading.Event()
         self._in_flight = in_flight
         self._send = _sender(tsio)
-        self._joined: dict[str, UUID] = {}
-        self._refused: set[str] = set()
+        self._joined: dict[Place, tuple[Event, Event]] = {}
+        self._refused: set[Place] = set()
         if tsio is not None:
             _listen(tsio, "connect", self._rejoin)
             _listen(tsio, "disconnect", self._lost)
             _listen(tsio, TaskAvailable.event_name, self._task_available)
             _listen(tsio, TaskStatusEvent.event_name, self._task_moved)
+            _listen(tsio, ProviderRequest.event_name, self._read_asked)
 
     def join(self, job_name: str, worker_id: UUID) -> None:
         """Hear of a job's tasks from now on."""
-        self._joined[job_name] = worker_id
-        self._ask_to_join(job_name, worker_id)
+        join = JoinJobRoom(job_name=job_name, worker_id=worker_id)
+        self._enter(("tasks", job_name), join, LeaveJobRoom(job_name=job_name, worker_id=worker_id))
 
     def leave(self, job_name: str) -> None:
         """Hear of a job's tasks no more."""
-        self._refused.discard(job_name)
-        worker_id = self._joined.pop(job_name, None)
-        if worker_id is not None:
-            self._emit(LeaveJobRoom(job_name=job_name, worker_id=worker_id))
+        self._exit(("tasks", job_name))
 
-    def _ask_to_join(self, job_name: str, worker_id: UUID) -> None:
+    def join_provider(self, provider_name: str, worker_id: UUID) -> None:
+        """Hear of a provider's reads from now on."""
+        join = JoinProviderRoom(provider_name=provider_name, worker_id=worker_id)
+        leave = LeaveProviderRoom(provider_name=provider_name, worker_id=worker_id)
+        self._enter(("reads", provider_name), join, leave)
+
+    def leave_provider(self, provider_name: str) -> None:
+        """Hear of a provider's reads no more."""
+        self._exit(("reads", provider_name))
+
+    def _enter(self, place: Place, join: Event, leave: Event) -> None:
+        self._joined[place] = join, leave
+        self._ask_to_join(place, join)
+
+    def _exit(self, place: Place) -> None:
+        self._refused.discard(place)
+        joined = self._joined.pop(place, None)
+        if joined is not None:
+            self._emit(joined[1])
+
+    def _ask_to_join(self, place: Place, join: Event) -> None:
         def answered(*answer: Any) -> None:
-            self._note_answer(job_name, worker_id, *answer)
+            self._note_answer(place, join, *answer)
 
-        self._emit(JoinJobRoom(job_name=job_name, worker_id=worker_id), answered)
+        self._emit(join, answered)
 
-    def _note_answer(self, job_name: str, worker_id: UUID, answer: Any = None, *_: Any) -> None:
+    def _note_answer(self, place: Place, join: Event, answer: Any = None, *_: Any) -> None:
         """Take the server's answer to a join: a problem, or nothing that matters."""
-        if self._joined.get(job_name) != worker_id:
+        if not self._is_wanted(place, join):
             return
         status = answer.get("status") if isinstance(answer, Mapping) else None
         if not isinstance(status, int):
-            self._refused.discard(job_name)
+            self._refused.discard(place)
             return
         problem = problem_for(status, answer)
         if isinstance(problem, WorkerNotFound):
             self.beat_due.set()
-        elif job_name not in self._refused:
-            self._refused.add(job_name)
-            log.warning("Socket.IO: the server does not tell of tasks of %s: %s", job_name, describe(problem))
+        elif place not in self._refused:
+            self._refused.add(place)
+            log.warning("Socket.IO: the server does not tell of %s of %s: %s", *place, describe(problem))
+
+    def _is_wanted(self, place: Place, join: Event) -> bool:
+        wanted = self._joined.get(place)
+        return wanted is not None and wanted[0] == join
 
     def _rejoin(self, *_: Any) -> None:
-        for job_name, worker_id in list(self._joined.items()):
-            if self._joined.get(job_name) == worker_id:
-                self._ask_to_join(job_name, worker_id)
+        for place, (join, _leave) in list(self._joined.items()):
+            if self._is_wanted(place, join):
+                self._ask_to_join(place, join)
         self.wake.set()
+        self.wake_readers.set()
 
     def _lost(self, *_: Any) -> None:
         self.beat_due.set()
 
     def _task_available(self, *_: Any) -> None:
         self.wake.set()
+
+    def _read_asked(self, *_: Any) -> None:
+        self.wake_readers.set()
 
     def _task_moved(self, told: Any = None, *_: Any) -> None:
         if isinstance(told, TaskStatusEvent):

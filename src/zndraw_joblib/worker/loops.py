@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from zndraw_joblib.worker.claims import Claims, Pace
+from zndraw_joblib.worker.claims import Claims
+from zndraw_joblib.worker.polls import Pace
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.retry import Backoff, describe, passing, status_of
 from zndraw_joblib.worker.roster import Roster
@@ -18,7 +19,6 @@ log = logging.getLogger(__name__)
 Execute = Callable[[ClaimedTask], Any]
 
 _LEAST_BEAT_TIMEOUT_SECONDS = 2.0
-_LONG_POLL_SECONDS = 5.0
 _SLICE_SECONDS = 1.0
 _SPREAD_SECONDS = 1.0
 _HURRY_SECONDS, _HURRIED_BEATS = 3.0, 4
@@ -105,20 +105,7 @@ class ClaimLoop:
 
     def run(self) -> None:
         """Serve until the worker stops; nothing that goes wrong ends it."""
-        backoff = Backoff()
-        while not self._claims.stopped:
-            began = time.monotonic()
-            try:
-                self.serve_once()
-            except Exception as error:
-                # A proxy that cuts long-polls says "nothing" slowly; that is no fault that grows.
-                if time.monotonic() - began > _LONG_POLL_SECONDS:
-                    backoff.reset()
-                pause = backoff.after(error)
-                log.warning("Claiming: %s; trying again in %.1f s", describe(error), pause)
-                self._claims.sleep(pause)
-            else:
-                backoff.reset()
+        self._claims.keep(self.serve_once, "Claiming")
 
     def _see_through(self, task: ClaimedTask) -> None:
         try:

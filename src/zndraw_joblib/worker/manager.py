@@ -1,4 +1,4 @@
-"""The worker's front door: register classes as jobs, run their tasks, call the jobs of others."""
+"""The worker's front door: register classes as jobs and providers, run tasks, answer reads, call others."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +14,10 @@ from zndraw_joblib.worker import signals
 from zndraw_joblib.worker.api import ApiManager
 from zndraw_joblib.worker.caller import Caller, name_of
 from zndraw_joblib.worker.channel import Channel
-from zndraw_joblib.worker.claims import NOW, Pace
 from zndraw_joblib.worker.inflight import InFlight
 from zndraw_joblib.worker.loops import Execute
+from zndraw_joblib.worker.offers import Offer
+from zndraw_joblib.worker.polls import NOW, Pace
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.retry import persist, unreachable
 from zndraw_joblib.worker.roster import Registration
@@ -42,6 +43,7 @@ class JobManager(Caller):
     claim waits up to `long_poll` on the server (0 for never), and where the server does not wait,
     `polling_interval` lies between two claims. The server says how often to send heartbeats, unless
     `heartbeat_interval` does. With `max_tasks`, the server gives it no more tasks than that at once.
+    Reads of its providers are answered in up to `read_concurrency` threads, also without `execute`.
     When an operator drains the worker, it stops claiming, and disconnects once its tasks have ended.
     Thread-safe, and a context manager that disconnects at the end.
     """
@@ -56,17 +58,19 @@ class JobManager(Caller):
         polling_interval: float = 2.0,
         long_poll: float = LONG_POLL_SECONDS,
         concurrency: int = 1,
+        read_concurrency: int = 4,
         max_tasks: int | None = None,
     ) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
+        for name, number in (("concurrency", concurrency), ("read_concurrency", read_concurrency)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, not {number}")
         limits = {} if max_tasks is None else {"max_tasks": max_tasks}
         checked(HeartbeatRequest, limits)
         super().__init__(Remote(api))
         self._in_flight = InFlight()
         self._channel = Channel(getattr(api, "tsio", None) if tsio is None else tsio, self._in_flight)
         pace = Pace(long_poll, polling_interval)
-        self._plan = Plan(execute, concurrency, heartbeat_interval, pace, limits)
+        self._plan = Plan(execute, concurrency, read_concurrency, heartbeat_interval, pace, limits)
         self._lock = threading.Lock()
         self._shift: Shift | None = None
 
@@ -81,6 +85,12 @@ class JobManager(Caller):
         """The registered classes by the full names of their jobs."""
         jobs = dict(self._shift.roster.jobs) if self._shift else {}
         return MappingProxyType({name: registration.cls for name, registration in jobs.items()})
+
+    @property
+    def handlers(self) -> Mapping[str, Any]:
+        """The handlers of the registered providers, by their full names; extensions may use them."""
+        offers = dict(self._shift.roster.offers) if self._shift else {}
+        return MappingProxyType({name: offer.handler for name, offer in offers.items()})
 
     @overload
     def register(self, cls: Job, *, room: str = ..., **policy: Unpack[PolicyWishes]) -> Job: ...
@@ -104,6 +114,25 @@ class JobManager(Caller):
     def unregister(self, job: str | type[Any], *, room: str = GLOBAL) -> None:
         """Serve a job no longer, given its full name or its class. Raises KeyError if it is not served."""
         self._working().roster.strike(job if isinstance(job, str) else str(name_of(job, room)))
+
+    def register_provider(self, cls: type[Any], *, name: str, handler: Any, room: str = GLOBAL) -> UUID:
+        """Register a class as the provider `name` of `room`, and start to answer its reads; return its id.
+
+        Each read is an instance of `cls`, made from the reader's parameters; its `read` gets `handler`, in
+        one of the threads for reads, and its answer is sent to the reader. Whatever `read` raises is told to
+        the reader, as are parameters that do not fit. See `Provider` for what `read` may return.
+        A server that cannot be reached is asked again for 30 seconds; what it refuses is raised at once.
+        """
+        shift = self._working()
+        offer = Offer(cls, name, room, handler)
+        offer.request(None)  # what can never work is said without the server
+        provider_id = _patiently(shift, lambda: shift.roster.provide(offer), f"Registering {name}")
+        shift.read()
+        return provider_id
+
+    def unregister_provider(self, provider: UUID | str) -> None:
+        """Answer no more reads of a provider, given its id or full name. Raises KeyError if there is none."""
+        self._working().roster.withdraw(provider)
 
     def create_worker(self) -> UUID:
         """Make the worker before it has any job; heartbeats start. Returns its id."""
@@ -162,10 +191,11 @@ class JobManager(Caller):
         return self._working().reports.release(task)
 
     def disconnect(self, timeout: float | None = None) -> None:
-        """Claim no more, wait for the tasks that run here, up to `timeout` seconds, and remove the worker.
+        """Claim no more, wait for what runs here, up to `timeout` seconds, and remove the worker.
 
         Heartbeats go on until the last report is acknowledged. A task that was claimed and not yet begun is
-        handed back; one that still runs after `timeout` is lost. Afterwards the manager is as new.
+        handed back; one that still runs after `timeout` is lost. Reads that were claimed are answered first,
+        then the providers are taken away. Afterwards the manager is as new.
         """
         shift = self._shift
         if shift is None:
@@ -177,7 +207,7 @@ class JobManager(Caller):
                 if self._shift is shift:
                     self._shift = None
 
-    def wait(self, begin: Callable[[], None] | None = None) -> None:
+    def wait(self, begin: Callable[[], object] | None = None) -> None:
         """Sleep until the worker leaves elsewhere or, on the main thread, until SIGINT or SIGTERM.
 
         It leaves by `disconnect`, or because an operator drains it. The first signal disconnects as
@@ -189,7 +219,7 @@ class JobManager(Caller):
         shift = self._shift or self._working()
         errors: list[Exception] = []
 
-        def attempt(begin: Callable[[], None]) -> None:
+        def attempt(begin: Callable[[], object]) -> None:
             try:
                 begin()
             except Exception as error:

@@ -1,14 +1,15 @@
 """The server's operations, one method each."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 from uuid import UUID
 
 import httpx
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from zndraw_joblib.contract import messages
+from zndraw_joblib.contract import messages, providers
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.worker.api import API_PREFIX, ApiManager, read_problem
 from zndraw_joblib.worker.tasks import encode
@@ -58,6 +59,42 @@ class Remote:
         response = self._send("POST", "/tasks/claim", body, wait=wait)
         return _read(messages.TaskClaimResponse, response), _applied(response)
 
+    def register_provider(
+        self, room_id: str, request: providers.ProviderRegisterRequest
+    ) -> providers.ProviderResponse:
+        """Register a provider, and link the worker to it."""
+        response = self._send("PUT", f"/rooms/{quoted(room_id)}/providers", request)
+        return _read(providers.ProviderResponse, response)
+
+    def remove_provider(self, provider_id: UUID, worker_id: UUID, timeout: float | None = None) -> None:
+        """Unlink the worker from a provider; wait at most `timeout` seconds for the answer."""
+        path = f"/providers/{provider_id}?worker_id={worker_id}"
+        self._send("DELETE", path, read_timeout=timeout)
+
+    def claim_read(
+        self, worker_id: UUID, wait: int = 0, claim_id: UUID | None = None
+    ) -> tuple[providers.ProviderClaimResponse, int]:
+        """Claim a read; return the answer and the seconds of waiting that the server agreed to."""
+        body = providers.ProviderClaimRequest(worker_id=worker_id, claim_id=claim_id)
+        response = self._send("POST", "/providers/requests/claim", body, wait=wait)
+        return _read(providers.ProviderClaimResponse, response), _applied(response)
+
+    def answer(
+        self, provider_id: UUID, content: Iterable[bytes] | BaseModel, headers: Mapping[str, str]
+    ) -> None:
+        """Send what a read came to: its bytes, or the `ReadFailure`."""
+        self._send("POST", f"/providers/{provider_id}/results", content, headers=headers)
+
+    def data(
+        self, room_id: str, full_name: str, query: Sequence[tuple[str, str]], wait: int
+    ) -> tuple[bytes, str]:
+        """Read from a provider; return the bytes and their content type."""
+        path = f"/rooms/{quoted(room_id)}/providers/{quoted(full_name)}"
+        if query:
+            path = f"{path}?{urlencode(query)}"
+        response = self._send("GET", path, wait=wait, headers={"Prefer": f"wait={wait}"})
+        return response.content, response.headers.get("Content-Type", "")
+
     def report(self, task_id: str, update: messages.TaskUpdateRequest) -> messages.TaskResponse:
         """Move a task."""
         return _read(messages.TaskResponse, self._send("PATCH", f"/tasks/{quoted(task_id)}", update))
@@ -100,14 +137,17 @@ class Remote:
         self,
         method: str,
         path: str,
-        body: BaseModel | None = None,
+        body: BaseModel | Iterable[bytes] | None = None,
         *,
         wait: int = 0,
         read_timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        headers = self.api.get_headers()
-        content = None
-        if body is not None:
+        headers = {**self.api.get_headers(), **(headers or {})}
+        content: bytes | Iterable[bytes] | None
+        if not isinstance(body, BaseModel):
+            content = body
+        else:
             content = encode(to_jsonable_python(body.model_dump(by_alias=True, exclude_unset=True)))
             headers = {**headers, "Content-Type": "application/json"}
         if wait:

@@ -1,10 +1,11 @@
-"""Which jobs this process serves, and the id under which the server knows it."""
+"""Which jobs and providers this process serves, and the id under which the server knows it."""
 
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import (
@@ -14,14 +15,17 @@ from zndraw_joblib.contract.messages import (
     WorkerResponse,
 )
 from zndraw_joblib.contract.problems import WorkerNotFound
+from zndraw_joblib.contract.providers import ProviderResponse
 from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.worker.caller import category_of
 from zndraw_joblib.worker.channel import Channel
 from zndraw_joblib.worker.inflight import InFlight
+from zndraw_joblib.worker.offers import Offer
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.retry import describe, passing, problem_of
 
 log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 _GOODBYE_SECONDS = 5.0
 
@@ -47,7 +51,7 @@ class Registration:
 
 
 class Roster:
-    """The worker as the server knows it: one id, and the jobs linked to it. Thread-safe.
+    """The worker as the server knows it: one id, its jobs and its providers. Thread-safe.
 
     `limits` may say how many tasks it may hold (`max_tasks`). `drain` is called when the server asks it to
     leave, and shall return at once.
@@ -65,6 +69,7 @@ class Roster:
         self._limits = limits
         self.worker_id: UUID | None = None
         self.jobs: dict[str, Registration] = {}
+        self.offers: dict[str, Offer] = {}
         self._known: dict[str, type[Any]] = {}
         self._remote = remote
         self._channel = channel
@@ -90,14 +95,7 @@ class Roster:
     def enroll(self, registration: Registration) -> None:
         """Register a job; the first one makes the worker."""
         with self._lock:
-            self._check_open()
-            try:
-                response = self._register(registration, self.worker_id)
-            except Exception as error:
-                if self.worker_id is None or not _unknown(error):
-                    raise
-                self.renew(self.worker_id)
-                response = self._register(registration, self.worker_id)
+            response = self._introduce(lambda: self._register(registration, self.worker_id))
             self.worker_id = response.worker_id
             self.jobs[response.full_name] = registration
             self._known[response.full_name] = registration.cls
@@ -110,6 +108,35 @@ class Roster:
         """
         with self._lock:
             return self._known.get(full_name)
+
+    def provide(self, offer: Offer) -> UUID:
+        """Register a provider, the first thing of all makes the worker; return its id."""
+        with self._lock:
+            response = self._introduce(lambda: self._register_offer(offer, self.worker_id))
+            self.worker_id = response.worker_id
+            self._channel.join_provider(response.full_name, response.worker_id)
+            return response.id
+
+    def offer_of(self, full_name: str) -> Offer | None:
+        """Return a provider, None if it is not served here. A registration under way is waited for."""
+        with self._lock:
+            return self.offers.get(full_name)
+
+    def withdraw(self, provider: UUID | str) -> None:
+        """Unregister a provider, by its full name or any id that it has had. Raises KeyError without it."""
+        with self._lock:
+            for full_name, offer in self.offers.items():
+                if provider == full_name or str(provider) in map(str, offer.ids):
+                    break
+            else:
+                raise KeyError(provider)
+            try:
+                self._remote.remove_provider(offer.ids[-1], self.worker())
+            except Exception as error:
+                if not isinstance(problem_of(error), KeyError):
+                    raise
+            del self.offers[full_name]
+            self._channel.leave_provider(full_name)
 
     def strike(self, full_name: str) -> None:
         """Unregister a job. Raises KeyError if it was not registered here."""
@@ -162,26 +189,48 @@ class Roster:
             self.worker_id = self._register_all()
             for full_name in self.jobs:
                 self._channel.join(full_name, self.worker_id)
+            for full_name in self.offers:
+                self._channel.join_provider(full_name, self.worker_id)
             log.warning("Worker %s goes on as worker %s", worker_id, self.worker_id)
 
     def _check_open(self) -> None:
         if self._left:
             raise RuntimeError("The worker has just disconnected; try again")
 
+    def _introduce(self, register: Callable[[], Answer]) -> Answer:
+        """Register something for the first time, and all the rest too where the worker was lost meanwhile."""
+        self._check_open()
+        try:
+            return register()
+        except Exception as error:
+            if self.worker_id is None or not _unknown(error):
+                raise
+            self.renew(self.worker_id)
+            return register()
+
     def _register(self, registration: Registration, worker_id: UUID | None) -> JobResponse:
         return self._remote.register(registration.room_id, registration.request(worker_id, self._limits))
 
+    def _register_offer(self, offer: Offer, worker_id: UUID | None) -> ProviderResponse:
+        response = self._remote.register_provider(offer.room_id, offer.request(worker_id))
+        self.offers[response.full_name] = replace(offer, ids=(*offer.ids, response.id))
+        return response
+
     def _register_all(self) -> UUID:
-        """Register every job for a new worker; one that is refused does not keep the others from it."""
+        """Register everything for a new worker; what is refused does not keep the rest from it."""
         fresh: UUID | None = None
         refusal: Exception | None = None
-        for full_name, registration in self.jobs.items():
+        again: dict[str, Callable[[UUID | None], JobResponse | ProviderResponse]] = {
+            **{f"Job {name}": partial(self._register, job) for name, job in self.jobs.items()},
+            **{f"Provider {name}": partial(self._register_offer, one) for name, one in self.offers.items()},
+        }
+        for what, register in again.items():
             try:
-                response = self._register(registration, fresh)
+                response = register(fresh)
             except Exception as error:
                 if passing(error):
                     raise
-                log.error("Job %s cannot be registered again: %s", full_name, describe(error))
+                log.error("%s cannot be registered again: %s", what, describe(error))
                 refusal = error
             else:
                 fresh = response.worker_id
@@ -201,6 +250,16 @@ class Roster:
         except Exception as error:
             log.warning("The worker's jobs could not be taken off it: %s", describe(error))
 
+    def retire_offers(self) -> None:
+        """Take the providers off the worker."""
+        try:
+            for full_name, offer in list(self.offers.items()):
+                self._channel.leave_provider(full_name)
+                self._remote.remove_provider(offer.ids[-1], self.worker(), _GOODBYE_SECONDS)
+            self.offers = {}
+        except Exception as error:
+            log.warning("The worker's providers could not be taken off it: %s", describe(error))
+
     def leave(self) -> None:
         """Say goodbye, for good; a server that does not answer finds out by itself."""
         self._left = True
@@ -209,7 +268,9 @@ class Roster:
         try:
             for full_name in self.jobs:
                 self._channel.leave(full_name)
-            self.jobs = {}
+            for full_name in self.offers:
+                self._channel.leave_provider(full_name)
+            self.jobs, self.offers = {}, {}
             worker_id, self.worker_id = self.worker_id, None
             if worker_id is not None:
                 self._in_flight.lose(worker_id)

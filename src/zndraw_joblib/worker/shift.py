@@ -3,15 +3,18 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from zndraw_joblib.worker.channel import Channel
-from zndraw_joblib.worker.claims import Claims, Pace
+from zndraw_joblib.worker.claims import Claims
 from zndraw_joblib.worker.inflight import InFlight
 from zndraw_joblib.worker.loops import ClaimLoop, Execute, HeartbeatLoop
+from zndraw_joblib.worker.polls import Pace
+from zndraw_joblib.worker.reads import Reads
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.roster import Roster
@@ -25,10 +28,11 @@ _SLICE_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a worker works: what runs its tasks (None: nothing), how many at once, how often it asks."""
+    """How a worker works: what runs its tasks (None: nothing), how many things at once, how often it asks."""
 
     execute: Execute | None
     concurrency: int
+    read_concurrency: int
     heartbeat_interval: float | None
     pace: Pace
     limits: dict[str, Any]
@@ -46,11 +50,13 @@ class Shift:
         self._starting = threading.Lock()
         self._beating: threading.Thread | None = None
         self._serving: list[threading.Thread] = []
+        self._reading: list[threading.Thread] = []
         self._beat_due = channel.beat_due
         self._in_flight = in_flight
         self.roster = Roster(remote, channel, in_flight, plan.limits, self.drain)
         self.reports = Reports(remote, in_flight, self.over)
         self.claims = Claims(remote, self.roster, self.reports, in_flight, channel.wake)
+        self.reads = Reads(remote, self.roster, channel.wake_readers, self.over, plan.pace)
 
     def beat(self) -> None:
         """See that heartbeats go out."""
@@ -58,7 +64,7 @@ class Shift:
             if self._beating is None:
                 interval = self._plan.heartbeat_interval
                 loop = HeartbeatLoop(self.roster, self.over, self._beat_due, interval)
-                self._beating = _thread("heartbeat", loop)
+                self._beating = _thread("heartbeat", loop.run)
 
     def serve(self) -> None:
         """See that heartbeats go out and, if the worker serves by itself, that tasks are claimed and run."""
@@ -67,7 +73,15 @@ class Shift:
         with self._starting:
             if plan.execute is not None and not self._serving:
                 loop = ClaimLoop(self.claims, self.reports, plan.execute, plan.pace)
-                self._serving = [_thread(f"claim-{n}", loop) for n in range(1, plan.concurrency + 1)]
+                self._serving = [_thread(f"claim-{n}", loop.run) for n in range(1, plan.concurrency + 1)]
+
+    def read(self) -> None:
+        """See that heartbeats go out, and that reads are answered."""
+        self.beat()
+        with self._starting:
+            if not self._reading:
+                count = self._plan.read_concurrency
+                self._reading = [_thread(f"read-{n}", self.reads.run) for n in range(1, count + 1)]
 
     def end(self) -> None:
         """Let `wait` return. Takes no lock: a signal handler may call it."""
@@ -83,20 +97,24 @@ class Shift:
                 return
 
     def close(self, timeout: float | None) -> None:
-        """Claim no more, wait for the tasks that run, say goodbye. A second caller waits for the first."""
-        inside = threading.current_thread() in self._serving
+        """Claim no more, wait for what runs, say goodbye. A second caller waits for the first."""
+        inside = threading.current_thread() in (*self._serving, *self._reading)
         if not self._closing.acquire(blocking=False):
             if not inside:
                 self.gone.wait(timeout)
             return
+        deadline = None if timeout is None else time.monotonic() + timeout
         is_quiet = False
         try:
             self._stop_claiming()
-            is_quiet = self.claims.quiet(timeout, besides=int(inside))
-            if not is_quiet:
+            has_answered = self._stop_reading(timeout)
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            has_run = self.claims.quiet(left, besides=threading.current_thread() in self._serving)
+            if not has_run:
                 log.warning("Tasks still run after %s s; the server will fail them", timeout)
+            is_quiet = has_run and has_answered
         finally:
-            self._say_goodbye(self._serving if is_quiet else [])
+            self._say_goodbye([*self._serving, *self._reading] if is_quiet else [])
 
     def drain(self) -> None:
         """Claim no more, and leave once nothing is worked on any more, also by hand. Returns at once."""
@@ -104,11 +122,13 @@ class Shift:
             if self.claims.stopped:
                 return
             self.claims.stop()
+            self.reads.stop()
         log.info("The server asks worker %s to leave", self.roster.worker_id)
         threading.Thread(target=self._drain, name="zndraw-joblib-drain", daemon=True).start()
 
     def _drain(self) -> None:
         self._stop_claiming()
+        self._stop_reading(None)
         self._in_flight.wait_for_none()
         self.close(None)
 
@@ -118,9 +138,18 @@ class Shift:
         A connection that is cut would lose it, so the server is told first; then its answer may arrive.
         """
         self.claims.stop()
+        self.reads.stop()
         began = time.monotonic()
         self.roster.retire()
         self.claims.settle(_ARRIVAL_SECONDS + time.monotonic() - began)
+
+    def _stop_reading(self, timeout: float | None) -> bool:
+        """Claim no more reads, and take the providers off the worker once those under way are answered."""
+        is_quiet = self.reads.quiet(timeout, besides=threading.current_thread() in self._reading)
+        if not is_quiet:
+            log.warning("Reads still run after %s s; nobody will have their answers", timeout)
+        self.roster.retire_offers()
+        return is_quiet
 
     def _say_goodbye(self, idle: list[threading.Thread]) -> None:
         self.over.set()
@@ -141,7 +170,7 @@ class Shift:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _thread(name: str, loop: HeartbeatLoop | ClaimLoop) -> threading.Thread:
-    thread = threading.Thread(target=loop.run, name=f"zndraw-joblib-{name}", daemon=True)
+def _thread(name: str, run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, name=f"zndraw-joblib-{name}", daemon=True)
     thread.start()
     return thread

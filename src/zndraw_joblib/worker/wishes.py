@@ -36,7 +36,12 @@ def checked(model: type[Model], fields: Mapping[str, Any]) -> Model:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise ValueError("; ".join(map(_said, error.errors()))) from None
+        raise ValueError(faults_of(error)) from None
+
+
+def faults_of(error: ValidationError) -> str:
+    """Return what does not fit, and where, in one line."""
+    return "; ".join(map(_said, error.errors()))
 
 
 def _said(fault: Any) -> str:

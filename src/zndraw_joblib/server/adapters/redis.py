@@ -43,7 +43,7 @@ class Subscription:
 
     async def listen(self, hear: Callable[[str], None], ready: Callable[[], None]) -> None:
         """Give every text to `hear`, from `ready` on. Raises what the client raises when it is cut off."""
-        async for data in _subscribed(self._client, self._channel, ready):
+        async for data in subscribed(self._client, self._channel, ready):
             hear(data.decode())
 
 
@@ -57,15 +57,17 @@ async def redis_line(url: str, channel: str) -> AsyncIterator[Subscription]:
         await client.aclose()
 
 
-async def _subscribed(client: Any, channel: str, ready: Callable[[], None]) -> AsyncIterator[bytes]:
-    async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+async def subscribed(client: Any, channel: str, ready: Callable[[], None]) -> AsyncIterator[bytes]:
+    """Return what is published on a channel from the call of `ready` on. Raises when it is cut off."""
+    async with client.pubsub() as pubsub:
         await pubsub.subscribe(channel)
-        await pubsub.get_message(timeout=_TIMEOUT_SECONDS)  # the confirmation
-        ready()
-        while True:
+        task = asyncio.current_task()
+        while task is None or not task.cancelling():  # the client may take a cancellation for a time-out
             # The pings between two looks show a connection that died without a word.
-            message = await pubsub.get_message(timeout=_PING_SECONDS)
-            if message is not None:
+            message = await pubsub.get_message(timeout=_PING_SECONDS) or {"type": None}
+            if message["type"] == "subscribe":
+                ready()
+            elif message["type"] == "message":
                 yield message["data"]
 
 
@@ -118,7 +120,7 @@ class RedisManager(socketio.AsyncRedisManager):  # type: ignore[misc]
         while True:
             client = open_redis(self.redis_url)
             try:
-                async for data in _subscribed(client, self.channel, _nothing):
+                async for data in subscribed(client, self.channel, _nothing):
                     yield data
             except (redis.RedisError, OSError) as error:
                 self._get_logger().warning("no events from Redis: %r", error)

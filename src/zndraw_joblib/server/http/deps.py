@@ -9,10 +9,11 @@ from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 
 from zndraw_joblib.contract.messages import MAX_PAGE
-from zndraw_joblib.contract.names import JobName, parse_job_name, validate_room_id
+from zndraw_joblib.contract.names import JobName, parse_job_name, parse_provider_name, validate_room_id
 from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthorized
 from zndraw_joblib.server.http.routing import RESOLVERS, solve
-from zndraw_joblib.server.ports import Identity, Page
+from zndraw_joblib.server.ports import Identity, Page, ResultBackend
+from zndraw_joblib.server.reads import Reads
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.sleepers import Gone
 
@@ -51,6 +52,24 @@ async def current_superuser(request: Request) -> Identity:
     return identity
 
 
+def get_reads(request: Request) -> Reads:
+    """Return what answers reads in this server process."""
+    reads: Reads = request.app.state.joblib_reads
+    return reads
+
+
+async def get_result_backend(request: Request) -> ResultBackend:
+    """Return what keeps the answers of providers. A host overrides it to keep them elsewhere."""
+    backend: ResultBackend = request.app.state.joblib_mount.results
+    return backend
+
+
+def _result_backend(request: Request) -> Any:
+    if get_result_backend in request.app.dependency_overrides:
+        return solve(request, get_result_backend)
+    return request.app.state.joblib_mount.results
+
+
 async def verify_readable_room(room_id: Annotated[str, Path()]) -> str:
     """Return the room to read from. A host overrides it to guard its rooms."""
     return validate_room_id(room_id)
@@ -84,18 +103,28 @@ async def _wait(prefer: Annotated[list[str] | None, Header(description="RFC 7240
     """Declare the parameter; `RESOLVERS` has what it does."""
 
 
+async def _asked_wait(
+    prefer: Annotated[list[str] | None, Header(description="RFC 7240: wait=N")] = None,
+) -> None:
+    """Declare the parameter; `RESOLVERS` has what it does."""
+
+
+async def _provider_name(name: Annotated[str, Path(description="room:category:name")]) -> None:
+    """Declare the parameter; `RESOLVERS` has what it does."""
+
+
 async def _page(
     limit: Annotated[int, Query(ge=0, le=MAX_PAGE)] = 50, offset: Annotated[int, Query(ge=0)] = 0
 ) -> None:
     """Declare the parameters; `RESOLVERS` has what they do."""
 
 
-def _seconds_to_wait(request: Request) -> float:
+def _seconds_asked(request: Request) -> float | None:
     for header in request.headers.getlist("prefer"):
         for preference in _PREFERENCES.findall(header):
             if match := _WAIT.fullmatch(preference):
                 return min(float(match[2]), _MAX_WAIT)
-    return 0
+    return None
 
 
 def _paging(request: Request) -> Page:
@@ -119,7 +148,11 @@ RESOLVERS |= {
     verify_readable_room: _guard(verify_readable_room),
     verify_writable_room: _guard(verify_writable_room),
     _job_name: lambda request: parse_job_name(request.path_params["name"]),
-    _wait: _seconds_to_wait,
+    _provider_name: lambda request: parse_provider_name(request.path_params["name"]),
+    _wait: lambda request: _seconds_asked(request) or 0,
+    _asked_wait: _seconds_asked,
+    get_reads: get_reads,
+    get_result_backend: _result_backend,
     _page: _paging,
 }
 
@@ -128,6 +161,10 @@ Caller = Annotated[Identity, Depends(current_identity)]
 Superuser = Annotated[Identity, Depends(current_superuser)]
 ReadableRoom = Annotated[str, Depends(verify_readable_room)]
 WritableRoom = Annotated[str, Depends(verify_writable_room)]
+CurrentReads = Annotated[Reads, Depends(get_reads)]
+Results = Annotated[ResultBackend, Depends(get_result_backend)]
+NamedProvider = Annotated[JobName, Depends(_provider_name)]
+AskedWait = Annotated[float | None, Depends(_asked_wait)]
 NamedJob = Annotated[JobName, Depends(_job_name)]
 Wait = Annotated[float, Depends(_wait)]
 Paging = Annotated[Page, Depends(_page)]

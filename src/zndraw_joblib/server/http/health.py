@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from zndraw_joblib.server.http.deps import JSON_MEDIA_TYPE, CurrentRuntime
+from zndraw_joblib.server.http.deps import JSON_MEDIA_TYPE
 
 router = APIRouter(prefix="/health", tags=["health"])
 
@@ -17,9 +17,9 @@ async def live() -> dict[str, str]:
 
 
 @router.get("/ready", responses={503: {"description": "Work does not go through; `checks` says why"}})
-async def ready(runtime: CurrentRuntime) -> Response:
+async def ready(request: Request) -> Response:
     """Tell whether a claim and a heartbeat go through, and the sweeper does its rounds."""
-    checks: dict[str, Any] = await runtime.check_health()
+    checks: dict[str, Any] = await request.app.state.joblib_health.look()
     good = all(check == "ok" for check in checks.values())
     body = {"status": "ready" if good else "not ready", "checks": checks}
     return Response(to_json(body), 200 if good else 503, media_type=JSON_MEDIA_TYPE)

@@ -147,13 +147,13 @@ def _body(model: type[BaseModel], *, is_needed: bool) -> Resolve:
     return resolve
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
     """Return the body. Raises `ContentTooLarge` as soon as there is too much of it."""
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
-        if size > MAX_BODY_BYTES:
-            raise ContentTooLarge(f"The body has more than {MAX_BODY_BYTES} bytes")
+        if size > most:
+            raise ContentTooLarge(f"The body has more than {most} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
 

@@ -19,7 +19,7 @@ from zndraw_joblib.contract.problems import Forbidden, JobNotFound, ProblemExcep
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, worker_key
 from zndraw_joblib.server.service import jobs as job_service
-from zndraw_joblib.server.service import recovery, rules, views
+from zndraw_joblib.server.service import providers, recovery, rules, views
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import settling
 from zndraw_joblib.server.store import tasks as task_store
@@ -130,6 +130,7 @@ async def retire(tx: Transaction, worker_ids: Sequence[UUID], tally: Tally | Non
     if not worker_ids:
         return
     await settle(tx, await settling.lock_held_by(tx, worker_ids), recovery.lost, tally)
+    await providers.drop(tx, worker_ids)
     job_ids = await store.remove(tx, worker_ids)
     for room_id in await job_store.rooms(tx, job_ids) if job_ids else []:
         views.tell_jobs(tx, room_id)

@@ -159,6 +159,11 @@ class Database(ABC):
         """How many batches of a kind are worth to be written at the same time: SQLite takes one writer."""
         return 1
 
+    @property
+    def is_sqlite(self) -> bool | None:
+        """Whether it is SQLite; None as long as that is not known."""
+        return None
+
     async def line(self) -> OpenLine | None:
         """Return what opens a line to other processes on this database, or None: SQLite has none."""
         return None
@@ -199,6 +204,11 @@ class Sessions(Database):
         """Two on PostgreSQL, once it is known to be that."""
         return CONCURRENT_BATCHES if self._is_sqlite is False else 1
 
+    @property
+    def is_sqlite(self) -> bool | None:
+        """Whether the host's database is SQLite; None before its first use."""
+        return self._is_sqlite
+
     async def line(self) -> OpenLine | None:
         """Return what opens a line on PostgreSQL with asyncpg; None for anything else."""
         async with self._open() as session:
@@ -208,7 +218,9 @@ class Sessions(Database):
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` on a plain connection and commit."""
         async with self._turn(), self._open() as session:
-            result: Result = await (await session.connection()).run_sync(work)
+            connection = await session.connection()
+            self._is_sqlite = connection.dialect.name == "sqlite"
+            result: Result = await connection.run_sync(work)
             await session.commit()
             return result
 

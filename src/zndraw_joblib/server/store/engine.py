@@ -60,6 +60,11 @@ class SqliteFile(Database):
         is_in_memory = engine.url.database in {None, "", ":memory:"}
         self._reader = "writer" if is_in_memory else "reader"
 
+    @property
+    def is_sqlite(self) -> bool:
+        """Yes."""
+        return True
+
     def _in_thread(self, kind: str, run: Callable[[], Result]) -> Awaitable[Result]:
         # Made when they are needed: an app may start again after a stop.
         threads = self._threads.get(kind)

@@ -68,6 +68,11 @@ class PostgresServer(Database):
         """Two."""
         return CONCURRENT_BATCHES
 
+    @property
+    def is_sqlite(self) -> bool:
+        """No."""
+        return False
+
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` on a plain connection and commit."""
         engine = create_async_engine(self._url, poolclass=NullPool)

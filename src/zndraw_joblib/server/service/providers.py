@@ -1,0 +1,391 @@
+"""Providers: who answers reads, who may ask, and what becomes of a read when its answerer changes."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+from zndraw_joblib.contract.events import (
+    Emission,
+    ProviderRequest,
+    ProviderResultReady,
+    ProvidersInvalidate,
+    providers_of,
+    room_of,
+)
+from zndraw_joblib.contract.messages import PaginatedResponse
+from zndraw_joblib.contract.names import GLOBAL, RESERVED, JobName
+from zndraw_joblib.contract.problems import (
+    Forbidden,
+    InvalidCategory,
+    ProviderNotConnected,
+    ProviderNotFound,
+    StaleResult,
+    TooManyRequests,
+    WorkerNotFound,
+)
+from zndraw_joblib.contract.providers import ProviderRead, ProviderRegisterRequest, ProviderResponse
+from zndraw_joblib.server.ports import Identity, Page, provider_key, read_key, reads_key
+from zndraw_joblib.server.service import rules
+from zndraw_joblib.server.store import providers as store
+from zndraw_joblib.server.store import workers as worker_store
+from zndraw_joblib.server.store.database import Transaction
+
+# After a registration, and after a connection was lost, somebody may be on the way.
+GRACE = timedelta(seconds=2)
+# Who asks for reads by hand may pause in between.
+CLAIM_GRACE = timedelta(seconds=15)
+MAX_WAITING = 1000
+
+
+class Registration(NamedTuple):
+    """Somebody offers to answer reads in a room."""
+
+    caller: Identity
+    room_id: str
+    request: ProviderRegisterRequest
+
+
+class Target(NamedTuple):
+    """A provider, as somebody who reads from it needs it.
+
+    `heard_for` is for how many seconds somebody may be taken to be connected; less than zero: nobody is.
+    It was made `age` seconds ago. `is_asked`: the read waits for its answer already.
+    """
+
+    id: UUID
+    name: JobName
+    owner_id: str
+    worker_id: UUID
+    content_type: str
+    registration: UUID
+    heard_for: float
+    age: float
+    is_asked: bool
+
+
+class Claim(NamedTuple):
+    """A worker asks for a read, for up to `wait`; it has `lease` to answer it."""
+
+    caller: Identity
+    worker_id: UUID
+    claim_id: UUID | None
+    wait: timedelta
+    lease: timedelta
+
+
+def check(item: Registration, allowed_categories: Sequence[str] | None) -> None:
+    """Raise the problem of a registration that no state of the database could mend."""
+    if item.room_id in RESERVED and not item.caller.is_superuser:
+        raise Forbidden(f"Only a superuser may register providers in {item.room_id}")
+    category = item.request.category
+    if allowed_categories is not None and category not in allowed_categories:
+        raise InvalidCategory(
+            f"Category {category!r} is not allowed; allowed are: {', '.join(allowed_categories)}"
+        )
+    rules.check_size("schema", item.request.schema_)
+
+
+async def register(tx: Transaction, item: Registration) -> tuple[ProviderResponse, bool]:
+    """Let a worker answer the reads of a provider, in place of whoever did so far. Tell whether it is new.
+
+    Raises `WorkerNotFound` for a worker that is unknown or not the caller's, `Forbidden` where the provider
+    belongs to somebody else.
+    """
+    caller, room_id, request = item
+    worker_id = await _worker(tx, item)
+    name = JobName(room_id, request.category, request.name)
+    registration, heard_until = uuid4(), await tx.now() + GRACE
+    values = {
+        "schema": request.schema_,
+        "content_type": request.content_type,
+        "owner_id": caller.id,
+        "worker_id": worker_id,
+        "registration": registration,
+        "heard_until": heard_until,
+    }
+    row, is_new = await store.add_or_lock(tx, name, values)
+    if row.owner_id != caller.id:
+        if not caller.is_superuser:
+            raise Forbidden(f"Not authorized: provider {str(name)!r} belongs to somebody else")
+        await store.unlink(tx, row.id)
+    if not is_new:
+        if row.worker_id == worker_id:
+            values["heard_until"] = max(heard_until, row.heard_until)
+        await store.change(tx, row.id, **values)
+        await store.pass_on(tx, row.id, registration)
+        await _ask_again(tx, row.id, name, worker_id)
+    await store.link(tx, row.id, worker_id, request.schema_, request.content_type)
+    _tell_changed(tx, name)
+    shown = {"id": row.id, "created_at": row.created_at, "worker_id": worker_id}
+    return ProviderResponse(**shown, **_said(request), full_name=str(name), **name._asdict()), is_new
+
+
+def _said(request: ProviderRegisterRequest) -> dict[str, Any]:
+    return {"schema_": request.schema_, "content_type": request.content_type}
+
+
+async def _worker(tx: Transaction, item: Registration) -> UUID:
+    asked = item.request.worker_id
+    if asked is None:
+        return await worker_store.add(tx, item.caller.id)
+    row = (await worker_store.lock(tx, [asked])).get(asked)
+    if row is None or row.owner_id != item.caller.id:
+        raise WorkerNotFound(f"Worker {asked} not found")
+    return asked
+
+
+async def _ask_again(
+    tx: Transaction, provider_id: UUID, name: JobName, worker_id: UUID
+) -> list[ProviderRead]:
+    """Let a worker know, after the commit, of the reads that nobody has claimed. Return them."""
+    found = [
+        ProviderRead(
+            request_id=row.request_hash, provider_id=provider_id, provider_name=str(name), params=row.params
+        )
+        for row in await store.waiting(tx, provider_id, MAX_WAITING)
+    ]
+    if found:
+        tx.wake(reads_key(worker_id), len(found))
+    return found
+
+
+def _tell_changed(tx: Transaction, name: JobName) -> None:
+    """Let its room and its readers know, after the commit, that a provider is new, another one, or gone."""
+    room = room_of(name.room_id)
+    tx.emit(("providers", room), lambda: Emission(ProvidersInvalidate(), room))
+    tx.wake(provider_key(name))
+
+
+async def leave(tx: Transaction, caller: Identity, provider_id: UUID, worker_id: UUID | None = None) -> None:
+    """Remove a provider, or the registration of one of its workers alone; for its owner and superusers."""
+    [*found] = await store.lock(tx, [provider_id])
+    if not found:
+        raise ProviderNotFound(f"Provider {provider_id} not found")
+    _check_owner(found[0].owner_id, caller)
+    if worker_id is not None and not await store.unlink(tx, provider_id, worker_id):
+        raise ProviderNotFound(f"Worker {worker_id} has no provider {provider_id}")
+    if worker_id is None:
+        await store.unlink(tx, provider_id)
+    await _settle(tx, found[0])
+
+
+async def drop(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
+    """Take all providers off workers that go, which the caller has locked.
+
+    A provider for which another worker is registered goes on with that one; the others go.
+    """
+    ids = await store.unlink_workers(tx, worker_ids)
+    for provider in await store.lock(tx, ids) if ids else []:
+        await _settle(tx, provider)
+
+
+async def _settle(tx: Transaction, provider: Any) -> None:
+    """Let the newest registration of a locked provider hold, or remove it where there is none."""
+    name = store.name_of(provider)
+    newest = await store.newest_link(tx, provider.id)
+    if newest is None:
+        await store.remove(tx, provider.id)
+    elif newest.worker_id == provider.worker_id:
+        return
+    else:
+        registration, heard_until = uuid4(), await tx.now() + GRACE
+        taken = {"worker_id": newest.worker_id, "content_type": newest.content_type, "schema": newest.schema}
+        await store.change(tx, provider.id, **taken, registration=registration, heard_until=heard_until)
+        await store.pass_on(tx, provider.id, registration)
+        await _ask_again(tx, provider.id, name, newest.worker_id)
+    _tell_changed(tx, name)
+
+
+def _check_owner(owner_id: str, caller: Identity) -> None:
+    if owner_id != caller.id and not caller.is_superuser:
+        raise Forbidden("Not authorized: the provider belongs to somebody else")
+
+
+async def page(tx: Transaction, room_id: str, part: Page) -> PaginatedResponse[ProviderResponse]:
+    """Return one page of the providers that a room sees."""
+    rows, total = await store.page(tx, room_id, part)
+    return PaginatedResponse[ProviderResponse](
+        items=[_response(row) for row in rows], total=total, limit=part.limit, offset=part.offset
+    )
+
+
+async def get(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> ProviderResponse:
+    """Return a provider. Raises `ProviderNotFound`, also where it belongs to another room."""
+    row = await store.by_name(tx, name) if _is_visible(room_id, name, cross_room=cross_room) else None
+    if row is None:
+        raise _not_found(room_id, name)
+    return _response(row)
+
+
+def _is_visible(room_id: str, name: JobName, *, cross_room: bool) -> bool:
+    return cross_room or name.room_id in {room_id, GLOBAL}
+
+
+def _not_found(room_id: str, name: JobName) -> ProviderNotFound:
+    return ProviderNotFound(f"Provider {str(name)!r} not found in room {room_id!r}")
+
+
+def _response(row: Any) -> ProviderResponse:
+    name = store.name_of(row)
+    return ProviderResponse(
+        id=row.id,
+        full_name=str(name),
+        schema_=row.schema,
+        content_type=row.content_type,
+        worker_id=row.worker_id,
+        created_at=row.created_at,
+        **name._asdict(),
+    )
+
+
+async def find(
+    tx: Transaction, room_id: str, name: JobName, request_hash: str, *, cross_room: bool
+) -> Target:
+    """Return the provider to read from. Raises `ProviderNotFound`."""
+    row = None
+    if _is_visible(room_id, name, cross_room=cross_room):
+        row = await store.with_call(tx, name, request_hash)
+    if row is None:
+        raise _not_found(room_id, name)
+    return await _target(tx, row, is_asked=bool(row.is_asked))
+
+
+async def _target(tx: Transaction, row: Any, *, is_asked: bool = False) -> Target:
+    now = await tx.now()
+    return Target(
+        id=row.id,
+        name=store.name_of(row),
+        owner_id=row.owner_id,
+        worker_id=row.worker_id,
+        content_type=row.content_type,
+        registration=row.registration,
+        heard_for=(row.heard_until - now).total_seconds(),
+        age=(now - row.created_at).total_seconds(),
+        is_asked=is_asked,
+    )
+
+
+async def ask(tx: Transaction, target: Target, request_hash: str, params: str, wanted: timedelta) -> None:
+    """Let a read wait, and let whoever is connected know of it; unless it waits already.
+
+    Raises `ProviderNotFound`, and `TooManyRequests` where too many wait already.
+    """
+    [*found] = await store.lock(tx, [target.id], shared=True)
+    if not found:
+        raise ProviderNotFound(f"Provider {str(target.name)!r} is gone")
+    if await store.count_waiting(tx, target.id) >= MAX_WAITING:
+        raise TooManyRequests(
+            f"{MAX_WAITING} reads wait for provider {str(target.name)!r} already",
+            headers={"Retry-After": "2"},
+        )
+    if not await store.ask(tx, found[0], request_hash, params, await tx.now() + wanted):
+        return
+    event = ProviderRequest(request_id=request_hash, provider_name=str(target.name), params=params)
+    tx.emit((target.id, request_hash), lambda: Emission(event, providers_of(event.provider_name)))
+    tx.wake(reads_key(found[0].worker_id), 1)
+
+
+def nobody(target: Target) -> ProviderNotConnected:
+    """Return the problem of a provider that nobody is connected for."""
+    return ProviderNotConnected(
+        f"Nobody is connected for provider {str(target.name)!r}; its worker may come back",
+        headers={"Retry-After": "2"},
+    )
+
+
+async def claim(tx: Transaction, item: Claim) -> ProviderRead | None:
+    """Give a worker the oldest read that waits for one of its providers; None if none does.
+
+    Raises `WorkerNotFound`, and `Forbidden` for somebody else's worker.
+    """
+    row = (await worker_store.lock(tx, [item.worker_id])).get(item.worker_id)
+    if row is None:
+        raise WorkerNotFound(f"Worker {item.worker_id} not found")
+    if row.owner_id != item.caller.id:
+        raise Forbidden("Not authorized: the worker belongs to somebody else")
+    await store.hear(tx, item.worker_id, await tx.now() + item.wait + CLAIM_GRACE)
+    found = await store.claimed(tx, item.worker_id, item.claim_id) if item.claim_id is not None else None
+    found = found or await store.claim(tx, item.worker_id, item.claim_id, item.lease)
+    if found is None:
+        return None
+    return ProviderRead(
+        request_id=found.request_hash,
+        provider_id=found.provider_id,
+        provider_name=str(store.name_of(found)),
+        params=found.params,
+    )
+
+
+async def awaited_from(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID]:
+    """Return those of these workers for whom reads wait."""
+    return await store.awaited_from(tx, worker_ids) if worker_ids else []
+
+
+async def part(tx: Transaction, worker_id: UUID, only: Sequence[UUID] = ()) -> None:
+    """Note that a worker is not connected any more: its readers shall not wait for it for long."""
+    for name in await store.part(tx, worker_id, await tx.now() + GRACE, only):
+        tx.wake(provider_key(name))
+
+
+class Joined(NamedTuple):
+    """A worker is connected for a provider. `is_asked`: it is the one that answers; `reads` wait for it."""
+
+    provider_id: UUID
+    is_asked: bool
+    reads: list[ProviderRead]
+
+
+async def join(tx: Transaction, worker_id: UUID, name: JobName, lease: timedelta) -> Joined:
+    """Note that a worker is connected for a provider, for `lease`. Raises `ProviderNotFound`."""
+    row = await store.by_name(tx, name)
+    if row is None or not await store.is_linked(tx, row.id, worker_id):
+        raise ProviderNotFound(f"Worker {worker_id} has no provider {str(name)!r}")
+    is_asked = row.worker_id == worker_id
+    if is_asked:
+        await store.hear(tx, worker_id, await tx.now() + lease, [row.id])
+    reads = await _ask_again(tx, row.id, name, worker_id) if is_asked else []
+    return Joined(row.id, is_asked, reads)
+
+
+async def stay(tx: Transaction, joined: dict[UUID, list[UUID]], lease: timedelta) -> dict[UUID, UUID]:
+    """Note that workers are connected still, each for some providers. Return who answers for each."""
+    until = await tx.now() + lease
+    for worker_id, ids in sorted(joined.items()):
+        await store.hear(tx, worker_id, until, ids)
+    return await store.answerers(tx, sorted({each for ids in joined.values() for each in ids}))
+
+
+async def answering(tx: Transaction, caller: Identity, provider_id: UUID, worker_id: UUID | None) -> Target:
+    """Return the provider for which somebody brings a result.
+
+    Raises `ProviderNotFound`, `Forbidden`, and `StaleResult` where another worker answers for it by now.
+    """
+    row = await store.by_id(tx, provider_id)
+    if row is None:
+        raise ProviderNotFound(f"Provider {provider_id} not found")
+    _check_owner(row.owner_id, caller)
+    if worker_id is not None and worker_id != row.worker_id:
+        raise _stale(row)
+    return await _target(tx, row)
+
+
+async def answered(tx: Transaction, target: Target, request_hash: str) -> None:
+    """Note that a result is there, and let those who wait know. Raises `StaleResult` as `answering`."""
+    [*found] = await store.lock(tx, [target.id], shared=True)
+    if not found:
+        raise ProviderNotFound(f"Provider {str(target.name)!r} is gone")
+    if found[0].registration != target.registration:
+        raise _stale(found[0])
+    await store.answered(tx, target.id, request_hash)
+    room = room_of(target.name.room_id)
+    event = ProviderResultReady(provider_name=str(target.name), request_hash=request_hash)
+    tx.emit((target.id, request_hash), partial(Emission, event, room))
+    tx.wake(read_key(target.name, request_hash))
+
+
+def _stale(row: Any) -> StaleResult:
+    return StaleResult(
+        f"Provider {str(store.name_of(row))!r} was registered anew; worker {row.worker_id} answers"
+    )

@@ -1,0 +1,196 @@
+"""Bytes that are kept for a while, in parts, and locks. Every value has a number of its own, made by chance.
+
+What is being written is a draft, under a name that nobody asks for; drafts that were left expire.
+"""
+
+from datetime import timedelta
+from functools import cache
+from secrets import randbits
+from typing import Any, NamedTuple
+
+from sqlalchemy import Executable, Integer, and_, bindparam, delete, insert, literal_column, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from zndraw_joblib.server.ports import PART_BYTES
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tables import Result, ResultPart
+
+results = Result.__table__
+parts = ResultPart.__table__
+
+
+class Head(NamedTuple):
+    """The number and the size of a value, and its first part."""
+
+    n: int
+    size: int
+    first: bytes
+
+
+def new_number() -> int:
+    """Return a number for a value: with one that was used before, a reader could mix two values."""
+    return randbits(62)
+
+
+async def read(tx: Transaction, key: str) -> bytes | None:
+    """Return the bytes of a value."""
+    rows = (await tx.execute(_BYTES, {"key": _value(key), "now": await tx.now()})).all()
+    return b"".join(row.data for row in rows) if rows else None
+
+
+async def head(tx: Transaction, key: str) -> Head | None:
+    """Return what a reader needs to begin."""
+    row = (await tx.execute(_HEAD, {"key": _value(key), "now": await tx.now()})).first()
+    return None if row is None else Head(row.n, row.size, row.data)
+
+
+async def part(tx: Transaction, n: int, number: int) -> bytes | None:
+    """Return a part of the value `n`, None if it is no longer there."""
+    data: bytes | None = (await tx.execute(_PART, {"n": n, "part": number})).scalar_one_or_none()
+    return data
+
+
+async def begin_draft(tx: Transaction, n: int, ttl: float) -> None:
+    """Begin a value that is written in several transactions, with at most `ttl` seconds between them."""
+    await tx.execute(insert(results), [await _row(tx, n, _draft(n), 0, ttl)])
+
+
+async def add_part(tx: Transaction, n: int, number: int, data: bytes, ttl: float) -> bool:
+    """Add a part to a draft. Tell whether the draft was still there."""
+    until = await tx.now() + timedelta(seconds=ttl)
+    given = {"draft": _draft(n), "until": until, "more": len(data)}
+    if (await tx.execute(_GROW, given)).first() is None:
+        return False
+    await tx.execute(insert(parts), [{"result_n": n, "part": number, "data": data}])
+    return True
+
+
+async def publish_draft(tx: Transaction, n: int, key: str, ttl: float) -> bool:
+    """Let a draft take the place of what is kept under a key. Tell whether it was still there."""
+    row = (await tx.execute(_TAKE_DRAFT, {"draft": _draft(n)})).first()
+    if row is None:
+        return False
+    await _replace(tx, n, key, row.size, ttl)
+    return True
+
+
+async def drop_draft(tx: Transaction, n: int) -> None:
+    """Forget a draft."""
+    await tx.execute(_TAKE_DRAFT, {"draft": _draft(n)})
+    await tx.execute(_DROP_PARTS, {"old": n})
+
+
+async def put(tx: Transaction, n: int, key: str, data: bytes, ttl: float) -> None:
+    """Keep at most `PART_BYTES` under a key for `ttl` seconds, in place of what is there."""
+    await _replace(tx, n, key, len(data), ttl)
+    await tx.execute(insert(parts), [{"result_n": n, "part": 0, "data": data}])
+
+
+async def remove(tx: Transaction, key: str) -> None:
+    """Forget a value."""
+    await _remove(tx, _value(key))
+
+
+async def lock(tx: Transaction, key: str, ttl: float) -> bool:
+    """Take a lock for `ttl` seconds, unless somebody has it. Tell whether it was free."""
+    row = await _row(tx, new_number(), _lock(key), None, ttl)
+    return (await tx.execute(_take_lock(tx.is_sqlite), {**row, "now": await tx.now()})).first() is not None
+
+
+async def unlock(tx: Transaction, key: str) -> None:
+    """Give a lock back."""
+    await _remove(tx, _lock(key))
+
+
+async def prune(tx: Transaction, limit: int) -> int:
+    """Forget what has expired, the oldest first: at most `limit` parts, but one value at least.
+
+    Return how many rows went; 0 when nothing is left to do.
+    """
+    expired = (await tx.execute(_EXPIRED, {"now": await tx.now(), "limit": limit})).all()
+    chosen: list[dict[str, int]] = []
+    for row in expired:
+        limit -= 1 + (row.size or 0) // PART_BYTES
+        if chosen and limit < 0:
+            break
+        chosen.append({"old": row.n})
+    if chosen:
+        await tx.execute(_DROP, chosen)
+        await tx.execute(_DROP_PARTS, chosen)
+    return len(chosen)
+
+
+async def _replace(tx: Transaction, n: int, key: str, size: int, ttl: float) -> None:
+    row = await _row(tx, n, _value(key), size, ttl)
+    while True:
+        await _remove(tx, _value(key))
+        # PostgreSQL: another may have put its own there since; then that one goes.
+        if (await tx.execute(_put_row(tx.is_sqlite), row)).first() is not None:
+            return
+
+
+async def _remove(tx: Transaction, name: str) -> None:
+    for row in (await tx.execute(_REMOVE, {"name": name})).all():
+        await tx.execute(_DROP_PARTS, {"old": row.n})
+
+
+async def _row(tx: Transaction, n: int, name: str, size: int | None, ttl: float) -> dict[str, Any]:
+    return {"n": n, "key": name, "size": size, "expires_at": await tx.now() + timedelta(seconds=ttl)}
+
+
+def _value(key: str) -> str:
+    return f"value:{key}"
+
+
+def _lock(key: str) -> str:
+    return f"lock:{key}"
+
+
+def _draft(n: int) -> str:
+    return f"draft:{n}"
+
+
+@cache
+def _take_lock(is_sqlite: bool) -> Executable:
+    taken: Any = (sqlite if is_sqlite else postgresql).insert(results)
+    statement: Executable = taken.on_conflict_do_update(
+        index_elements=["key"],
+        set_={"n": taken.excluded.n, "expires_at": taken.excluded.expires_at},
+        where=results.c.expires_at <= bindparam("now"),
+    ).returning(results.c.n)
+    return statement
+
+
+@cache
+def _put_row(is_sqlite: bool) -> Executable:
+    row: Any = (sqlite if is_sqlite else postgresql).insert(results)
+    statement: Executable = row.on_conflict_do_nothing(index_elements=["key"]).returning(results.c.n)
+    return statement
+
+
+_IS_KEPT = and_(results.c.key == bindparam("key"), results.c.expires_at > bindparam("now"))
+_PARTS_OF = parts.join(results, results.c.n == parts.c.result_n)
+_BYTES = select(parts.c.data).select_from(_PARTS_OF).where(_IS_KEPT).order_by(parts.c.part)
+_HEAD = (
+    select(results.c.n, results.c.size, parts.c.data)
+    .select_from(_PARTS_OF)
+    .where(_IS_KEPT, parts.c.part == literal_column("0"))
+)
+_PART = select(parts.c.data).where(parts.c.result_n == bindparam("n"), parts.c.part == bindparam("part"))
+_GROW = (
+    update(results)
+    .where(results.c.key == bindparam("draft"))
+    .values(expires_at=bindparam("until"), size=results.c.size + bindparam("more"))
+    .returning(results.c.n)
+)
+_TAKE_DRAFT = delete(results).where(results.c.key == bindparam("draft")).returning(results.c.size)
+_REMOVE = delete(results).where(results.c.key == bindparam("name")).returning(results.c.n)
+_DROP = delete(results).where(results.c.n == bindparam("old"))
+_DROP_PARTS = delete(parts).where(parts.c.result_n == bindparam("old"))
+_EXPIRED = (
+    select(results.c.n, results.c.size)
+    .where(results.c.expires_at <= bindparam("now"))
+    .order_by(results.c.expires_at)
+    .limit(bindparam("limit", type_=Integer))
+    .with_for_update(skip_locked=True)
+)

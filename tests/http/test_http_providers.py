@@ -1,0 +1,806 @@
+"""Providers over REST: who registers them, who reads, and what becomes of a read."""
+
+import asyncio
+import hashlib
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from wire import ON_SQLITE, UNKNOWN_ID, V1, As, problem, utc
+
+from zndraw_joblib import get_result_backend, verify_readable_room, verify_writable_room
+from zndraw_joblib.contract.events import Emission
+from zndraw_joblib.server.adapters.memory import MemoryResults
+from zndraw_joblib.server.runtime import Runtime
+
+BOUND = 10
+NAME = "lab:files:home"
+READ = f"{V1}/rooms/lab/providers/{NAME}"
+NOW = {"Prefer": "wait=0"}
+
+
+async def offer(client: httpx.AsyncClient, room: str = "lab", name: str = "home", **fields: Any) -> Any:
+    """Register a provider and return it."""
+    body = {"category": "files", "name": name, **fields}
+    answer = await client.put(f"{V1}/rooms/{room}/providers", json=body)
+    assert answer.status_code in {200, 201}, answer.text
+    return answer.json()
+
+
+async def take(client: httpx.AsyncClient, worker_id: str, wait: float = 0, **fields: Any) -> Any:
+    """Claim a read and return it, None where none waits."""
+    body = {"worker_id": worker_id, **fields}
+    answer = await client.post(
+        f"{V1}/providers/requests/claim", json=body, headers={"Prefer": f"wait={wait}"}
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.json()["request"]
+
+
+async def bring(
+    client: httpx.AsyncClient, provider: Any, request_id: str, content: Any, **headers: str
+) -> httpx.Response:
+    """Bring a result and return the answer, whatever it is."""
+    url = f"{V1}/providers/{provider['id']}/results"
+    return await client.post(url, content=content, headers={"X-Request-Hash": request_id, **headers})
+
+
+async def serve(client: httpx.AsyncClient, provider: Any, content: bytes, **headers: str) -> Any:
+    """Wait for one read and answer it; return it."""
+    read = await take(client, provider["worker_id"], wait=BOUND)
+    assert read is not None
+    answer = await bring(client, provider, read["request_id"], content, **headers)
+    assert answer.status_code == 204, answer.text
+    return read
+
+
+def hashed(**params: Any) -> str:
+    """Return the hash of parameters, as the contract has it."""
+    return hashlib.sha256(json.dumps(params, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+# P1: registration
+
+
+async def test_a_provider_is_registered(client: httpx.AsyncClient, events: list[Emission]) -> None:
+    """201 with all that is known of it; a worker is made for it; the room is told."""
+    provider = await offer(client, schema={"type": "object"}, content_type="text/plain; charset=utf-8")
+    assert provider["full_name"] == NAME
+    assert (provider["room_id"], provider["category"], provider["name"]) == ("lab", "files", "home")
+    assert provider["schema"] == {"type": "object"}
+    assert provider["content_type"] == "text/plain; charset=utf-8"
+    utc(provider["created_at"])
+    workers = (await client.get(f"{V1}/workers")).json()["items"]
+    assert [worker["id"] for worker in workers] == [provider["worker_id"]]
+    assert [(told.event.event_name, told.room) for told in events] == [("providers_invalidate", "room:lab")]
+
+
+async def test_registering_again_replaces_it(client: httpx.AsyncClient) -> None:
+    """200, the same id and time, with the new schema, content type and worker."""
+    first = await offer(client)
+    answer = await client.put(
+        f"{V1}/rooms/lab/providers",
+        json={"category": "files", "name": "home", "schema": {"x": 1}, "content_type": "image/png"},
+    )
+    assert answer.status_code == 200
+    second = answer.json()
+    assert (second["id"], second["created_at"]) == (first["id"], first["created_at"])
+    assert (second["schema"], second["content_type"]) == ({"x": 1}, "image/png")
+    assert second["worker_id"] != first["worker_id"]
+    assert (await client.get(f"{READ}/info")).json() == second
+
+
+async def test_who_may_register_where(client: httpx.AsyncClient, as_user: As) -> None:
+    """Reserved rooms are for superusers; what belongs to somebody else is left alone, but by superusers."""
+    ada, eve = await as_user("ada"), await as_user("eve")
+    for room in ("@global", "@internal"):
+        body = {"category": "files", "name": "home"}
+        problem(await ada.put(f"{V1}/rooms/{room}/providers", json=body), 403, "forbidden")
+        await offer(client, room)
+    provider = await offer(ada)
+    problem(
+        await eve.put(f"{V1}/rooms/lab/providers", json={"category": "files", "name": "home"}),
+        403,
+        "forbidden",
+    )
+    assert (await ada.get(f"{READ}/info")).json() == provider
+    assert (await offer(client))["id"] == provider["id"]
+    problem(await ada.delete(f"{V1}/providers/{provider['id']}"), 403, "forbidden")
+
+
+@ON_SQLITE
+async def test_a_worker_must_be_the_callers(client: httpx.AsyncClient, as_user: As) -> None:
+    """404 for one that is unknown, or somebody else's; nothing is registered."""
+    ada = await as_user("ada")
+    others = (await client.post(f"{V1}/workers")).json()["id"]
+    for worker_id in (UNKNOWN_ID, others):
+        body = {"category": "files", "name": "home", "worker_id": worker_id}
+        problem(await ada.put(f"{V1}/rooms/lab/providers", json=body), 404, "worker-not-found")
+    assert (await ada.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
+
+
+@ON_SQLITE
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": ""},
+        {"name": "a:b"},
+        {"name": "../up"},
+        {"category": "x" * 129},
+        {"content_type": "text"},
+        {"content_type": "text/html\r\nSet-Cookie: a=b"},
+        {"content_type": "a/" + "b" * 300},
+        {"schema": []},
+        {"worker_id": "me"},
+    ],
+)
+async def test_a_bad_registration_names_its_fault(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+    """422, with the place; nothing is registered."""
+    body = {"category": "files", "name": "home", **fields}
+    said = problem(await client.put(f"{V1}/rooms/lab/providers", json=body), 422, "invalid-request")
+    assert next(iter(fields)) in said["detail"]
+    assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
+
+
+@ON_SQLITE
+async def test_categories_are_free_unless_they_are_listed(
+    client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    """`allowed_provider_categories` is read at each request."""
+    await offer(client)
+    runtime.settings.allowed_provider_categories = ["frames"]
+    body = {"category": "files", "name": "other"}
+    problem(await client.put(f"{V1}/rooms/lab/providers", json=body), 400, "invalid-category")
+    assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 1
+
+
+@ON_SQLITE
+async def test_a_host_guards_its_rooms(client: httpx.AsyncClient, app: FastAPI) -> None:
+    """Registration asks whether the room may be written, lists and reads whether it may be read."""
+    await offer(client)
+
+    def locked() -> str:
+        from fastapi import HTTPException
+
+        raise HTTPException(423, "locked")
+
+    app.dependency_overrides[verify_writable_room] = locked
+    problem(
+        await client.put(f"{V1}/rooms/lab/providers", json={"category": "files", "name": "x"}), 423, "locked"
+    )
+    assert (await client.get(f"{V1}/rooms/lab/providers")).status_code == 200
+    app.dependency_overrides[verify_readable_room] = locked
+    for url in (f"{V1}/rooms/lab/providers", READ, f"{READ}/info"):
+        problem(await client.get(url), 423, "locked")
+    app.dependency_overrides.clear()
+
+
+async def test_many_register_the_same_at_once(client: httpx.AsyncClient) -> None:
+    """One is the first; none fails; one worker answers in the end, and all are registered."""
+    body = {"category": "files", "name": "home"}
+    answers = await asyncio.gather(*[client.put(f"{V1}/rooms/lab/providers", json=body) for _ in range(20)])
+    assert sorted(answer.status_code for answer in answers) == [200] * 19 + [201]
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    last = (await client.get(f"{READ}/info")).json()
+    assert last["worker_id"] in {answer.json()["worker_id"] for answer in answers}
+
+
+# P2, P3: lists
+
+
+async def test_a_room_sees_its_own_and_the_global_ones(client: httpx.AsyncClient) -> None:
+    """In lists and by name; `@global` sees its own alone; what is not seen is not found."""
+    mine = await offer(client)
+    everybodys = await offer(client, "@global")
+    listed = {
+        room: [
+            found["full_name"] for found in (await client.get(f"{V1}/rooms/{room}/providers")).json()["items"]
+        ]
+        for room in ("lab", "attic", "@global", "@internal")
+    }
+    assert listed == {
+        "lab": [everybodys["full_name"], mine["full_name"]],
+        "attic": [everybodys["full_name"]],
+        "@global": [everybodys["full_name"]],
+        "@internal": [everybodys["full_name"]],
+    }
+    for room in ("attic", "@global"):
+        for end in ("", "/info"):
+            answer = await client.get(f"{V1}/rooms/{room}/providers/{NAME}{end}", headers=NOW)
+            problem(answer, 404, "provider-not-found")
+    assert (await client.get(f"{V1}/rooms/lab/providers/@global:files:home/info")).json() == everybodys
+
+
+@ON_SQLITE
+async def test_cross_room_opens_all_rooms(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """With `cross_room_jobs`, as the package before had it."""
+    provider = await offer(client)
+    runtime.settings.cross_room_jobs = True
+    assert (await client.get(f"{V1}/rooms/attic/providers/{NAME}/info")).json() == provider
+
+
+@ON_SQLITE
+async def test_a_list_of_providers_has_pages(client: httpx.AsyncClient) -> None:
+    """Newest first, each once, with the total."""
+    made = [(await offer(client, name=f"p{n}"))["full_name"] for n in range(7)]
+    found: list[str] = []
+    for offset in range(0, 8, 2):
+        params = {"limit": 2, "offset": offset}
+        page = (await client.get(f"{V1}/rooms/lab/providers", params=params)).json()
+        assert (page["total"], page["limit"], page["offset"]) == (7, 2, offset)
+        found += [provider["full_name"] for provider in page["items"]]
+    assert found == made[::-1]
+
+
+@ON_SQLITE
+@pytest.mark.parametrize(
+    "name", ["home", "files:home", "lab:files:none", "lab:fi les:home", "a@b:files:home"]
+)
+async def test_what_cannot_be_found(client: httpx.AsyncClient, name: str) -> None:
+    """404 in its own kind, for the information and for a read."""
+    await offer(client)
+    for end in ("", "/info"):
+        problem(await client.get(f"{V1}/rooms/lab/providers/{name}{end}"), 404, "provider-not-found")
+
+
+# P4, P6: reads
+
+
+async def test_a_read_is_answered_by_whoever_claims_it(
+    client: httpx.AsyncClient, events: list[Emission]
+) -> None:
+    """The bytes, the provider's content type, one request to its room by the hash of the parameters."""
+    provider = await offer(client, content_type="text/csv")
+    events.clear()
+    url, headers = f"{READ}?b=2&a=1", {"Prefer": "wait=7"}
+    answer, read = await asyncio.gather(
+        client.get(url, headers=headers), serve(client, provider, b"x,y\n1,2\n")
+    )
+    assert (answer.status_code, answer.content) == (200, b"x,y\n1,2\n")
+    assert answer.headers["content-type"] == "text/csv"
+    assert answer.headers["preference-applied"] == "wait=7"
+    params = '{"a":"1","b":"2"}'
+    request_id = hashed(a="1", b="2")
+    asked = {"request_id": request_id, "provider_name": NAME, "params": params}
+    assert read == {**asked, "provider_id": provider["id"]}
+    told = [(event.event_name, event.model_dump(), room) for event, room in events]
+    assert told == [
+        ("provider_request", asked, f"providers:{NAME}"),
+        ("provider_result_ready", {"provider_name": NAME, "request_hash": request_id}, "room:lab"),
+    ]
+
+
+async def test_what_was_read_is_read_once(client: httpx.AsyncClient, events: list[Emission]) -> None:
+    """The second time it comes from the cache, at once, in any order of the parameters, and asks nobody."""
+    provider = await offer(client)
+    await asyncio.gather(client.get(f"{READ}?a=1&b=2"), serve(client, provider, b"{}"))
+    events.clear()
+    answer = await client.get(f"{READ}?b=2&a=1", headers={"Prefer": "wait=5"})
+    assert (answer.status_code, answer.content) == (200, b"{}")
+    assert "preference-applied" not in answer.headers
+    assert events == []
+    assert await take(client, provider["worker_id"]) is None
+
+
+async def test_repeated_parameters_survive(client: httpx.AsyncClient) -> None:
+    """As a list, in their order; other orders and other counts are other reads."""
+    provider = await offer(client)
+    queries = ["x=1&x=2", "x=2&x=1", "x=1", "x=", "x=1&y=%5B%221%22%5D", "x=%C3%A4&x=%C3%A4", ""]
+    seen = {}
+    for query in queries:
+        problem(await client.get(f"{READ}?{query}", headers=NOW), 504, "provider-timeout")
+        read = await take(client, provider["worker_id"])
+        seen[read["request_id"]] = json.loads(read["params"])
+    assert list(seen.values()) == [
+        {"x": ["1", "2"]},
+        {"x": ["2", "1"]},
+        {"x": "1"},
+        {"x": ""},
+        {"x": "1", "y": '["1"]'},
+        {"x": ["ä", "ä"]},
+        {},
+    ]
+    assert list(seen) == [hashed(**params) for params in seen.values()]
+
+
+async def test_two_hundred_ask_and_the_provider_hears_once(
+    client: httpx.AsyncClient, events: list[Emission]
+) -> None:
+    """Identical reads at the same time are one; all get the same bytes."""
+    provider = await offer(client)
+    await take(client, provider["worker_id"])  # somebody is there
+    events.clear()
+    reading = [asyncio.ensure_future(client.get(f"{READ}?x=1")) for _ in range(200)]
+    read = await take(client, provider["worker_id"], wait=BOUND)
+    second = asyncio.ensure_future(take(client, provider["worker_id"], wait=1))
+    await bring(client, provider, read["request_id"], b"the same")
+    answers = await asyncio.gather(*reading)
+    assert {(answer.status_code, answer.content) for answer in answers} == {(200, b"the same")}
+    assert await second is None
+    assert [told.event.event_name for told in events].count("provider_request") == 1
+
+
+async def test_a_slow_read_is_asked_for_once_by_those_who_come_again(client: httpx.AsyncClient) -> None:
+    """504 with Retry-After until it is there, however often one asks; then it comes from the cache."""
+    provider = await offer(client)
+    for _ in range(3):
+        answer = await client.get(READ, headers=NOW)
+        problem(answer, 504, "provider-timeout")
+        assert answer.headers["retry-after"] == "2"
+        assert "preference-applied" not in answer.headers
+    read = await take(client, provider["worker_id"])
+    assert await take(client, provider["worker_id"]) is None
+    await bring(client, provider, read["request_id"], b"late")
+    assert (await client.get(READ, headers=NOW)).content == b"late"
+
+
+@ON_SQLITE
+async def test_a_wait_is_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """By the setting; the answer says by how much; without `Prefer` it waits for the default."""
+    provider = await offer(client)
+    await take(client, provider["worker_id"])  # somebody is there
+    runtime.settings.provider_long_poll_max_seconds = 0.2
+    runtime.settings.provider_long_poll_default_seconds = 0.1
+    for headers, least, most in (({"Prefer": "wait=60"}, 0.2, 3), ({}, 0.1, 3)):
+        began = time.monotonic()
+        answer = await client.get(READ, headers=headers)
+        problem(answer, 504, "provider-timeout")
+        assert least <= time.monotonic() - began < most
+
+
+async def test_where_nobody_is_connected_the_answer_says_so(client: httpx.AsyncClient) -> None:
+    """503 with Retry-After, long before the wait is over: nobody has come since the registration."""
+    await offer(client)
+    began = time.monotonic()
+    answer = await client.get(READ, headers={"Prefer": "wait=30"})
+    problem(answer, 503, "provider-not-connected")
+    assert int(answer.headers["retry-after"]) >= 1
+    assert time.monotonic() - began < BOUND
+    began = time.monotonic()
+    problem(await client.get(READ, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
+    assert time.monotonic() - began < 2
+
+
+@ON_SQLITE
+async def test_whoever_hangs_up_a_claim_is_connected_no_more(
+    client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    """A claim that is held open counts as connected; once its client is gone, readers hear of it soon."""
+    provider = await offer(client)
+    with pytest.raises(httpx.ReadTimeout):
+        await _hang_up(client, provider["worker_id"])
+    began = time.monotonic()
+    problem(await client.get(READ, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
+    assert time.monotonic() - began < BOUND
+
+
+async def _hang_up(client: httpx.AsyncClient, worker_id: str) -> None:
+    """Claim over ASGI, and hang up while the claim sleeps."""
+    app = client._transport.app
+    body = json.dumps({"worker_id": worker_id}).encode()
+    headers = [
+        (b"authorization", client.headers["authorization"].encode()),
+        (b"content-type", b"application/json"),
+        (b"prefer", b"wait=30"),
+    ]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": f"{V1}/providers/requests/claim",
+        "raw_path": b"",
+        "query_string": b"",
+        "headers": headers,
+    }
+    heard = iter([{"type": "http.request", "body": body, "more_body": False}])
+    sleeps = app.state.joblib.sleepers
+
+    async def receive() -> dict[str, Any]:
+        message = next(heard, None)
+        if message is not None:
+            return message
+        async with asyncio.timeout(BOUND):
+            while not sleeps.has(f"reads:{worker_id}"):  # noqa: ASYNC110 - there is no event to await
+                await asyncio.sleep(0.005)
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None: ...
+
+    await app({**scope, "http_version": "1.1", "scheme": "http", "server": ("t", 80)}, receive, send)
+    raise httpx.ReadTimeout("hung up")
+
+
+async def test_a_failed_read_reaches_the_caller(client: httpx.AsyncClient) -> None:
+    """As a problem with what was said; who asks again asks the provider again."""
+    provider = await offer(client)
+    failure = json.dumps({"error": "FileNotFoundError", "detail": "no such file: /x"}).encode()
+    reading = [asyncio.ensure_future(client.get(f"{READ}?path=/x")) for _ in range(5)]
+    await serve(client, provider, failure, **{"X-Result-Status": "error"})
+    for answer in await asyncio.gather(*reading):
+        body = problem(answer, 502, "provider-failed")
+        assert body["error"] == "FileNotFoundError"
+        assert "no such file: /x" in body["detail"]
+    answer, _ = await asyncio.gather(client.get(f"{READ}?path=/x"), serve(client, provider, b"found"))
+    assert (answer.status_code, answer.content) == (200, b"found")
+
+
+@ON_SQLITE
+async def test_parameters_that_do_not_fit_are_the_callers_fault(client: httpx.AsyncClient) -> None:
+    """422, with what the provider says of them."""
+    provider = await offer(client)
+    failure = json.dumps({"error": "ValidationError", "detail": "frame: not a number", "is_invalid": True})
+    answer, _ = await asyncio.gather(
+        client.get(f"{READ}?frame=x"),
+        serve(client, provider, failure.encode(), **{"X-Result-Status": "error"}),
+    )
+    assert "frame: not a number" in problem(answer, 422, "invalid-request")["detail"]
+
+
+@ON_SQLITE
+@pytest.mark.parametrize("body", [b"", b"out of reach", b"\xff\xfe", b'{"detail": 7}', b"x" * 200_000])
+async def test_a_failure_may_be_any_text(client: httpx.AsyncClient, body: bytes) -> None:
+    """It reaches the caller, cut if need be."""
+    provider = await offer(client)
+    answer, _ = await asyncio.gather(
+        client.get(READ), serve(client, provider, body, **{"X-Result-Status": "error"})
+    )
+    said = problem(answer, 502, "provider-failed")
+    assert len(said["detail"]) < 70_000
+
+
+async def test_a_new_registration_never_serves_old_bytes(client: httpx.AsyncClient) -> None:
+    """Be it of another worker, another content type, or after the provider was removed."""
+    provider = await offer(client, content_type="text/plain")
+    await asyncio.gather(client.get(READ), serve(client, provider, b"old"))
+    assert (await client.get(READ, headers=NOW)).content == b"old"
+    renewed = await offer(client, content_type="text/html")
+    problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
+    answer, _ = await asyncio.gather(client.get(READ), serve(client, renewed, b"new"))
+    assert (answer.content, answer.headers["content-type"]) == (b"new", "text/html")
+    await client.delete(f"{V1}/providers/{provider['id']}")
+    problem(await client.get(READ), 404, "provider-not-found")
+    again = await offer(client)
+    problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
+    answer, _ = await asyncio.gather(client.get(READ), serve(client, again, b"newest"))
+    assert answer.content == b"newest"
+
+
+async def test_a_read_under_way_goes_to_the_new_registration(client: httpx.AsyncClient) -> None:
+    """It is asked of the new worker; what the old one brings is refused, and reaches nobody."""
+    old = await offer(client)
+    reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
+    read = await take(client, old["worker_id"], wait=BOUND)
+    new = await offer(client)
+    answer = await bring(client, old, read["request_id"], b"old", **{"X-Worker-ID": old["worker_id"]})
+    problem(answer, 409, "stale-result")
+    await serve(client, new, b"new", **{"X-Worker-ID": new["worker_id"]})
+    assert (await reading).content == b"new"
+
+
+async def test_the_worker_before_takes_over_when_the_newest_goes(
+    client: httpx.AsyncClient, events: list[Emission]
+) -> None:
+    """The provider stays as long as anybody is registered for it, with what that one said of it."""
+    first = await offer(client, content_type="text/plain")
+    second = await offer(client, content_type="text/csv")
+    reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
+    await take(client, second["worker_id"], wait=BOUND)
+    events.clear()
+    await client.delete(f"{V1}/workers/{second['worker_id']}")
+    assert [told.event.event_name for told in events].count("providers_invalidate") == 1
+    assert (await client.get(f"{READ}/info")).json() == first
+    await serve(client, first, b"of the first")
+    answer = await reading
+    assert (answer.content, answer.headers["content-type"]) == (b"of the first", "text/plain")
+    await client.delete(f"{V1}/workers/{first['worker_id']}")
+    problem(await client.get(f"{READ}/info"), 404, "provider-not-found")
+
+
+async def test_a_worker_that_goes_ends_the_waits_for_it(client: httpx.AsyncClient) -> None:
+    """At once, with a problem that says that the provider is not there any more."""
+    provider = await offer(client)
+    began = time.monotonic()
+    reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=30"}))
+    assert await take(client, provider["worker_id"], wait=BOUND) is not None
+    await client.delete(f"{V1}/workers/{provider['worker_id']}")
+    problem(await reading, 404, "provider-not-found")
+    assert time.monotonic() - began < BOUND
+
+
+async def test_a_provider_made_anew_is_asked_at_once(client: httpx.AsyncClient) -> None:
+    """The lock of a read that went unanswered with the one before does not keep the new one from it."""
+    provider = await offer(client)
+    problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
+    await client.delete(f"{V1}/providers/{provider['id']}")
+    provider = await offer(client)
+    problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
+    assert await take(client, provider["worker_id"]) is not None
+
+
+# Caching
+
+
+async def test_who_has_it_already_is_told_so(client: httpx.AsyncClient) -> None:
+    """304 without a body for the current ETag; new bytes have another one."""
+    provider = await offer(client)
+    answer, _ = await asyncio.gather(client.get(READ), serve(client, provider, b"one"))
+    etag = answer.headers["etag"]
+    assert answer.headers["cache-control"] == "private, no-cache"
+    for known in (etag, f"W/{etag}", f'"x", {etag}', "*"):
+        again = await client.get(READ, headers={"If-None-Match": known})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    assert (await client.get(READ, headers={"If-None-Match": '"other"'})).status_code == 200
+    renewed = await offer(client)
+    answer, _ = await asyncio.gather(
+        client.get(READ, headers={"If-None-Match": etag}), serve(client, renewed, b"two")
+    )
+    assert (answer.status_code, answer.content) == (200, b"two")
+    assert answer.headers["etag"] != etag
+
+
+@ON_SQLITE
+async def test_a_browser_runs_nothing_of_it(client: httpx.AsyncClient) -> None:
+    """What a provider gives is data, whatever it calls itself."""
+    provider = await offer(client, content_type="text/html")
+    answer, _ = await asyncio.gather(client.get(READ), serve(client, provider, b"<script>"))
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["content-security-policy"] == "sandbox"
+
+
+@ON_SQLITE
+async def test_a_result_lives_for_a_while(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """After `provider_result_ttl_seconds` the provider is asked again."""
+    runtime.settings.provider_result_ttl_seconds = 1
+    provider = await offer(client)
+    await asyncio.gather(client.get(READ), serve(client, provider, b"one"))
+    answer, _ = await asyncio.gather(_until_new(client), serve(client, provider, b"two"))
+    assert answer.content == b"two"
+
+
+async def _until_new(client: httpx.AsyncClient) -> httpx.Response:
+    async with asyncio.timeout(BOUND):
+        while (answer := await client.get(READ)).content == b"one":  # noqa: ASYNC110 - there is no event to await
+            await asyncio.sleep(0.05)
+    return answer
+
+
+@ON_SQLITE
+async def test_a_host_keeps_results_where_it_likes(client: httpx.AsyncClient, app: FastAPI) -> None:
+    """By an override of `get_result_backend`, with the contract's keys; what it puts there is served."""
+    own = Own()
+    app.dependency_overrides[get_result_backend] = lambda: own
+    provider = await offer(client, content_type="text/plain")
+    answer, read = await asyncio.gather(client.get(READ), serve(client, provider, b"kept"))
+    assert answer.content == b"kept"
+    assert await own.get(f"provider-result:{NAME}:{read['request_id']}") == b"kept"
+    assert f"provider-inflight:{NAME}:{read['request_id']}" in own.locks
+    order = [what for what in own.log if what[1].endswith(read["request_id"])]
+    end = [what for what, key in order if key.startswith(("provider-result", "provider-inflight"))]
+    assert end[-3:] == ["store", "release", "notify"]
+    await own.store(f"provider-result:{NAME}:{hashed(frame='7')}", b"of the host", 60)
+    answer = await client.get(f"{READ}?frame=7", headers=NOW)
+    assert (answer.content, answer.headers["content-type"]) == (b"of the host", "text/plain")
+
+
+@ON_SQLITE
+async def test_a_host_may_ask_by_itself(client: httpx.AsyncClient, app: FastAPI) -> None:
+    """Who holds the lock of a read has asked; others wait for what is brought without our asking."""
+    own = Own()
+    app.dependency_overrides[get_result_backend] = lambda: own
+    provider = await offer(client)
+    request_id = hashed(frame="1")
+    await own.acquire_inflight(f"provider-inflight:{NAME}:{request_id}", 30)
+    await take(client, provider["worker_id"])
+    app.state.joblib.settings.provider_inflight_ttl_seconds = 1
+    await asyncio.sleep(1)  # else the lock could be of an earlier provider of this name
+    reading = asyncio.ensure_future(client.get(f"{READ}?frame=1", headers={"Prefer": "wait=20"}))
+    assert await take(client, provider["worker_id"], wait=1) is None
+    assert (await bring(client, provider, request_id, b"frame")).status_code == 204
+    assert (await reading).content == b"frame"
+
+
+class Own:
+    """A backend of a host with the seven operations of the contract and nothing else."""
+
+    def __init__(self) -> None:
+        self._kept = MemoryResults(10**6)
+        self.locks: list[str] = []
+        self.log: list[tuple[str, str]] = []
+
+    async def store(self, key: str, data: bytes, ttl: int) -> None:
+        """Keep."""
+        self.log.append(("store", key))
+        await self._kept.store(key, data, ttl)
+
+    async def get(self, key: str) -> bytes | None:
+        """Give."""
+        return await self._kept.get(key)
+
+    async def delete(self, key: str) -> None:
+        """Forget."""
+        await self._kept.delete(key)
+
+    async def acquire_inflight(self, key: str, ttl: int) -> bool:
+        """Lock."""
+        self.locks.append(key)
+        return await self._kept.acquire_inflight(key, ttl)
+
+    async def release_inflight(self, key: str) -> None:
+        """Unlock."""
+        self.log.append(("release", key))
+        await self._kept.release_inflight(key)
+
+    async def wait_for_key(self, key: str, timeout: float) -> bytes | None:
+        """Wait."""
+        return await self._kept.wait_for_key(key, timeout)
+
+    async def notify_key(self, key: str) -> None:
+        """Wake."""
+        self.log.append(("notify", key))
+        await self._kept.notify_key(key)
+
+
+# P5, P6: what is refused
+
+
+async def test_who_may_bring_results_and_remove(client: httpx.AsyncClient, as_user: As) -> None:
+    """The owner and superusers; 404 for what is not there."""
+    ada, eve = await as_user("ada"), await as_user("eve")
+    provider = await offer(ada)
+    problem(await bring(eve, provider, "x", b""), 403, "forbidden")
+    problem(await eve.delete(f"{V1}/providers/{provider['id']}"), 403, "forbidden")
+    assert (await bring(client, provider, "x", b"1")).status_code == 204
+    assert (await bring(ada, provider, "x", b"2")).status_code == 204
+    assert (await ada.delete(f"{V1}/providers/{provider['id']}")).status_code == 204
+    problem(await bring(ada, provider, "x", b""), 404, "provider-not-found")
+    problem(await ada.delete(f"{V1}/providers/{provider['id']}"), 404, "provider-not-found")
+    assert (await ada.get(f"{V1}/workers")).json()["total"] == 1
+
+
+@ON_SQLITE
+async def test_one_workers_registration_is_removed_alone(client: httpx.AsyncClient) -> None:
+    """With `worker_id`; the other worker goes on."""
+    first, second = await offer(client), await offer(client)
+    url = f"{V1}/providers/{first['id']}"
+    problem(await client.delete(url, params={"worker_id": UNKNOWN_ID}), 404, "provider-not-found")
+    assert (await client.delete(url, params={"worker_id": second["worker_id"]})).status_code == 204
+    assert (await client.get(f"{READ}/info")).json()["worker_id"] == first["worker_id"]
+    problem(await client.delete(url, params={"worker_id": "x"}), 422, "invalid-request")
+
+
+@ON_SQLITE
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("X-Request-Hash", None),
+        ("X-Request-Hash", "a:b"),
+        ("X-Request-Hash", "x" * 129),
+        ("X-Result-Status", "maybe"),
+        ("X-Worker-ID", "me"),
+    ],
+)
+async def test_a_bad_label_names_its_fault(client: httpx.AsyncClient, header: str, value: str | None) -> None:
+    """422, with the header."""
+    provider = await offer(client)
+    headers = {"X-Request-Hash": "x", header: value}
+    url = f"{V1}/providers/{provider['id']}/results"
+    given = {name: text for name, text in headers.items() if text is not None}
+    assert header in problem(await client.post(url, headers=given), 422, "invalid-request")["detail"]
+
+
+@ON_SQLITE
+async def test_a_result_is_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """413 as soon as it is known: from its announced length, or once too much has come. Nothing is kept."""
+    runtime.settings.max_result_bytes = 100_000
+    provider = await offer(client)
+    request_id = hashed()
+    taken = 0
+
+    async def endless() -> Any:
+        nonlocal taken
+        while True:
+            taken += 10_000
+            yield b"x" * 10_000
+
+    problem(await bring(client, provider, request_id, b"x" * 100_001), 413, "content-too-large")
+    problem(await bring(client, provider, request_id, endless()), 413, "content-too-large")
+    assert taken <= 120_000
+    problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
+    assert (await bring(client, provider, request_id, b"x" * 100_000)).status_code == 204
+    assert len((await client.get(READ)).content) == 100_000
+
+
+async def test_large_results_come_whole(client: httpx.AsyncClient) -> None:
+    """5 MB go in by parts, and out with their length."""
+    provider = await offer(client, content_type="application/octet-stream")
+    whole = bytes(range(256)) * 20_000
+
+    async def parts() -> Any:
+        for start in range(0, len(whole), 77_777):
+            yield whole[start : start + 77_777]
+
+    assert (await bring(client, provider, hashed(), parts())).status_code == 204
+    answer = await client.get(READ)
+    assert answer.content == whole
+    assert answer.headers["content-length"] == str(len(whole))
+
+
+# Claims of reads
+
+
+async def test_who_may_claim_reads(client: httpx.AsyncClient, as_user: As) -> None:
+    """The worker's owner alone."""
+    ada = await as_user("ada")
+    provider = await offer(ada)
+    for other, status, kind in ((client, 403, "forbidden"), (await as_user("eve"), 403, "forbidden")):
+        body = {"worker_id": provider["worker_id"]}
+        problem(await other.post(f"{V1}/providers/requests/claim", json=body), status, kind)
+    answer = await ada.post(f"{V1}/providers/requests/claim", json={"worker_id": UNKNOWN_ID})
+    problem(answer, 404, "worker-not-found")
+    problem(await ada.post(f"{V1}/providers/requests/claim", json={}), 422, "invalid-request")
+
+
+async def test_each_read_is_claimed_once_and_the_oldest_first(client: httpx.AsyncClient) -> None:
+    """By claims at the same time too; each worker gets those of its own providers."""
+    mine, other = await offer(client), await offer(client, name="other")
+    for n in range(5):
+        await client.get(f"{READ}?n={n}", headers=NOW)
+    await client.get(f"{V1}/rooms/lab/providers/lab:files:other", headers=NOW)
+    first = await take(client, mine["worker_id"])
+    assert json.loads(first["params"]) == {"n": "0"}
+    rest = await asyncio.gather(*[take(client, mine["worker_id"]) for _ in range(10)])
+    got = sorted(json.loads(read["params"])["n"] for read in rest if read)
+    assert got == ["1", "2", "3", "4"]
+    assert (await take(client, other["worker_id"]))["provider_name"] == "lab:files:other"
+
+
+async def test_a_claim_whose_answer_was_lost_is_repeated(client: httpx.AsyncClient) -> None:
+    """With the same `claim_id` it gets the same read, until that is answered."""
+    provider = await offer(client)
+    await client.get(f"{READ}?n=1", headers=NOW)
+    await client.get(f"{READ}?n=2", headers=NOW)
+    claim_id = UNKNOWN_ID
+    first = await take(client, provider["worker_id"], claim_id=claim_id)
+    assert await take(client, provider["worker_id"], claim_id=claim_id) == first
+    await bring(client, provider, first["request_id"], b"1")
+    second = await take(client, provider["worker_id"], claim_id=claim_id)
+    assert json.loads(second["params"]) == {"n": "2"}
+
+
+@ON_SQLITE
+async def test_claims_keep_a_worker_alive(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """As any request of a worker does."""
+    provider = await offer(client)
+    before = (await client.get(f"{V1}/workers")).json()["items"][0]["last_heartbeat"]
+    await take(client, provider["worker_id"])
+    assert (await client.get(f"{V1}/workers")).json()["items"][0]["last_heartbeat"] > before
+
+
+@ON_SQLITE
+async def test_waiting_reads_are_bounded(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """429 with Retry-After, and the next one goes through once there is room."""
+    monkeypatch.setattr("zndraw_joblib.server.service.providers.MAX_WAITING", 3)
+    provider = await offer(client)
+    for n in range(3):
+        problem(await client.get(f"{READ}?n={n}", headers=NOW), 504, "provider-timeout")
+    answer = await client.get(f"{READ}?n=3", headers=NOW)
+    problem(answer, 429, "too-many-requests")
+    assert "retry-after" in answer.headers
+    read = await take(client, provider["worker_id"])
+    await bring(client, provider, read["request_id"], b"")
+    problem(await client.get(f"{READ}?n=3", headers=NOW), 504, "provider-timeout")
+
+
+@ON_SQLITE
+async def test_a_claim_that_waits_is_answered_at_once(client: httpx.AsyncClient) -> None:
+    """By the commit of a read; several that wait get one each."""
+    provider = await offer(client)
+    waiting = [asyncio.ensure_future(take(client, provider["worker_id"], wait=BOUND)) for _ in range(3)]
+    began = time.monotonic()
+    for n in range(3):
+        await client.get(f"{READ}?n={n}", headers=NOW)
+    got = await asyncio.gather(*waiting)
+    assert sorted(json.loads(read["params"])["n"] for read in got) == ["0", "1", "2"]
+    assert time.monotonic() - began < 2

@@ -1,0 +1,35 @@
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from replicas.lines import valkey  # noqa: F401 - pytest finds fixtures here, by their names
+from store.fixtures import (  # noqa: F401 - likewise
+    clock,
+    database_url,
+    engine,
+    kind,
+    nothing_out_of_order,
+    open_one,
+    open_replica,
+    postgres_for_all,
+    replica,
+    sqlite_template,
+    timed,
+)
+
+from zndraw_joblib.server.adapters.redis_results import RedisResults
+
+OpenRedis = Callable[[], RedisResults]
+
+
+@pytest.fixture
+async def open_redis(request: pytest.FixtureRequest) -> AsyncIterator[OpenRedis]:
+    """Return a function that opens a backend in Valkey, as each server process has one."""
+    opened: list[RedisResults] = []
+
+    def open_it() -> RedisResults:
+        opened.append(RedisResults(request.getfixturevalue("valkey"), f"test-{id(request)}"))
+        return opened[-1]
+
+    yield open_it
+    for backend in opened:
+        await backend.close()

@@ -1,0 +1,383 @@
+"""A worker answers reads: by claims, with Socket.IO or without, in threads of their own."""
+
+import io
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from sdk.jobs import Add
+from sdk.live import LiveServer, until
+from sdk.sources import Call, Data, Echo, Gate, Text
+from zndraw_joblib.contract.events import providers_of
+from zndraw_joblib.contract.problems import (
+    InvalidRequest,
+    ProviderFailed,
+    ProviderNotConnected,
+    ProviderNotFound,
+    ProviderTimeout,
+)
+from zndraw_joblib.worker.api import Connection
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.offers import Offer
+from zndraw_joblib.worker.remote import Remote
+
+Make = Callable[..., JobManager]
+Own = Callable[..., LiveServer]
+READS = "zndraw_joblib.worker.reads"
+
+
+class Color(Enum):
+    RED = "red"
+
+
+def test_a_read_gets_its_answer(worker: Make, room: str) -> None:
+    """Without `execute`, and without any job; `handlers` and the list of the room show the provider."""
+    manager = worker()
+    provider_id = manager.register_provider(Echo, name="one", handler="of the worker", room=room)
+    name = f"{room}:echoes:one"
+    answer = worker().read_provider(name, {"word": "ä&=?", "ratio": 0.5, "is_loud": True})
+    assert answer.content_type == "application/json"
+    said = {"word": "ä&=?", "numbers": [], "ratio": 0.5, "is_loud": True, "handler": "of the worker"}
+    assert answer.json() == said
+    assert dict(manager.handlers) == {name: "of the worker"}
+    [listed] = [one for one in manager.providers(room).items if one.full_name == name]
+    assert (listed.id, listed.worker_id, listed.schema_) == (
+        provider_id,
+        manager.worker_id,
+        Echo.model_json_schema(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "field", "value"),
+    [
+        ({"numbers": [1]}, "numbers", [1]),
+        ({"numbers": [1, 2]}, "numbers", [1, 2]),
+        ({"numbers": ()}, "numbers", []),
+        ({"ratio": None}, "ratio", None),
+        ({"word": Color.RED}, "word", "red"),
+        ({"word": datetime(2020, 1, 2, tzinfo=UTC)}, "word", "2020-01-02T00:00:00Z"),
+    ],
+)
+def test_parameters_of_all_kinds(
+    worker: Make, room: str, params: dict[str, Any], field: str, value: object
+) -> None:
+    """A list is a parameter that is repeated, and one that is given once is a list all the same."""
+    manager = worker()
+    manager.register_provider(Echo, name="one", handler=None, room=room)
+    assert manager.read_provider(f"{room}:echoes:one", params).json()[field] == value
+
+
+def test_a_parameter_that_no_address_can_say(worker: Make) -> None:
+    """It is refused before anything is sent."""
+    with pytest.raises(ValueError, match="'numbers' must be"):
+        worker().read_provider("a:b:c", {"numbers": [[1]]})
+    with pytest.raises(ProviderNotFound):
+        worker().read_provider("a")
+
+
+def stream() -> Iterator[bytes]:
+    """Give some pieces, one of them empty."""
+    yield b"a"
+    yield b""
+    yield bytearray(b"b")
+
+
+@pytest.mark.parametrize(
+    ("cls", "make", "content"),
+    [
+        (Call, lambda: b"bytes", b"bytes"),
+        (Call, lambda: b"", b""),
+        (Call, lambda: bytearray(b"bytes"), b"bytes"),
+        (Call, lambda: memoryview(b"abcdef")[::2], b"ace"),
+        (Call, stream, b"ab"),
+        (Call, lambda: iter(()), b""),
+        (Call, lambda: io.BytesIO(b"of a file"), b"of a file"),
+        (Text, lambda: "größer", "größer".encode()),
+        (Text, lambda: iter(["a", "ö"]), "aö".encode()),
+        (Text, lambda: io.StringIO("of a file"), b"of a file"),
+        (Data, lambda: {"time": datetime(2020, 1, 2, tzinfo=UTC)}, b'{"time":"2020-01-02T00:00:00Z"}'),
+        (Data, lambda: None, b"null"),
+        (Data, lambda: "text", b'"text"'),
+        (Data, lambda: [1, Add(a=1)], b'[1,{"a":1,"b":0}]'),
+        (Data, lambda: b"[1]", b"[1]"),
+        (Data, lambda: iter([b"[", b"1]"]), b"[1]"),
+    ],
+)
+def test_what_a_read_may_return(
+    worker: Make, room: str, cls: type[Any], make: Callable[[], Any], content: bytes
+) -> None:
+    """Bytes, streams of bytes, files; a text where the type is one; and whatever JSON can say."""
+    manager = worker()
+    manager.register_provider(cls, name="one", handler=lambda word: make(), room=room)
+    answer = manager.read_provider(f"{room}:calls:one")
+    assert (answer.content, answer.content_type) == (content, cls.content_type)
+
+
+def broken() -> Iterator[bytes]:
+    """Fail after the first piece."""
+    yield b"a" * 1_000_000
+    raise RuntimeError("broken off")
+
+
+def leave(word: str) -> None:
+    """Call sys.exit, as a library may."""
+    sys.exit("bye")
+
+
+def fail(word: str) -> None:
+    """Raise what the readers shall know."""
+    raise LookupError(f"there is no {word}")
+
+
+@pytest.mark.parametrize(
+    ("cls", "handler", "told"),
+    [
+        (Call, fail, ("LookupError", "there is no thing")),
+        (Call, leave, ("SystemExit", "bye")),
+        (Call, lambda word: broken(), ("RuntimeError", "broken off")),
+        (Call, lambda word: "text", ("TypeError", "gives bytes, not str")),
+        (Call, lambda word: None, ("TypeError", "gives bytes, not NoneType")),
+        (Call, lambda word: iter([1]), ("TypeError", "gives bytes, not int")),
+        (Data, lambda word: float("nan"), ("ValueError", "not JSON compliant")),
+        (Data, lambda word: object(), ("PydanticSerializationError", "object")),
+        (Call, None, ("TypeError", "not callable")),
+    ],
+)
+def test_what_a_read_raises_reaches_the_reader(
+    worker: Make,
+    room: str,
+    caplog: pytest.LogCaptureFixture,
+    cls: type[Any],
+    handler: Any,
+    told: tuple[str, str],
+) -> None:
+    """At once, by the kind of the exception and its text; the log has the traceback. Other reads go on."""
+    manager = worker(read_concurrency=1)
+    manager.register_provider(cls, name="one", handler=handler, room=room)
+    manager.register_provider(Echo, name="two", handler=0, room=room)
+    began = time.monotonic()
+    with pytest.raises(ProviderFailed) as raised:
+        manager.read_provider(f"{room}:calls:one", {"word": "thing"})
+    assert time.monotonic() - began < 3
+    assert (raised.value.problem.model_extra or {})["error"] == told[0]
+    assert told[1] in str(raised.value)
+    [logged] = [record for record in caplog.records if record.name == READS]
+    assert logged.levelno == logging.ERROR
+    assert logged.exc_info is not None
+    assert manager.read_provider(f"{room}:echoes:two").json()["handler"] == 0
+
+
+def test_parameters_that_do_not_fit(worker: Make, room: str) -> None:
+    """The reader is told which."""
+    manager = worker()
+    manager.register_provider(Echo, name="one", handler=0, room=room)
+    with pytest.raises(InvalidRequest, match=r"numbers.1: .*integer") as raised:
+        manager.read_provider(f"{room}:echoes:one", {"numbers": ["1", "two"], "word": "x"})
+    assert raised.value.problem.status == 422
+
+
+def test_a_class_is_used_by_what_it_offers(worker: Make, room: str) -> None:
+    """It need not be a `Provider`."""
+
+    class Plain:
+        category = Color.RED
+
+        @classmethod
+        def model_json_schema(cls) -> dict[str, Any]:
+            return {"type": "object"}
+
+        @classmethod
+        def model_validate(cls, params: dict[str, Any]) -> "Plain":
+            if "bad" in params:
+                raise ValueError("bad is bad")
+            return cls()
+
+        def read(self, handler: Any) -> Any:
+            return handler
+
+    manager = worker()
+    manager.register_provider(Plain, name="one", handler=[1], room=room)
+    assert manager.read_provider(f"{room}:red:one").json() == [1]
+    with pytest.raises(InvalidRequest, match="bad is bad"):
+        manager.read_provider(f"{room}:red:one", {"bad": 1})
+
+
+def test_reads_run_beside_each_other_and_beside_tasks(worker: Make, room: str, server: LiveServer) -> None:
+    """As many at once as asked for; while all of them are busy, tasks run and heartbeats go out."""
+    gate = Gate()
+    beats = threading.Semaphore(0)
+    with server.connect(realtime=True) as api:
+        api.http.event_hooks["response"].append(
+            lambda response: beats.release() if response.request.method == "PATCH" else None
+        )
+        manager = worker(lambda task: 7, at=api, read_concurrency=2, heartbeat_interval=0.1)
+        manager.register(Add, room=room)
+        manager.register_provider(Call, name="one", handler=gate, room=room)
+        with ThreadPoolExecutor(3) as pool:
+            answers = [
+                pool.submit(worker().read_provider, f"{room}:calls:one", {"word": str(n)}) for n in range(3)
+            ]
+            assert all(gate.entered.acquire(timeout=5) for _ in range(2))
+            assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 7
+            while beats.acquire(blocking=False):
+                pass
+            assert all(beats.acquire(timeout=5) for _ in range(3))
+            assert not gate.entered.acquire(blocking=False)
+            gate.may_end.set()
+            assert [answer.result().content for answer in answers] == [b"0", b"1", b"2"]
+        assert {name.rpartition("-")[0] for name in gate.threads} == {"zndraw-joblib-read"}
+        assert len(gate.threads) == 2
+        manager.disconnect()
+
+
+def test_with_realtime_a_read_is_heard_of(own_server: Own, worker: Make, room: str) -> None:
+    """Where claims do not wait on the server, the event brings the read, once; the room is left again."""
+    live = own_server()
+    seen: list[str] = []
+    with live.connect(realtime=True) as api:
+        manager = worker(at=api, long_poll=0, polling_interval=60)
+        manager.register_provider(Call, name="one", handler=lambda word: seen.append(word) or b"1", room=room)
+        hall = providers_of(f"{room}:calls:one")
+        until(lambda: live.sockets_in(hall))
+        for n in range(3):
+            began = time.monotonic()
+            assert manager.read_provider(f"{room}:calls:one", {"word": n}).content == b"1"
+            assert time.monotonic() - began < 2
+        assert seen == ["0", "1", "2"]
+        manager.unregister_provider(f"{room}:calls:one")
+        until(lambda: not live.sockets_in(hall))
+        manager.register_provider(Call, name="one", handler=Gate(), room=room)
+        until(lambda: live.sockets_in(hall))
+        manager.disconnect()
+        until(lambda: not live.sockets_in(hall))
+
+
+@pytest.mark.parametrize("by", ["id", "text of the id", "name"])
+def test_a_provider_is_unregistered(worker: Make, room: str, by: str) -> None:
+    """By its id or its name; then it is not there any more, here and on the server."""
+    manager = worker()
+    provider_id = manager.register_provider(Echo, name="one", handler=0, room=room)
+    name = f"{room}:echoes:one"
+    manager.unregister_provider({"id": provider_id, "name": name}.get(by, str(provider_id)))
+    assert dict(manager.handlers) == {}
+    with pytest.raises(ProviderNotFound):
+        manager.read_provider(name)
+    for gone in (provider_id, name, uuid4()):
+        with pytest.raises(KeyError):
+            manager.unregister_provider(gone)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("a:b", "name: a name has"), ("", "name: a name has"), ("a" * 129, "name: a name")]
+)
+def test_a_name_that_cannot_be(worker: Make, room: str, name: str, error: str) -> None:
+    """It is refused without a server; nothing is started."""
+    manager = worker()
+    with pytest.raises(ValueError, match=error):
+        manager.register_provider(Echo, name=name, handler=0, room=room)
+    with pytest.raises(ValueError, match="read_concurrency must be at least 1"):
+        worker(read_concurrency=0)
+    assert manager.worker_id is None
+
+
+def test_a_provider_that_this_process_does_not_know(worker: Make, room: str, api: Connection) -> None:
+    """Somebody else registered it for this worker: its readers are told."""
+    manager = worker()
+    manager.register_provider(Echo, name="one", handler=0, room=room)
+    Remote(api).register_provider(room, Offer(Call, "two", room, None).request(manager.worker_id))
+    with pytest.raises(ProviderFailed, match="does not know the provider"):
+        manager.read_provider(f"{room}:calls:two")
+
+
+def test_nobody_reads_for_longer_than_asked(worker: Make, room: str) -> None:
+    """A TimeoutError, and the answer is there for who comes back."""
+    gate = Gate()
+    manager = worker()
+    manager.register_provider(Call, name="one", handler=gate, room=room)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError) as raised:
+        manager.read_provider(f"{room}:calls:one", timeout=1)
+    assert isinstance(raised.value, ProviderTimeout)
+    assert time.monotonic() - began < 3
+    gate.may_end.set()
+    assert manager.read_provider(f"{room}:calls:one").content == b""
+    assert gate.entered.acquire(timeout=1)
+    assert not gate.entered.acquire(blocking=False)
+
+
+def test_a_read_is_asked_again_until_it_is_answered(own_server: Own, worker: Make, room: str) -> None:
+    """The server lets nobody wait; the reader does."""
+    live = own_server(provider_long_poll_max_seconds=0)
+    gate = Gate()
+    with live.connect() as api, ThreadPoolExecutor(1) as pool:
+        manager = worker(at=api)
+        manager.register_provider(Call, name="one", handler=gate, room=room)
+        answer = pool.submit(manager.read_provider, f"{room}:calls:one", {"word": "x"}, timeout=10)
+        assert gate.entered.acquire(timeout=5)
+        gate.may_end.set()
+        assert answer.result().content == b"x"
+        manager.disconnect()
+
+
+def test_nobody_is_connected(own_server: Own, worker: Make, room: str) -> None:
+    """The reader hears so at once, and does not wait for its whole time."""
+    live = own_server()
+    with live.connect() as api:
+        remote = Remote(api)
+        remote.register_provider(room, Offer(Call, "one", room, None).request(None))
+        with pytest.raises(ProviderNotConnected):
+            worker(at=api).read_provider(f"{room}:calls:one", timeout=20)
+
+
+class Host:
+    """A host's `ApiManager`, which raises errors of its own."""
+
+    def __init__(self, api: Connection) -> None:
+        self.http, self.base_url, self.get_headers = api.http, api.base_url, api.get_headers
+
+    def raise_for_status(self, response: httpx.Response) -> None:
+        """Raise no problem, but something plain."""
+        if not response.is_success:
+            raise RuntimeError(response.text)
+
+
+def test_a_hosts_own_errors(worker: Make, room: str, api: Connection) -> None:
+    """Where a host raises what it likes, a timeout is a TimeoutError all the same."""
+    gate = Gate()
+    manager = worker()
+    manager.register_provider(Call, name="one", handler=gate, room=room)
+    with pytest.raises(ProviderTimeout):
+        worker(at=Host(api)).read_provider(f"{room}:calls:one", timeout=0.5)
+    gate.may_end.set()
+    with pytest.raises(RuntimeError):
+        worker(at=Host(api)).read_provider(f"{room}:calls:two", timeout=0.5)
+
+
+def test_an_answer_that_is_too_large(own_server: Own, worker: Make, room: str) -> None:
+    """The reader is told of the limit, be the answer bytes or a stream."""
+    live = own_server(max_result_bytes=1000)
+    with live.connect() as api:
+        manager = worker(at=api)
+        for name, handler in [("bytes", lambda word: bytes(5_000_000)), ("stream", lambda word: iter(big()))]:
+            manager.register_provider(Call, name=name, handler=handler, room=room)
+            with pytest.raises(ProviderFailed, match=r"larger than the server takes.*1000") as raised:
+                manager.read_provider(f"{room}:calls:{name}", timeout=10)
+            assert (raised.value.problem.model_extra or {})["error"] == "ContentTooLarge"
+        manager.disconnect()
+
+
+def big() -> Iterator[bytes]:
+    """Give 5 MB."""
+    for _ in range(50):
+        yield bytes(100_000)

@@ -1,0 +1,372 @@
+"""Reads and what may come in between: lost answers, restarts, other workers, a stop."""
+
+import hashlib
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sdk.jobs import Add
+from sdk.live import TOKEN, LiveServer, until
+from sdk.sources import Call, Echo, Gate
+from sdk.test_lost_answers import bad_gateway, cut, late
+from zndraw_joblib.contract.messages import WorkerResponse
+from zndraw_joblib.contract.problems import ProviderFailed, ProviderNotFound
+from zndraw_joblib.worker.api import Connection
+from zndraw_joblib.worker.caller import ReadResult
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.remote import Remote
+
+Make = Callable[..., JobManager]
+Own = Callable[..., LiveServer]
+Ask = Callable[..., Future[ReadResult]]
+READS = "zndraw_joblib.worker.reads"
+
+
+@pytest.fixture
+def ask(worker: Make, room: str) -> Iterator[Ask]:
+    """Return a function that reads from the provider `one` in a thread."""
+    with ThreadPoolExecutor(4) as pool:
+
+        def ask(manager: JobManager | None = None, **params: Any) -> Future[ReadResult]:
+            return pool.submit((manager or worker()).read_provider, f"{room}:calls:one", params)
+
+        yield ask
+
+
+@pytest.mark.parametrize("lose", [cut, late, bad_gateway])
+def test_a_claim_whose_answer_is_lost_is_repeated(
+    worker: Make, room: str, server: LiveServer, lose: Callable[[httpx.Response], None]
+) -> None:
+    """By the same id, so that nobody waits for a read that nobody has; it is read once."""
+    ids: list[str] = []
+    words: list[str] = []
+    is_lost = threading.Event()
+
+    def watch(response: httpx.Response) -> None:
+        if response.request.url.path.endswith("/claim"):
+            ids.append(json.loads(response.request.content)["claim_id"])
+            response.read()
+            if response.json().get("request") and not is_lost.is_set():
+                is_lost.set()
+                lose(response)
+
+    with server.connect() as api:
+        api.http.event_hooks["response"].append(watch)
+        manager = worker(at=api)
+        manager.register_provider(
+            Call, name="one", handler=lambda word: words.append(word) or b"1", room=room
+        )
+        for word in ("a", "b"):
+            began = time.monotonic()
+            assert manager.read_provider(f"{room}:calls:one", {"word": word}).content == b"1"
+            assert time.monotonic() - began < 3
+        manager.disconnect()
+    assert words == ["a", "b"]
+    assert len(ids) == len(dict.fromkeys(ids)) + 1
+
+
+def refuse(request: httpx.Request) -> None:
+    """Reach nobody."""
+    raise httpx.ConnectError("gone")
+
+
+def tail(way: httpx.Request | httpx.Response) -> str:
+    """Return the last part of the address that was asked."""
+    asked = way if isinstance(way, httpx.Request) else way.request
+    return asked.url.path.rpartition("/")[2]
+
+
+LOSSES = [("request", refuse), ("response", cut), ("response", bad_gateway)]
+
+
+@pytest.mark.parametrize(("hook", "lose"), LOSSES)
+@pytest.mark.parametrize("kind", ["bytes", "stream"])
+def test_an_answer_that_gets_lost_is_sent_again(
+    worker: Make, room: str, server: LiveServer, kind: str, hook: str, lose: Callable[..., None]
+) -> None:
+    """A stream is there once: it is read again. What is there as a whole is not."""
+    read: list[str] = []
+    sent = threading.Semaphore(0)
+    is_lost = threading.Event()
+
+    def watch(way: Any) -> None:
+        if tail(way) != "results":
+            return
+        sent.release()
+        if not is_lost.is_set():
+            is_lost.set()
+            lose(way)
+
+    def handler(word: str) -> Any:
+        read.append(word)
+        return b"123" if kind == "bytes" else iter([b"12", b"3"])
+
+    with server.connect() as api:
+        api.http.event_hooks[hook].append(watch)
+        manager = worker(at=api)
+        manager.register_provider(Call, name="one", handler=handler, room=room)
+        assert manager.read_provider(f"{room}:calls:one").content == b"123"
+        assert all(sent.acquire(timeout=5) for _ in range(2))
+        manager.disconnect()
+    assert len(read) == (2 if kind == "stream" else 1)
+    assert not sent.acquire(blocking=False)
+
+
+def test_what_went_wrong_is_told_again_too(worker: Make, room: str, server: LiveServer) -> None:
+    """Where the server cannot be reached when a read has failed."""
+    is_lost = threading.Event()
+
+    def watch(request: httpx.Request) -> None:
+        if tail(request) == "results" and not is_lost.is_set():
+            is_lost.set()
+            refuse(request)
+
+    with server.connect() as api:
+        api.http.event_hooks["request"].append(watch)
+        manager = worker(at=api)
+        manager.register_provider(Call, name="one", handler=None, room=room)
+        with pytest.raises(ProviderFailed, match="not callable"):
+            manager.read_provider(f"{room}:calls:one")
+        manager.disconnect()
+    assert is_lost.is_set()
+
+
+def test_a_worker_that_the_server_lost_provides_again(
+    worker: Make, room: str, api: Connection, ask: Ask
+) -> None:
+    """Under a new id, by which or by the old one the provider is unregistered; jobs are there again too."""
+    manager = worker(lambda task: 7, heartbeat_interval=0.1)
+    manager.register(Add, room=room)
+    first = manager.register_provider(Call, name="one", handler=lambda word: b"1", room=room)
+    assert ask().result().content == b"1"
+    old = manager.worker_id
+    assert old is not None
+    Remote(api).remove_worker(old, 5)
+    until(lambda: manager.worker_id not in {None, old})
+    assert ask(word="again").result().content == b"1"
+    assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 7
+    [shown] = [one for one in manager.providers(room).items if one.room_id == room]
+    assert shown.id != first
+    manager.unregister_provider(first)
+    assert not [one for one in manager.providers(room).items if one.room_id == room]
+
+
+def test_a_server_that_restarts_during_a_read(own_server: Own, worker: Make, room: str) -> None:
+    """The answer is sent once it is back, and the reader gets it."""
+    live = own_server()
+    gate = Gate()
+    with live.connect() as api, ThreadPoolExecutor(1) as pool:
+        manager = worker(at=api)
+        manager.register_provider(Call, name="one", handler=gate, room=room)
+        answer = pool.submit(manager.read_provider, f"{room}:calls:one", {"word": "x"})
+        assert gate.entered.acquire(timeout=5)
+        live.stop()
+        gate.may_end.set()
+        live.start()
+        assert answer.result(20).content == b"x"
+        assert manager.read_provider(f"{room}:calls:one", {"word": "y"}).content == b"y"
+        manager.disconnect()
+
+
+def test_a_provider_that_somebody_else_took_over(
+    worker: Make, room: str, ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its late answer is not taken, which is no fault; the reader gets that of the other."""
+    caplog.set_level(logging.INFO, READS)
+    gate = Gate()
+    first, second = worker(), worker()
+    first.register_provider(Call, name="one", handler=gate, room=room)
+    answer = ask(word="x")
+    assert gate.entered.acquire(timeout=5)
+    second.register_provider(Call, name="one", handler=lambda word: b"second", room=room)
+    gate.may_end.set()
+    [said] = until(lambda: [record for record in caplog.records if "was not taken" in record.getMessage()])
+    assert said.levelno == logging.INFO
+    assert "StaleResult" in said.getMessage()
+    assert answer.result().content == b"second"
+    second.disconnect()
+    assert ask(word="y").result().content == b"y"
+
+
+def test_a_disconnect_waits_for_the_reads(worker: Make, room: str, ask: Ask, api: Connection) -> None:
+    """Those that run are answered; heartbeats go on meanwhile; then provider and worker are gone."""
+    gate = Gate()
+    manager = worker(heartbeat_interval=0.1)
+    manager.register_provider(Call, name="one", handler=gate, room=room)
+    answer = ask(word="x")
+    assert gate.entered.acquire(timeout=5)
+    leaving = threading.Thread(target=manager.disconnect)
+    leaving.start()
+    leaving.join(0.5)
+    assert leaving.is_alive()
+    gate.may_end.set()
+    leaving.join(5)
+    assert not leaving.is_alive()
+    assert answer.result().content == b"x"
+    with pytest.raises(ProviderNotFound):
+        ask(word="y").result()
+    assert manager.worker_id is None
+    assert not manager.handlers
+    manager.register_provider(Call, name="one", handler=gate, room=room)
+    assert ask(word="y").result().content == b"y"
+
+
+def test_an_idle_provider_leaves_at_once(worker: Make, room: str, server: LiveServer) -> None:
+    """Its open long-poll holds nobody up, and no thread stays."""
+    manager = worker()
+    manager.register_provider(Echo, name="one", handler=0, room=room)
+    until(lambda: server.sleeping)
+    mine = [thread for thread in threading.enumerate() if thread.name.startswith("zndraw-joblib-read")]
+    assert len(mine) == 4
+    began = time.monotonic()
+    manager.disconnect()
+    assert time.monotonic() - began < 0.5
+    for thread in mine:
+        thread.join(1)
+        assert not thread.is_alive()
+
+
+def test_a_disconnect_with_a_timeout_leaves_reads_behind(
+    worker: Make, room: str, ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reader hears that the provider is gone; the late answer changes nothing."""
+    caplog.set_level(logging.INFO, READS)
+    gate = Gate()
+    manager = worker()
+    manager.register_provider(Call, name="one", handler=gate, room=room)
+    answer = ask(word="x")
+    assert gate.entered.acquire(timeout=5)
+    began = time.monotonic()
+    manager.disconnect(timeout=0.2)
+    assert time.monotonic() - began < 2
+    with pytest.raises(ProviderNotFound):
+        answer.result()
+    gate.may_end.set()
+    until(lambda: "was not taken" in caplog.text)
+
+
+def test_a_read_may_disconnect_its_own_manager(worker: Make, room: str, ask: Ask) -> None:
+    """It does not wait for itself."""
+    done = threading.Event()
+
+    def handler(word: str) -> bytes:
+        manager.disconnect()
+        done.set()
+        return b""
+
+    manager = worker()
+    manager.register_provider(Call, name="one", handler=handler, room=room)
+    answer = ask()
+    assert done.wait(5)
+    with pytest.raises(ProviderNotFound):
+        answer.result()
+    assert manager.worker_id is None
+
+
+def test_a_drained_worker_answers_and_leaves(worker: Make, room: str, ask: Ask, api: Connection) -> None:
+    """It claims no more, answers what it reads, and goes."""
+    gate = Gate()
+    manager = worker(heartbeat_interval=0.1)
+    manager.register_provider(Call, name="one", handler=gate, room=room)
+    answer = ask(word="x")
+    assert gate.entered.acquire(timeout=5)
+    Remote(api).order("POST", f"/workers/{manager.worker_id}/drain", WorkerResponse)
+    waiting = threading.Thread(target=manager.wait)
+    waiting.start()
+    waiting.join(0.5)
+    assert waiting.is_alive()
+    gate.may_end.set()
+    waiting.join(5)
+    assert not waiting.is_alive()
+    assert answer.result().content == b"x"
+    assert manager.worker_id is None
+
+
+SCRIPT = """
+import resource, sys, time
+from pathlib import Path
+from typing import ClassVar
+from zndraw_joblib import JobManager, Provider, connect
+
+url, token, room, folder = sys.argv[1:]
+folder = Path(folder)
+size = 60 * 1024 * 1024
+
+def stream():
+    for n in range(60):
+        yield bytes([n]) * (1024 * 1024)
+    (folder / "peak").write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+
+class Slow(Provider):
+    category: ClassVar[str] = "calls"
+    content_type: ClassVar[str] = "application/octet-stream"
+    word: str
+    def read(self, handler):
+        if self.word == "big":
+            return stream()
+        if self.word == "file":
+            return (folder / "big").open("rb")
+        (folder / "running").touch()
+        while not (folder / "may-end").exists():
+            time.sleep(0.01)
+        return b"done"
+
+with connect(url, token) as api, JobManager(api) as manager:
+    manager.register_provider(Slow, name="one", handler=None, room=room)
+    (folder / "before").write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+    (folder / "ready").touch()
+    manager.wait()
+(folder / "left").touch()
+"""
+
+
+@pytest.fixture
+def script(server: LiveServer, room: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Return a worker in a process of its own, which is killed at the end."""
+    with ExitStack() as stack:
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, server.url, TOKEN, room, str(tmp_path)])
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        until((tmp_path / "ready").exists, 20)
+        yield process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_a_read_finish(
+    script: subprocess.Popen[bytes], ask: Ask, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Its answer is sent, then the process ends well."""
+    answer = ask(word="slow")
+    until((tmp_path / "running").exists)
+    script.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        script.wait(0.3)
+    (tmp_path / "may-end").touch()
+    assert answer.result().content == b"done"
+    assert script.wait(5) == 0
+    assert (tmp_path / "left").exists()
+
+
+def test_a_large_answer_is_never_held_as_a_whole(
+    script: subprocess.Popen[bytes], ask: Ask, tmp_path: Path
+) -> None:
+    """60 MiB go through a worker that grows by a few, be they a stream or a file."""
+    whole = b"".join(bytes([n]) * (1024 * 1024) for n in range(60))
+    (tmp_path / "big").write_bytes(whole)
+    wanted = hashlib.sha256(whole).hexdigest()
+    for word in ("file", "big"):
+        assert hashlib.sha256(ask(word=word).result().content).hexdigest() == wanted
+    before, peak = (int((tmp_path / name).read_text()) for name in ("before", "peak"))
+    assert peak - before < 20 * 1024
