@@ -131,6 +131,8 @@ async def test_a_task_that_could_not_be_handed_on_has_failed(
     assert answer.status_code == 202
     task = answer.json()
     assert (task["status"], task["error"]) == ("failed", "Failed to dispatch to internal executor")
+    assert task["error_code"] == "dispatch-failed"
+    assert (await client.get("/v1/problems/dispatch-failed")).status_code == 200
     assert task["completed_at"] is not None
     assert await read(client, task) == task
     assert [told.event.status for told in events] == ["claimed", "failed"]

@@ -18,9 +18,10 @@ from wire import V1
 
 TOKEN = "a-token-of-the-tests"
 FOLDER = Path(__file__).parents[1]
-JOBS = "internal.jobs:Count,internal.jobs:Once,internal.jobs:Heed,internal.jobs:Twist"
+JOBS = "internal.jobs:Count,internal.jobs:Burn,internal.jobs:Once,internal.jobs:Heed,internal.jobs:Twist"
 QUICK = {"worker_timeout_seconds": 2, "sweeper_interval_seconds": 0.5}
 COUNT, ONCE = "@internal:analysis:Count", "@internal:analysis:Once"
+BURN = "@internal:analysis:Burn"
 HEED, TWIST = "@internal:modifiers:Heed", "@internal:selections:Twist"
 OURS = [sys.executable, "-m", "zndraw_joblib", "internal-worker", "--log-level", "warning"]
 TASKIQ = [

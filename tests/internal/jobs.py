@@ -42,6 +42,17 @@ class Once(Count):
     policy: ClassVar[JobPolicy] = JobPolicy()
 
 
+class Burn(Once):
+    """Computes, and never lets go by itself."""
+
+    def run(self, vis: Any, **kwargs: Any) -> int:
+        """Count for some seconds."""
+        until, count = time.monotonic() + self.seconds, 0
+        while time.monotonic() < until:
+            count += 1
+        return count
+
+
 class Heed(Extension):
     """Runs until it hears that nobody waits for it any more."""
 

@@ -164,6 +164,21 @@ async def test_a_released_run_hears_of_it_by_a_heartbeat(settings: ServerSetting
         await client.patch(f"{V1}/tasks/{task['id']}", json={"status": "cancelled"})
 
 
+async def test_a_process_that_is_taken_for_dead_goes_on_as_another_worker(
+    client: httpx.AsyncClient, journal: Path
+) -> None:
+    """What it ran is settled, and its run hears of that; what comes next is run under a new id."""
+    task = await submit(client, HEED, journal=str(journal))
+    await until(lambda: told(journal, "begin"))
+    [worker] = await workers(client)
+    assert (await client.delete(f"{V1}/workers/{worker['id']}")).status_code == 204
+    assert (await end_of(client, task))["error"] == "Worker disconnected"
+    await until(lambda: told(journal, "heard"), seconds=5)
+    ended = await end_of(client, await submit(client, TWIST))
+    assert (ended["status"], ended["worker_id"] != worker["id"]) == ("completed", True)
+    assert (await client.get(f"{V1}/tasks/{task['id']}")).json()["status"] == "failed"
+
+
 async def test_what_is_for_later_or_has_no_room_waits_in_its_queue(
     client: httpx.AsyncClient, journal: Path
 ) -> None:

@@ -18,6 +18,7 @@ from wire import V1
 
 from internal.conftest import Valkey
 from internal.crew import (
+    BURN,
     COUNT,
     FOLDER,
     HEED,
@@ -87,6 +88,18 @@ async def test_the_tasks_of_a_killed_process_follow_their_policy(
         with Hand(command, **settings):
             ended = await end_of(client, again)
         assert (ended["status"], ended["attempt"]) == ("completed", 2)
+
+
+@pytest.mark.timeout(90)
+async def test_jobs_that_burn_the_processor_do_not_look_dead(
+    server: ServerProcess, settings: dict[str, Any], journal: Path
+) -> None:
+    """Four of them fight for the interpreter for twice the timeout of a worker: its heartbeats go out."""
+    async with server.client() as client:
+        with Hand(OURS, **settings):
+            tasks = [await submit(client, BURN, journal=str(journal), seconds=4) for _ in range(4)]
+            ends = [await end_of(client, task) for task in tasks]
+    assert {(end["status"], end["attempt"]) for end in ends} == {("completed", 1)}
 
 
 @pytest.mark.timeout(90)

@@ -18,7 +18,7 @@ from zndraw_joblib.contract.messages import NamedTask, TaskUpdateRequest
 from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import claims, sweep, tasks, workers
+from zndraw_joblib.server.service import claims, internal, sweep, tasks, workers
 from zndraw_joblib.server.store import pages
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
@@ -71,6 +71,13 @@ async def test_a_claim_walks_the_queue_of_its_job(explainer: Explainer) -> None:
         assert_bounded(plans)
         if number != IDLE:
             assert_reads(plans, PENDING, KEY)
+
+
+async def test_a_dispatcher_walks_what_is_held_and_the_queues_of_its_jobs(explainer: Explainer) -> None:
+    """What is due is among what nobody has started; the rest are heads of queues."""
+    names = [str(name(number)) for number in (BIG, RARE)]
+    plans = await explainer.plans(partial(internal.take, names=names, limit=10, is_guarded=True))
+    assert_reads(plans, HELD, PENDING, KEY)
 
 
 async def test_a_claim_over_many_jobs_merges_their_queues(explainer: Explainer) -> None:

@@ -23,9 +23,10 @@ from zndraw_joblib.contract.messages import (
 )
 from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.adapters.lines import line_of
 from zndraw_joblib.server.adapters.socketio import SocketIo
 from zndraw_joblib.server.combiner import Combiner
-from zndraw_joblib.server.ports import OpenLine, SessionMaker, task_key
+from zndraw_joblib.server.ports import SessionMaker, task_key
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import internal, workers
 from zndraw_joblib.server.service.internal import EXECUTOR
@@ -84,15 +85,13 @@ class GuardedExecutor:
         tsio: Any = None,
         concurrency: int = 4,
         context: Callable[[InternalContext], Any] = lambda context: context,
-        line: Callable[[], Awaitable[OpenLine | None]] | None = None,
     ) -> None:
         if isinstance(database, Runtime):
             self._runtime = database
         else:
             publish = None if tsio is None else SocketIo(tsio)
             self._runtime = Runtime(database, settings or JobLibSettings(), publish=publish)
-            line = line or self._runtime.database.line
-        self._line = line
+        self._is_alone = not isinstance(database, Runtime)
         self._concurrency = concurrency
         self._context = context
         runtime = self._runtime
@@ -112,8 +111,8 @@ class GuardedExecutor:
         self._places = asyncio.Semaphore(self._concurrency)
         self._registering = asyncio.Lock()
         self._aides = [asyncio.create_task(self._live(), name="zndraw-joblib heartbeats")]
-        if self._line is not None:
-            self._aides.append(asyncio.create_task(self._relay(self._line)))
+        if self._is_alone:
+            self._aides.append(asyncio.create_task(self._relay()))
 
     async def stop(self, _: object = None) -> None:
         """Start nothing more, hand back what was not started, give the rest some seconds, and leave."""
@@ -257,10 +256,10 @@ class GuardedExecutor:
             if context is not None and said.verdict != Verdict.CONTINUE:
                 context.cancelled.set()
 
-    async def _relay(self, line: Callable[[], Awaitable[OpenLine | None]]) -> None:
-        opened = await line()
-        if opened is not None:
-            await self._runtime.relay.run(opened)
+    async def _relay(self) -> None:
+        line = await _insist(partial(line_of, self._runtime))
+        if line is not None:
+            await self._runtime.relay.run(line)
 
     async def _try(self, work: Callable[..., Awaitable[Any]], **given: Any) -> None:
         try:

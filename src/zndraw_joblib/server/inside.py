@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import socketio
@@ -11,10 +10,9 @@ from taskiq import TaskiqEvents
 
 from zndraw_joblib.server import extensions
 from zndraw_joblib.server.adapters.brokers import EmbeddedBroker, QueueBroker
-from zndraw_joblib.server.adapters.redis import RedisManager, redis_line
+from zndraw_joblib.server.adapters.redis import RedisManager
 from zndraw_joblib.server.executor import GuardedExecutor
 from zndraw_joblib.server.mount import JobLib
-from zndraw_joblib.server.ports import OpenLine
 from zndraw_joblib.server.registry import offer_of, register_internal_jobs, register_internal_tasks
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store.engine import open_database
@@ -54,11 +52,6 @@ def worker_broker(settings: ServerSettings) -> QueueBroker:
     if not settings.internal_extensions:
         raise extensions.CannotLoad("internal_extensions (ZNDRAW_JOBLIB_INTERNAL_EXTENSIONS) names nothing")
     found = _load(settings)
-    opened: OpenLine = partial(redis_line, settings.redis_url, f"{settings.redis_prefix}:relay")
-
-    async def line() -> OpenLine:
-        return opened
-
     # It sends alone: nobody connects to it.
     sio: Any = socketio.AsyncServer(
         client_manager=RedisManager(settings.redis_url, f"{settings.redis_prefix}:socketio")
@@ -69,7 +62,6 @@ def worker_broker(settings: ServerSettings) -> QueueBroker:
         settings=settings,
         tsio=sio,
         concurrency=settings.internal_concurrency,
-        line=line,
     )
     broker = _queue(settings)
     register_internal_tasks(broker, found, executor)

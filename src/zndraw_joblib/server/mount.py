@@ -6,12 +6,12 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
-from functools import partial
 from types import FrameType
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 
+from zndraw_joblib.server.adapters.lines import line_of
 from zndraw_joblib.server.adapters.results import results_of
 from zndraw_joblib.server.adapters.socketio import SocketIo
 from zndraw_joblib.server.adapters.tokens import BearerTokens
@@ -20,7 +20,7 @@ from zndraw_joblib.server.http import PREFIX, TAG, routes
 from zndraw_joblib.server.http.problems import ANSWERS
 from zndraw_joblib.server.http.problems import router as problem_pages
 from zndraw_joblib.server.http.routing import Route, solve
-from zndraw_joblib.server.ports import Identity, OpenLine, ResultBackend, SessionMaker
+from zndraw_joblib.server.ports import Identity, ResultBackend, SessionMaker
 from zndraw_joblib.server.reads import Reads
 from zndraw_joblib.server.rooms import Rooms
 from zndraw_joblib.server.runtime import Runtime
@@ -113,7 +113,7 @@ class JobLib:
         self.runtime.sleepers.open()
         if self.rooms is not None:
             self.rooms.attend()
-        line = await self._line()
+        line = await line_of(self.runtime)
         relaying = asyncio.create_task(self.runtime.relay.run(line) if line else asyncio.sleep(0))
         minding = asyncio.create_task(self.runtime.agenda.run(), name="zndraw-joblib agenda")
         attending = asyncio.create_task(self.rooms.presence.run() if self.rooms else asyncio.sleep(0))
@@ -143,15 +143,6 @@ class JobLib:
             return None  # the host's sockets are the host's
         self._hanging_up = asyncio.create_task(self.rooms.hang_up())
         return self._hanging_up
-
-    async def _line(self) -> OpenLine | None:
-        """Return what opens a line to other replicas: Redis where it is set, else PostgreSQL."""
-        url = self.settings.redis_url
-        if url is None:
-            return await self.runtime.database.line()
-        from zndraw_joblib.server.adapters.redis import redis_line  # noqa: PLC0415 - few servers need it
-
-        return partial(redis_line, url, f"{self.settings.redis_prefix}:relay")
 
     async def _identify(self, request: Request) -> Identity | None:
         if isinstance(self._identity, BearerTokens):

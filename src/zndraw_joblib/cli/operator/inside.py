@@ -1,6 +1,7 @@
 """Run internal tasks in a process of its own, until a signal ends it."""
 
 import asyncio
+import os
 import signal
 import sys
 
@@ -38,13 +39,13 @@ def run(database_url: str | None, concurrency: int | None) -> None:
 async def _work(broker: QueueBroker, concurrency: int) -> None:
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
 
-    def stop() -> None:
+    def stop(number: signal.Signals) -> None:
+        if stopping.is_set():
+            os._exit(128 + number)
         stopping.set()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop, number)
     broker.is_worker_process = True
     receiver = Receiver(broker, max_async_tasks=concurrency, wait_tasks_timeout=GuardedExecutor.grace_seconds)
     try:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, bindparam, func, or_, select
+from sqlalchemy import ColumnElement, and_, bindparam, func, null, or_, select
 
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.status import TaskStatus
@@ -146,8 +146,8 @@ def abandoned() -> ColumnElement[bool]:
 
 async def undispatched(tx: Transaction, job_ids: Sequence[UUID], now: datetime, limit: int) -> list[Record]:
     """Lock internal tasks that are due to be handed to their broker, the longest due first."""
-    # With the condition of the index of what is held.
-    statement = selected().where(IS_HELD, _undispatched(), of_jobs(job_ids), tasks.c.deadline <= now)
+    known = func.coalesce(tasks.c.job_id, null()).in_(padded(job_ids))
+    statement = selected().where(IS_HELD, _undispatched(), known, tasks.c.deadline <= now)
     statement = statement.order_by(tasks.c.deadline, _BY_ARRIVAL).limit(limit)
     return await records(tx, statement.with_for_update(of=tasks, skip_locked=True))
 
@@ -162,7 +162,8 @@ async def lock_undispatched(tx: Transaction, ids: Sequence[UUID]) -> list[Record
 
 
 def _undispatched() -> ColumnElement[bool]:
-    return and_(tasks.c.worker_id.is_(None), tasks.c.status == TaskStatus.CLAIMED.value)
+    # Of what is held, what has not started is claimed; a comparison of the status would draw other indexes.
+    return and_(tasks.c.worker_id.is_(None), tasks.c.started_at.is_(None))
 
 
 class AttemptRow(NamedTuple):
