@@ -75,7 +75,7 @@ class GuardedExecutor:
     """
 
     is_guarded = True
-    grace_seconds = 8.0
+    grace_seconds = 5.0
 
     def __init__(
         self,
