@@ -1,7 +1,6 @@
 """The example of an internal job, at work: in a standalone server and in a host's."""
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -20,10 +19,10 @@ NAME = "@internal:modifiers:Center"
 
 
 @pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Import the example as `zndraw-joblib serve` does in the repository."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2])
-    yield importlib.import_module("examples.internal_jobs")
+    return importlib.import_module("examples.internal_jobs")
 
 
 async def centred(client: httpx.AsyncClient) -> object:

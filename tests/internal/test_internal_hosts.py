@@ -1,6 +1,7 @@
 """Internal jobs in a host's app: registered at any time, by many replicas, with any executor."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
@@ -205,6 +206,50 @@ async def test_the_newest_code_renews_a_job_and_keeps_its_tasks(
         assert job["paused"] is True
         assert (await client.get(f"{V1}/tasks/{task['id']}")).json()["status"] == "claimed"
         assert (await client.post(f"{V1}/rooms/lab/tasks/{NAME}", json={})).status_code == 422
+
+
+class Lossy(AsyncSession):
+    """A session of which every other answer to a commit is lost on its way."""
+
+    commits = itertools.count()
+
+    async def commit(self) -> None:
+        """Commit, and fail all the same."""
+        await super().commit()
+        if next(self.commits) % 2:
+            raise ConnectionResetError("the answer was lost")
+
+
+class Tell(Double):
+    """Counts its runs."""
+
+    runs: ClassVar[list[int]] = []
+
+    def run(self, vis: Any) -> int:
+        """Count."""
+        self.runs.append(self.x)
+        return self.x
+
+
+async def test_lost_answers_and_doubled_messages_run_each_task_once(
+    engine: AsyncEngine, sessions: Sessions, broker: InMemoryBroker
+) -> None:
+    """What was started is not started again, and not forgotten; what has ended is reported once."""
+    Tell.runs.clear()
+    app = FastAPI()
+    mounted(app, sessions)
+    await register_internal_jobs(app, broker, [Tell], Executor(), sessions)
+    executor = GuardedExecutor(async_sessionmaker(engine, class_=Lossy), concurrency=8)
+    async with living(app) as client:
+        tasks = [await submit(client, "@internal:modifiers:Tell", x=x) for x in range(12)]
+        calls = [executor(Tell, task["payload"], "lab", task["id"]) for task in tasks for _ in range(3)]
+        await asyncio.gather(*calls)
+        ends = [await end_of(client, task) for task in tasks]
+    await executor.stop()
+    assert [(end["status"], end["result"], end["attempt"]) for end in ends] == [
+        ("completed", x, 1) for x in range(12)
+    ]
+    assert sorted(Tell.runs) == list(range(12))
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ Result = TypeVar("Result")
 _PATIENCE_SECONDS = 3600.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _DAY_SECONDS = 86_400.0
+# Far more than can be between two messages of a task that a process takes at the same time.
+_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +100,7 @@ class GuardedExecutor:
         self._starts = Combiner(self._start_tasks, lambda: runtime.database.concurrent_writes)
         self._worker_id: UUID | None = None
         self._running: dict[tuple[UUID, int], InternalContext] = {}
+        self._begun: dict[tuple[UUID, int], None] = {}
         self._runs: set[asyncio.Task[Any]] = set()
         self._unstarted: set[UUID] = set()
         self._is_stopping = False
@@ -137,18 +140,32 @@ class GuardedExecutor:
         self._unstarted.add(wanted)
         try:
             async with self._places:
-                task = None if self._is_stopping else await _insist(partial(self._start, wanted))
-                self._unstarted.discard(wanted)
-                if task is None:
+                if self._is_stopping:
                     return
-                running = asyncio.ensure_future(self._run(extension_cls, payload, task))
+                running = asyncio.create_task(self._run(extension_cls, payload, wanted))
                 self._runs.add(running)
                 running.add_done_callback(self._runs.discard)
                 await asyncio.shield(running)
         finally:
             self._unstarted.discard(wanted)
 
-    async def _run(self, cls: type[Any], payload: dict[str, Any], task: Record) -> None:
+    async def _run(self, cls: type[Any], payload: dict[str, Any], task_id: UUID) -> None:
+        task = await _insist(partial(self._start, task_id))
+        self._unstarted.discard(task_id)
+        if task is not None and self._is_first(task):
+            await self._carry_out(cls, payload, task)
+
+    def _is_first(self, task: Record) -> bool:
+        """Note that an attempt is begun here; not again, for a second message of it, or a repeated start."""
+        claim = task.id, task.attempt
+        if claim in self._begun:
+            return False
+        self._begun[claim] = None
+        if len(self._begun) > _REMEMBERED:
+            self._begun.pop(next(iter(self._begun)))
+        return True
+
+    async def _carry_out(self, cls: type[Any], payload: dict[str, Any], task: Record) -> None:
         context = InternalContext(str(task.id), task.room_id, task.attempt)
         self._running[task.id, task.attempt] = context
         try:

@@ -66,7 +66,8 @@ async def offer(tx: Transaction, offers: Sequence[Offer]) -> None:
 async def start(tx: Transaction, items: Sequence[Start]) -> list[Record | ProblemException | None]:
     """Let workers start tasks: each task that is claimed, and that nobody has started, goes to one.
 
-    The answer to whoever comes too late is None, and to a worker that is not there `WorkerNotFound`.
+    The answer to whoever comes too late is None, and to a worker that is not there `WorkerNotFound`. Who
+    has started a task already gets it again: the first answer may have been lost.
     """
     workers = await worker_store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
     found = await store.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
@@ -78,7 +79,7 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[Record | Proble
         if item.worker_id not in workers:
             answers.append(WorkerNotFound(f"Worker {item.worker_id} not found"))
         elif task is None or not _may_start(task):
-            answers.append(None)
+            answers.append(task if task is not None and _runs_at(task, item.worker_id) else None)
         else:
             after = _started(task, item.worker_id, now)
             moves.append((task, after))
@@ -93,6 +94,10 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[Record | Proble
 def _may_start(task: Record) -> bool:
     is_inside = task.job.room_id == INTERNAL
     return is_inside and task.status == TaskStatus.CLAIMED and task.worker_id is None
+
+
+def _runs_at(task: Record, worker_id: UUID) -> bool:
+    return task.status == TaskStatus.RUNNING and task.worker_id == worker_id
 
 
 def _started(task: Record, worker_id: UUID, now: datetime) -> Record:
