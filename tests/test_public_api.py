@@ -30,8 +30,8 @@ verify_writable_room
 get_result_backend FileContent Folder FolderListing ReadResult share_folder
 Provider ProviderClaimRequest ProviderClaimResponse ProviderFailed ProviderNotConnected ProviderNotFound
 ProviderRead ProviderRecord ProviderRegisterRequest ProviderRequest ProviderResponse ProviderResultReady
-ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend
-StaleResult StreamingBackend check_result_backend
+ProviderTimeout ProvidersInvalidate ReadFailure ResultBackend StaleResult
+StreamingBackend check_result_backend
 """
 PUBLIC = set(NAMES.split())
 

@@ -16,6 +16,7 @@ VALUES = {
     "name": "@global:modifiers:Rotate",
     "task_id": UNKNOWN_ID,
     "worker_id": UNKNOWN_ID,
+    "provider_id": UNKNOWN_ID,
 }
 
 

@@ -99,14 +99,20 @@ def test_the_parameters_that_an_operation_reads_are_described(paths: dict[str, A
         for method in methods:
             operation = paths[path][method]
             names = {parameter["name"] for parameter in operation.get("parameters", [])}
-            is_list = method == "get" and path.endswith(("workers", "jobs", "tasks"))
+            is_list = method == "get" and path.endswith(("workers", "jobs", "tasks", "providers"))
             expected = {part[1:-1] for part in path.split("/") if part.startswith("{")}
             expected |= {"limit", "offset"} if is_list else set()
             expected |= {"status"} if is_list and path.endswith("tasks") else set()
-            expected |= {"prefer"} if (method, path.split("/")[-1]) in WAITING else set()
+            is_read = method == "get" and path.endswith("providers/{name}")
+            expected |= {"prefer"} if is_read or (method, path.split("/")[-1]) in WAITING else set()
+            expected |= ALSO.get((method, path.removeprefix("/v1/joblib")), set())
             assert names == expected, (method, path)
 
 
+ALSO = {
+    ("delete", "/providers/{provider_id}"): {"worker_id"},
+    ("post", "/providers/{provider_id}/results"): {"X-Request-Hash", "X-Result-Status", "X-Worker-ID"},
+}
 WAITING = {("post", "claim"), ("get", "{task_id}")}
 
 

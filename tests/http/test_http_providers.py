@@ -3,18 +3,22 @@
 import asyncio
 import hashlib
 import json
+import random
 import time
+from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import select
 from wire import ON_SQLITE, UNKNOWN_ID, V1, As, problem, utc
 
 from zndraw_joblib import get_result_backend, verify_readable_room, verify_writable_room
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.server.adapters.memory import MemoryResults
 from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.store.tables import ProviderCall
 
 BOUND = 10
 NAME = "lab:files:home"
@@ -561,7 +565,7 @@ async def test_a_result_lives_for_a_while(client: httpx.AsyncClient, runtime: Ru
 
 async def _until_new(client: httpx.AsyncClient) -> httpx.Response:
     async with asyncio.timeout(BOUND):
-        while (answer := await client.get(READ)).content == b"one":
+        while (answer := await client.get(READ)).content == b"one":  # noqa: ASYNC110 - there is no event to await
             await asyncio.sleep(0.05)
     return answer
 
@@ -804,3 +808,68 @@ async def test_a_claim_that_waits_is_answered_at_once(client: httpx.AsyncClient)
     got = await asyncio.gather(*waiting)
     assert sorted(json.loads(read["params"])["n"] for read in got) == ["0", "1", "2"]
     assert time.monotonic() - began < 2
+
+
+async def test_no_category_is_special(client: httpx.AsyncClient, events: list[Emission]) -> None:
+    """A worker that goes takes providers of any category with it, and tells of them alike."""
+    worker = (await client.post(f"{V1}/workers")).json()["id"]
+    for category in ("frames", "files"):
+        await offer(client, category=category, worker_id=worker)
+    events.clear()
+    await client.delete(f"{V1}/workers/{worker}")
+    assert [(told.event.event_name, told.room) for told in events] == [("providers_invalidate", "room:lab")]
+    assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
+
+
+async def test_the_sweeper_forgets_what_nobody_wants(
+    client: httpx.AsyncClient, app: FastAPI, runtime: Runtime
+) -> None:
+    """Reads that nobody has waited for since an hour; others stay."""
+    provider = await offer(client)
+    for n in range(3):
+        await client.get(f"{READ}?n={n}", headers=NOW)
+    hour = timedelta(hours=1)
+
+    async def age(tx: Any) -> None:
+        table = ProviderCall.__table__
+        old = table.c.params != '{"n":"2"}'
+        await tx.execute(table.update().where(old).values(expires_at=await tx.now() - hour))
+
+    await runtime.write(age)
+    await app.state.joblib_mount.sweeper.cycle()
+
+    async def left(tx: Any) -> list[str]:
+        return list((await tx.execute(select(ProviderCall.__table__.c.params))).scalars())
+
+    assert await runtime.database.read(left) == ['{"n":"2"}']
+    assert json.loads((await take(client, provider["worker_id"]))["params"]) == {"n": "2"}
+
+
+async def test_a_storm_leaves_no_errors(client: httpx.AsyncClient) -> None:
+    """Registrations, reads, claims, results and ends of the same provider, all at once, for some seconds."""
+    chance, odd = random.Random(7), []
+    expected = {200, 201, 204, 404, 409, 502, 503, 504}
+
+    async def note(asking: Any) -> httpx.Response:
+        answer: httpx.Response = await asking
+        if answer.status_code not in expected:
+            odd.append(answer.text)
+        return answer
+
+    async def live() -> None:
+        for _ in range(6):
+            body = {"category": "files", "name": "home"}
+            provider = (await note(client.put(f"{V1}/rooms/lab/providers", json=body))).json()
+            for _ in range(3):
+                await note(client.get(f"{READ}?n={chance.randrange(3)}", headers=NOW))
+                claim = {"worker_id": provider["worker_id"]}
+                got = await note(client.post(f"{V1}/providers/requests/claim", json=claim))
+                read = got.json().get("request")
+                if read:
+                    await note(bring(client, provider, read["request_id"], b"data"))
+            gone = chance.choice([f"workers/{provider['worker_id']}", f"providers/{provider['id']}"])
+            await note(client.delete(f"{V1}/{gone}"))
+
+    async with asyncio.timeout(50):
+        await asyncio.gather(*[live() for _ in range(8)])
+    assert odd == []

@@ -157,7 +157,8 @@ async def test_who_reads_while_others_write_gets_one_value(
 async def test_who_waits_holds_no_connection(results: DatabaseResults, replica: Replica) -> None:
     """More wait than there are connections, and all go on."""
     waiting = [asyncio.create_task(results.wait_for_key("a", 20)) for _ in range(200)]
-    await until(lambda: len(replica.runtime.sleepers) == 200)
+    sleepers = replica.runtime.sleepers._queues
+    await until(lambda: [s._future is not None for s in sleepers.get("result:a", ())] == [True] * 200)
     data = os.urandom(2 * MIB)
     await asyncio.wait_for(results.store("a", data, 60), 5)
     await results.notify_key("a")

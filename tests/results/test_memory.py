@@ -101,6 +101,8 @@ async def test_what_expired_is_given_back_though_nobody_asks() -> None:
 async def test_what_is_written_again_and_again_leaves_nothing_behind() -> None:
     """The list by which things expire does not grow."""
     results = MemoryResults(1000)
+    await results.store("first", b"", 60)
+    await results.acquire_inflight("first", 30)
     for number in range(10_000):
         await results.store(str(number % 5), b"", 3600)
         await results.acquire_inflight("a", 60)

@@ -102,19 +102,16 @@ async def test_a_stream_never_mixes_two_values(open_redis: OpenRedis) -> None:
     whole = broken = 0
     for _ in range(150):
         size, chunks = await results.open_stream("a") or (0, None)
-        assert chunks is not None
         try:
             found = b"".join([chunk async for chunk in chunks])
         except ServiceUnavailable:
             broken += 1
         else:
             whole += 1
-            assert len(found) == size
-            assert found in values
+            assert (found in values, len(found)) == (True, size)
     stop.set()
     await writing
-    assert whole
-    assert broken
+    assert min(whole, broken) > 0
 
 
 async def test_a_draft_that_is_lost_is_not_stored_short(
@@ -162,9 +159,18 @@ def server() -> Iterator[Server]:
     started.stop()
 
 
-async def test_a_restart_is_survived(server: Server) -> None:
+@pytest.fixture
+async def pair(server: Server) -> AsyncIterator[tuple[RedisResults, RedisResults]]:
+    """Return the backends of two server processes on that server."""
+    both = RedisResults(server.url, "test"), RedisResults(server.url, "test")
+    yield both
+    for results in both:
+        await results.close()
+
+
+async def test_a_restart_is_survived(server: Server, pair: tuple[RedisResults, RedisResults]) -> None:
     """While it is away all say so, but who waits already waits on, and hears of what comes after."""
-    results, other = RedisResults(server.url, "test"), RedisResults(server.url, "test")
+    results, other = pair
     await asyncio.gather(*[results.get("a") for _ in range(50)])
     waiting = [asyncio.create_task(results.wait_for_key("a", 30)) for _ in range(200)]
     short = asyncio.create_task(results.wait_for_key("b", 1))
@@ -189,8 +195,6 @@ async def test_a_restart_is_survived(server: Server) -> None:
     assert await asyncio.gather(*waiting) == [b"1"] * 200
     assert time.monotonic() - began < 5
     assert await asyncio.gather(*[results.get("a") for _ in range(50)]) == [b"1"] * 50
-    await results.close()
-    await other.close()
 
 
 async def test_what_is_stored_while_the_line_is_cut_is_found(

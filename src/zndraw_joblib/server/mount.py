@@ -20,7 +20,7 @@ from zndraw_joblib.server.http import PREFIX, TAG, routes
 from zndraw_joblib.server.http.problems import ANSWERS
 from zndraw_joblib.server.http.problems import router as problem_pages
 from zndraw_joblib.server.http.routing import Route, solve
-from zndraw_joblib.server.ports import Identity, OpenLine, SessionMaker
+from zndraw_joblib.server.ports import Identity, OpenLine, ResultBackend, SessionMaker
 from zndraw_joblib.server.reads import Reads
 from zndraw_joblib.server.rooms import Rooms
 from zndraw_joblib.server.runtime import Runtime
@@ -58,7 +58,7 @@ class JobLib:
         self.runtime = Runtime(session_maker, self.settings, publish=self._socketio, clock=clock)
         self.rooms: Rooms | None = None
         self.reads = Reads(self.runtime, self._is_blind)
-        self._results = results_of(self.settings, self.runtime)
+        self._results: ResultBackend | None = None
         self._hanging_up: asyncio.Task[None] | None = None
         self._app: FastAPI | None = None
         self.sweeper = Sweeper(self.runtime.write, self.settings)
@@ -74,7 +74,6 @@ class JobLib:
         app.state.joblib_mount = self
         app.state.joblib_health = self.health
         app.state.joblib_reads = self.reads
-        app.state.joblib_results = self._results
         app.state.joblib_identity = self._identity
         app.state.joblib_identify = self._identify
         for route in routes:
@@ -128,6 +127,8 @@ class JobLib:
             if hanging_up is not None:
                 await hanging_up
             await _ended(relaying)
+            if close := getattr(self._results, "close", None):
+                await close()
 
     def _let_everybody_go(self) -> "asyncio.Task[None] | None":
         self.runtime.sleepers.close()
@@ -153,6 +154,13 @@ class JobLib:
             return await self._identity.of(request)
         identity: Identity | None = await solve(request, self._bind)
         return identity
+
+    @property
+    def results(self) -> ResultBackend:
+        """What keeps the answers of providers, unless a host overrides `get_result_backend`."""
+        if self._results is None:
+            self._results = results_of(self.settings, self.runtime)
+        return self._results
 
     def _is_blind(self) -> bool:
         """Tell whether a host may have let sockets into the rooms of providers by itself."""

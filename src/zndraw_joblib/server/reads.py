@@ -52,6 +52,9 @@ from zndraw_joblib.server.service.rules import cut_error
 from zndraw_joblib.server.sleepers import Gone
 
 CHUNK = 1024 * 1024
+# A wake-up may be lost, and processes on SQLite send each other none.
+_RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
+_DOUBT_SECONDS = 0.1
 _RETRY_AFTER = {"Retry-After": "2"}
 _FAILURE_SECONDS = 30
 # What is known of a result stays longer than the result: without it, the result would pass for a host's own.
@@ -131,22 +134,22 @@ class Reads:
         waits_on = [read_key(asked.name, asked.hash), provider_key(asked.name)]
         # What went wrong before is not of this read.
         known = await _failure(backend, keys)
+        pause = _RECHECK_FIRST
         with self._runtime.sleepers.enter(waits_on) as sleeper:
             while True:
                 self._runtime.sleepers.look(sleeper)
                 target = await self._target(asked)
-                if (found := await _find(backend, target, keys)) is not None:
+                found = await _look(backend, target, keys, known)
+                found = found or await self._ask_once(backend, target, asked, keys)
+                if found is not None:
                     return found
-                if (failure := await _failure(backend, keys)) is not None and failure != known:
-                    raise _problem(target, failure)
-                if target.heard_for <= 0 and not self._is_blind():
-                    raise providers.nobody(target)
-                await self._ask_once(backend, target, asked, keys)
                 left = deadline - time.monotonic()
                 if left <= 0 or self._runtime.sleepers.is_closed or (gone is not None and gone.done()):
                     raise _timeout(target)
-                seconds = left if self._is_blind() else min(left, target.heard_for)
+                heard_for = left if self._is_blind() else target.heard_for
+                seconds = min(left, pause, heard_for)
                 await _first(backend.wait_for_key(keys.result, seconds), sleeper.sleep(seconds, gone))
+                pause = min(pause * _RECHECK_GROWTH, _RECHECK_MAX)
 
     async def cached(self, backend: ResultBackend, asked: Question) -> Found | None:
         """Return what was read before, None if nothing was. Raises `ProviderNotFound`."""
@@ -157,22 +160,34 @@ class Reads:
         find = partial(providers.find, room_id=asked.room_id, name=asked.name, request_hash=asked.hash)
         return await self._runtime.database.read(partial(find, cross_room=cross_room))
 
-    async def _ask_once(self, backend: ResultBackend, target: Target, asked: Question, keys: _Keys) -> None:
-        """Ask whoever is connected, unless somebody else has asked the same and waits."""
+    async def _ask_once(
+        self, backend: ResultBackend, target: Target, asked: Question, keys: _Keys
+    ) -> Found | None:
+        """Ask whoever is connected, unless somebody else has asked the same. Return what came meanwhile."""
         ttl = self._runtime.settings.provider_inflight_ttl_seconds
+        if target.heard_for <= 0 and not self._is_blind():
+            raise providers.nobody(target)
         if target.is_asked:
-            return
+            return None
         has_lock = await backend.acquire_inflight(keys.inflight, ttl)
-        # The lock may be of a provider of this name that is gone, and was asked in vain.
-        if not has_lock and target.age > ttl:
-            return
-        ask = partial(providers.ask, target=target, request_hash=asked.hash, params=asked.params)
+        if not has_lock:
+            # The lock may be of a provider of this name that is gone, and was asked in vain.
+            if target.age > ttl:
+                return None
+            await asyncio.sleep(_DOUBT_SECONDS)
+            if (await self._target(asked)).is_asked:
+                return None
         try:
-            await self._runtime.write(partial(ask, wanted=timedelta(seconds=ttl)))
-        except ProblemException:
+            # Who gives the lock back has stored the result before.
+            found = await _find(backend, target, keys)
+            if found is None:
+                ask = partial(providers.ask, target=target, request_hash=asked.hash, params=asked.params)
+                await self._runtime.write(partial(ask, wanted=timedelta(seconds=ttl)))
+                has_lock = False  # until there is an answer
+        finally:
             if has_lock:
                 await backend.release_inflight(keys.inflight)
-            raise
+        return found
 
     async def claim(
         self,
@@ -287,6 +302,15 @@ async def _store(backend: ResultBackend, key: str, chunks: AsyncIterator[bytes],
 def _is_of(meta: bytes | None, target: Target) -> bool:
     """Tell whether bytes are of the registration that holds now. Else a host put them there."""
     return meta is None or json.loads(meta)["registration"] == str(target.registration)
+
+
+async def _look(backend: ResultBackend, target: Target, keys: _Keys, known: bytes | None) -> Found | None:
+    """Return what was read. Raises what went wrong with it, unless that was `known` before."""
+    found = await _find(backend, target, keys)
+    failure = None if found else await _failure(backend, keys)
+    if failure is not None and failure != known:
+        raise _problem(target, failure)
+    return found
 
 
 async def _find(backend: ResultBackend, target: Target, keys: _Keys) -> Found | None:

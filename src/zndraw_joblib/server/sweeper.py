@@ -211,6 +211,7 @@ class Sweeper:
             partial(sweep.settle_overdue, tally=cycle.tally),
             partial(sweep.settle_expired, tally=cycle.tally),
             sweep.queue_due,
+            sweep.prune_reads,
         ]
 
     def _settle(self, cycle: Cycle) -> Batch:

@@ -214,6 +214,8 @@ def _open_pooled(url: str) -> Any:
         socket_timeout=_TIMEOUT_SECONDS,
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
+        # With RESP3 the pool takes the end of a connection for a message, and hands it out again.
+        protocol=2,
     )
     return Redis.from_pool(pool)
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.ports import PART_BYTES
 
 Read = Callable[[str], Awaitable[bytes | None]]
@@ -74,7 +75,11 @@ class Bells:
             was_rung, found = False, await self._read(key)
             while found is None and not was_rung and await bell.sleep_until(deadline):
                 was_rung = bell.begin_look()
-                found = await self._shared(key)
+                try:
+                    found = await self._shared(key)
+                except ServiceUnavailable:
+                    if was_rung:
+                        raise
             return found
 
     def ring(self, key: str) -> None:

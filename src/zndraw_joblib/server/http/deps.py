@@ -60,14 +60,14 @@ def get_reads(request: Request) -> Reads:
 
 async def get_result_backend(request: Request) -> ResultBackend:
     """Return what keeps the answers of providers. A host overrides it to keep them elsewhere."""
-    backend: ResultBackend = request.app.state.joblib_results
+    backend: ResultBackend = request.app.state.joblib_mount.results
     return backend
 
 
 def _result_backend(request: Request) -> Any:
     if get_result_backend in request.app.dependency_overrides:
         return solve(request, get_result_backend)
-    return request.app.state.joblib_results
+    return request.app.state.joblib_mount.results
 
 
 async def verify_readable_room(room_id: Annotated[str, Path()]) -> str:

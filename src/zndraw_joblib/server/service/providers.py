@@ -37,7 +37,6 @@ GRACE = timedelta(seconds=2)
 # Who asks for reads by hand may pause in between.
 CLAIM_GRACE = timedelta(seconds=15)
 MAX_WAITING = 1000
-CALLS_PER_BATCH = 1000
 
 
 class Registration(NamedTuple):
@@ -326,7 +325,8 @@ async def awaited_from(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID
 
 async def part(tx: Transaction, worker_id: UUID, only: Sequence[UUID] = ()) -> None:
     """Note that a worker is not connected any more: its readers shall not wait for it for long."""
-    await store.part(tx, worker_id, await tx.now() + GRACE, only)
+    for name in await store.part(tx, worker_id, await tx.now() + GRACE, only):
+        tx.wake(provider_key(name))
 
 
 class Joined(NamedTuple):
@@ -389,8 +389,3 @@ def _stale(row: Any) -> StaleResult:
     return StaleResult(
         f"Provider {str(store.name_of(row))!r} was registered anew; worker {row.worker_id} answers"
     )
-
-
-async def prune(tx: Transaction) -> int:
-    """Forget reads that nobody has waited for since an hour, in a bounded batch. Tell how many."""
-    return await store.prune(tx, await tx.now() - timedelta(hours=1), CALLS_PER_BATCH)

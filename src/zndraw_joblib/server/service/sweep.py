@@ -14,7 +14,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import recovery, views, workers
 from zndraw_joblib.server.service.workers import Tally
-from zndraw_joblib.server.store import settling, switches
+from zndraw_joblib.server.store import providers, results, settling, switches
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
@@ -25,6 +25,8 @@ WORKERS_PER_BATCH = 128
 TASKS_PER_BATCH = 1000
 _MODE = "sweeper_mode"
 # A heartbeat this far ahead of the clock is jitter; beyond it the clock was set back.
+_UNREAD = timedelta(hours=1)
+_RESULT_PARTS = 16
 _FUTURE = timedelta(seconds=5)
 
 Decide = Callable[[Record, datetime, float], Record]
@@ -127,6 +129,13 @@ async def queue_due(tx: Transaction) -> int:
     for _, after in moves:
         views.tell_available(tx, after)
     return len(moves)
+
+
+async def prune_reads(tx: Transaction) -> int:
+    """Forget reads that nobody waits for, and results that have expired."""
+    calls = await providers.prune(tx, await tx.now() - _UNREAD, TASKS_PER_BATCH)
+    # A batch of results is small, for they may be large: if there was one, there may be more.
+    return TASKS_PER_BATCH if await results.prune(tx, _RESULT_PARTS) else calls
 
 
 async def next_due(tx: Transaction) -> float | None:
