@@ -18,7 +18,7 @@ from zndraw_joblib import get_result_backend, verify_readable_room, verify_writa
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.server.adapters.memory import MemoryResults
 from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.store.tables import ProviderCall
+from zndraw_joblib.server.store.tables import ProviderCall, ProviderRecord
 
 BOUND = 10
 NAME = "lab:files:home"
@@ -443,7 +443,17 @@ async def test_parameters_that_do_not_fit_are_the_callers_fault(client: httpx.As
 
 
 @ON_SQLITE
-@pytest.mark.parametrize("body", [b"", b"out of reach", b"\xff\xfe", b'{"detail": 7}', b"x" * 200_000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"out of reach",
+        b"\xff\xfe",
+        b'{"detail": 7}',
+        b"x" * 200_000,
+        json.dumps({"detail": "\x01" * 65_000}).encode(),
+    ],
+)
 async def test_a_failure_may_be_any_text(client: httpx.AsyncClient, body: bytes) -> None:
     """It reaches the caller, cut if need be."""
     provider = await offer(client)
@@ -780,6 +790,20 @@ async def test_claims_keep_a_worker_alive(client: httpx.AsyncClient, runtime: Ru
     before = (await client.get(f"{V1}/workers")).json()["items"][0]["last_heartbeat"]
     await take(client, provider["worker_id"])
     assert (await client.get(f"{V1}/workers")).json()["items"][0]["last_heartbeat"] > before
+
+
+@ON_SQLITE
+async def test_who_reads_is_connected(client: httpx.AsyncClient, app: FastAPI) -> None:
+    """Also for longer than between two claims: all threads of a worker may be busy."""
+    provider = await offer(client)
+    await client.get(READ, headers=NOW)
+    assert await take(client, provider["worker_id"]) is not None
+
+    async def heard_for(tx: Any) -> float:
+        found = (await tx.execute(select(ProviderRecord.__table__.c.heard_until))).scalar_one()
+        return (found - await tx.now()).total_seconds()
+
+    assert await app.state.joblib.database.read(heard_for) > 60
 
 
 @ON_SQLITE
