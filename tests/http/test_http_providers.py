@@ -3,18 +3,22 @@
 import asyncio
 import hashlib
 import json
+import random
 import time
+from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from sqlalchemy import select
 from wire import ON_SQLITE, UNKNOWN_ID, V1, As, problem, utc
 
 from zndraw_joblib import get_result_backend, verify_readable_room, verify_writable_room
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.server.adapters.memory import MemoryResults
 from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.store.tables import ProviderCall, ProviderRecord
 
 BOUND = 10
 NAME = "lab:files:home"
@@ -439,7 +443,17 @@ async def test_parameters_that_do_not_fit_are_the_callers_fault(client: httpx.As
 
 
 @ON_SQLITE
-@pytest.mark.parametrize("body", [b"", b"out of reach", b"\xff\xfe", b'{"detail": 7}', b"x" * 200_000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"out of reach",
+        b"\xff\xfe",
+        b'{"detail": 7}',
+        b"x" * 200_000,
+        json.dumps({"detail": "\x01" * 65_000}).encode(),
+    ],
+)
 async def test_a_failure_may_be_any_text(client: httpx.AsyncClient, body: bytes) -> None:
     """It reaches the caller, cut if need be."""
     provider = await offer(client)
@@ -779,6 +793,20 @@ async def test_claims_keep_a_worker_alive(client: httpx.AsyncClient, runtime: Ru
 
 
 @ON_SQLITE
+async def test_who_reads_is_connected(client: httpx.AsyncClient, app: FastAPI) -> None:
+    """Also for longer than between two claims: all threads of a worker may be busy."""
+    provider = await offer(client)
+    await client.get(READ, headers=NOW)
+    assert await take(client, provider["worker_id"]) is not None
+
+    async def heard_for(tx: Any) -> float:
+        found = (await tx.execute(select(ProviderRecord.__table__.c.heard_until))).scalar_one()
+        return (found - await tx.now()).total_seconds()
+
+    assert await app.state.joblib.database.read(heard_for) > 60
+
+
+@ON_SQLITE
 async def test_waiting_reads_are_bounded(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """429 with Retry-After, and the next one goes through once there is room."""
     monkeypatch.setattr("zndraw_joblib.server.service.providers.MAX_WAITING", 3)
@@ -804,3 +832,68 @@ async def test_a_claim_that_waits_is_answered_at_once(client: httpx.AsyncClient)
     got = await asyncio.gather(*waiting)
     assert sorted(json.loads(read["params"])["n"] for read in got) == ["0", "1", "2"]
     assert time.monotonic() - began < 2
+
+
+async def test_no_category_is_special(client: httpx.AsyncClient, events: list[Emission]) -> None:
+    """A worker that goes takes providers of any category with it, and tells of them alike."""
+    worker = (await client.post(f"{V1}/workers")).json()["id"]
+    for category in ("frames", "files"):
+        await offer(client, category=category, worker_id=worker)
+    events.clear()
+    await client.delete(f"{V1}/workers/{worker}")
+    assert [(told.event.event_name, told.room) for told in events] == [("providers_invalidate", "room:lab")]
+    assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
+
+
+async def test_the_sweeper_forgets_what_nobody_wants(
+    client: httpx.AsyncClient, app: FastAPI, runtime: Runtime
+) -> None:
+    """Reads that nobody has waited for since an hour; others stay."""
+    provider = await offer(client)
+    for n in range(3):
+        await client.get(f"{READ}?n={n}", headers=NOW)
+    hour = timedelta(hours=1)
+
+    async def age(tx: Any) -> None:
+        table = ProviderCall.__table__
+        old = table.c.params != '{"n":"2"}'
+        await tx.execute(table.update().where(old).values(expires_at=await tx.now() - hour))
+
+    await runtime.write(age)
+    await app.state.joblib_mount.sweeper.cycle()
+
+    async def left(tx: Any) -> list[str]:
+        return list((await tx.execute(select(ProviderCall.__table__.c.params))).scalars())
+
+    assert await runtime.database.read(left) == ['{"n":"2"}']
+    assert json.loads((await take(client, provider["worker_id"]))["params"]) == {"n": "2"}
+
+
+async def test_a_storm_leaves_no_errors(client: httpx.AsyncClient) -> None:
+    """Registrations, reads, claims, results and ends of the same provider, all at once, for some seconds."""
+    chance, odd = random.Random(7), []
+    expected = {200, 201, 204, 404, 409, 502, 503, 504}
+
+    async def note(asking: Any) -> httpx.Response:
+        answer: httpx.Response = await asking
+        if answer.status_code not in expected:
+            odd.append(answer.text)
+        return answer
+
+    async def live() -> None:
+        for _ in range(6):
+            body = {"category": "files", "name": "home"}
+            provider = (await note(client.put(f"{V1}/rooms/lab/providers", json=body))).json()
+            for _ in range(3):
+                await note(client.get(f"{READ}?n={chance.randrange(3)}", headers=NOW))
+                claim = {"worker_id": provider["worker_id"]}
+                got = await note(client.post(f"{V1}/providers/requests/claim", json=claim))
+                read = got.json().get("request")
+                if read:
+                    await note(bring(client, provider, read["request_id"], b"data"))
+            gone = chance.choice([f"workers/{provider['worker_id']}", f"providers/{provider['id']}"])
+            await note(client.delete(f"{V1}/{gone}"))
+
+    async with asyncio.timeout(50):
+        await asyncio.gather(*[live() for _ in range(8)])
+    assert odd == []

@@ -15,7 +15,17 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from sdk.jobs import Add
 from sdk.live import LiveServer, until
-from zndraw_joblib.contract.events import Event, JoinJobRoom, LeaveJobRoom, room_of, workers_of
+from sdk.sources import Call
+from zndraw_joblib.contract.events import (
+    Event,
+    JoinJobRoom,
+    JoinProviderRoom,
+    LeaveJobRoom,
+    LeaveProviderRoom,
+    providers_of,
+    room_of,
+    workers_of,
+)
 from zndraw_joblib.server.http.problems import install_exception_handlers
 from zndraw_joblib.server.mount import JobLib
 from zndraw_joblib.server.ports import Identity
@@ -60,7 +70,19 @@ class HostServer(LiveServer):
             await tsio.leave_room(sid, workers_of(LeaveJobRoom.model_validate(data).job_name))
             self.left.append(data["worker_id"])
 
+        self._admit_providers(tsio)
         return socketio.ASGIApp(tsio, app)
+
+    def _admit_providers(self, tsio: socketio.AsyncServer) -> None:
+        @tsio.on(JoinProviderRoom.event_name)
+        async def join_provider(sid: str, data: Any) -> None:
+            await tsio.enter_room(sid, providers_of(JoinProviderRoom.model_validate(data).provider_name))
+            self.joined.append(data["worker_id"])
+
+        @tsio.on(LeaveProviderRoom.event_name)
+        async def leave_provider(sid: str, data: Any) -> None:
+            await tsio.leave_room(sid, providers_of(LeaveProviderRoom.model_validate(data).provider_name))
+            self.left.append(data["worker_id"])
 
 
 @pytest.fixture
@@ -121,6 +143,36 @@ def test_a_task_wakes_the_worker(
         assert time.monotonic() - began < 1
     manager.disconnect()
     until(lambda: host.left == host.joined)
+
+
+@pytest.mark.parametrize("wrap", [lambda tsio: tsio, Wrapper], ids=["plain", "wrapper"])
+def test_a_read_wakes_the_worker(
+    worker: Make, room: str, host: HostServer, host_api: Connection, tsio: socketio.Client, wrap: Any
+) -> None:
+    """So does provider_request; the host's own handler of it stays, and the reads run in threads of ours."""
+    heard, threads = threading.Semaphore(0), set()
+    tsio.on("provider_request", lambda data: heard.release())
+    enter(tsio, host)
+    manager = worker(at=host_api, tsio=wrap(tsio), long_poll=0, polling_interval=60)
+
+    def handler(word: str) -> bytes:
+        threads.add(threading.current_thread().name)
+        return word.encode()
+
+    manager.register_provider(Call, name="one", handler=handler, room=room)
+    until(lambda: host.joined == [str(manager.worker_id)])
+    for word in ("a", "b"):
+        began = time.monotonic()
+        assert manager.read_provider(f"{room}:calls:one", {"word": word}).content == word.encode()
+        assert time.monotonic() - began < 2
+        # A wrapper need not show who else listens.
+        assert wrap is Wrapper or heard.acquire(timeout=5)
+    assert {name.rpartition("-")[0] for name in threads} == {"zndraw-joblib-read"}
+    manager.unregister_provider(f"{room}:calls:one")
+    until(lambda: host.left == host.joined)
+    manager.register_provider(Call, name="one", handler=handler, room=room)
+    manager.disconnect()
+    until(lambda: len(host.joined) == 2 and host.left == host.joined)
 
 
 def test_the_hosts_handlers_stay(

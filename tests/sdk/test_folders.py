@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +220,41 @@ def test_other_systems(tmp_path: Path) -> None:
     packed = Folder(f"zip://::{tmp_path}/some.zip")
     assert [entry.name for entry in packed.entries("a", 0, 9)[0]] == ["b.txt"]
     assert content(packed, "a/b.txt") == b"hey"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[str]:
+    """Return the address of a folder of the web, with a page that links to other places too."""
+    site = tmp_path / "site"
+    (site / "box").mkdir(parents=True)
+    (site / "secret").write_text(SECRET)
+    (site / "box" / "a.txt").write_text("12345")
+    links = ("a.txt", "../secret", "/secret", "http://127.0.0.1:9/secret", "a.txt?x=1")
+    page = "".join(f'<a href="{link}">here</a>' for link in links)
+    (site / "box" / "index.html").write_text(page)
+    handler = partial(Quiet, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/box"
+        server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_the_web(site: str) -> None:
+    """There a path is part of an address: signs of addresses are refused, links to elsewhere not shown."""
+    folder = Folder(site)
+    assert content(folder, "a.txt") == b"12345"
+    names = [entry.name for entry in folder.entries("", 0, 9)[0]]
+    assert "a.txt" in names
+    assert "secret" not in names
+    for path in ("%2e%2e/secret", "..%2fsecret", "a.txt?x", "a.txt#x", "../secret", "/secret"):
+        with pytest.raises((OSError, ValueError)) as raised:
+            content(folder, path)
+        assert "127.0.0.1" not in str(raised.value)
 
 
 def test_what_cannot_be_shared(home: Path) -> None:

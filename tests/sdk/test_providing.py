@@ -5,6 +5,7 @@ import logging
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -100,6 +101,8 @@ def stream() -> Iterator[bytes]:
         (Call, lambda: b"", b""),
         (Call, lambda: bytearray(b"bytes"), b"bytes"),
         (Call, lambda: memoryview(b"abcdef")[::2], b"ace"),
+        (Call, lambda: array("h", [1, 2]), array("h", [1, 2]).tobytes()),
+        (Call, lambda: array("h"), b""),
         (Call, stream, b"ab"),
         (Call, lambda: iter(()), b""),
         (Call, lambda: io.BytesIO(b"of a file"), b"of a file"),
@@ -336,8 +339,10 @@ def test_nobody_is_connected(own_server: Own, worker: Make, room: str) -> None:
     with live.connect() as api:
         remote = Remote(api)
         remote.register_provider(room, Offer(Call, "one", room, None).request(None))
+        began = time.monotonic()
         with pytest.raises(ProviderNotConnected):
             worker(at=api).read_provider(f"{room}:calls:one", timeout=20)
+        assert time.monotonic() - began < 6
 
 
 class Host:

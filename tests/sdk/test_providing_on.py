@@ -192,7 +192,8 @@ def test_a_provider_that_somebody_else_took_over(
     assert gate.entered.acquire(timeout=5)
     second.register_provider(Call, name="one", handler=lambda word: b"second", room=room)
     gate.may_end.set()
-    [said] = until(lambda: [record for record in caplog.records if "was not taken" in record.getMessage()])
+    until(lambda: "was not taken" in caplog.text)
+    [said] = [record for record in caplog.records if record.name == READS]
     assert said.levelno == logging.INFO
     assert "StaleResult" in said.getMessage()
     assert answer.result().content == b"second"
@@ -292,6 +293,26 @@ def test_a_drained_worker_answers_and_leaves(worker: Make, room: str, ask: Ask, 
     assert not waiting.is_alive()
     assert answer.result().content == b"x"
     assert manager.worker_id is None
+
+
+@pytest.mark.parametrize("way", ["disconnect", "drain"])
+def test_no_reader_waits_for_the_last_task(worker: Make, room: str, api: Connection, way: str) -> None:
+    """A worker that is about to leave takes its providers away first; its task may take hours."""
+    running, may_end = threading.Event(), threading.Event()
+    manager = worker(lambda task: (running.set(), may_end.wait(20)), heartbeat_interval=0.1)
+    manager.register(Add, room=room)
+    manager.register_provider(Echo, name="one", handler=0, room=room)
+    task_id = manager.submit(Add(), room=room)
+    assert running.wait(5)
+    leaving = threading.Thread(target=manager.disconnect if way == "disconnect" else manager.wait)
+    if way == "drain":
+        Remote(api).order("POST", f"/workers/{manager.worker_id}/drain", WorkerResponse)
+    leaving.start()
+    until(lambda: not [one for one in manager.providers(room).items if one.room_id == room])
+    assert leaving.is_alive()
+    may_end.set()
+    leaving.join(5)
+    assert manager.get_task(task_id).status == "completed"
 
 
 SCRIPT = """

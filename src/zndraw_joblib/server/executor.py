@@ -108,7 +108,7 @@ class GuardedExecutor:
 
     async def start(self, _: object = None) -> None:
         """Begin to show that this process lives. The first task does so too."""
-        if self._aides:
+        if self._aides and self._aides[0].get_loop() is asyncio.get_running_loop():
             return
         self._is_stopping = False
         self._places = asyncio.Semaphore(self._concurrency)

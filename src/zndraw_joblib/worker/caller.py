@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 20.0
 _UNHEARD_PAUSE_SECONDS = 0.25
+_MOST_READ_PAUSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +149,13 @@ class Caller:
         query = list(_query(params or {}))
         room = room or parse_provider_name(full_name).room_id
         deadline = time.monotonic() + timeout
-        backoff = Backoff()
+        backoff = Backoff(_MOST_READ_PAUSE_SECONDS)
         while True:
             left = max(0.0, deadline - time.monotonic())
             try:
                 return ReadResult(*self._remote.data(room, full_name, query, round(left)))
             except Exception as error:
                 problem = problem_of(error)
-                if isinstance(problem, ProviderTimeout):
-                    backoff.reset()
                 pause = backoff.after(error)
                 if _settles(problem, error) or time.monotonic() + pause > deadline:
                     raise _timeout(problem) or error from error.__cause__

@@ -44,7 +44,8 @@ from zndraw_joblib.server.service import providers
 router = APIRouter(route_class=Route)
 # What a provider gives must not run in the name of whoever reads it with a browser.
 _GUARDS = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
-_MAX_FAILURE_BYTES = 4 * MAX_ERROR_BYTES
+# JSON takes up to six bytes for one.
+_MAX_FAILURE_BYTES = 8 * MAX_ERROR_BYTES
 
 
 @router.put(

@@ -305,7 +305,10 @@ async def claim(tx: Transaction, item: Claim) -> ProviderRead | None:
         raise WorkerNotFound(f"Worker {item.worker_id} not found")
     if row.owner_id != item.caller.id:
         raise Forbidden("Not authorized: the worker belongs to somebody else")
-    await store.hear(tx, item.worker_id, await tx.now() + item.wait + CLAIM_GRACE)
+    # Who reads is there, even if it has no thread left that claims.
+    is_busy = bool(await store.awaited_from(tx, [item.worker_id]))
+    heard_for = max(item.wait + CLAIM_GRACE, item.lease if is_busy else timedelta())
+    await store.hear(tx, item.worker_id, await tx.now() + heard_for)
     found = await store.claimed(tx, item.worker_id, item.claim_id) if item.claim_id is not None else None
     found = found or await store.claim(tx, item.worker_id, item.claim_id, item.lease)
     if found is None:

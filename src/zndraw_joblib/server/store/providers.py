@@ -39,16 +39,14 @@ def _is_named(name: JobName) -> ColumnElement[bool]:
 
 async def add_or_lock(tx: Transaction, name: JobName, values: dict[str, Any]) -> tuple[Found, bool]:
     """Return the provider of this name, locked, made if there is none. Tell whether it is new."""
-    made = await tx.execute(
-        dialect(tx)
-        .insert(providers)
-        .values(id=uuid4(), created_at=await tx.now(), **name._asdict(), **values)
-        .on_conflict_do_nothing()
-        .returning(providers.c.id)
-    )
-    is_new = made.first() is not None
-    row = (await tx.execute(select(providers).where(_is_named(name)).with_for_update())).one()
-    return row, is_new
+    row = {"id": uuid4(), "created_at": await tx.now(), **name._asdict(), **values}
+    statement = dialect(tx).insert(providers).values(**row).on_conflict_do_nothing()
+    while True:
+        is_new = (await tx.execute(statement.returning(providers.c.id))).first() is not None
+        found = (await tx.execute(select(providers).where(_is_named(name)).with_for_update())).first()
+        # Unlike a job it may have been removed in between.
+        if found is not None:
+            return found, is_new
 
 
 async def by_name(tx: Transaction, name: JobName) -> Found | None:
