@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,29 @@ async def test_a_signal_lets_running_tasks_end(
             ends = [await end_of(client, task) for task in tasks]
     assert {(end["status"], end["attempt"]) for end in ends} == {("completed", 1)}
     assert set(told(journal, "begin").values()) == {1}
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("line", ["valkey", "postgresql"])
+async def test_a_server_that_knows_the_job_hears_of_what_another_one_lets_in(
+    line: str, settings: dict[str, Any], journal: Path
+) -> None:
+    """Where a job is resumed at a server without executor, the other one dispatches at once, not in a cycle."""
+    if line == "postgresql":
+        del settings["redis_url"]
+    with (
+        ServerProcess(**settings) as here,
+        ServerProcess(**settings, internal_extensions=JOBS) as there,
+        ExitStack() as stack,
+    ):
+        if line == "valkey":
+            stack.enter_context(Hand(OURS, **settings))
+        async with here.client() as client, there.client() as other:
+            await other.post(f"{V1}/rooms/@internal/jobs/{COUNT}/pause")
+            task = await submit(other, COUNT, journal=str(journal), seconds=0)
+            assert task["status"] == "pending"
+            await client.post(f"{V1}/rooms/@internal/jobs/{COUNT}/resume")
+            assert (await end_of(client, task, seconds=10))["status"] == "completed"
 
 
 @pytest.mark.timeout(90)

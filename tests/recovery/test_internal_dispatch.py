@@ -6,17 +6,19 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy import delete, update
 from store.replica import ADMIN, SUBMITTER, HandClock, InternalExecutor, Replica, internal
 
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import INTERNAL
-from zndraw_joblib.contract.problems import WorkerNotFound
+from zndraw_joblib.contract.problems import JobNotFound, WorkerNotFound
 from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.registry import InternalRegistry
 from zndraw_joblib.server.service import internal as rules
-from zndraw_joblib.server.service import operations, tasks, workers
+from zndraw_joblib.server.service import jobs, operations, tasks, workers
 from zndraw_joblib.server.service.internal import EXECUTOR
+from zndraw_joblib.server.store.tables import Job, Worker
 
 SECOND = 1.0
 LEASE = 30.0
@@ -124,8 +126,6 @@ async def test_replicas_dispatch_what_is_due_once(pair: list[Replica]) -> None:
 
 
 async def _pause(tx: Any, *, paused: bool) -> None:
-    from zndraw_joblib.server.service import jobs
-
     await jobs.pause(tx, internal(), paused=paused)
 
 
@@ -239,14 +239,20 @@ async def test_a_run_of_a_worker_that_is_nowhere_is_found(timed: Replica) -> Non
     claimed, running = await timed.submit(str(internal())), await timed.submit(str(internal()))
     gone = await worker(timed)
     await start(timed, gone, running.id)
-    from sqlalchemy import delete
-
-    from zndraw_joblib.server.store.tables import Worker
-
     await timed.execute(delete(Worker.__table__).where(Worker.__table__.c.id == gone))
     assert await timed.settle_abandoned() == 1
     assert (await timed.get(running.id)).error_code == "worker-lost"
     assert (await timed.get(claimed.id)).status is TaskStatus.CLAIMED
+
+
+async def test_a_hidden_job_is_shown_when_it_is_offered(timed: Replica) -> None:
+    """Whoever hid it; with the schema and the policy of the offer."""
+    await serve(timed)
+    await timed.execute(update(Job.__table__).values(deleted=True))
+    with pytest.raises(JobNotFound):
+        await timed.submit(str(internal()))
+    await serve(timed, priority=7)
+    assert (await timed.submit(str(internal()))).priority == 7
 
 
 async def test_why_an_internal_task_waits(timed: Replica) -> None:

@@ -135,8 +135,11 @@ class GuardedExecutor:
         self, extension_cls: type[Any], payload: dict[str, Any], room_id: str, task_id: str
     ) -> None:
         """Run a task to its end, and report it; nothing, where somebody else has it or it has ended."""
-        await self.start()
         wanted = UUID(task_id)
+        if self._is_stopping:
+            await self._try(internal.hand_back, ids=[wanted])
+            return
+        await self.start()
         self._unstarted.add(wanted)
         try:
             async with self._places:
