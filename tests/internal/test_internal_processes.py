@@ -176,7 +176,7 @@ async def test_a_signal_lets_running_tasks_end(
 async def test_a_server_that_knows_the_job_hears_of_what_another_one_lets_in(
     line: str, settings: dict[str, Any], journal: Path
 ) -> None:
-    """Where a job is resumed at a server without executor, the other one dispatches at once, not in a cycle."""
+    """One server resumes a job of which it has no executor; the other dispatches at once, not in a cycle."""
     if line == "postgresql":
         del settings["redis_url"]
     with (
