@@ -97,3 +97,10 @@ async def test_health_and_problem_pages_are_open(client: httpx.AsyncClient, as_u
     nobody = await as_user()
     for url in ("/health/live", "/health/ready", "/v1/problems/unauthorized"):
         assert (await nobody.get(url)).status_code == 200
+
+
+@ON_SQLITE
+async def test_nobody_passes_for_the_server(client: httpx.AsyncClient, as_user: As) -> None:
+    """The name under which internal tasks run is no user's."""
+    impostor = await as_user("@internal")
+    problem(await impostor.get(f"{V1}/workers"), 403, "forbidden")

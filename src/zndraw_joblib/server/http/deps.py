@@ -9,7 +9,13 @@ from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 
 from zndraw_joblib.contract.messages import MAX_PAGE
-from zndraw_joblib.contract.names import JobName, parse_job_name, parse_provider_name, validate_room_id
+from zndraw_joblib.contract.names import (
+    INTERNAL,
+    JobName,
+    parse_job_name,
+    parse_provider_name,
+    validate_room_id,
+)
 from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthorized
 from zndraw_joblib.server.http.routing import RESOLVERS, solve
 from zndraw_joblib.server.ports import Identity, Page, ResultBackend
@@ -41,6 +47,8 @@ async def current_identity(request: Request) -> Identity:
     identity = await identify(request)
     if not isinstance(identity, Identity):
         raise Unauthorized("This needs an identity", headers={"WWW-Authenticate": "Bearer"})
+    if identity.id == INTERNAL:
+        raise Forbidden(f"Nobody may be called {INTERNAL}: that is who runs internal tasks")
     return identity
 
 
