@@ -140,7 +140,11 @@ class Reads(Polls[ClaimedRead]):
 
     @staticmethod
     def _raised(claimed: ClaimedRead, error: BaseException) -> ReadFailure:
-        log.error("%s raised", _named(claimed), exc_info=error)
+        if isinstance(error, OSError):
+            # What a reader asks for may not be there; that is no fault of the provider's code.
+            log.warning("%s: %s", _named(claimed), describe(error))
+        else:
+            log.error("%s raised", _named(claimed), exc_info=error)
         return _failure(error)
 
 
