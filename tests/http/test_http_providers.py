@@ -622,9 +622,12 @@ class Own:
         self._kept = MemoryResults(10**6)
         self.locks: list[str] = []
         self.log: list[tuple[str, str]] = []
+        self.is_broken = False
 
     async def store(self, key: str, data: bytes, ttl: int) -> None:
         """Keep."""
+        if self.is_broken and key.startswith("provider-result"):
+            raise OSError("no space left")
         self.log.append(("store", key))
         await self._kept.store(key, data, ttl)
 
@@ -809,7 +812,7 @@ async def test_who_reads_is_connected(client: httpx.AsyncClient, app: FastAPI) -
 @ON_SQLITE
 async def test_waiting_reads_are_bounded(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """429 with Retry-After, and the next one goes through once there is room."""
-    monkeypatch.setattr("zndraw_joblib.server.service.providers.MAX_WAITING", 3)
+    monkeypatch.setattr("zndraw_joblib.server.service.reads.MAX_WAITING", 3)
     provider = await offer(client)
     for n in range(3):
         problem(await client.get(f"{READ}?n={n}", headers=NOW), 504, "provider-timeout")
@@ -897,3 +900,59 @@ async def test_a_storm_leaves_no_errors(client: httpx.AsyncClient) -> None:
     async with asyncio.timeout(50):
         await asyncio.gather(*[live() for _ in range(8)])
     assert odd == []
+
+
+@ON_SQLITE
+async def test_a_result_that_cannot_be_kept_is_asked_for_anew(
+    client: httpx.AsyncClient, app: FastAPI
+) -> None:
+    """A store that fails leaves no lock: whoever waits asks again, and gets the next answer."""
+    own = Own()
+    app.dependency_overrides[get_result_backend] = lambda: own
+    provider = await offer(client)
+    reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
+    read = await take(client, provider["worker_id"], wait=BOUND)
+    own.is_broken = True
+    answer = await bring(client, provider, read["request_id"], b"lost")
+    problem(answer, 500, "internal-server-error")
+    own.is_broken = False
+    assert await serve(client, provider, b"kept") == read
+    assert (await reading).content == b"kept"
+
+
+async def test_readers_hear_of_a_result_that_is_too_large(
+    client: httpx.AsyncClient, runtime: Runtime
+) -> None:
+    """At once, with the limit; they need not wait for what will not come."""
+    runtime.settings.max_result_bytes = 1000
+    provider = await offer(client)
+    reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
+    read = await take(client, provider["worker_id"], wait=BOUND)
+    problem(await bring(client, provider, read["request_id"], b"x" * 1001), 413, "content-too-large")
+    said = problem(await reading, 502, "provider-failed")
+    assert said["error"] == "ContentTooLarge"
+    assert "1000 bytes" in said["detail"]
+
+
+@ON_SQLITE
+async def test_one_answer_at_a_time(client: httpx.AsyncClient) -> None:
+    """Two that come for the same read do not mix: the second is told to try again, or that it is too late."""
+    old = await offer(client, content_type="text/plain")
+    await client.get(READ, headers=NOW)
+    read = await take(client, old["worker_id"])
+    go_on, begun = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> Any:
+        yield b"old "
+        begun.set()
+        await go_on.wait()
+        yield b"bytes"
+
+    coming = asyncio.ensure_future(bring(client, old, read["request_id"], slow()))
+    await begun.wait()
+    problem(await bring(client, old, read["request_id"], b"more"), 503, "service-unavailable")
+    new = await offer(client, content_type="text/csv")
+    go_on.set()
+    problem(await coming, 409, "stale-result")
+    answer, _ = await asyncio.gather(client.get(READ), serve(client, new, b"new"))
+    assert (answer.content, answer.headers["content-type"]) == (b"new", "text/csv")

@@ -136,6 +136,28 @@ async def test_a_blink_of_the_connection_is_no_end(live: Live) -> None:
     assert (await reading).content == b"good"
 
 
+async def test_who_hangs_up_an_upload_is_asked_again(live: Live) -> None:
+    """What came of it is forgotten; its reader waits on, and gets what comes whole."""
+    rest = await live.rest()
+    provider = await offer(rest)
+    claim, url = {"worker_id": provider["worker_id"]}, f"{V1}/providers/requests/claim"
+    reading = asyncio.ensure_future(rest.get(READ, headers=LONG))
+    read = (await rest.post(url, json=claim, headers=LONG)).json()["request"]
+    host, port = live.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    head = (
+        f"POST {V1}/providers/{provider['id']}/results HTTP/1.1\r\nHost: {host}\r\n"
+        f"Authorization: Bearer {live.token}\r\nX-Request-Hash: {read['request_id']}\r\n"
+        "Content-Length: 100\r\n\r\nhalf"
+    )
+    writer.write(head.encode())
+    await writer.drain()
+    writer.close()
+    assert (await rest.post(url, json=claim, headers=LONG)).json()["request"] == read
+    await bring(rest, provider, read["request_id"], b"whole")
+    assert (await reading).content == b"whole"
+
+
 async def test_one_of_two_sockets_may_go(live: Live) -> None:
     """As long as another one of the worker is there, it is connected."""
     rest, first, second = await live.rest(), await live.socket(), await live.socket()

@@ -15,6 +15,7 @@ from zndraw_joblib.server.adapters.lines import line_of
 from zndraw_joblib.server.adapters.results import results_of
 from zndraw_joblib.server.adapters.socketio import SocketIo
 from zndraw_joblib.server.adapters.tokens import BearerTokens
+from zndraw_joblib.server.answers import Answers
 from zndraw_joblib.server.health import Health
 from zndraw_joblib.server.http import PREFIX, TAG, routes
 from zndraw_joblib.server.http.problems import ANSWERS
@@ -77,6 +78,7 @@ class JobLib:
         app.state.joblib_mount = self
         app.state.joblib_health = self.health
         app.state.joblib_reads = self.reads
+        app.state.joblib_answers = Answers(self.runtime)
         app.state.joblib_identity = self._identity
         app.state.joblib_identify = self._identify
         for route in routes:

@@ -33,6 +33,7 @@ Job = TypeVar("Job", bound=type[Any])
 LONG_POLL_SECONDS = 20.0
 _START_PATIENCE_SECONDS = 30.0
 _BEAT_SECONDS = 10.0
+_GOODBYE_SECONDS = 5.0
 
 
 class JobManager(Caller):
@@ -248,6 +249,8 @@ class JobManager(Caller):
 
     def _working(self) -> Shift:
         with self._lock:
+            if self._shift is not None and self._shift.roster.has_left:
+                self._shift.gone.wait(_GOODBYE_SECONDS)
             if self._shift is None or self._shift.gone.is_set():
                 self._shift = Shift(self._remote, self._channel, self._in_flight, self._plan)
             return self._shift

@@ -75,7 +75,7 @@ class Roster:
         self._channel = channel
         self._in_flight = in_flight
         self._lock = threading.RLock()
-        self._left = False
+        self.has_left = False
 
     def worker(self) -> UUID:
         """Return the worker's id. Raises RuntimeError before the first registration, and after the end."""
@@ -182,7 +182,7 @@ class Roster:
         What the old worker held is lost: the server has settled it, and takes no report of it.
         """
         with self._lock:
-            if self._left or self.worker_id != worker_id:
+            if self.has_left or self.worker_id != worker_id:
                 return
             log.warning("The server does not know worker %s any more; registering anew", worker_id)
             self._in_flight.lose(worker_id)
@@ -194,7 +194,7 @@ class Roster:
             log.warning("Worker %s goes on as worker %s", worker_id, self.worker_id)
 
     def _check_open(self) -> None:
-        if self._left:
+        if self.has_left:
             raise RuntimeError("The worker has just disconnected; try again")
 
     def _introduce(self, register: Callable[[], Answer]) -> Answer:
@@ -262,7 +262,7 @@ class Roster:
 
     def leave(self) -> None:
         """Say goodbye, for good; a server that does not answer finds out by itself."""
-        self._left = True
+        self.has_left = True
         if not self._lock.acquire(timeout=_GOODBYE_SECONDS):
             return
         try:

@@ -17,6 +17,7 @@ from zndraw_joblib.contract.names import (
     validate_room_id,
 )
 from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthorized
+from zndraw_joblib.server.answers import Answers
 from zndraw_joblib.server.http.routing import RESOLVERS, solve
 from zndraw_joblib.server.ports import Identity, Page, ResultBackend
 from zndraw_joblib.server.reads import Reads
@@ -64,6 +65,12 @@ def get_reads(request: Request) -> Reads:
     """Return what answers reads in this server process."""
     reads: Reads = request.app.state.joblib_reads
     return reads
+
+
+def get_answers(request: Request) -> Answers:
+    """Return what takes the answers of providers in this server process."""
+    answers: Answers = request.app.state.joblib_answers
+    return answers
 
 
 async def get_result_backend(request: Request) -> ResultBackend:
@@ -160,6 +167,7 @@ RESOLVERS |= {
     _wait: lambda request: _seconds_asked(request) or 0,
     _asked_wait: _seconds_asked,
     get_reads: get_reads,
+    get_answers: get_answers,
     get_result_backend: _result_backend,
     _page: _paging,
 }
@@ -169,6 +177,7 @@ Caller = Annotated[Identity, Depends(current_identity)]
 Superuser = Annotated[Identity, Depends(current_superuser)]
 ReadableRoom = Annotated[str, Depends(verify_readable_room)]
 WritableRoom = Annotated[str, Depends(verify_writable_room)]
+CurrentAnswers = Annotated[Answers, Depends(get_answers)]
 CurrentReads = Annotated[Reads, Depends(get_reads)]
 Results = Annotated[ResultBackend, Depends(get_result_backend)]
 NamedProvider = Annotated[JobName, Depends(_provider_name)]

@@ -23,9 +23,11 @@ from zndraw_joblib.contract.providers import (
     is_request_hash,
     params_of,
 )
+from zndraw_joblib.server.cache import Found
 from zndraw_joblib.server.http.deps import (
     AskedWait,
     Caller,
+    CurrentAnswers,
     CurrentReads,
     CurrentRuntime,
     Hangup,
@@ -38,8 +40,10 @@ from zndraw_joblib.server.http.deps import (
     answer,
 )
 from zndraw_joblib.server.http.routing import RESOLVERS, Route, read_body
-from zndraw_joblib.server.reads import CHUNK, Found, question, too_large
+from zndraw_joblib.server.ports import PART_BYTES
+from zndraw_joblib.server.reads import question
 from zndraw_joblib.server.service import providers
+from zndraw_joblib.server.service.reads import answering
 
 router = APIRouter(route_class=Route)
 # What a provider gives must not run in the name of whoever reads it with a browser.
@@ -130,7 +134,7 @@ async def _respond(request: Request, found: Found, headers: dict[str, str]) -> R
         ]
         if headers["ETag"] in known or "*" in known:
             return Response(status_code=304, headers=headers)
-    if found.size <= CHUNK:
+    if found.size <= PART_BYTES:
         content = b"".join([chunk async for chunk in found.chunks])
         response = Response(content, headers=headers)
     else:
@@ -208,7 +212,7 @@ RESOLVERS[_label] = _label_of
 async def bring_result(  # noqa: PLR0913, PLR0917 - all that a request brings
     request: Request,
     runtime: CurrentRuntime,
-    reads: CurrentReads,
+    answers: CurrentAnswers,
     caller: Caller,
     results: Results,
     provider_id: UUID,
@@ -218,14 +222,12 @@ async def bring_result(  # noqa: PLR0913, PLR0917 - all that a request brings
 
     The header ``X-Request-Hash`` tells which read; ``X-Worker-ID``, if given, must be the provider's worker.
     """
-    find = partial(providers.answering, caller=caller, provider_id=provider_id, worker_id=label.worker_id)
+    find = partial(answering, caller=caller, provider_id=provider_id, worker_id=label.worker_id)
     target = await runtime.database.read(find)
-    most = runtime.settings.max_result_bytes
     if label.is_error:
         body = await read_body(request, _MAX_FAILURE_BYTES)
-        await reads.bring_failure(results, target, label.request_hash, body)
-    elif int(request.headers.get("content-length", 0)) > most:
-        raise too_large(most)
+        await answers.bring_failure(results, target, label.request_hash, body)
     else:
-        await reads.bring(results, target, label.request_hash, request.stream())
+        announced = int(request.headers.get("content-length", 0))
+        await answers.bring(results, target, label.request_hash, request.stream(), announced)
     return Response(status_code=204)

@@ -2,16 +2,12 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from zndraw_joblib.contract.events import (
     Emission,
-    ProviderRequest,
-    ProviderResultReady,
     ProvidersInvalidate,
-    providers_of,
     room_of,
 )
 from zndraw_joblib.contract.messages import PaginatedResponse
@@ -19,14 +15,11 @@ from zndraw_joblib.contract.names import GLOBAL, RESERVED, JobName
 from zndraw_joblib.contract.problems import (
     Forbidden,
     InvalidCategory,
-    ProviderNotConnected,
     ProviderNotFound,
-    StaleResult,
-    TooManyRequests,
     WorkerNotFound,
 )
 from zndraw_joblib.contract.providers import ProviderRead, ProviderRegisterRequest, ProviderResponse
-from zndraw_joblib.server.ports import Identity, Page, provider_key, read_key, reads_key
+from zndraw_joblib.server.ports import Identity, Page, provider_key, reads_key
 from zndraw_joblib.server.service import rules
 from zndraw_joblib.server.store import providers as store
 from zndraw_joblib.server.store import workers as worker_store
@@ -34,8 +27,6 @@ from zndraw_joblib.server.store.database import Transaction
 
 # After a registration, and after a connection was lost, somebody may be on the way.
 GRACE = timedelta(seconds=2)
-# Who asks for reads by hand may pause in between.
-CLAIM_GRACE = timedelta(seconds=15)
 MAX_WAITING = 1000
 
 
@@ -45,34 +36,6 @@ class Registration(NamedTuple):
     caller: Identity
     room_id: str
     request: ProviderRegisterRequest
-
-
-class Target(NamedTuple):
-    """A provider, as somebody who reads from it needs it.
-
-    `heard_for` is for how many seconds somebody may be taken to be connected; less than zero: nobody is.
-    It was made `age` seconds ago. `is_asked`: the read waits for its answer already.
-    """
-
-    id: UUID
-    name: JobName
-    owner_id: str
-    worker_id: UUID
-    content_type: str
-    registration: UUID
-    heard_for: float
-    age: float
-    is_asked: bool
-
-
-class Claim(NamedTuple):
-    """A worker asks for a read, for up to `wait`; it has `lease` to answer it."""
-
-    caller: Identity
-    worker_id: UUID
-    claim_id: UUID | None
-    wait: timedelta
-    lease: timedelta
 
 
 def check(item: Registration, allowed_categories: Sequence[str] | None) -> None:
@@ -163,7 +126,7 @@ async def leave(tx: Transaction, caller: Identity, provider_id: UUID, worker_id:
     [*found] = await store.lock(tx, [provider_id])
     if not found:
         raise ProviderNotFound(f"Provider {provider_id} not found")
-    _check_owner(found[0].owner_id, caller)
+    check_owner(found[0].owner_id, caller)
     if worker_id is not None and not await store.unlink(tx, provider_id, worker_id):
         raise ProviderNotFound(f"Worker {worker_id} has no provider {provider_id}")
     if worker_id is None:
@@ -198,7 +161,8 @@ async def _settle(tx: Transaction, provider: Any) -> None:
     _tell_changed(tx, name)
 
 
-def _check_owner(owner_id: str, caller: Identity) -> None:
+def check_owner(owner_id: str, caller: Identity) -> None:
+    """Raise `Forbidden` for who neither owns a provider nor is a superuser."""
     if owner_id != caller.id and not caller.is_superuser:
         raise Forbidden("Not authorized: the provider belongs to somebody else")
 
@@ -213,17 +177,19 @@ async def page(tx: Transaction, room_id: str, part: Page) -> PaginatedResponse[P
 
 async def get(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> ProviderResponse:
     """Return a provider. Raises `ProviderNotFound`, also where it belongs to another room."""
-    row = await store.by_name(tx, name) if _is_visible(room_id, name, cross_room=cross_room) else None
+    row = await store.by_name(tx, name) if is_visible(room_id, name, cross_room=cross_room) else None
     if row is None:
-        raise _not_found(room_id, name)
+        raise not_found(room_id, name)
     return _response(row)
 
 
-def _is_visible(room_id: str, name: JobName, *, cross_room: bool) -> bool:
+def is_visible(room_id: str, name: JobName, *, cross_room: bool) -> bool:
+    """Tell whether a room may read from a provider."""
     return cross_room or name.room_id in {room_id, GLOBAL}
 
 
-def _not_found(room_id: str, name: JobName) -> ProviderNotFound:
+def not_found(room_id: str, name: JobName) -> ProviderNotFound:
+    """Return the problem of a provider that a room does not see."""
     return ProviderNotFound(f"Provider {str(name)!r} not found in room {room_id!r}")
 
 
@@ -238,92 +204,6 @@ def _response(row: Any) -> ProviderResponse:
         created_at=row.created_at,
         **name._asdict(),
     )
-
-
-async def find(
-    tx: Transaction, room_id: str, name: JobName, request_hash: str, *, cross_room: bool
-) -> Target:
-    """Return the provider to read from. Raises `ProviderNotFound`."""
-    row = None
-    if _is_visible(room_id, name, cross_room=cross_room):
-        row = await store.with_call(tx, name, request_hash)
-    if row is None:
-        raise _not_found(room_id, name)
-    return await _target(tx, row, is_asked=bool(row.is_asked))
-
-
-async def _target(tx: Transaction, row: Any, *, is_asked: bool = False) -> Target:
-    now = await tx.now()
-    return Target(
-        id=row.id,
-        name=store.name_of(row),
-        owner_id=row.owner_id,
-        worker_id=row.worker_id,
-        content_type=row.content_type,
-        registration=row.registration,
-        heard_for=(row.heard_until - now).total_seconds(),
-        age=(now - row.created_at).total_seconds(),
-        is_asked=is_asked,
-    )
-
-
-async def ask(tx: Transaction, target: Target, request_hash: str, params: str, wanted: timedelta) -> None:
-    """Let a read wait, and let whoever is connected know of it; unless it waits already.
-
-    Raises `ProviderNotFound`, and `TooManyRequests` where too many wait already.
-    """
-    [*found] = await store.lock(tx, [target.id], shared=True)
-    if not found:
-        raise ProviderNotFound(f"Provider {str(target.name)!r} is gone")
-    if await store.count_waiting(tx, target.id) >= MAX_WAITING:
-        raise TooManyRequests(
-            f"{MAX_WAITING} reads wait for provider {str(target.name)!r} already",
-            headers={"Retry-After": "2"},
-        )
-    if not await store.ask(tx, found[0], request_hash, params, await tx.now() + wanted):
-        return
-    event = ProviderRequest(request_id=request_hash, provider_name=str(target.name), params=params)
-    tx.emit((target.id, request_hash), lambda: Emission(event, providers_of(event.provider_name)))
-    tx.wake(reads_key(found[0].worker_id), 1)
-
-
-def nobody(target: Target) -> ProviderNotConnected:
-    """Return the problem of a provider that nobody is connected for."""
-    return ProviderNotConnected(
-        f"Nobody is connected for provider {str(target.name)!r}; its worker may come back",
-        headers={"Retry-After": "2"},
-    )
-
-
-async def claim(tx: Transaction, item: Claim) -> ProviderRead | None:
-    """Give a worker the oldest read that waits for one of its providers; None if none does.
-
-    Raises `WorkerNotFound`, and `Forbidden` for somebody else's worker.
-    """
-    row = (await worker_store.lock(tx, [item.worker_id])).get(item.worker_id)
-    if row is None:
-        raise WorkerNotFound(f"Worker {item.worker_id} not found")
-    if row.owner_id != item.caller.id:
-        raise Forbidden("Not authorized: the worker belongs to somebody else")
-    # Who reads is there, even if it has no thread left that claims.
-    is_busy = bool(await store.awaited_from(tx, [item.worker_id]))
-    heard_for = max(item.wait + CLAIM_GRACE, item.lease if is_busy else timedelta())
-    await store.hear(tx, item.worker_id, await tx.now() + heard_for)
-    found = await store.claimed(tx, item.worker_id, item.claim_id) if item.claim_id is not None else None
-    found = found or await store.claim(tx, item.worker_id, item.claim_id, item.lease)
-    if found is None:
-        return None
-    return ProviderRead(
-        request_id=found.request_hash,
-        provider_id=found.provider_id,
-        provider_name=str(store.name_of(found)),
-        params=found.params,
-    )
-
-
-async def awaited_from(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID]:
-    """Return those of these workers for whom reads wait."""
-    return await store.awaited_from(tx, worker_ids) if worker_ids else []
 
 
 async def part(tx: Transaction, worker_id: UUID, only: Sequence[UUID] = ()) -> None:
@@ -358,37 +238,3 @@ async def stay(tx: Transaction, joined: dict[UUID, list[UUID]], lease: timedelta
     for worker_id, ids in sorted(joined.items()):
         await store.hear(tx, worker_id, until, ids)
     return await store.answerers(tx, sorted({each for ids in joined.values() for each in ids}))
-
-
-async def answering(tx: Transaction, caller: Identity, provider_id: UUID, worker_id: UUID | None) -> Target:
-    """Return the provider for which somebody brings a result.
-
-    Raises `ProviderNotFound`, `Forbidden`, and `StaleResult` where another worker answers for it by now.
-    """
-    row = await store.by_id(tx, provider_id)
-    if row is None:
-        raise ProviderNotFound(f"Provider {provider_id} not found")
-    _check_owner(row.owner_id, caller)
-    if worker_id is not None and worker_id != row.worker_id:
-        raise _stale(row)
-    return await _target(tx, row)
-
-
-async def answered(tx: Transaction, target: Target, request_hash: str) -> None:
-    """Note that a result is there, and let those who wait know. Raises `StaleResult` as `answering`."""
-    [*found] = await store.lock(tx, [target.id], shared=True)
-    if not found:
-        raise ProviderNotFound(f"Provider {str(target.name)!r} is gone")
-    if found[0].registration != target.registration:
-        raise _stale(found[0])
-    await store.answered(tx, target.id, request_hash)
-    room = room_of(target.name.room_id)
-    event = ProviderResultReady(provider_name=str(target.name), request_hash=request_hash)
-    tx.emit((target.id, request_hash), partial(Emission, event, room))
-    tx.wake(read_key(target.name, request_hash))
-
-
-def _stale(row: Any) -> StaleResult:
-    return StaleResult(
-        f"Provider {str(store.name_of(row))!r} was registered anew; worker {row.worker_id} answers"
-    )

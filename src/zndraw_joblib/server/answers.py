@@ -1,0 +1,114 @@
+"""The walk of an answer: from whoever was asked, into the result backend, to all who wait for it."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from functools import partial
+from hashlib import sha256
+
+from zndraw_joblib.contract.problems import ContentTooLarge, ServiceUnavailable, StaleResult
+from zndraw_joblib.contract.providers import ReadFailure
+from zndraw_joblib.server import cache
+from zndraw_joblib.server.cache import Keys
+from zndraw_joblib.server.ports import ResultBackend
+from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.service import reads
+from zndraw_joblib.server.service.reads import Target
+
+# So many results of the largest size may be on their way in at once.
+_UPLOADS = 4
+_UPLOAD_SECONDS = 30
+_ETAG_LENGTH = 32
+
+
+class Answers:
+    """Takes what providers bring."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._incoming = 0
+
+    async def bring(
+        self,
+        backend: ResultBackend,
+        target: Target,
+        request_hash: str,
+        chunks: AsyncIterator[bytes],
+        announced: int = 0,
+    ) -> None:
+        """Keep the answer to a read for all who ask for the same, and let those who wait know.
+
+        `announced` is how many bytes there will be, 0 where that is not known.
+
+        Raises `ContentTooLarge`, which readers are told too, `StaleResult`, and `ServiceUnavailable` while
+        too much is on its way in, or the same. What cannot be kept is asked for anew.
+        """
+        keys, most = cache.keys_of(target.name, request_hash), self._runtime.settings.max_result_bytes
+        # Bytes, and what is known of them, must not be of two registrations.
+        if not await backend.acquire_inflight(keys.upload, _UPLOAD_SECONDS):
+            raise _busy("The answer to this read is on its way in already")
+        try:
+            await self._runtime.database.read(partial(reads.check_newest, target=target))
+            if announced > most:
+                raise _too_large(most)
+            await self._keep(backend, target, keys, chunks)
+        except ContentTooLarge as problem:
+            said = ReadFailure(error=type(problem).__name__, detail=str(problem))
+            await self.bring_failure(backend, target, request_hash, said.model_dump_json().encode())
+            raise
+        except StaleResult:
+            raise
+        except Exception:
+            await backend.release_inflight(keys.inflight)
+            await self._runtime.write(partial(reads.ask_anew, target=target, request_hash=request_hash))
+            raise
+        finally:
+            await backend.release_inflight(keys.upload)
+        await self._settle(backend, target, request_hash, keys)
+
+    async def bring_failure(
+        self, backend: ResultBackend, target: Target, request_hash: str, body: bytes
+    ) -> None:
+        """Let those who wait for a read know what went wrong. Who asks later asks the provider again."""
+        keys = cache.keys_of(target.name, request_hash)
+        await cache.store_failure(backend, keys, body)
+        await self._settle(backend, target, request_hash, keys)
+
+    async def _keep(
+        self, backend: ResultBackend, target: Target, keys: Keys, chunks: AsyncIterator[bytes]
+    ) -> None:
+        ttl, digest = self._runtime.settings.provider_result_ttl_seconds, sha256()
+        await cache.make_room(backend, target, keys)
+        await cache.describe(backend, target, keys, ttl)
+        async with aclosing(self._measured(chunks, digest.update)) as measured:
+            await cache.store(backend, keys.result, measured, ttl)
+        await cache.describe(backend, target, keys, ttl, digest.hexdigest()[:_ETAG_LENGTH])
+
+    async def _settle(self, backend: ResultBackend, target: Target, request_hash: str, keys: Keys) -> None:
+        await backend.release_inflight(keys.inflight)
+        await backend.notify_key(keys.result)
+        await self._runtime.write(partial(reads.answered, target=target, request_hash=request_hash))
+
+    async def _measured(
+        self, chunks: AsyncIterator[bytes], note: Callable[[bytes], None]
+    ) -> AsyncGenerator[bytes]:
+        most, size = self._runtime.settings.max_result_bytes, 0
+        try:
+            async for chunk in chunks:
+                size += len(chunk)
+                self._incoming += len(chunk)
+                if size > most:
+                    raise _too_large(most)
+                if self._incoming > _UPLOADS * most:
+                    raise _busy("Too many results are on their way in")
+                note(chunk)
+                yield chunk
+        finally:
+            self._incoming -= size
+
+
+def _busy(what: str) -> ServiceUnavailable:
+    return ServiceUnavailable(f"{what}; try again", headers={"Retry-After": "1"})
+
+
+def _too_large(most: int) -> ContentTooLarge:
+    return ContentTooLarge(f"A result may have {most} bytes (setting max_result_bytes)")
