@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pydantic import ValidationError
 
-from zndraw_joblib.contract.problems import ContentTooLarge, ProviderNotFound
+from zndraw_joblib.contract.problems import ProviderNotFound
 from zndraw_joblib.contract.providers import (
     REQUEST_HASH,
     RESULT_ERROR,
@@ -33,8 +33,9 @@ log = logging.getLogger(__name__)
 # No reader waits for longer.
 PATIENCE_SECONDS = 30.0
 _MAX_KIND = 200
-_TOO_LARGE = 413
 _GONE = frozenset({404, 409})
+# Readers know already: of an answer that is too large the server tells them itself.
+_TOLD = _GONE | {413}
 
 
 class ClaimedRead(NamedTuple):
@@ -111,10 +112,10 @@ class Reads(Polls[ClaimedRead]):
         except BrokenOff as error:
             return self._raised(claimed, error.fault)
         except Exception as error:
-            if passing(error) or status_of(error) in _GONE:
+            if passing(error) or status_of(error) in _TOLD:
                 raise
             log.warning("The server refused the answer to %s: %s", _named(claimed), describe(error))
-            return _failure(_refusal(error))
+            return _failure(error)
         return None
 
     def _send(self, claimed: ClaimedRead, offer: Offer, wanted: Any) -> None:
@@ -150,12 +151,6 @@ class Reads(Polls[ClaimedRead]):
 
 def _named(claimed: ClaimedRead) -> str:
     return f"Read {claimed.read.request_id[:12]} of {claimed.read.provider_name}"
-
-
-def _refusal(error: Exception) -> Exception:
-    if status_of(error) == _TOO_LARGE:
-        return ContentTooLarge(f"The answer is larger than the server takes: {error}")
-    return error
 
 
 def _failure(error: BaseException, *, is_invalid: bool = False) -> ReadFailure:
