@@ -310,6 +310,16 @@ async def test_repeated_parameters_survive(client: httpx.AsyncClient) -> None:
     assert list(seen) == [hashed(**params) for params in seen.values()]
 
 
+@ON_SQLITE
+async def test_parameters_are_bounded(client: httpx.AsyncClient) -> None:
+    """413 over 32 KiB, with the limit; nobody is asked."""
+    provider = await offer(client)
+    problem(await client.get(READ, params={"x": "y" * 40_000}, headers=NOW), 413, "content-too-large")
+    problem(await client.get(READ, params={"x": "y" * 30_000}, headers=NOW), 504, "provider-timeout")
+    read = await take(client, provider["worker_id"])
+    assert len(json.loads(read["params"])["x"]) == 30_000
+
+
 async def test_two_hundred_ask_and_the_provider_hears_once(
     client: httpx.AsyncClient, events: list[Emission]
 ) -> None:

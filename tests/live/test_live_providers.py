@@ -284,6 +284,16 @@ async def test_a_host_lets_its_sockets_in_by_itself(hosts: tuple[Live, socketio.
     assert time.monotonic() - began >= 1
 
 
+async def test_a_host_may_take_the_rooms_over_later(live: Live) -> None:
+    """From then on we do not know who is connected, and say so to nobody."""
+    rest = await live.rest()
+    await offer(rest)
+    assert live.rooms is not None
+    assert (await rest.get(READ, headers={"Prefer": "wait=3"})).status_code == 503
+    live.rooms._sio.on("join_provider_room", lambda sid, data: None)
+    assert (await rest.get(READ, headers={"Prefer": "wait=1"})).status_code == 504
+
+
 async def test_a_server_that_restarts_during_a_read(settings: ServerSettings) -> None:
     """The reader asks again; the provider joins the new server, and is asked what it had not answered."""
     token = "admin-token-of-the-tests"

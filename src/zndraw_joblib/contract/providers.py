@@ -19,6 +19,7 @@ WORKER_ID = "X-Worker-ID"
 RESULT_OK, RESULT_ERROR = "ok", "error"
 
 MAX_CONTENT_TYPE = 255
+MAX_PARAMS_BYTES = 32 * 1024
 _MEDIA_TYPE = re.compile(
     r"[\w!#$&^.+-]+/[\w!#$&^.+-]+(?:\s*;\s*[\w!#$&^.+-]+=(?:[\w!#$&^.+-]+|\"[^\"\\]*\"))*", re.A
 )

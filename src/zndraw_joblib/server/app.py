@@ -8,6 +8,7 @@ import socketio
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
+from zndraw_joblib.contract.providers import REQUEST_HASH, RESULT_STATUS, WORKER_ID
 from zndraw_joblib.server.adapters.relayed import RelayManager
 from zndraw_joblib.server.adapters.tokens import BearerTokens
 from zndraw_joblib.server.http import health
@@ -38,8 +39,11 @@ def create_app(settings: ServerSettings) -> FastAPI:
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "Prefer"],
-            expose_headers=["Location", "Preference-Applied", "Retry-After"],
+            allow_headers=[
+                *("Authorization", "Content-Type", "If-None-Match", "Prefer"),
+                *(REQUEST_HASH, RESULT_STATUS, WORKER_ID),
+            ],
+            expose_headers=["ETag", "Location", "Preference-Applied", "Retry-After"],
         )
     joblib = JobLib(session_maker=database, identity=tokens, settings=settings)
     joblib.mount(app)

@@ -12,8 +12,14 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.names import JobName
-from zndraw_joblib.contract.problems import ProviderTimeout
-from zndraw_joblib.contract.providers import ProviderClaimResponse, ProviderRead, canonical, request_hash
+from zndraw_joblib.contract.problems import ContentTooLarge, ProviderTimeout
+from zndraw_joblib.contract.providers import (
+    MAX_PARAMS_BYTES,
+    ProviderClaimResponse,
+    ProviderRead,
+    canonical,
+    request_hash,
+)
 from zndraw_joblib.server import cache
 from zndraw_joblib.server.cache import Found, Keys
 from zndraw_joblib.server.ports import (
@@ -48,8 +54,10 @@ class Question(NamedTuple):
 
 
 def question(room_id: str, name: JobName, params: dict[str, Any]) -> Question:
-    """Return a read by its parameters."""
+    """Return a read by its parameters. Raises `ContentTooLarge` where these are over 32 KiB."""
     text = canonical(params)
+    if len(text) > MAX_PARAMS_BYTES:
+        raise ContentTooLarge(f"query: the parameters have {len(text)} bytes; {MAX_PARAMS_BYTES} are taken")
     return Question(room_id, name, text, request_hash(text))
 
 

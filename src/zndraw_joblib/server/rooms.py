@@ -50,8 +50,7 @@ class Rooms:
         self._joined: dict[str, set[str]] = {}
         self.departures = Departures(runtime)
         self.presence = Presence(runtime, sio, self._enter, self._leave)
-        # Whether nobody is let into the rooms of providers but by us.
-        self.minds_providers = _former_handler(sio, events.JoinProviderRoom.event_name) is None
+        self._answers: dict[str, Any] = {}
         # The standalone server's sockets are ours: nobody connects to it without a token.
         self.is_closed_to_strangers = False
         self._handle(events.JoinJobRoom, self._join_job)
@@ -61,6 +60,12 @@ class Rooms:
         self._handle(events.JoinRoom, self._join_room)
         self._handle(events.LeaveRoom, self._leave_room)
         self.attend()
+
+    @property
+    def minds_providers(self) -> bool:
+        """Whether nobody but us lets sockets into the rooms of providers; a host may do so, also later."""
+        event = events.JoinProviderRoom.event_name
+        return event in self._answers and _former_handler(self._sio, event) is self._answers[event]
 
     def attend(self) -> None:
         """Hear of connections and of their ends, before the host's own handlers do; also of late ones."""
@@ -131,6 +136,7 @@ class Rooms:
             return {}
 
         if _former_handler(self._sio, kind.event_name) is None:
+            self._answers[kind.event_name] = answer
             self._sio.on(kind.event_name, answer)
         else:
             logger.warning("the host's own handler of %s stays; ours does not run", kind.event_name)
