@@ -179,3 +179,30 @@ async def test_nonsense_on_the_line_is_passed_over(end: Callable[[], End], open_
     here.relay.forward([Wake("job:a", 1)])
     await until(lambda: ("job:a", 1) in there.woken)
     assert not there.task.done()
+
+
+async def test_one_cancellation_ends_it(open_line: OpenLine) -> None:
+    """Also where whoever is just sending takes that for a time-out of his own."""
+    is_sending = asyncio.Event()
+
+    @asynccontextmanager
+    async def deaf() -> AsyncIterator[Line]:
+        async with open_line() as line:
+
+            async def send(_: str) -> None:
+                is_sending.set()
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    raise TimeoutError from None
+
+            line.send = send
+            yield line
+
+    async def look() -> None: ...
+
+    running = asyncio.create_task(Relay(lambda key, limit: None, look).run(deaf))
+    await is_sending.wait()
+    running.cancel()
+    done, _ = await asyncio.wait([running], timeout=20)
+    assert done

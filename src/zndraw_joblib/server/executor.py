@@ -320,7 +320,5 @@ async def _insist(work: Callable[[], Awaitable[Result]]) -> Result:
 
 async def _end(aides: "list[asyncio.Task[None]]") -> None:
     for aide in aides:
-        while not aide.done():
-            # A client of Redis that is sending may take a cancellation for something else.
-            aide.cancel()
-            await asyncio.wait([aide], timeout=1)
+        aide.cancel()
+        await asyncio.wait([aide])

@@ -179,10 +179,8 @@ class JobLib:
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:
-    while not task.done():
-        # A client of Redis that is sending may take a cancellation for something else.
-        task.cancel()
-        await asyncio.wait([task], timeout=1)
+    task.cancel()
+    await asyncio.wait([task])
 
 
 def register_socketio_handlers(sio: Any, joblib: JobLib) -> None:

@@ -48,7 +48,7 @@ class Relay:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready: asyncio.Event | None = None
         self._looking: asyncio.Task[None] | None = None
-        self.is_open = False
+        self.is_open = self._is_closing = False
         self.receive: Callable[[str], None] = _ignore
 
     @property
@@ -75,7 +75,18 @@ class Relay:
             self._rouse()
 
     async def run(self, open_line: OpenLine) -> None:
-        """Keep a line open until cancelled."""
+        """Keep a line open until cancelled, which once is enough for."""
+        keeping = asyncio.create_task(self._keep_open(open_line))
+        try:
+            await asyncio.wait([keeping])
+        finally:
+            while not keeping.done():
+                # A client of Redis that is sending may take a cancellation for something else.
+                if not self._is_closing:
+                    keeping.cancel()
+                await asyncio.wait([keeping], timeout=1)
+
+    async def _keep_open(self, open_line: OpenLine) -> None:
         self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
         pause = _FIRST_PAUSE
         while True:
@@ -88,7 +99,7 @@ class Relay:
                     pause = _FIRST_PAUSE
                 say = logger.warning if pause == _FIRST_PAUSE else logger.debug
                 say("the line to the other replicas is broken, and will be opened again: %r", error)
-            self.is_open = False
+            self.is_open = self._is_closing = False
             await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - jitter
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -103,6 +114,7 @@ class Relay:
             try:
                 await self._send_on(line, {"hello": True})
             finally:
+                self._is_closing = True
                 hearing.cancel()
                 with suppress(Exception):
                     async with asyncio.timeout(1):
