@@ -48,7 +48,7 @@ class Relay:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready: asyncio.Event | None = None
         self._looking: asyncio.Task[None] | None = None
-        self.is_open = self._is_closing = False
+        self.is_open = self._is_closing = self._is_over = False
         self.receive: Callable[[str], None] = _ignore
 
     @property
@@ -76,10 +76,12 @@ class Relay:
 
     async def run(self, open_line: OpenLine) -> None:
         """Keep a line open until cancelled, which once is enough for."""
+        self._is_over = False
         keeping = asyncio.create_task(self._keep_open(open_line))
         try:
             await asyncio.wait([keeping])
         finally:
+            self._is_over = True
             while not keeping.done():
                 # A client of Redis that is sending may take a cancellation for something else.
                 if not self._is_closing:
@@ -89,7 +91,7 @@ class Relay:
     async def _keep_open(self, open_line: OpenLine) -> None:
         self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
         pause = _FIRST_PAUSE
-        while True:
+        while not self._is_over:
             began = time.monotonic()
             try:
                 async with open_line() as line:
