@@ -72,7 +72,7 @@ async def test_a_crowd_takes_few_connections(open_redis: OpenRedis, client: redi
     results = open_redis()
     before = len(await client.client_list())
     waiting = [asyncio.create_task(results.wait_for_key("crowd", 20)) for _ in range(200)]
-    await asyncio.sleep(0.2)
+    await until(lambda: _asleep(results, "crowd") == 200)
     await results.store("other", os.urandom(MIB), 60)
     found = await asyncio.gather(*[results.get("other") for _ in range(200)])
     assert len(set(found)) == 1
@@ -168,13 +168,20 @@ async def pair(server: Server) -> AsyncIterator[tuple[RedisResults, RedisResults
         await results.close()
 
 
+def _asleep(results: RedisResults, key: str) -> int:
+    """Count those that have looked for a key, and wait for a notice now."""
+    bells = results._side().bells._bells.get(key, set())
+    return sum(bool(bell._moved._waiters) for bell in bells)
+
+
 async def test_a_restart_is_survived(server: Server, pair: tuple[RedisResults, RedisResults]) -> None:
     """While it is away all say so, but who waits already waits on, and hears of what comes after."""
     results, other = pair
     await asyncio.gather(*[results.get("a") for _ in range(50)])
     waiting = [asyncio.create_task(results.wait_for_key("a", 30)) for _ in range(200)]
+    await until(lambda: _asleep(results, "a") == 200)
     short = asyncio.create_task(results.wait_for_key("b", 1))
-    await asyncio.sleep(0.2)
+    await until(lambda: _asleep(results, "b") == 1)
     await asyncio.to_thread(server.stop)
     for asked in (
         results.get("a"),
@@ -219,5 +226,6 @@ async def test_closing_ends_it_all(valkey: str, client: redis.asyncio.Redis) -> 
         assert await results.wait_for_key("a", 0.05) is None
         await results.close()
         await until(lambda: len(asyncio.all_tasks()) == before[1])
-    await asyncio.sleep(0.05)
-    assert len(await client.client_list()) == before[0]
+    async with asyncio.timeout(10):
+        while len(await client.client_list()) != before[0]:
+            await asyncio.sleep(0.01)
