@@ -7,6 +7,7 @@ import random
 import time
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -18,6 +19,8 @@ from zndraw_joblib import get_result_backend, verify_readable_room, verify_writa
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.server.adapters.memory import MemoryResults
 from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.service.providers import MAX_WAITING
+from zndraw_joblib.server.store import providers as provider_store
 from zndraw_joblib.server.store.tables import ProviderCall, ProviderRecord
 
 BOUND = 10
@@ -820,12 +823,18 @@ async def test_who_reads_is_connected(client: httpx.AsyncClient, app: FastAPI) -
 
 
 @ON_SQLITE
-async def test_waiting_reads_are_bounded(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_reads_are_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """429 with Retry-After, and the next one goes through once there is room."""
-    monkeypatch.setattr("zndraw_joblib.server.service.reads.MAX_WAITING", 3)
     provider = await offer(client)
-    for n in range(3):
-        problem(await client.get(f"{READ}?n={n}", headers=NOW), 504, "provider-timeout")
+
+    async def ask_many(tx: Any) -> None:
+        row = await provider_store.by_id(tx, UUID(provider["id"]))
+        assert row is not None
+        until = await tx.now() + timedelta(minutes=1)
+        for n in range(MAX_WAITING):
+            await provider_store.ask(tx, row, f"read-{n}", "{}", until)
+
+    await runtime.write(ask_many)
     answer = await client.get(f"{READ}?n=3", headers=NOW)
     problem(answer, 429, "too-many-requests")
     assert "retry-after" in answer.headers

@@ -213,10 +213,9 @@ async def test_a_server_that_stops_leaves_and_the_next_one_goes_on(
 
 
 async def test_runs_that_do_not_end_are_settled_when_the_server_stops(
-    settings: ServerSettings, journal: Path, monkeypatch: pytest.MonkeyPatch
+    settings: ServerSettings, journal: Path
 ) -> None:
     """After the grace its worker leaves, as any worker: "Worker disconnected". The stop hangs on nothing."""
-    monkeypatch.setattr("zndraw_joblib.server.executor.GuardedExecutor.grace_seconds", 0.2)
     async with running(create_app(settings)) as client:
         task = await submit(client, HEED, journal=str(journal))
         await until(lambda: told(journal, "begin"))
