@@ -11,10 +11,13 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import psutil
+
 from chaos import jobs, worker
 from chaos.server import TOKEN
 
 _GOODBYE_SECONDS = 20.0
+_STILL_SECONDS = 5.0
 
 
 @dataclass
@@ -79,9 +82,18 @@ class Pool:
         assert place.process.exitcode is not None, "a worker does not end"
 
     def send(self, place: Place, number: signal.Signals) -> None:
-        """Send a worker a signal."""
+        """Send a worker a signal. Where it is SIGSTOP, return once the worker stands still."""
         place.is_stopped = number == signal.SIGSTOP
         os.kill(place.pid, number)
+        if place.is_stopped:
+            self._wait_until_still(place)
+
+    def _wait_until_still(self, place: Place) -> None:
+        # One thread takes the signal and stops the others: on a busy machine they run on until then.
+        process, deadline = psutil.Process(place.pid), time.monotonic() + _STILL_SECONDS
+        while process.status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline, "a worker does not stop"
+            time.sleep(0.001)
 
     def stop(self) -> None:
         """End all workers, as SIGTERM does; kill what does not end."""

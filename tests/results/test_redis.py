@@ -218,6 +218,20 @@ async def test_what_is_stored_while_the_line_is_cut_is_found(
         assert await asyncio.wait_for(waiting, 5) == b"1"
 
 
+async def test_who_gives_up_is_let_go(open_redis: OpenRedis) -> None:
+    """Whatever the client is at: asyncio may lose a cancellation that meets the end of what it awaits."""
+    results = open_redis()
+    await results.get("a")
+    for turns in range(60):
+        asked = [asyncio.create_task(results.wait_for_key("a", 5)) for _ in range(40)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in asked:
+            task.cancel()
+        _, pending = await asyncio.wait(asked, timeout=2)
+        assert not pending, f"{len(pending)} of 40 go on waiting, after {turns} turns of the loop"
+
+
 async def test_closing_ends_it_all(valkey: str, client: redis.asyncio.Redis) -> None:
     """No connection and no task is left, and it may be used again."""
     results = RedisResults(valkey, "closing")

@@ -226,13 +226,20 @@ def _unavailable(what: str) -> ServiceUnavailable:
 
 @contextmanager
 def _translated() -> Iterator[None]:
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
     try:
         yield
     except (RedisError, OSError) as error:
         if isinstance(error, ProblemException):
             raise
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise asyncio.CancelledError from error
+        _raise_if_cancelled(task, before, error)
         logger.warning("Redis does not do what results need: %r", error)
         raise _unavailable("The results of providers cannot be reached") from error
+    _raise_if_cancelled(task, before)
+
+
+def _raise_if_cancelled(task: asyncio.Task[Any] | None, before: int, error: Exception | None = None) -> None:
+    """Cancel where the client did not: while it sends, it may lose a cancellation."""
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError from error
