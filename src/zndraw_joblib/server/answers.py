@@ -4,12 +4,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
 from hashlib import sha256
+from typing import Any
 
 from zndraw_joblib.contract.problems import ContentTooLarge, ServiceUnavailable, StaleResult
 from zndraw_joblib.contract.providers import ReadFailure
 from zndraw_joblib.server import cache
 from zndraw_joblib.server.cache import Keys
-from zndraw_joblib.server.ports import ResultBackend
+from zndraw_joblib.server.ports import PART_BYTES, ResultBackend
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import reads
 from zndraw_joblib.server.service.reads import Target
@@ -61,9 +62,10 @@ class Answers:
             await backend.release_inflight(keys.inflight)
             await self._runtime.write(partial(reads.ask_anew, target=target, request_hash=request_hash))
             raise
+        else:
+            await self._settle(backend, target, request_hash, keys)
         finally:
             await backend.release_inflight(keys.upload)
-        await self._settle(backend, target, request_hash, keys)
 
     async def bring_failure(
         self, backend: ResultBackend, target: Target, request_hash: str, body: bytes
@@ -77,11 +79,19 @@ class Answers:
         self, backend: ResultBackend, target: Target, keys: Keys, chunks: AsyncIterator[bytes]
     ) -> None:
         ttl, digest = self._runtime.settings.provider_result_ttl_seconds, sha256()
-        await cache.make_room(backend, target, keys)
-        await cache.describe(backend, target, keys, ttl)
+        has_room = await cache.make_room(backend, target, keys)
         async with aclosing(self._measured(chunks, digest.update)) as measured:
-            await cache.store(backend, keys.result, measured, ttl)
-        await cache.describe(backend, target, keys, ttl, digest.hexdigest()[:_ETAG_LENGTH])
+            begin = await _begin(measured)
+            is_whole = len(begin) <= PART_BYTES
+            # Bytes that are there already must not be taken for these: only then the ETag comes last.
+            is_known = is_whole and has_room
+            await cache.describe(backend, target, keys, ttl, _etag(digest) if is_known else None)
+            if is_whole:
+                await backend.store(keys.result, begin, ttl)
+            else:
+                await cache.store(backend, keys.result, _joined(begin, measured), ttl)
+        if not is_known:
+            await cache.describe(backend, target, keys, ttl, _etag(digest))
 
     async def _settle(self, backend: ResultBackend, target: Target, request_hash: str, keys: Keys) -> None:
         await backend.release_inflight(keys.inflight)
@@ -104,6 +114,27 @@ class Answers:
                 yield chunk
         finally:
             self._incoming -= size
+
+
+async def _begin(chunks: AsyncIterator[bytes]) -> bytes:
+    """Take what fits into one part, and a little more if there is more."""
+    begin = bytearray()
+    async for chunk in chunks:
+        begin += chunk
+        if len(begin) > PART_BYTES:
+            break
+    return bytes(begin)
+
+
+async def _joined(begin: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield begin
+    async for chunk in chunks:
+        yield chunk
+
+
+def _etag(digest: Any) -> str:
+    text: str = digest.hexdigest()
+    return text[:_ETAG_LENGTH]
 
 
 def _busy(what: str) -> ServiceUnavailable:

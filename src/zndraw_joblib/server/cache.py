@@ -83,10 +83,13 @@ async def _sliced(data: bytes) -> AsyncIterator[bytes]:
         yield data[start : start + PART_BYTES]
 
 
-async def make_room(backend: ResultBackend, target: Target, keys: Keys) -> None:
-    """Forget bytes of another registration, before those of this one come."""
-    if not _is_of(await backend.get(keys.meta), target):
+async def make_room(backend: ResultBackend, target: Target, keys: Keys) -> bool:
+    """Forget bytes of another registration, before those of this one come. Tell whether none are left."""
+    meta = await backend.get(keys.meta)
+    if not _is_of(meta, target):
         await backend.delete(keys.result)
+        return True
+    return meta is None
 
 
 async def describe(

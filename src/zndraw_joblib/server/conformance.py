@@ -58,7 +58,7 @@ def _is_bytes(found: object, wanted: bytes | None) -> bool:
 async def _keeps(backend: ResultBackend) -> None:
     """What is stored is what one gets, whatever the bytes and the key, until the next store."""
     for name in _ODD:
-        key, data = _key(name), os.urandom(20)
+        key, data = _key(name), uuid4().hex.encode()
         _hold(await backend.get(key) is None, f"get of the unknown key {key!r} is not None")
         await backend.store(key, data, _LONG)
         _hold(_is_bytes(await backend.get(key), data), f"get does not return what was stored under {key!r}")

@@ -73,27 +73,27 @@ class Reads:
         self._is_blind = is_blind
         runtime.looks.append(self._look_for_claims)
 
-    async def read(self, backend: ResultBackend, asked: Question, wait: float, gone: Gone = None) -> Found:
-        """Return what is cached, else what is brought within `wait` seconds.
+    async def look(self, backend: ResultBackend, asked: Question) -> tuple[Target, Found | None]:
+        """Return whom to read from, and what was read before, if anything was. Raises `ProviderNotFound`."""
+        target = await self._target(asked)
+        return target, await cache.find(backend, target, cache.keys_of(asked.name, asked.hash))
+
+    async def read(
+        self, backend: ResultBackend, asked: Question, target: Target, wait: float, gone: Gone = None
+    ) -> Found:
+        """Return what is brought within `wait` seconds, after a `look` found `target` and nothing else.
 
         Raises `ProviderNotFound`, `ProviderNotConnected`, `ProviderTimeout`, and what the provider says that
         went wrong: `ProviderFailed`, or `InvalidRequest` for parameters that do not fit.
         """
         keys, deadline = cache.keys_of(asked.name, asked.hash), time.monotonic() + wait
-        if (found := await self.cached(backend, asked)) is not None:
-            return found
         waits_on = [read_key(asked.name, asked.hash), provider_key(asked.name)]
-        # What went wrong before is not of this read.
-        known = await cache.failure(backend, keys)
         pause = _RECHECK_FIRST
         with self._runtime.sleepers.enter(waits_on) as sleeper:
-            while True:
-                self._runtime.sleepers.look(sleeper)
-                target = await self._target(asked)
-                found = await _look(backend, target, keys, known)
-                found = found or await self._ask_once(backend, target, asked, keys)
-                if found is not None:
-                    return found
+            # What went wrong before is not of this read.
+            known = await cache.failure(backend, keys)
+            found = await self._ask_once(backend, target, asked, keys)
+            while found is None:
                 left = deadline - time.monotonic()
                 if left <= 0 or self._runtime.sleepers.is_closed or (gone is not None and gone.done()):
                     raise _timeout(target)
@@ -101,10 +101,11 @@ class Reads:
                 seconds = min(left, pause, heard_for)
                 await _first(backend.wait_for_key(keys.result, seconds), sleeper.sleep(seconds, gone))
                 pause = min(pause * _RECHECK_GROWTH, _RECHECK_MAX)
-
-    async def cached(self, backend: ResultBackend, asked: Question) -> Found | None:
-        """Return what was read before, None if nothing was. Raises `ProviderNotFound`."""
-        return await cache.find(backend, await self._target(asked), cache.keys_of(asked.name, asked.hash))
+                self._runtime.sleepers.look(sleeper)
+                target = await self._target(asked)
+                found = await _look(backend, target, keys, known)
+                found = found or await self._ask_once(backend, target, asked, keys)
+            return found
 
     async def _target(self, asked: Question) -> Target:
         cross_room = self._runtime.settings.cross_room_jobs

@@ -70,7 +70,8 @@ async def find(
         row = await store.with_call(tx, name, request_hash)
     if row is None:
         raise not_found(room_id, name)
-    return await _target(tx, row, is_asked=bool(row.is_asked))
+    is_asked = row.asked_of == row.registration and row.asked_until > await tx.now()
+    return await _target(tx, row, is_asked=is_asked)
 
 
 async def _target(tx: Transaction, row: Any, *, is_asked: bool = False) -> Target:

@@ -2,10 +2,24 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement, Row, and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Row,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 
 from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.server.ports import Page
@@ -19,8 +33,87 @@ calls = ProviderCall.__table__
 
 Found = Row[*tuple[Any, ...]]
 
+# Statements of reads are built once, and those that are first in a transaction tell the time too.
+_WITH_CALL = (
+    select(
+        providers,
+        calls.c.registration.label("asked_of"),
+        calls.c.expires_at.label("asked_until"),
+        func.now().label("now"),
+    )
+    .outerjoin_from(
+        providers,
+        calls,
+        and_(calls.c.provider_id == providers.c.id, calls.c.request_hash == bindparam("hash")),
+    )
+    .where(*[providers.c[part] == bindparam(part) for part in JobName._fields])
+)
+_BY_ID = select(providers, func.now().label("now")).where(providers.c.id == bindparam("id"))
+_LOCK = (
+    select(providers, func.now().label("now"))
+    .where(among(providers.c.id, bindparam("ids")))
+    .order_by(providers.c.id)
+    .with_for_update(key_share=True)
+)
+_LOCK_SHARED = _LOCK.with_for_update(key_share=True, read=True)
+_HEAR = (
+    update(providers)
+    .where(providers.c.worker_id == bindparam("worker"), providers.c.heard_until < bindparam("until"))
+    .values(heard_until=bindparam("until"))
+)
+_HEAR_SOME = _HEAR.where(among(providers.c.id, bindparam("ids")))
+_COUNT_WAITING = (
+    select(func.count())
+    .select_from(calls)
+    .where(calls.c.provider_id == bindparam("provider"), calls.c.expires_at > bindparam("now"))
+)
+_ANSWERED = delete(calls).where(
+    calls.c.provider_id == bindparam("provider"), calls.c.request_hash == bindparam("hash")
+)
+_CALLS_OF = select(calls, *[providers.c[part] for part in JobName._fields]).join_from(
+    calls, providers, calls.c.provider_id == providers.c.id
+)
+_CLAIMED = _CALLS_OF.where(calls.c.claimed_by == bindparam("worker"), calls.c.claim_id == bindparam("claim"))
+_OLDEST = (
+    _CALLS_OF.where(
+        providers.c.worker_id == bindparam("worker"),
+        calls.c.expires_at > bindparam("now"),
+        or_(calls.c.claimed_at.is_(None), calls.c.claimed_at < bindparam("lost_before")),
+    )
+    .order_by(calls.c.n)
+    .limit(1)
+    .with_for_update(of=calls, skip_locked=True)
+)
+_CLAIM = (
+    update(calls)
+    .where(calls.c.n == bindparam("number"))
+    .values(claimed_by=bindparam("worker"), claimed_at=bindparam("now"), claim_id=bindparam("claim"))
+)
+_AWAITED_FROM = (
+    select(providers.c.worker_id)
+    .join_from(calls, providers, calls.c.provider_id == providers.c.id)
+    .where(
+        among(providers.c.worker_id, bindparam("ids")),
+        calls.c.claimed_at.is_(None),
+        calls.c.expires_at > bindparam("now"),
+    )
+    .distinct()
+)
 # Of the sweep, which asks this for each batch of workers.
 _UNLINK = delete(links).where(among(links.c.worker_id, bindparam("ids"))).returning(links.c.provider_id)
+
+
+@cache
+def _ask(is_sqlite: bool) -> Executable:
+    asked: Any = (sqlite if is_sqlite else postgresql).insert(calls)
+    anew = {name: asked.excluded[name] for name in ("registration", "sent_at", "expires_at")}
+    is_over = or_(
+        calls.c.expires_at <= asked.excluded.sent_at, calls.c.registration != asked.excluded.registration
+    )
+    statement: Executable = asked.on_conflict_do_update(
+        index_elements=["provider_id", "request_hash"], set_=anew, where=is_over
+    ).returning(calls.c.n)
+    return statement
 
 
 def name_of(row: Found) -> JobName:
@@ -55,22 +148,24 @@ async def by_name(tx: Transaction, name: JobName) -> Found | None:
 
 
 async def with_call(tx: Transaction, name: JobName, request_hash: str) -> Found | None:
-    """Return the provider of this name, and as `is_asked` whether it is asked for this read already."""
-    is_asked = and_(calls.c.registration == providers.c.registration, calls.c.expires_at > await tx.now())
-    same = and_(calls.c.provider_id == providers.c.id, calls.c.request_hash == request_hash)
-    statement = select(providers, is_asked.label("is_asked")).outerjoin_from(providers, calls, same)
-    return (await tx.execute(statement.where(_is_named(name)))).first()
+    """Return the provider of this name; `asked_of` is the registration asked for this read, if one is."""
+    found = (await tx.execute(_WITH_CALL, {**name._asdict(), "hash": request_hash})).all()
+    tx.note_now(found)
+    return found[0] if found else None
 
 
 async def by_id(tx: Transaction, provider_id: UUID) -> Found | None:
     """Return a provider."""
-    return (await tx.execute(select(providers).where(providers.c.id == provider_id))).first()
+    found = (await tx.execute(_BY_ID, {"id": provider_id})).all()
+    tx.note_now(found)
+    return found[0] if found else None
 
 
 async def lock(tx: Transaction, ids: Sequence[UUID], *, shared: bool = False) -> list[Found]:
     """Return those of these providers that exist, locked; `shared` keeps them from being removed alone."""
-    statement = select(providers).where(providers.c.id.in_(padded(ids))).order_by(providers.c.id)
-    return list(await tx.execute(statement.with_for_update(key_share=True, read=shared)))
+    found = list(await tx.execute(_LOCK_SHARED if shared else _LOCK, {"ids": padded(ids)}))
+    tx.note_now(found)
+    return found
 
 
 async def change(tx: Transaction, provider_id: UUID, **values: Any) -> None:
@@ -133,10 +228,8 @@ async def newest_link(tx: Transaction, provider_id: UUID) -> Found | None:
 
 async def hear(tx: Transaction, worker_id: UUID, until: datetime, only: Sequence[UUID] = ()) -> None:
     """Note until when a worker may be taken for connected: for all its providers, or for some of them."""
-    wanted = [providers.c.worker_id == worker_id, providers.c.heard_until < until]
-    if only:
-        wanted.append(providers.c.id.in_(padded(only)))
-    await tx.execute(update(providers).where(*wanted).values(heard_until=until))
+    given = {"worker": worker_id, "until": until}
+    await tx.execute(*((_HEAR_SOME, {**given, "ids": padded(only)}) if only else (_HEAR, given)))
 
 
 async def part(tx: Transaction, worker_id: UUID, at: datetime, only: Sequence[UUID] = ()) -> list[JobName]:
@@ -160,27 +253,22 @@ async def answerers(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, UUID]:
 
 async def ask(tx: Transaction, provider: Found, request_hash: str, params: str, until: datetime) -> bool:
     """Let a read wait for its answer. Tell whether it did not wait already."""
-    now = await tx.now()
-    asked = {"registration": provider.registration, "sent_at": now, "expires_at": until}
-    statement = (
-        dialect(tx)
-        .insert(calls)
-        .values(provider_id=provider.id, request_hash=request_hash, params=params, **asked)
-    )
-    is_over = or_(calls.c.expires_at <= now, calls.c.registration != provider.registration)
-    written = await tx.execute(
-        statement.on_conflict_do_update(
-            index_elements=["provider_id", "request_hash"], set_=asked, where=is_over
-        ).returning(calls.c.n)
-    )
-    return written.first() is not None
+    row = {
+        "provider_id": provider.id,
+        "request_hash": request_hash,
+        "params": params,
+        "registration": provider.registration,
+        "sent_at": await tx.now(),
+        "expires_at": until,
+    }
+    return (await tx.execute(_ask(tx.is_sqlite), row)).first() is not None
 
 
 async def count_waiting(tx: Transaction, provider_id: UUID) -> int:
     """Count the reads of a provider that somebody waits for."""
-    wanted = calls.c.provider_id == provider_id, calls.c.expires_at > await tx.now()
-    found: int = (await tx.execute(select(func.count()).select_from(calls).where(*wanted))).scalar_one()
-    return found
+    found = await tx.execute(_COUNT_WAITING, {"provider": provider_id, "now": await tx.now()})
+    count: int = found.scalar_one()
+    return count
 
 
 async def waiting(tx: Transaction, provider_id: UUID, limit: int) -> list[Found]:
@@ -198,56 +286,28 @@ async def pass_on(tx: Transaction, provider_id: UUID, registration: UUID) -> Non
 
 async def answered(tx: Transaction, provider_id: UUID, request_hash: str) -> None:
     """Forget a read that has its answer."""
-    wanted = calls.c.provider_id == provider_id, calls.c.request_hash == request_hash
-    await tx.execute(delete(calls).where(*wanted))
-
-
-def _with_provider() -> Any:
-    return select(calls, *[providers.c[name] for name in ("room_id", "category", "name")]).join_from(
-        calls, providers, calls.c.provider_id == providers.c.id
-    )
+    await tx.execute(_ANSWERED, {"provider": provider_id, "hash": request_hash})
 
 
 async def claimed(tx: Transaction, worker_id: UUID, claim_id: UUID) -> Found | None:
     """Return the read that a worker has got by a claim of its own."""
-    statement = _with_provider().where(calls.c.claimed_by == worker_id, calls.c.claim_id == claim_id)
-    return (await tx.execute(statement)).first()
+    return (await tx.execute(_CLAIMED, {"worker": worker_id, "claim": claim_id})).first()
 
 
 async def claim(tx: Transaction, worker_id: UUID, claim_id: UUID | None, lease: timedelta) -> Found | None:
     """Give the oldest read that waits for a provider of this worker to it, for `lease`; None without one."""
     now = await tx.now()
-    statement = (
-        _with_provider()
-        .where(
-            providers.c.worker_id == worker_id,
-            calls.c.expires_at > now,
-            or_(calls.c.claimed_at.is_(None), calls.c.claimed_at < now - lease),
-        )
-        .order_by(calls.c.n)
-        .limit(1)
-        .with_for_update(of=calls, skip_locked=True)
-    )
-    found: Found | None = (await tx.execute(statement)).first()
+    given = {"worker": worker_id, "now": now}
+    found = (await tx.execute(_OLDEST, {**given, "lost_before": now - lease})).first()
     if found is not None:
-        taken = {"claimed_by": worker_id, "claimed_at": now, "claim_id": claim_id}
-        await tx.execute(update(calls).where(calls.c.n == found.n).values(**taken))
+        await tx.execute(_CLAIM, {**given, "number": found.n, "claim": claim_id})
     return found
 
 
 async def awaited_from(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID]:
     """Return those of these workers for whose providers reads wait that nobody has claimed."""
-    statement = (
-        select(providers.c.worker_id)
-        .join_from(calls, providers, calls.c.provider_id == providers.c.id)
-        .where(
-            providers.c.worker_id.in_(padded(worker_ids)),
-            calls.c.claimed_at.is_(None),
-            calls.c.expires_at > await tx.now(),
-        )
-        .distinct()
-    )
-    return list((await tx.execute(statement)).scalars())
+    given = {"ids": padded(worker_ids), "now": await tx.now()}
+    return list((await tx.execute(_AWAITED_FROM, given)).scalars())
 
 
 async def prune(tx: Transaction, before: datetime, limit: int) -> int:

@@ -3,12 +3,13 @@
 What is being written is a draft, under a name that nobody asks for; drafts that were left expire.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
 from secrets import randbits
 from typing import Any, NamedTuple
 
-from sqlalchemy import Executable, Integer, and_, bindparam, delete, insert, literal_column, select, update
+from sqlalchemy import Executable, Integer, bindparam, delete, func, insert, literal_column, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from zndraw_joblib.server.ports import PART_BYTES
@@ -34,14 +35,20 @@ def new_number() -> int:
 
 async def read(tx: Transaction, key: str) -> bytes | None:
     """Return the bytes of a value."""
-    rows = (await tx.execute(_BYTES, {"key": _value(key), "now": await tx.now()})).all()
+    rows = await _kept(tx, _BYTES, key)
     return b"".join(row.data for row in rows) if rows else None
 
 
 async def head(tx: Transaction, key: str) -> Head | None:
     """Return what a reader needs to begin."""
-    row = (await tx.execute(_HEAD, {"key": _value(key), "now": await tx.now()})).first()
-    return None if row is None else Head(row.n, row.size, row.data)
+    rows = await _kept(tx, _HEAD, key)
+    return Head(rows[0].n, rows[0].size, rows[0].data) if rows else None
+
+
+async def _kept(tx: Transaction, statement: Executable, key: str) -> Sequence[Any]:
+    rows = (await tx.execute(statement, {"key": _value(key)})).all()
+    tx.note_now(rows)
+    return rows if rows and rows[0].expires_at > await tx.now() else ()
 
 
 async def part(tx: Transaction, n: int, number: int) -> bytes | None:
@@ -168,14 +175,13 @@ def _put_row(is_sqlite: bool) -> Executable:
     return statement
 
 
-_IS_KEPT = and_(results.c.key == bindparam("key"), results.c.expires_at > bindparam("now"))
-_PARTS_OF = parts.join(results, results.c.n == parts.c.result_n)
-_BYTES = select(parts.c.data).select_from(_PARTS_OF).where(_IS_KEPT).order_by(parts.c.part)
-_HEAD = (
-    select(results.c.n, results.c.size, parts.c.data)
-    .select_from(_PARTS_OF)
-    .where(_IS_KEPT, parts.c.part == literal_column("0"))
+_PARTS_OF = (
+    select(parts.c.data, results.c.n, results.c.size, results.c.expires_at, func.now().label("now"))
+    .join_from(parts, results, results.c.n == parts.c.result_n)
+    .where(results.c.key == bindparam("key"))
 )
+_BYTES = _PARTS_OF.order_by(parts.c.part)
+_HEAD = _PARTS_OF.where(parts.c.part == literal_column("0"))
 _PART = select(parts.c.data).where(parts.c.result_n == bindparam("n"), parts.c.part == bindparam("part"))
 _GROW = (
     update(results)
