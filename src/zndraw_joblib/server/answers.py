@@ -48,7 +48,7 @@ class Answers:
         if not await backend.acquire_inflight(keys.upload, _UPLOAD_SECONDS):
             raise _busy("The answer to this read is on its way in already")
         try:
-            await self._runtime.database.read(partial(reads.check_newest, target=target))
+            await self._runtime.database.read(partial(reads.check_newest, target=target), is_short=True)
             if announced > most:
                 raise _too_large(most)
             await self._keep(backend, target, keys, chunks)
@@ -96,7 +96,8 @@ class Answers:
     async def _settle(self, backend: ResultBackend, target: Target, request_hash: str, keys: Keys) -> None:
         await backend.release_inflight(keys.inflight)
         await backend.notify_key(keys.result)
-        await self._runtime.write(partial(reads.answered, target=target, request_hash=request_hash))
+        answered = partial(reads.answered, target=target, request_hash=request_hash)
+        await self._runtime.write(answered, is_short=True)
 
     async def _measured(
         self, chunks: AsyncIterator[bytes], note: Callable[[bytes], None]

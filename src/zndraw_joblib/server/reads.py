@@ -110,7 +110,7 @@ class Reads:
     async def _target(self, asked: Question) -> Target:
         cross_room = self._runtime.settings.cross_room_jobs
         find = partial(reads.find, room_id=asked.room_id, name=asked.name, request_hash=asked.hash)
-        return await self._runtime.database.read(partial(find, cross_room=cross_room))
+        return await self._runtime.database.read(partial(find, cross_room=cross_room), is_short=True)
 
     async def _ask_once(
         self, backend: ResultBackend, target: Target, asked: Question, keys: Keys
@@ -134,7 +134,7 @@ class Reads:
             found = await cache.find(backend, target, keys)
             if found is None:
                 ask = partial(reads.ask, target=target, request_hash=asked.hash, params=asked.params)
-                await self._runtime.write(partial(ask, wanted=timedelta(seconds=ttl)))
+                await self._runtime.write(partial(ask, wanted=timedelta(seconds=ttl)), is_short=True)
                 has_lock = False  # until there is an answer
         finally:
             if has_lock:
@@ -153,7 +153,7 @@ class Reads:
         lease = _LEASES * self._runtime.settings.provider_inflight_ttl_seconds
         item = reads.Claim(caller, worker_id, claim_id, timedelta(seconds=wait), timedelta(seconds=lease))
         await self._runtime.note_life(caller, worker_id)
-        got = await self._runtime.write(partial(reads.claim, item=item))
+        got = await self._runtime.write(partial(reads.claim, item=item), is_short=True)
         if got is None and wait > 0 and not self._runtime.sleepers.is_closed:
             got = await self._claim_asleep(item, gone)
             if gone is not None and gone.done() and not self._runtime.sleepers.has(reads_key(worker_id)):
@@ -172,7 +172,7 @@ class Reads:
             self._runtime.start_recheck()
             while True:
                 sleepers.look(sleeper)
-                got = await self._runtime.write(partial(reads.claim, item=item))
+                got = await self._runtime.write(partial(reads.claim, item=item), is_short=True)
                 sleeper.found(key if got else None)
                 left = deadline - time.monotonic()
                 if got is not None or left <= 0 or sleepers.is_closed:

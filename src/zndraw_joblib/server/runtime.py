@@ -96,12 +96,14 @@ class Runtime:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._rechecking: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
-    async def write(self, work: Callable[[Transaction], Awaitable[Result]]) -> Result:
-        """Run `work` in a transaction, commit, then tell what happened.
+    async def write(
+        self, work: Callable[[Transaction], Awaitable[Result]], *, is_short: bool = False
+    ) -> Result:
+        """Run `work` in a transaction, commit, then tell what happened; `is_short` as for the database.
 
         A caller that gives up meanwhile stops neither: what is committed is told.
         """
-        writing = asyncio.create_task(self._write(work))
+        writing = asyncio.create_task(self._write(work, is_short=is_short))
         self._writing.add(writing)
         writing.add_done_callback(self._written)
         return await asyncio.shield(writing)
@@ -118,9 +120,7 @@ class Runtime:
         if self._writing:
             await asyncio.wait(self._writing, timeout=_FINISH_SECONDS)
 
-    async def _write(
-        self, work: Callable[[Transaction], Awaitable[Result]], *, is_short: bool = False
-    ) -> Result:
+    async def _write(self, work: Callable[[Transaction], Awaitable[Result]], *, is_short: bool) -> Result:
         result, tx = await self.database.write(work, is_short=is_short)
         await self.tell(tx)
         return result

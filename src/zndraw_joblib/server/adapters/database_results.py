@@ -13,6 +13,7 @@ from zndraw_joblib.server.store import results
 
 # Between two parts of what is stored.
 _DRAFT_SECONDS = 60
+_SHORT_BYTES = 64 * 1024
 _RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
 # Where no line tells of what other processes store: SQLite without Redis.
 _RECHECK_ALONE = 0.1
@@ -36,10 +37,14 @@ class DatabaseResults:
             await self.store_stream(key, streamed(data), ttl)
             return
         n = results.new_number()
-        await self._runtime.write(partial(results.put, n=n, key=key, data=bytes(data), ttl=ttl))
+        put = partial(results.put, n=n, key=key, data=bytes(data), ttl=ttl)
+        await self._runtime.write(put, is_short=len(data) <= _SHORT_BYTES)
 
     async def get(self, key: str) -> bytes | None:
         """Return what is kept under a key."""
+        head = await self._runtime.database.read(partial(results.head, key=key), is_short=True)
+        if head is None or len(head.first) == head.size:
+            return None if head is None else head.first
         return await self._runtime.database.read(partial(results.read, key=key))
 
     async def delete(self, key: str) -> None:
@@ -48,11 +53,11 @@ class DatabaseResults:
 
     async def acquire_inflight(self, key: str, ttl: int) -> bool:
         """Take a lock for at most `ttl` seconds; tell whether it was free."""
-        return await self._runtime.write(partial(results.lock, key=key, ttl=ttl))
+        return await self._runtime.write(partial(results.lock, key=key, ttl=ttl), is_short=True)
 
     async def release_inflight(self, key: str) -> None:
         """Give the lock back."""
-        await self._runtime.write(partial(results.unlock, key=key))
+        await self._runtime.write(partial(results.unlock, key=key), is_short=True)
 
     async def wait_for_key(self, key: str, timeout: float) -> bytes | None:
         """Return what is kept under a key, waiting up to `timeout` seconds for a notice.
@@ -98,7 +103,7 @@ class DatabaseResults:
 
     async def open_stream(self, key: str) -> tuple[int, AsyncIterator[bytes]] | None:
         """Return the size of what is kept, and its bytes. The iterator raises if they go meanwhile."""
-        head = await self._runtime.database.read(partial(results.head, key=key))
+        head = await self._runtime.database.read(partial(results.head, key=key), is_short=True)
         return None if head is None else (head.size, self._chunks(head))
 
     async def _add_part(self, n: int, number: int, data: bytes) -> None:

@@ -68,7 +68,7 @@ class BearerTokens:
 
     async def _look_up(self, hashed: str) -> Identity:
         self._trusted.pop(hashed, None)
-        row = await self._database.read(partial(tokens.by_digest, digest=hashed))
+        row = await self._database.read(partial(tokens.by_digest, digest=hashed), is_short=True)
         if row is None:
             raise Unauthorized("The token is unknown or was revoked", headers=CHALLENGE)
         identity = Identity(row.name, row.is_superuser)

@@ -223,7 +223,7 @@ async def bring_result(  # noqa: PLR0913, PLR0917 - all that a request brings
     The header ``X-Request-Hash`` tells which read; ``X-Worker-ID``, if given, must be the provider's worker.
     """
     find = partial(answering, caller=caller, provider_id=provider_id, worker_id=label.worker_id)
-    target = await runtime.database.read(find)
+    target = await runtime.database.read(find, is_short=True)
     if label.is_error:
         body = await read_body(request, _MAX_FAILURE_BYTES)
         await answers.bring_failure(results, target, label.request_hash, body)

@@ -125,12 +125,12 @@ class Database(ABC):
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock
 
-    async def read(self, work: Work[Result]) -> Result:
-        """Run `work`, which writes nothing.
+    async def read(self, work: Work[Result], *, is_short: bool = False) -> Result:
+        """Run `work`, which writes nothing; `is_short` as for `write`.
 
         Raises `ServiceUnavailable` when the database does not answer.
         """
-        return await self._again_after_faults(partial(self._read, work))
+        return await self._again_after_faults(partial(self._read, work, is_short))
 
     async def write(self, work: Work[Result], *, is_short: bool = False) -> tuple[Result, Transaction]:
         """Run `work` and commit; run it again after a deadlock.
@@ -177,7 +177,7 @@ class Database(ABC):
         """Let go of connections and threads that are our own."""
 
     @abstractmethod
-    async def _read(self, work: Work[Result]) -> Result: ...
+    async def _read(self, work: Work[Result], is_short: bool) -> Result: ...
 
     @abstractmethod
     async def _write(self, work: Work[Result], is_short: bool) -> tuple[Result, Transaction]: ...
@@ -227,7 +227,7 @@ class Sessions(Database):
     async def close(self) -> None:
         """Do nothing: the connections are the host's."""
 
-    async def _read(self, work: Work[Result]) -> Result:
+    async def _read(self, work: Work[Result], is_short: bool) -> Result:
         async with self._open() as session:
             return await work(_of(await session.connection(), self._clock))
 

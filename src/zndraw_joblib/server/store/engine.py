@@ -90,11 +90,18 @@ class SqliteFile(Database):
         if self._quick is not None:
             self._quick.dispose()
 
-    async def _read(self, work: Work[Result]) -> Result:
-        def run() -> Result:
-            with self._engine.connect() as connection:
+    async def _read(self, work: Work[Result], is_short: bool) -> Result:
+        def run(engine: Engine = self._engine) -> Result:
+            with engine.connect() as connection:
                 return _drive(work(_at_once(connection, self._clock)))
 
+        if is_short and self._quick is not None and self._is_quick_free.acquire(blocking=False):
+            try:
+                return run(self._quick)
+            except OperationalError:
+                pass  # it does not wait: another process opens or recovers the file just now
+            finally:
+                self._is_quick_free.release()
         return await self._in_thread(self._reader, run)
 
     async def _write(self, work: Work[Result], is_short: bool) -> tuple[Result, Transaction]:

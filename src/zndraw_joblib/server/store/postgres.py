@@ -98,7 +98,7 @@ class PostgresServer(Database):
         if pool is not None:
             await pool.close()
 
-    async def _read(self, work: Work[Result]) -> Result:
+    async def _read(self, work: Work[Result], is_short: bool) -> Result:
         # No transaction: each statement sees what is committed by then, in one or not.
         async with self._connection() as connection:
             return await work(self._on(connection))
