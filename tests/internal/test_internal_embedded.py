@@ -49,6 +49,16 @@ async def workers(client: httpx.AsyncClient) -> list[dict[str, Any]]:
     return items
 
 
+async def test_the_server_is_not_drained(client: httpx.AsyncClient) -> None:
+    """An operator is told so, and what to do instead; it goes on."""
+    await end_of(client, await submit(client, TWIST))
+    [worker] = await workers(client)
+    refused = await client.post(f"{V1}/workers/{worker['id']}/drain")
+    assert (refused.status_code, refused.json()["type"].rsplit("/", 1)[-1]) == (409, "conflict")
+    assert "SIGTERM" in refused.json()["detail"]
+    assert (await end_of(client, await submit(client, TWIST)))["status"] == "completed"
+
+
 async def test_a_task_runs_to_its_end_without_any_remote_worker(client: httpx.AsyncClient) -> None:
     """Claimed in the answer, started by the server's own worker, completed with what `run` returns."""
     task = await submit(client, TWIST, how="well")

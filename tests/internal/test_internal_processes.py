@@ -150,15 +150,16 @@ async def test_a_task_that_is_cancelled_meanwhile_is_told_to_its_run(
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGINT, 1), (signal.SIGTERM, 12)])
 async def test_a_signal_lets_running_tasks_end(
-    number: signal.Signals, server: ServerProcess, settings: dict[str, Any], journal: Path
+    number: signal.Signals, seconds: int, server: ServerProcess, settings: dict[str, Any], journal: Path
 ) -> None:
     """They are completed, what was not begun runs elsewhere, and the worker is gone at once."""
     given = {**settings, "internal_concurrency": 2}
     async with server.client() as client:
         with Hand(OURS, **given) as first:
-            tasks = [await submit(client, COUNT, journal=str(journal), seconds=1) for _ in range(5)]
+            lasting = [seconds, seconds, 0]
+            tasks = [await submit(client, COUNT, journal=str(journal), seconds=each) for each in lasting]
             await until(lambda: len(told(journal, "begin")) == 2)
             assert await owners(settings["database_url"]) == ["@internal"]
             first.process.send_signal(number)

@@ -10,14 +10,16 @@ from taskiq.receiver import Receiver
 from zndraw_joblib.cli.operator import configuration, database
 from zndraw_joblib.cli.refusal import Misuse
 from zndraw_joblib.server.adapters.brokers import QueueBroker
-from zndraw_joblib.server.executor import GuardedExecutor
 from zndraw_joblib.server.extensions import CannotLoad
 from zndraw_joblib.server.inside import worker_broker
 from zndraw_joblib.server.store import schema
 
 
 def run(database_url: str | None, concurrency: int | None) -> None:
-    """Run internal tasks until SIGINT or SIGTERM; a second one ends at once. Raises `Refusal`."""
+    """Run internal tasks until SIGINT or SIGTERM. Those that run then are run to their ends.
+
+    A second signal ends all at once. Raises `Refusal`.
+    """
     settings = configuration.read(database_url, internal_concurrency=concurrency)
     if database.is_sqlite(settings.database_url):
         raise Misuse(
@@ -31,7 +33,7 @@ def run(database_url: str | None, concurrency: int | None) -> None:
     database.run(settings.database_url, schema.prepare)
     sys.stderr.write(
         f"internal tasks run here, {settings.internal_concurrency} at once, from "
-        f"{database.describe(settings.database_url)}  (Ctrl-C stops it)\n"
+        f"{database.describe(settings.database_url)}  (Ctrl-C lets those that run end)\n"
     )
     asyncio.run(_work(broker, settings.internal_concurrency))
 
@@ -47,7 +49,7 @@ async def _work(broker: QueueBroker, concurrency: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
     broker.is_worker_process = True
-    receiver = Receiver(broker, max_async_tasks=concurrency, wait_tasks_timeout=GuardedExecutor.grace_seconds)
+    receiver = Receiver(broker, max_async_tasks=concurrency)
     try:
         await receiver.listen(stopping)
     finally:

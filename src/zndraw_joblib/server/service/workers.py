@@ -14,8 +14,8 @@ from zndraw_joblib.contract.messages import (
     WorkerResponse,
     WorkerSummary,
 )
-from zndraw_joblib.contract.names import JobName
-from zndraw_joblib.contract.problems import Forbidden, JobNotFound, ProblemException, WorkerNotFound
+from zndraw_joblib.contract.names import INTERNAL, JobName
+from zndraw_joblib.contract.problems import Conflict, Forbidden, JobNotFound, ProblemException, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, worker_key
 from zndraw_joblib.server.service import jobs as job_service
@@ -160,8 +160,16 @@ async def settle(
 
 
 async def drain(tx: Transaction, caller: Identity, worker_id: UUID, interval: float) -> WorkerResponse:
-    """Ask a worker, at the wish of its owner or a superuser, to claim no more and to leave."""
+    """Ask a worker, at the wish of its owner or a superuser, to claim no more and to leave.
+
+    Raises `Conflict` for one that runs internal tasks: nobody could tell its process to begin again.
+    """
     row = await _owned(tx, caller, worker_id)
+    if row.owner_id == INTERNAL:
+        raise Conflict(
+            f"Worker {worker_id} runs internal tasks and cannot be drained: SIGTERM lets a process of "
+            "internal-worker finish what it runs; a pause of their jobs keeps new tasks waiting"
+        )
     await store.change(tx, worker_id, draining=True)
     tx.wake(worker_key(worker_id))
     return WorkerResponse(
