@@ -612,6 +612,30 @@ async def test_a_host_keeps_results_where_it_likes(client: httpx.AsyncClient, ap
 
 
 @ON_SQLITE
+@pytest.mark.parametrize(("status", "code", "content"), [("ok", 200, b"last words"), ("error", 502, None)])
+async def test_an_answer_is_read_though_its_provider_goes_right_after(
+    client: httpx.AsyncClient, app: FastAPI, status: str, code: int, content: bytes | None
+) -> None:
+    """It is gone when those who wait are told."""
+
+    class Hasty(MemoryResults):
+        async def notify_key(self, key: str) -> None:
+            await client.delete(f"{V1}/providers/{provider['id']}")
+            await super().notify_key(key)
+
+    own = Hasty(2**20)
+    app.dependency_overrides[get_result_backend] = lambda: own
+    provider = await offer(client)
+    reading = asyncio.ensure_future(client.get(READ))
+    read = await take(client, provider["worker_id"], wait=BOUND)
+    await bring(client, provider, read["request_id"], b"last words", **{"X-Result-Status": status})
+    answer = await reading
+    assert answer.status_code == code
+    assert content in {None, answer.content}
+    problem(await client.get(READ), 404, "provider-not-found")
+
+
+@ON_SQLITE
 async def test_a_host_may_ask_by_itself(client: httpx.AsyncClient, app: FastAPI) -> None:
     """Who holds the lock of a read has asked; others wait for what is brought without our asking."""
     own = Own()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.names import JobName
-from zndraw_joblib.contract.problems import ContentTooLarge, ProviderTimeout
+from zndraw_joblib.contract.problems import ContentTooLarge, ProviderNotFound, ProviderTimeout
 from zndraw_joblib.contract.providers import (
     MAX_PARAMS_BYTES,
     ProviderClaimResponse,
@@ -102,7 +102,13 @@ class Reads:
                 await _first(backend.wait_for_key(keys.result, seconds), sleeper.sleep(seconds, gone))
                 pause = min(pause * _RECHECK_GROWTH, _RECHECK_MAX)
                 self._runtime.sleepers.look(sleeper)
-                target = await self._target(asked)
+                try:
+                    target = await self._target(asked)
+                except ProviderNotFound:
+                    # It may have gone right after its answer.
+                    if (found := await _look(backend, target, keys, known)) is None:
+                        raise
+                    return found
                 found = await _look(backend, target, keys, known)
                 found = found or await self._ask_once(backend, target, asked, keys)
             return found
