@@ -49,6 +49,20 @@ async def workers(client: httpx.AsyncClient) -> list[dict[str, Any]]:
     return items
 
 
+@pytest.mark.timeout(30)
+async def test_a_room_has_its_internal_tasks_one_after_the_other(
+    settings: ServerSettings, journal: Path
+) -> None:
+    """With `room_max_in_flight`: who ends lets the next one in, at once and not at the next sweep."""
+    settings.room_max_in_flight = 1
+    settings.sweeper_interval_seconds = 60
+    async with running(create_app(settings)) as client:
+        tasks = [await submit(client, COUNT, journal=str(journal)) for _ in range(10)]
+        assert {(await end_of(client, task))["status"] for task in tasks} == {"completed"}
+    lines = journal.read_text().splitlines()  # noqa: ASYNC240 - an instant
+    assert [line.split()[0] for line in lines] == ["begin", "end"] * 10
+
+
 async def test_the_server_is_not_drained(client: httpx.AsyncClient) -> None:
     """An operator is told so, and what to do instead; it goes on."""
     await end_of(client, await submit(client, TWIST))

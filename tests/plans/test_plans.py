@@ -19,6 +19,7 @@ from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.service import claims, internal, sweep, tasks, workers
+from zndraw_joblib.server.service.turns import Order
 from zndraw_joblib.server.store import pages
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
@@ -76,7 +77,9 @@ async def test_a_claim_walks_the_queue_of_its_job(explainer: Explainer) -> None:
 async def test_a_dispatcher_walks_what_is_held_and_the_queues_of_its_jobs(explainer: Explainer) -> None:
     """What is due is among what nobody has started; the rest are heads of queues."""
     names = [str(name(number)) for number in (BIG, RARE)]
-    plans = await explainer.plans(partial(internal.take, names=names, limit=10, is_guarded=True))
+    plans = await explainer.plans(
+        partial(internal.take, names=names, limit=10, order=Order(), is_guarded=True)
+    )
     assert_reads(plans, HELD, PENDING, KEY)
 
 

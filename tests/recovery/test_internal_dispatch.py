@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import delete, update
+from store.fixtures import every_kind
 from store.replica import ADMIN, SUBMITTER, HandClock, InternalExecutor, Replica, internal
 
 from zndraw_joblib.contract.messages import TaskResponse
@@ -162,6 +163,64 @@ async def test_a_cap_holds_for_internal_jobs_too(timed: Replica) -> None:
         await timed.report(made[0].id, status, by=ADMIN)
     await timed.runtime.dispatcher.dispatch()
     assert [call["task_id"] for call in broker.calls] == [str(task.id) for task in made[:3]]
+
+
+@every_kind
+async def test_a_room_has_so_many_internal_tasks_under_way(replica: Replica) -> None:
+    """Claimed or running, over all its jobs, internal or not; other rooms go on."""
+    replica.runtime.settings.room_max_in_flight = 2
+    broker = await serve(replica)
+    remote = await replica.register()
+    await replica.submit(remote, room="busy")
+    await replica.take(remote.worker_id)
+    rooms = ("busy", "busy", "quiet", "busy", "quiet", "quiet")
+    made = [await replica.submit(str(internal()), room=room) for room in rooms]
+    assert {task.status for task in made} == {TaskStatus.PENDING}
+    for _ in range(2):
+        await replica.runtime.dispatcher.dispatch()
+        assert [call["task_id"] for call in broker.calls] == [str(made[place].id) for place in (0, 2, 4)]
+    await replica.report(made[0].id, TaskStatus.CANCELLED, by=ADMIN)
+    await replica.runtime.dispatcher.dispatch()
+    assert broker.calls[3]["task_id"] == str(made[1].id)
+    assert len(broker.calls) == 4
+
+
+@every_kind
+async def test_a_place_in_a_room_that_comes_free_is_heard_of(replica: Replica) -> None:
+    """Whoever freed it: what waits is dispatched without a sweep."""
+    replica.runtime.settings.room_max_in_flight = 1
+    broker = await serve(replica)
+    running = asyncio.create_task(replica.runtime.dispatcher.run())
+    remote = await replica.register()
+    await replica.submit(remote)
+    first = await replica.take(remote.worker_id)
+    waiting = await replica.submit(str(internal()))
+    await replica.runtime.dispatcher.dispatch()
+    assert broker.calls == []
+    await replica.report(first.id, TaskStatus.CANCELLED, by=ADMIN)
+    async with asyncio.timeout(5):
+        while not broker.calls:  # noqa: ASYNC110 - a broker tells no event
+            await asyncio.sleep(0.01)
+    assert broker.calls[0]["task_id"] == str(waiting.id)
+    running.cancel()
+    await asyncio.wait([running])
+    await replica.runtime.finish()
+
+
+async def test_rooms_take_turns_with_internal_tasks(timed: Replica, clock: HandClock) -> None:
+    """Of a backlog that came while nobody could dispatch it."""
+    timed.runtime.settings.claim_order = "fair"
+    broker = await serve(timed, max_in_flight=1)
+    made = []
+    for room in ("a", "a", "a", "b", "b"):
+        made.append(await timed.submit(str(internal()), room=room))
+        clock.advance(SECOND)
+    for done in range(5):
+        await timed.runtime.dispatcher.dispatch()
+        assert len(broker.calls) == done + 1
+        await timed.report(UUID(broker.calls[-1]["task_id"]), TaskStatus.CANCELLED, by=ADMIN)
+        clock.advance(SECOND)
+    assert [call["room_id"] for call in broker.calls] == ["a", "b", "a", "b", "a"]
 
 
 async def test_what_nobody_dispatched_in_time_expires(timed: Replica, clock: HandClock) -> None:

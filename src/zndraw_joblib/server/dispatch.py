@@ -11,6 +11,7 @@ from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.server.ports import InternalTask, job_key
 from zndraw_joblib.server.service import internal
+from zndraw_joblib.server.service.turns import Order
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import Record
 
@@ -43,10 +44,13 @@ class Dispatcher:
     `registry` returns what a host keeps in ``app.state.internal_registry``, or None: its jobs are minded.
     """
 
-    def __init__(self, write: Write, confirm: Callable[[UUID], Awaitable[None]]) -> None:
+    def __init__(
+        self, write: Write, confirm: Callable[[UUID], Awaitable[None]], order: Callable[[], Order]
+    ) -> None:
         self.registry: Callable[[], Any] = lambda: None
         self._write = write
         self._confirm = confirm
+        self._order = order
         self._poked: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_broken = False
@@ -109,8 +113,8 @@ class Dispatcher:
         names, free = list(registry.tasks), getattr(registry, "free", None)
         while (limit := _BATCH if free is None else min(_BATCH, free())) > 0:
             is_guarded = _is_guarded(registry)
-            take = partial(internal.take, names=names, limit=limit, is_guarded=is_guarded)
-            batch: list[Record] = await self._write(take)
+            take = partial(internal.take, names=names, limit=limit, order=self._order())
+            batch: list[Record] = await self._write(partial(take, is_guarded=is_guarded))
             refused = await self._hand(registry, batch, is_guarded=is_guarded)
             if refused:
                 await self._write(partial(internal.put_back, ids=refused))

@@ -85,7 +85,7 @@ class Runtime:
         self._beats = Combiner(self._commit_beats, width)
         self._writing: set[asyncio.Task[Any]] = set()
         confirms = Combiner(partial(self._commit, internal.confirm), width)
-        self.dispatcher = Dispatcher(self.write, confirms.put)
+        self.dispatcher = Dispatcher(self.write, confirms.put, lambda: self.order)
         self.checker = Checker()
         self.agenda = Agenda(self.write)
         # Called with the key of each wake-up, be it of this process or of another replica.
@@ -136,9 +136,7 @@ class Runtime:
 
     async def tell(self, tx: Transaction) -> None:
         """Wake sleepers and send events, after the commit. A publisher that fails is logged."""
-        self.sleepers.notify(tx.wakes)
-        for wake in tx.wakes:
-            self._heed(wake.key)
+        self._notify(tx.wakes)
         if tx.due is not None:
             self.agenda.note(tx.due)
         for worker_id in {freed.worker_id for freed in tx.freed}:
@@ -165,7 +163,12 @@ class Runtime:
         for key, count in woken:
             done[key] += count or 0
         wanted = {job_key(name): len(rooms) - done[job_key(name)] for name in found}
-        self.sleepers.notify([Wake(key, count) for key, count in wanted.items() if count > 0])
+        self._notify([Wake(key, count) for key, count in wanted.items() if count > 0])
+
+    def _notify(self, wakes: Sequence[Wake]) -> None:
+        self.sleepers.notify(wakes)
+        for wake in wakes:
+            self._heed(wake.key)
 
     @property
     def order(self) -> Order:
@@ -186,6 +189,7 @@ class Runtime:
             is_configured=way is not None,
             is_guarded=way is not None and way.is_guarded,
             is_deferred=way is not None and way.is_bounded,
+            is_bounded=self.settings.room_max_in_flight is not None,
             validate_payload=self.settings.validate_payload,
             cross_room=self.settings.cross_room_jobs,
         )

@@ -3,19 +3,19 @@
 While one is claimed, its `deadline` is when it is handed over again; while it runs, when it must have ended.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.messages import NoTask, TaskResponse
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import DispatchFailed, ProblemException, TaskNotFound, WorkerNotFound
 from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, job_key
-from zndraw_joblib.server.service import payloads, recovery, rules, views
+from zndraw_joblib.server.service import payloads, recovery, rules, turns, views
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import queues, settling
 from zndraw_joblib.server.store import tasks as store
@@ -111,10 +111,22 @@ def _started(task: Record, worker_id: UUID, now: datetime) -> Record:
     )
 
 
-async def take(tx: Transaction, names: Sequence[str], limit: int, *, is_guarded: bool) -> list[Record]:
+@dataclass(slots=True)
+class _Opening:
+    """Where one task more may go; an `Asker` for whoever gives rooms their turns."""
+
+    waiting: dict[UUID, int]
+    seq: int | None = None
+    refusal: NoTask | None = None
+
+
+async def take(
+    tx: Transaction, names: Sequence[str], limit: int, order: turns.Order, *, is_guarded: bool
+) -> list[Record]:
     """Return tasks of these jobs to hand to their broker now, at most `limit`; nobody else gets them for now.
 
-    Those that are due again, then those that wait in their queues: these are claimed by it.
+    Those that are due again, then those that wait in their queues: these are claimed by it, in the order of
+    the server's settings.
     """
     jobs = await job_store.by_names(tx, names)
     waiting = [job for job in jobs if job.pending and not job.paused]
@@ -122,16 +134,33 @@ async def take(tx: Transaction, names: Sequence[str], limit: int, *, is_guarded:
     now = await tx.now()
     due = await settling.undispatched(tx, [job.id for job in jobs], now, limit) if jobs else []
     moves = [(task, task) for task in due]
-    for job in waiting:
-        count = min(limit - len(moves), room.get(job.id, limit))
-        if count > 0:
-            moves += [(task, _claimed(task, now)) for task in await queues.lock_oldest(tx, job.id, count)]
+    demand = {job.id: min(job.pending, room.get(job.id, limit)) for job in waiting}
+    moves += [(task, _claimed(task, now)) for task in await _waiting(tx, demand, limit - len(moves), order)]
     moves = [(before, _leased(after, now, is_guarded=is_guarded)) for before, after in moves]
     await store.move(tx, moves)
     for before, after in moves:
         if before.status != after.status:
             views.tell(tx, after)
     return [after for _, after in moves if after.status == TaskStatus.CLAIMED]
+
+
+async def _waiting(
+    tx: Transaction, demand: Mapping[UUID, int], limit: int, order: turns.Order
+) -> list[Record]:
+    """Lock the tasks that are next in their queues: at most `limit`, and `demand` of each job."""
+    demand = {job_id: count for job_id, count in demand.items() if count > 0}
+    if not demand or limit <= 0:
+        return []
+    if order.is_by_room:
+        openings = [_Opening(dict(demand)) for _ in range(min(limit, sum(demand.values())))]
+        await turns.assign(tx, openings, demand, order)
+        chosen = [opening.seq for opening in openings if opening.seq is not None]
+        return list((await queues.lock_pending(tx, chosen)).values()) if chosen else []
+    found: list[Record] = []
+    for job_id, count in demand.items():
+        if limit > len(found):
+            found += await queues.lock_oldest(tx, job_id, min(count, limit - len(found)))
+    return found
 
 
 async def _room(tx: Transaction, jobs: Sequence[Any]) -> dict[UUID, int]:

@@ -42,6 +42,7 @@ class Submission:
     """One call of a job, from a room. `is_configured`: an internal job has an executor here.
 
     `is_guarded`: that starts a task once, however often it is told of it; `is_deferred`: it is told later.
+    `is_bounded`: its room may have only so many tasks under way.
     `checked` is a schema, as JSON, that the payload is known to fit. `wish`: when, how urgently, how often.
     """
 
@@ -52,6 +53,7 @@ class Submission:
     is_configured: bool = False
     is_guarded: bool = False
     is_deferred: bool = False
+    is_bounded: bool = False
     validate_payload: bool = True
     cross_room: bool = False
     checked: str | None = None
@@ -128,7 +130,7 @@ def _task(item: Submission, job: Any, now: datetime) -> Record:
         run_at = None
     expires = None if wish.expires_in_seconds is None else now + timedelta(seconds=wish.expires_in_seconds)
     # What may not run at once waits in its queue, from which the dispatcher takes it.
-    may_wait = run_at is not None or job.paused or policy.max_in_flight is not None
+    may_wait = run_at is not None or job.paused or policy.max_in_flight is not None or item.is_bounded
     if item.job.room_id != INTERNAL or may_wait:
         return _new(item, job, policy, now, run_at=run_at, expires_at=expires)
     task = _new(item, job, policy, now, status=TaskStatus.CLAIMED, claimed_at=now, attempt=1)
