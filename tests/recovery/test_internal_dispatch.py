@@ -204,7 +204,6 @@ async def test_a_place_in_a_room_that_comes_free_is_heard_of(replica: Replica) -
     assert broker.calls[0]["task_id"] == str(waiting.id)
     running.cancel()
     await asyncio.wait([running])
-    await replica.runtime.finish()
 
 
 async def test_rooms_take_turns_with_internal_tasks(timed: Replica, clock: HandClock) -> None:

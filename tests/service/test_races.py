@@ -5,11 +5,13 @@ Each is tried through one process and through two, as two replicas would on the 
 
 import asyncio
 from collections import Counter
+from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 from store.fixtures import every_kind
 from store.replica import OWNER, PATIENCE, STRANGER, SUBMITTER, Replica
@@ -23,8 +25,11 @@ from zndraw_joblib.contract.problems import (
     SchemaConflict,
     WorkerNotFound,
 )
+from zndraw_joblib.contract.providers import ProviderRegisterRequest
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
+from zndraw_joblib.server.service import providers
+from zndraw_joblib.server.store import providers as provider_store
+from zndraw_joblib.server.store.tables import Job, ProviderCall, Task, Worker, WorkerJobLink
 
 jobs, tasks, workers, links = Job.__table__, Task.__table__, Worker.__table__, WorkerJobLink.__table__
 
@@ -420,3 +425,26 @@ async def test_a_sweep_beside_work_loses_nothing(pair: Pair) -> None:
     assert (sum(done), first, second) == (20, 0, 0)
     assert Counter(row.status for row in await pair[0].rows(tasks)) == {"completed": 20}
     assert (await pair[0].rows(workers))[0].last_heartbeat - LONG_AGO > seconds(60)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
+async def test_a_provider_that_is_asked_while_it_goes_is_gone(replica: Replica) -> None:
+    """Whoever removes it waits for the read that is about to be noted, and takes it along."""
+    write, leaving = replica.runtime.write, []
+    request = ProviderRegisterRequest(category="files", name="home")
+    item = providers.Registration(OWNER, "lab", request)
+    provider, _ = await write(partial(providers.register, item=item))
+    waits = select(func.count()).select_from(text("pg_locks")).where(text("NOT granted"))
+
+    async def ask(tx: Any) -> None:
+        [found] = await provider_store.lock(tx, [provider.id], shared=True)
+        leave = partial(providers.leave, caller=OWNER, provider_id=provider.id)
+        leaving.append(asyncio.create_task(write(leave)))
+        while not (await tx.execute(waits)).scalar_one():  # noqa: ASYNC110 - a lock tells no event
+            await asyncio.sleep(0.01)
+        await provider_store.ask(tx, found, "hash", "{}", await tx.now() + timedelta(seconds=60))
+
+    async with asyncio.timeout(PATIENCE):
+        await write(ask)
+        await leaving[0]
+    assert await replica.rows(ProviderCall.__table__) == []

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from store.fixtures import every_kind
 from store.replica import ADMIN, SUBMITTER, InternalExecutor, Replica, internal
 
 from zndraw_joblib.contract.events import TaskAvailable, TaskStatusEvent, room_of, workers_of
@@ -213,3 +214,16 @@ async def test_an_internal_job_without_executor_makes_no_task(replica: Replica) 
     with pytest.raises(InternalJobNotConfigured):
         await replica.submit(str(internal()))
     assert await replica.rows(Task.__table__) == []
+
+
+@every_kind
+async def test_a_stop_lets_batches_end(replica: Replica) -> None:
+    """Also one of whose callers nobody waits any more."""
+    job = await replica.register()
+    submitting = asyncio.ensure_future(replica.submit(job))
+    while not (batches := replica.runtime._submits.batches):  # noqa: ASYNC110 - it is about the very moment
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    submitting.cancel()
+    await replica.runtime.finish()
+    assert all(batch.done() for batch in batches)

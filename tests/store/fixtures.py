@@ -129,9 +129,19 @@ async def open_one(kind: str, database_url: str) -> AsyncIterator[OpenDatabase]:
 
 
 @pytest.fixture
-def open_replica(open_one: OpenDatabase, engine: AsyncEngine, settings: ServerSettings) -> OpenReplica:
-    """Return a function that starts a server process on the test's database."""
-    return lambda: Replica(open_one(None), engine, settings)
+async def open_replica(
+    open_one: OpenDatabase, engine: AsyncEngine, settings: ServerSettings
+) -> AsyncIterator[OpenReplica]:
+    """Return a function that starts a server process on the test's database; it finishes what it writes."""
+    opened: list[Replica] = []
+
+    def open_it() -> Replica:
+        opened.append(Replica(open_one(None), engine, settings))
+        return opened[-1]
+
+    yield open_it
+    for replica in opened:
+        await replica.runtime.finish()
 
 
 @pytest.fixture
@@ -141,9 +151,13 @@ def replica(open_replica: OpenReplica) -> Replica:
 
 
 @pytest.fixture
-def timed(open_one: OpenDatabase, engine: AsyncEngine, settings: ServerSettings, clock: HandClock) -> Replica:
+async def timed(
+    open_one: OpenDatabase, engine: AsyncEngine, settings: ServerSettings, clock: HandClock
+) -> AsyncIterator[Replica]:
     """Return a server process whose time is `clock`'s."""
-    return Replica(open_one(clock), engine, settings)
+    replica = Replica(open_one(clock), engine, settings)
+    yield replica
+    await replica.runtime.finish()
 
 
 @pytest.fixture(params=[1, 2], ids=["one-process", "two-replicas"])

@@ -328,15 +328,16 @@ class TestFaults:
 
         SQLite never hangs: it gives up by itself, after its busy timeout.
         """
-        monkeypatch.setattr(sweeper_module, "_PASS_SECONDS", 0.3)
         await fleet(queue, 1)
         queue.watch()
         await queue.silence()
         async with sessions() as session:
             connection = await session.connection()
             await connection.exec_driver_sql("LOCK TABLE joblib_worker IN ACCESS EXCLUSIVE MODE")
-            async with asyncio.timeout(15):
-                cycle = await queue.sweep()
+            with monkeypatch.context() as hurried:
+                hurried.setattr(sweeper_module, "_PASS_SECONDS", 0.3)
+                async with asyncio.timeout(30):
+                    cycle = await queue.sweep()
             assert cycle.errors
             await session.rollback()
         await queue.sweep()

@@ -49,13 +49,19 @@ class Combiner(Generic[Item, Result]):
             raise result
         return result
 
+    @property
+    def batches(self) -> set[asyncio.Task[None]]:
+        """What is being committed in this event loop."""
+        lane = self._lanes.get(asyncio.get_running_loop())
+        return set() if lane is None else set(lane.drains)
+
 
 class _Lane(Generic[Item, Result]):
     def __init__(self, commit: Commit[Item, Result], width: Callable[[], int]) -> None:
         self._commit = commit
         self._width = width
         self._waiting: deque[Entry[Item, Result]] = deque()
-        self._drains: set[asyncio.Task[None]] = set()
+        self.drains: set[asyncio.Task[None]] = set()
         self._running = 0
         self._is_gathering = False
 
@@ -72,8 +78,8 @@ class _Lane(Generic[Item, Result]):
     def _start(self) -> None:
         if self._waiting and not self._is_gathering and self._running < self._width():
             drain = asyncio.create_task(self._run())
-            self._drains.add(drain)
-            drain.add_done_callback(self._drains.discard)
+            self.drains.add(drain)
+            drain.add_done_callback(self.drains.discard)
             self._running += 1
             self._is_gathering = True
 

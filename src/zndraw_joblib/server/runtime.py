@@ -84,8 +84,8 @@ class Runtime:
         self._reports = Combiner(partial(self._commit, tasks.report), width)
         self._beats = Combiner(self._commit_beats, width)
         self._writing: set[asyncio.Task[Any]] = set()
-        confirms = Combiner(partial(self._commit, internal.confirm), width)
-        self.dispatcher = Dispatcher(self.write, confirms.put, lambda: self.order)
+        self._confirms = Combiner(partial(self._commit, internal.confirm), width)
+        self.dispatcher = Dispatcher(self.write, self._confirms.put, lambda: self.order)
         self.checker = Checker()
         self.agenda = Agenda(self.write)
         # Called with the key of each wake-up, be it of this process or of another replica.
@@ -117,8 +117,15 @@ class Runtime:
     async def finish(self) -> None:
         """Let what is being written be written and told, before the loop or the database closes."""
         await self.checker.close()
-        if self._writing:
-            await asyncio.wait(self._writing, timeout=_FINISH_SECONDS)
+        paths: tuple[Combiner[Any, Any], ...] = (
+            self._submits,
+            self._claims,
+            self._reports,
+            self._beats,
+            self._confirms,
+        )
+        if writing := self._writing.union(*[path.batches for path in paths]):
+            await asyncio.wait(writing, timeout=_FINISH_SECONDS)
 
     async def _write(self, work: Callable[[Transaction], Awaitable[Result]], *, is_short: bool) -> Result:
         result, tx = await self.database.write(work, is_short=is_short)

@@ -175,6 +175,8 @@ async def change(tx: Transaction, provider_id: UUID, **values: Any) -> None:
 
 async def remove(tx: Transaction, provider_id: UUID) -> None:
     """Remove a provider, which the caller has locked, with its registrations and the reads that wait."""
+    # Who is about to ask it holds a shared lock, and is waited for: else a read would be left.
+    await tx.execute(select(providers.c.id).where(providers.c.id == provider_id).with_for_update())
     for table in (calls, links):
         await tx.execute(delete(table).where(table.c.provider_id == provider_id))
     await tx.execute(delete(providers).where(providers.c.id == provider_id))
