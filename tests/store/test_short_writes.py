@@ -1,4 +1,4 @@
-"""Short writes to our own SQLite file run on the event loop itself, and hold it up for nobody."""
+"""What is short runs on our own SQLite file on the event loop itself, and holds it up for nobody."""
 
 import asyncio
 import threading
@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from store.fixtures import OpenDatabase
 from store.replica import PATIENCE
+from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.store import workers
 from zndraw_joblib.server.store.database import Database, Transaction
 from zndraw_joblib.server.store.engine import open_database
@@ -46,6 +48,36 @@ async def test_a_short_write_runs_where_it_is_asked_for(database: Database) -> N
     await database.write(work)
     assert [thread == threading.get_ident() for thread in ran_in] == [True, False]
     assert await count(database) == 2
+
+
+async def test_a_short_read_runs_where_it_is_asked_for(database: Database) -> None:
+    """It sees what was committed; a long one leaves the event loop alone."""
+    ran_in: list[int] = []
+
+    async def work(tx: Transaction) -> int:
+        ran_in.append(threading.get_ident())
+        return await workers.count(tx)
+
+    await add(database)
+    assert await database.read(work, is_short=True) == 1
+    assert await database.read(work) == 1
+    assert [thread == threading.get_ident() for thread in ran_in] == [True, False]
+
+
+async def test_a_short_read_that_cannot_be_made_at_once_goes_elsewhere(database: Database) -> None:
+    """As where another process recovers the file just then; what cannot be made at all is an error."""
+    ran_in: list[int] = []
+
+    async def work(tx: Transaction) -> int:
+        ran_in.append(threading.get_ident())
+        if len(ran_in) == 1:
+            await tx.execute(text("SELECT n FROM nowhere"))
+        return await workers.count(tx)
+
+    assert await database.read(work, is_short=True) == 0
+    assert [thread == threading.get_ident() for thread in ran_in] == [True, False]
+    with pytest.raises(ServiceUnavailable):
+        await database.read(lambda tx: tx.execute(text("SELECT n FROM nowhere")), is_short=True)
 
 
 async def test_a_short_write_that_meets_a_lock_waits_for_it_elsewhere(
