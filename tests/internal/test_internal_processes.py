@@ -188,7 +188,9 @@ async def test_a_server_that_knows_the_job_hears_of_what_another_one_lets_in(
         if line == "valkey":
             stack.enter_context(Hand(OURS, **settings))
         async with here.client() as client, there.client() as other:
-            await end_of(other, await submit(other, COUNT, journal=str(journal), seconds=0))  # all have started
+            await end_of(
+                other, await submit(other, COUNT, journal=str(journal), seconds=0)
+            )  # all have started
             await other.post(f"{V1}/rooms/@internal/jobs/{COUNT}/pause")
             task = await submit(other, COUNT, journal=str(journal), seconds=0)
             assert task["status"] == "pending"
