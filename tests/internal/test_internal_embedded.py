@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -139,7 +140,7 @@ async def test_thousands_of_submits_wait_in_the_database(
     watching.cancel()
     assert most == 4
     assert 0 <= min(lowest) < most
-    assert max(lags) < 1.0
+    assert median(lags) < 0.2
     begun = told(journal, "begin")
     assert (len(begun), set(begun.values())) == (1000, {1})
 

@@ -96,6 +96,22 @@ async def test_a_read_that_waits_is_told_to_whoever_joins(live: Live) -> None:
     assert (await reading).content == b"late"
 
 
+async def test_a_read_that_is_asked_while_a_socket_joins(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker is noted as connected already, and it is not in the room yet: it is told once it is."""
+    rest, socket = await live.rest(), await live.socket()
+    provider = await offer(rest)
+    assert live.rooms is not None
+    presence, enter = live.rooms.presence, live.rooms.presence._enter
+
+    async def enter_late(sid: str, room: str) -> bool:
+        assert (await rest.get(READ, headers={"Prefer": "wait=0"})).status_code == 504
+        return await enter(sid, room)
+
+    monkeypatch.setattr(presence, "_enter", enter_late)
+    assert await join(socket, provider) == {}
+    await asked(socket)
+
+
 async def _waits(live: Live, provider: Any) -> bool:
     return live.runtime.sleepers.has(f"provider:{provider['full_name']}")
 

@@ -15,7 +15,6 @@ from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.server.ports import provider_key
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import providers
-from zndraw_joblib.server.service.providers import Joined
 
 logger = logging.getLogger(__name__)
 Enter = Callable[[str, str], Awaitable[bool]]
@@ -64,11 +63,16 @@ class Presence:
             return False
         seat = Seat(name, joined.provider_id, worker_id, joined.is_asked)
         self._seats.setdefault(sid, {})[str(name)] = seat
-        await self._send(sid, joined)
+        if seat.is_asked:
+            await self._ask_again(sid, seat)
         return True
 
-    async def _send(self, sid: str, joined: Joined) -> None:
-        for read in joined.reads:
+    async def _ask_again(self, sid: str, seat: Seat) -> None:
+        # Looked for once it is in the room: what was asked before that went past it.
+        look = partial(
+            providers.ask_again, provider_id=seat.provider_id, name=seat.name, worker_id=seat.worker_id
+        )
+        for read in await self._runtime.write(look):
             event = ProviderRequest(
                 request_id=read.request_id, provider_name=read.provider_name, params=read.params
             )

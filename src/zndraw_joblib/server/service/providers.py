@@ -78,7 +78,7 @@ async def register(tx: Transaction, item: Registration) -> tuple[ProviderRespons
             values["heard_until"] = max(heard_until, row.heard_until)
         await store.change(tx, row.id, **values)
         await store.pass_on(tx, row.id, registration)
-        await _ask_again(tx, row.id, name, worker_id)
+        await ask_again(tx, row.id, name, worker_id)
     await store.link(tx, row.id, worker_id, request.schema_, request.content_type)
     _tell_changed(tx, name)
     shown = {"id": row.id, "created_at": row.created_at, "worker_id": worker_id}
@@ -99,9 +99,7 @@ async def _worker(tx: Transaction, item: Registration) -> UUID:
     return asked
 
 
-async def _ask_again(
-    tx: Transaction, provider_id: UUID, name: JobName, worker_id: UUID
-) -> list[ProviderRead]:
+async def ask_again(tx: Transaction, provider_id: UUID, name: JobName, worker_id: UUID) -> list[ProviderRead]:
     """Let a worker know, after the commit, of the reads that nobody has claimed. Return them."""
     found = [
         ProviderRead(
@@ -157,7 +155,7 @@ async def _settle(tx: Transaction, provider: Any) -> None:
         taken = {"worker_id": newest.worker_id, "content_type": newest.content_type, "schema": newest.schema}
         await store.change(tx, provider.id, **taken, registration=registration, heard_until=heard_until)
         await store.pass_on(tx, provider.id, registration)
-        await _ask_again(tx, provider.id, name, newest.worker_id)
+        await ask_again(tx, provider.id, name, newest.worker_id)
     _tell_changed(tx, name)
 
 
@@ -213,11 +211,10 @@ async def part(tx: Transaction, worker_id: UUID, only: Sequence[UUID] = ()) -> N
 
 
 class Joined(NamedTuple):
-    """A worker is connected for a provider. `is_asked`: it is the one that answers; `reads` wait for it."""
+    """A worker is connected for a provider. `is_asked`: it is the one that answers."""
 
     provider_id: UUID
     is_asked: bool
-    reads: list[ProviderRead]
 
 
 async def join(tx: Transaction, worker_id: UUID, name: JobName, lease: timedelta) -> Joined:
@@ -228,8 +225,7 @@ async def join(tx: Transaction, worker_id: UUID, name: JobName, lease: timedelta
     is_asked = row.worker_id == worker_id
     if is_asked:
         await store.hear(tx, worker_id, await tx.now() + lease, [row.id])
-    reads = await _ask_again(tx, row.id, name, worker_id) if is_asked else []
-    return Joined(row.id, is_asked, reads)
+    return Joined(row.id, is_asked)
 
 
 async def stay(tx: Transaction, joined: dict[UUID, list[UUID]], lease: timedelta) -> dict[UUID, UUID]:
