@@ -35,6 +35,7 @@ class Keys(NamedTuple):
 
     result: str
     inflight: str
+    doubt: str
     upload: str
     meta: str
     failure: str
@@ -46,6 +47,7 @@ def keys_of(name: JobName, request_hash: str) -> Keys:
     return Keys(
         result_key(str(name), request_hash),
         inflight_key(str(name), request_hash),
+        f"provider-doubt:{rest}",
         f"provider-upload:{rest}",
         f"provider-meta:{rest}",
         f"provider-failure:{rest}",

@@ -38,7 +38,7 @@ from zndraw_joblib.server.sleepers import Gone
 
 # A wake-up may be lost, and processes on SQLite send each other none.
 _RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
-_DOUBT_SECONDS = 0.1
+_DOUBT_SECONDS, _DOUBT_TTL = 0.1, 5
 _RETRY_AFTER = {"Retry-After": "2"}
 # Who has claimed a read and not answered it in so many times the patience of its readers has lost it.
 _LEASES = 4
@@ -73,15 +73,12 @@ class Reads:
         self._is_blind = is_blind
         runtime.looks.append(self._look_for_claims)
 
-    async def look(self, backend: ResultBackend, asked: Question) -> tuple[Target, Found | None]:
-        """Return whom to read from, and what was read before, if anything was. Raises `ProviderNotFound`."""
-        target = await self._target(asked)
-        return target, await cache.find(backend, target, cache.keys_of(asked.name, asked.hash))
+    async def look(self, backend: ResultBackend, asked: Question) -> Found | None:
+        """Return what was read before, None if nothing was. Raises `ProviderNotFound`."""
+        return await cache.find(backend, await self._target(asked), cache.keys_of(asked.name, asked.hash))
 
-    async def read(
-        self, backend: ResultBackend, asked: Question, target: Target, wait: float, gone: Gone = None
-    ) -> Found:
-        """Return what is brought within `wait` seconds, after a `look` found `target` and nothing else.
+    async def read(self, backend: ResultBackend, asked: Question, wait: float, gone: Gone = None) -> Found:
+        """Return what is brought within `wait` seconds, after a `look` found nothing.
 
         Raises `ProviderNotFound`, `ProviderNotConnected`, `ProviderTimeout`, and what the provider says that
         went wrong: `ProviderFailed`, or `InvalidRequest` for parameters that do not fit.
@@ -92,6 +89,8 @@ class Reads:
         with self._runtime.sleepers.enter(waits_on) as sleeper:
             # What went wrong before is not of this read.
             known = await cache.failure(backend, keys)
+            # Of a crowd all but one learn here that the read is asked for already.
+            target = await self._target(asked)
             found = await self._ask_once(backend, target, asked, keys)
             while found is None:
                 left = deadline - time.monotonic()
@@ -129,12 +128,9 @@ class Reads:
             return None
         has_lock = await backend.acquire_inflight(keys.inflight, ttl)
         if not has_lock:
-            # The lock may be of a provider of this name that is gone, and was asked in vain.
-            if target.age > ttl:
+            if target.age > ttl or not await self._is_doubtful(backend, asked, keys):
                 return None
-            await asyncio.sleep(_DOUBT_SECONDS)
-            if (await self._target(asked)).is_asked:
-                return None
+            has_lock = await backend.acquire_inflight(keys.inflight, ttl)  # if it was answered meanwhile
         try:
             # Who gives the lock back has stored the result before.
             found = await cache.find(backend, target, keys)
@@ -146,6 +142,13 @@ class Reads:
             if has_lock:
                 await backend.release_inflight(keys.inflight)
         return found
+
+    async def _is_doubtful(self, backend: ResultBackend, asked: Question, keys: Keys) -> bool:
+        """Tell one of a crowd that a lock may be of a provider of this name that is gone, asked in vain."""
+        await asyncio.sleep(_DOUBT_SECONDS)
+        if (await self._target(asked)).is_asked:
+            return False
+        return await backend.acquire_inflight(keys.doubt, _DOUBT_TTL)
 
     async def claim(
         self,

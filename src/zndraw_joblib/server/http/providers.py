@@ -112,7 +112,7 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - all that a request brings
     With ``Prefer: wait=N``, wait so long for the answer, else for some seconds.
     """
     asked = question(room_id, name, params_of(request.query_params.multi_items()))
-    target, found = await reads.look(results, asked)
+    found = await reads.look(results, asked)
     headers: dict[str, str] = {}
     if found is None:
         settings = runtime.settings
@@ -121,7 +121,7 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - all that a request brings
             seconds = min(wait, settings.provider_long_poll_max_seconds)
             headers = {"Preference-Applied": f"wait={ceil(seconds)}"} if seconds else {}
         async with Hangup(request) as hangup:
-            found = await reads.read(results, asked, target, seconds, hangup.gone)
+            found = await reads.read(results, asked, seconds, hangup.gone)
     return await _respond(request, found, headers)
 
 
