@@ -178,7 +178,7 @@ def crowds(kind: str, new_url: Callable[[], str]) -> None:
     with serving("joblib", url) as server:
         process = [child for child in psutil.Process().children() if "joblib" in child.cmdline()][-1]
         counted = partial(_transactions, url) if kind == "postgresql" else _no_count
-        print(uvloop.run(live.sleepers(server, process, CROWD, counted)), flush=True)
+        print(uvloop.run(live.waiters(server, process, CROWD, counted)), flush=True)
         print(uvloop.run(live.sockets(server, process, CROWD)), flush=True)
         print(uvloop.run(live.listeners(server, 100, 1_000)), flush=True)
     if kind == "postgresql":

@@ -1,4 +1,4 @@
-"""What is measured of sleepers, sockets and several servers."""
+"""What is measured of waiters, sockets and several servers."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ _SETTLING_SECONDS = 12.0  # PostgreSQL counts what a connection did up to 10 s l
 _AT_ONCE = 100
 
 
-async def sleepers(url: str, server: psutil.Process, count: int, statements: Any) -> str:
+async def waiters(url: str, server: psutil.Process, count: int, statements: Any) -> str:
     """Let many claims wait; return their memory, their statements while idle, and how soon one is served."""
     before = server.memory_info().rss
     async with connections(url, TOKEN, count + 1) as (submitter, *waiting):

@@ -1,4 +1,4 @@
-"""Proves from the evidence of a run what is promised, or lists what was broken. Reads nothing else."""
+"""Proves from the evidence of a run what is promised, or lists what was broken. ProviderRequests nothing else."""
 
 import math
 from collections import Counter, defaultdict

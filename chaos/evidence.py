@@ -5,7 +5,7 @@ from functools import cached_property
 
 from chaos.journal import Call, Effect
 from zndraw_joblib.contract.messages import TaskHistory, TaskResponse
-from zndraw_joblib.contract.recovery import JobPolicy
+from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 
 WORKER_LOST = "worker-lost"

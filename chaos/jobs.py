@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from zndraw_joblib.contract.work import Category, Extension
+from zndraw_joblib.contract.extensions import Category, Extension
 
 GLOBAL = "@global"
 RETRIED: dict[str, Any] = {

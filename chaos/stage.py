@@ -17,7 +17,7 @@ from chaos.pool import Pool
 from chaos.proxy import Proxy
 from chaos.server import COMMAND, TOKEN, Server
 from zndraw_joblib.contract.messages import JobResponse, PaginatedResponse, TaskHistory, TaskResponse
-from zndraw_joblib.contract.recovery import JobPolicy
+from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.worker.api import API_PREFIX
 
 WORKER_TIMEOUT_SECONDS = 3.0

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from zndraw_joblib import cli
-from zndraw_joblib.server import sweeper
+from zndraw_joblib.server.background import sweeper
 from zndraw_joblib.server.service import rules, sweep
 from zndraw_joblib.server.store import workers
 
@@ -34,7 +34,7 @@ def take_out_brake() -> None:
     replace(sweeper.Sweeper, "_must_hold_back", lambda *_: False)
 
 
-def look_first(*, is_guarded: bool) -> None:
+def look_first(*, exclusive_start: bool) -> None:
     """Let the sweeper look who is silent, wait until they have reported, and only then remove them.
 
     With the guard, the statement that removes them looks again.
@@ -49,7 +49,7 @@ def look_first(*, is_guarded: bool) -> None:
                 await asyncio.sleep(_LOOK_SECONDS)
 
         async def lock(tx: Any, *given: Any) -> Any:
-            return await lock_if_stale(tx, *given) if is_guarded else seen
+            return await lock_if_stale(tx, *given) if exclusive_start else seen
 
         workers.lock_if_stale = lock
         try:
@@ -91,8 +91,8 @@ CHANGES = {
     "fence": take_out_fence,
     "credit": take_out_credit,
     "brake": take_out_brake,
-    "look-then-remove": partial(look_first, is_guarded=False),
-    "look-then-look-again": partial(look_first, is_guarded=True),
+    "look-then-remove": partial(look_first, exclusive_start=False),
+    "look-then-look-again": partial(look_first, exclusive_start=True),
 }
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from chaos.evidence import Evidence, Fault, Submission
 from chaos.journal import Call, Effect
 
 from zndraw_joblib.contract.messages import TaskHistory, TaskResponse, Transition
-from zndraw_joblib.contract.recovery import JobPolicy
+from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.status import TaskStatus
 
 JOB, WORKER, OTHER = "@global:modifiers:Line", str(UUID(int=9)), str(UUID(int=8))

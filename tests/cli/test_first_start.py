@@ -15,7 +15,7 @@ import pytest
 from cli.conftest import Place
 from cli.program import Program, Serving
 from zndraw_joblib.cli.operator import first_start
-from zndraw_joblib.server.adapters.tokens import digest
+from zndraw_joblib.server.http.tokens import digest
 from zndraw_joblib.server.store import schema, tokens
 from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.engine import open_database

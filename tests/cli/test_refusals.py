@@ -89,7 +89,7 @@ def test_a_wrong_entry_of_pyproject_is_named(program: Program) -> None:
     (program.folder / "pyproject.toml").write_text('[tool.zndraw.joblib]\nmax_sleepers = "many"\n')
     said = program.refused("db", "current", code=2, WORKER_TIMEOUT_SECONDS="-1")
     assert "ZNDRAW_JOBLIB_WORKER_TIMEOUT_SECONDS: Input should be greater than 0 (it is '-1')" in said
-    assert "max_sleepers in [tool.zndraw.joblib]" in said
+    assert "max_waiting_requests in [tool.zndraw.joblib]" in said
 
 
 def test_a_broken_module_is_named_with_its_line(program: Program) -> None:

@@ -191,7 +191,7 @@ def test_children_get_all_settings() -> None:
         redis_url="redis://:secret@host/1",
         socketio_transports=["websocket"],
         workers=7,
-        max_sleepers=5,
+        max_waiting_requests=5,
         validate_payload=False,
         worker_timeout_seconds=1.5,
     )

@@ -10,7 +10,7 @@ from zndraw_joblib.worker.remote import Remote
 
 
 def test_a_server_stops_with_long_polls_open(program: Program) -> None:
-    """Within two seconds and without a traceback; the sleeper gets its answer: no task."""
+    """Within two seconds and without a traceback; the waiter gets its answer: no task."""
     # A worker that sleeps on the server counts as alive, every quarter of the timeout.
     with (
         Serving(program, WORKER_TIMEOUT_SECONDS="0.4") as server,

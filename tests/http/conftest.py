@@ -14,7 +14,7 @@ from sweeper.shelf import Shelf
 from wire import As
 
 from zndraw_joblib.contract.events import Emission
-from zndraw_joblib.server.adapters.tokens import digest
+from zndraw_joblib.server.http.tokens import digest
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.store import schema, tokens
 from zndraw_joblib.server.store.engine import open_database

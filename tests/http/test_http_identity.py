@@ -1,7 +1,6 @@
 """Closed by default: nothing is answered without an identity."""
 
 import re
-from functools import partial
 
 import httpx
 from fastapi import FastAPI
@@ -69,7 +68,7 @@ async def test_a_revoked_token_opens_nothing(
 ) -> None:
     """A token that was removed before its first use is as unknown as any."""
     ada = await as_user("ada")
-    await runtime.write(partial(tokens.remove, name="ada"))
+    await runtime.write(tokens.remove, name="ada")
     problem(await ada.get(f"{V1}/workers"), 401, "unauthorized")
 
 

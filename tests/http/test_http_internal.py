@@ -8,7 +8,7 @@ import pytest
 from wire import ON_SQLITE, UNKNOWN_ID, V1, As, claim, problem, read, register, report, submit
 
 from zndraw_joblib.contract.events import Emission, TaskAvailable, TaskStatusEvent
-from zndraw_joblib.server.registry import InternalRegistry
+from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.runtime import Runtime
 
 NAME = "@internal:modifiers:Rotate"

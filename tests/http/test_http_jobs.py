@@ -9,7 +9,7 @@ import pytest
 from wire import ON_SQLITE, UNKNOWN_ID, V1, As, claim, problem, register, report, submit, utc
 
 from zndraw_joblib.contract.events import Emission, JobsInvalidate
-from zndraw_joblib.contract.recovery import JobPolicy
+from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.server.settings import ServerSettings
 
 JOBS = f"{V1}/rooms/lab/jobs"
@@ -123,7 +123,7 @@ async def test_the_allowed_categories_are_the_settings(
 
 async def test_a_room_lists_its_own_and_the_reserved_rooms_jobs(client: httpx.AsyncClient) -> None:
     """J2: newest first; a reserved room lists its own only; hidden jobs are not listed."""
-    gone = await register(client, "Gone", room="lab")
+    gone = await register(client, "Disconnected", room="lab")
     await client.delete(f"{V1}/workers/{gone['worker_id']}")
     jobs = [
         await register(client, name, room=room)

@@ -129,7 +129,7 @@ async def test_a_server_that_can_take_no_more_says_when_to_come_back(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
     """503 with `Retry-After` and the reason when too many wait already; without waiting all goes on."""
-    settings.max_sleepers = 0
+    settings.max_waiting_requests = 0
     job = await register(client)
     wait = {"Prefer": "wait=5"}
     claim = {"worker_id": job["worker_id"]}
@@ -139,7 +139,7 @@ async def test_a_server_that_can_take_no_more_says_when_to_come_back(
     for answer in answers:
         body = problem(answer, 503, "service-unavailable")
         assert int(answer.headers["retry-after"]) >= 1
-        assert "max_sleepers" in body["detail"]
+        assert "max_waiting_requests" in body["detail"]
     assert (await client.get(f"{V1}/tasks/{task['id']}")).status_code == 200
     claimed = await client.post(f"{V1}/tasks/claim", json=claim, headers=wait)
     assert claimed.json()["task"]["id"] == task["id"]

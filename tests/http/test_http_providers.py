@@ -17,7 +17,7 @@ from wire import ON_SQLITE, UNKNOWN_ID, V1, As, problem, utc
 
 from zndraw_joblib import get_result_backend, verify_readable_room, verify_writable_room
 from zndraw_joblib.contract.events import Emission
-from zndraw_joblib.server.adapters.memory import MemoryResults
+from zndraw_joblib.server.providers.results.memory import MemoryResults
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service.providers import MAX_WAITING
 from zndraw_joblib.server.store import providers as provider_store
@@ -412,7 +412,7 @@ async def _hang_up(client: httpx.AsyncClient, worker_id: str) -> None:
         "headers": headers,
     }
     heard = iter([{"type": "http.request", "body": body, "more_body": False}])
-    sleeps = app.state.joblib.sleepers
+    sleeps = app.state.joblib.waiters
 
     async def receive() -> dict[str, Any]:
         message = next(heard, None)

@@ -36,7 +36,7 @@ async def serving(settings: ServerSettings) -> AsyncIterator[tuple[httpx.AsyncCl
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as client:
             assert (await client.get("/health/live")).json() == {"status": "alive"}
             yield client, app.state.joblib
-        app.state.joblib.sleepers.close()
+        app.state.joblib.waiters.close()
         server.should_exit = True
         await running
 
@@ -48,7 +48,7 @@ async def port(settings: ServerSettings) -> AsyncIterator[tuple[httpx.AsyncClien
         yield served
 
 
-async def hang_up(request: "asyncio.Task[Any]") -> None:
+async def close_sockets(request: "asyncio.Task[Any]") -> None:
     """Close the connection of a request before it is answered."""
     request.cancel()
     with suppress(asyncio.CancelledError):
@@ -60,9 +60,9 @@ async def test_who_hung_up_gets_no_task(port: tuple[httpx.AsyncClient, Runtime])
     client, runtime = port
     job = await register(client)
     asked = asyncio.create_task(claim(client, job["worker_id"], 30))
-    await until(lambda: len(runtime.sleepers) == 1)
-    await hang_up(asked)
-    await until(lambda: len(runtime.sleepers) == 0, 2)
+    await until(lambda: len(runtime.waiters) == 1)
+    await close_sockets(asked)
+    await until(lambda: len(runtime.waiters) == 0, 2)
     task = await submit(client, job)
     assert (await read(client, task))["status"] == "pending"
     assert (await claim(client, job["worker_id"]))["id"] == task["id"]
@@ -73,10 +73,10 @@ async def test_a_wake_up_of_who_hung_up_goes_to_the_next(port: tuple[httpx.Async
     client, runtime = port
     first, second = await register(client), await register(client)
     gone = asyncio.create_task(claim(client, first["worker_id"], 30))
-    await until(lambda: len(runtime.sleepers) == 1)
+    await until(lambda: len(runtime.waiters) == 1)
     stays = asyncio.create_task(claim(client, second["worker_id"], 30))
-    await until(lambda: len(runtime.sleepers) == 2)
-    _, task = await asyncio.gather(hang_up(gone), submit(client, first))
+    await until(lambda: len(runtime.waiters) == 2)
+    _, task = await asyncio.gather(close_sockets(gone), submit(client, first))
     async with asyncio.timeout(5):
         got = await stays
     after = await read(client, task)
@@ -85,17 +85,17 @@ async def test_a_wake_up_of_who_hung_up_goes_to_the_next(port: tuple[httpx.Async
 
 
 async def test_waiting_for_a_task_ends_with_the_client(port: tuple[httpx.AsyncClient, Runtime]) -> None:
-    """A sleeper whose client has gone does not stay."""
+    """A waiter whose client has gone does not stay."""
     client, runtime = port
     task = await submit(client, await register(client))
     asked = [
         asyncio.create_task(client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": "wait=30"}))
         for _ in range(5)
     ]
-    await until(lambda: len(runtime.sleepers) == 5)
+    await until(lambda: len(runtime.waiters) == 5)
     for request in asked:
-        await hang_up(request)
-    await until(lambda: len(runtime.sleepers) == 0, 2)
+        await close_sockets(request)
+    await until(lambda: len(runtime.waiters) == 0, 2)
 
 
 async def test_control_c_stops_the_server_with_sleepers_open(

@@ -21,7 +21,7 @@ SOON = 5
 
 @pytest.fixture
 def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep sleepers from looking again by themselves, so that only a wake-up can wake them."""
+    """Keep waiters from looking again by themselves, so that only a wake-up can wake them."""
     monkeypatch.setattr(runtime_module, "_RECHECK_FIRST", 10 * WAIT)
 
 
@@ -174,9 +174,9 @@ async def test_the_end_of_a_task_wakes_who_waits_for_it(client: httpx.AsyncClien
         await submit(client, job)
         task = await claim(client, job["worker_id"])
         asked = [waiting_for(client, task) for _ in range(3)]
-        await until(lambda: len(runtime.sleepers) == 3)
+        await until(lambda: len(runtime.waiters) == 3)
         await report(client, task, "running")
-        assert len(runtime.sleepers) == 3
+        assert len(runtime.waiters) == 3
         if end == "removed":
             await client.delete(f"{V1}/workers/{job['worker_id']}")
         else:
@@ -186,7 +186,7 @@ async def test_the_end_of_a_task_wakes_who_waits_for_it(client: httpx.AsyncClien
         for answer in answers:
             assert answer.json()["status"] == {"removed": "failed"}.get(end, end)
             assert answer.headers["preference-applied"] == f"wait={WAIT}"
-        assert len(runtime.sleepers) == 0
+        assert len(runtime.waiters) == 0
 
 
 @pytest.mark.usefixtures("no_second_look")
@@ -194,7 +194,7 @@ async def test_a_submit_wakes_a_waiting_claim(client: httpx.AsyncClient, runtime
     """The claim answers with the task in the time of a commit, far below what it would have waited."""
     job = await register(client)
     asked = claiming(client, job["worker_id"])
-    await until(lambda: len(runtime.sleepers) == 1)
+    await until(lambda: len(runtime.waiters) == 1)
     started = time.monotonic()
     task = await submit(client, job)
     async with asyncio.timeout(SOON):
@@ -213,7 +213,7 @@ async def test_waiting_claims_are_served_in_the_order_they_came(
     asked = []
     for count, worker_id in enumerate(workers, 1):
         asked.append(claiming(client, worker_id))
-        await until(lambda count=count: len(runtime.sleepers) == count)
+        await until(lambda count=count: len(runtime.waiters) == count)
     for position in range(3):
         task = await submit(client, first)
         async with asyncio.timeout(SOON):
@@ -227,7 +227,7 @@ async def test_a_burst_wakes_as_many_as_it_can_serve(client: httpx.AsyncClient, 
     first = await register(client)
     workers = [first["worker_id"], *[(await register(client))["worker_id"] for _ in range(7)]]
     asked = [claiming(client, worker_id) for worker_id in workers]
-    await until(lambda: len(runtime.sleepers) == len(workers))
+    await until(lambda: len(runtime.waiters) == len(workers))
     tasks = await asyncio.gather(*(submit(client, first) for _ in workers))
     async with asyncio.timeout(SOON):
         got = await asyncio.gather(*asked)
@@ -241,7 +241,7 @@ async def test_a_job_registered_while_a_claim_waits_is_waited_for_too(
     """A worker that takes on another job need not ask anew; one that left a job gets none of it."""
     job = await register(client)
     asked = claiming(client, job["worker_id"])
-    await until(lambda: len(runtime.sleepers) == 1)
+    await until(lambda: len(runtime.waiters) == 1)
     other = await register(client, "Scale", worker_id=job["worker_id"])
     await register(client)
     await client.delete(f"{V1}/workers/{job['worker_id']}/jobs/{job['full_name']}")
@@ -262,7 +262,7 @@ async def test_a_waiting_claim_learns_that_its_worker_is_gone(
             f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]}, headers={"Prefer": f"wait={WAIT}"}
         )
     )
-    await until(lambda: len(runtime.sleepers) == 1)
+    await until(lambda: len(runtime.waiters) == 1)
     await client.delete(f"{V1}/workers/{job['worker_id']}")
     async with asyncio.timeout(SOON):
         problem(await asked, 404, "worker-not-found")
@@ -271,12 +271,12 @@ async def test_a_waiting_claim_learns_that_its_worker_is_gone(
 async def test_what_another_server_did_is_noticed(
     client: httpx.AsyncClient, replica: httpx.AsyncClient, runtime: Runtime
 ) -> None:
-    """Without any wake-up a sleeper looks again within a second or so, for a task's end and for work."""
+    """Without any wake-up a waiter looks again within a second or so, for a task's end and for work."""
     job = await register(client)
     ends = await submit(client, job)
     await claim(client, job["worker_id"])
     asked = [waiting_for(client, ends), claiming(client, job["worker_id"])]
-    await until(lambda: len(runtime.sleepers) == 2)
+    await until(lambda: len(runtime.waiters) == 2)
     started = time.monotonic()
     await report(replica, ends, "cancelled")
     task = await submit(replica, job)
@@ -287,13 +287,13 @@ async def test_what_another_server_did_is_noticed(
 
 
 async def test_waiting_costs_no_turn_of_anybody_else(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    """Fifty sleepers, more than there are connections to the database, and others are served at once."""
+    """Fifty waiters, more than there are connections to the database, and others are served at once."""
     job = await register(client)
     idle = await register(client, "Idle")
     task = await submit(client, job)
     asked = [waiting_for(client, task) for _ in range(40)]
     asked += [claiming(client, idle["worker_id"]) for _ in range(10)]
-    await until(lambda: len(runtime.sleepers) == 50)
+    await until(lambda: len(runtime.waiters) == 50)
     async with asyncio.timeout(SOON):
         for _ in range(5):
             assert (await read(client, task))["status"] == "pending"
@@ -312,13 +312,13 @@ async def test_a_held_claim_is_a_sign_of_life(
     settings.worker_timeout_seconds = 0.4
     job = await register(client)
     asked = claiming(client, job["worker_id"])
-    await until(lambda: len(runtime.sleepers) == 1)
+    await until(lambda: len(runtime.waiters) == 1)
     seen: set[str] = set()
     async with asyncio.timeout(SOON):
         while len(seen) < 4:
             [worker] = (await client.get(f"{V1}/workers")).json()["items"]
             seen.add(worker["last_heartbeat"])
-    runtime.sleepers.close()
+    runtime.waiters.close()
     assert await asked is None
 
 

@@ -27,7 +27,7 @@ OURS = [sys.executable, "-m", "zndraw_joblib", "internal-worker", "--log-level",
 TASKIQ = [
     sys.executable,
     *("-m", "taskiq", "worker", "--workers", "1", "--log-level", "WARNING"),
-    "zndraw_joblib.server.internal_broker:broker",
+    "zndraw_joblib.server.internal.process:broker",
 ]
 
 

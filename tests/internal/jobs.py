@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from zndraw_joblib import Category, Extension, JobPolicy
-from zndraw_joblib.contract.recovery import Backoff, Cause
+from zndraw_joblib.contract.policy import Backoff, RetryOn
 
 QUICKLY = Backoff(base_seconds=0.1, factor=1)
 _turns = threading.Lock()
@@ -57,7 +57,7 @@ class Heed(Extension):
     """Runs until it hears that nobody waits for it any more."""
 
     category: ClassVar[Category] = Category.MODIFIER
-    policy: ClassVar[JobPolicy] = JobPolicy(max_attempts=2, retry_on=(Cause.ERROR,), backoff=QUICKLY)
+    policy: ClassVar[JobPolicy] = JobPolicy(max_attempts=2, retry_on=(RetryOn.ERROR,), backoff=QUICKLY)
     journal: str
 
     def run(self, vis: Any, **kwargs: Any) -> str:
@@ -72,7 +72,7 @@ class Twist(Extension):
     """Ends as it is told."""
 
     category: ClassVar[Category] = Category.SELECTION
-    policy: ClassVar[JobPolicy] = JobPolicy(max_attempts=2, retry_on=(Cause.ERROR,), backoff=QUICKLY)
+    policy: ClassVar[JobPolicy] = JobPolicy(max_attempts=2, retry_on=(RetryOn.ERROR,), backoff=QUICKLY)
     how: str = "well"
 
     def run(self, vis: Any, **kwargs: Any) -> Any:

@@ -13,8 +13,8 @@ import socketio
 import uvicorn
 from fastapi import FastAPI
 
-from zndraw_joblib.server.adapters.tokens import digest
-from zndraw_joblib.server.rooms import Rooms
+from zndraw_joblib.server.http.tokens import digest
+from zndraw_joblib.server.realtime.rooms import Rooms
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.store import tokens
 
@@ -37,7 +37,7 @@ class Socket:
     def _refuse(self, data: dict[str, Any]) -> None:
         self.refusals.append(data)
 
-    async def hang_up(self) -> None:
+    async def close_sockets(self) -> None:
         """Close the connection without a word: by polling, a farewell waits for the poll that is open."""
         await self.client.eio.disconnect(abort=True)
         await self.client.shutdown()
@@ -86,7 +86,7 @@ class Live:
         made = Socket()
         auth = how.pop("auth", {"token": token or self.token})
         await made.client.connect(self.url, auth=auth, **{"transports": ["websocket"], **how})
-        self.stack.push_async_callback(made.hang_up)
+        self.stack.push_async_callback(made.close_sockets)
         for room in rooms:
             assert await made.ask("join_room", room_id=room) == {}
         return made
@@ -104,7 +104,7 @@ async def serving(app: Any, joblib: FastAPI, token: str) -> AsyncIterator[Live]:
             live = Live(url, runtime, token, stack, getattr(joblib.state, "joblib_rooms", None))
             assert (await (await live.rest()).get("/v1/problems/forbidden")).status_code == 200
             yield live
-        runtime.sleepers.close()
+        runtime.waiters.close()
         server.should_exit = True
         await running
 

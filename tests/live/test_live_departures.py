@@ -43,7 +43,7 @@ async def workers(rest: httpx.AsyncClient) -> list[str]:
 async def settled(live: Live) -> None:
     """Wait until nobody's grace runs any more."""
     assert live.rooms is not None
-    leaving = live.rooms.departures._leaving
+    leaving = live.rooms.disconnects._leaving
     await until(lambda: not leaving)
 
 
@@ -55,7 +55,7 @@ async def test_a_worker_whose_socket_is_gone_goes(live: Live, rest: httpx.AsyncC
     front, worker = await live.socket("lab"), await connected(live, job)
     task = await submit(rest, job)
     await claim(rest, job["worker_id"])
-    await worker.hang_up()
+    await worker.close_sockets()
     await until(lambda: "failed" in str(front.heard))
     task = await read(rest, task)
     assert (task["status"], task["error"]) == ("failed", "Worker disconnected")
@@ -67,8 +67,8 @@ async def test_a_grace_that_is_off_takes_nobody(live: Live, rest: httpx.AsyncCli
     live.runtime.settings.disconnect_grace_seconds = -1
     job = await register(rest)
     worker = await connected(live, job)
-    await worker.hang_up()
-    await until(lambda: live.rooms is not None and not live.rooms.departures._sockets)
+    await worker.close_sockets()
+    await until(lambda: live.rooms is not None and not live.rooms.disconnects._sockets)
     await settled(live)
     assert await workers(rest) == [job["worker_id"]]
 
@@ -77,7 +77,7 @@ async def test_a_worker_that_comes_back_stays(live: Live, rest: httpx.AsyncClien
     """By a new socket, within the grace."""
     job = await register(rest)
     first = await connected(live, job)
-    await first.hang_up()
+    await first.close_sockets()
     await connected(live, job)
     await asyncio.sleep(2 * GRACE)
     assert await workers(rest) == [job["worker_id"]]
@@ -87,12 +87,12 @@ async def test_a_worker_with_another_socket_stays(live: Live, rest: httpx.AsyncC
     """Until the last one is gone."""
     job = await register(rest)
     first, second = await connected(live, job), await connected(live, job)
-    await first.hang_up()
+    await first.close_sockets()
     await asyncio.sleep(2 * GRACE)
     assert await workers(rest) == [job["worker_id"]]
-    await second.hang_up()
+    await second.close_sockets()
     await settled(live)
-    await until(lambda: live.rooms is not None and not live.rooms.departures._sockets)
+    await until(lambda: live.rooms is not None and not live.rooms.disconnects._sockets)
     await settled(live)
     assert await workers(rest) == []
 
@@ -110,10 +110,10 @@ async def test_a_worker_that_shows_that_it_lives_stays(
     waiting = None
     if sign == "an open claim":
         waiting = asyncio.create_task(claim(rest, worker_id, wait=LONG))
-        await until(lambda: len(live.runtime.sleepers) == 1)
-    await socket.hang_up()
+        await until(lambda: len(live.runtime.waiters) == 1)
+    await socket.close_sockets()
     assert live.rooms is not None
-    await until(lambda: live.rooms.departures._leaving)
+    await until(lambda: live.rooms.disconnects._leaving)
     await asyncio.sleep(GRACE / 4)
     if sign == "heartbeat":
         await rest.patch(f"{V1}/workers/{worker_id}")
@@ -124,7 +124,7 @@ async def test_a_worker_that_shows_that_it_lives_stays(
     await settled(live)
     assert await workers(rest) == [worker_id]
     if waiting is not None:
-        live.runtime.sleepers.close()
+        live.runtime.waiters.close()
         await waiting
 
 
@@ -133,7 +133,7 @@ async def test_a_worker_that_left_its_rooms_needs_no_socket(live: Live, rest: ht
     job = await register(rest)
     socket = await connected(live, job)
     await socket.ask("leave_job_room", job_name=job["full_name"], worker_id=job["worker_id"])
-    await socket.hang_up()
+    await socket.close_sockets()
     await asyncio.sleep(2 * GRACE)
     assert await workers(rest) == [job["worker_id"]]
 
@@ -143,9 +143,9 @@ async def test_a_server_that_stops_takes_nobody_with_it(live: Live, rest: httpx.
     live.runtime.settings.disconnect_grace_seconds = 0
     job = await register(rest)
     await connected(live, job)
-    live.runtime.sleepers.close()
+    live.runtime.waiters.close()
     assert live.rooms is not None
-    await live.rooms.hang_up()
-    await until(lambda: live.rooms is not None and not live.rooms.departures._sockets)
+    await live.rooms.close_sockets()
+    await until(lambda: live.rooms is not None and not live.rooms.disconnects._sockets)
     await settled(live)
     assert await workers(rest) == [job["worker_id"]]

@@ -124,7 +124,7 @@ async def test_the_hosts_own_handlers_stay(host: Host, order: str) -> None:
         assert await front.statuses() == ["pending"]
         with pytest.raises(socketio.exceptions.ConnectionError):
             await live.socket(token="stranger")
-        await front.hang_up()
+        await front.close_sockets()
     assert host.heard[:2] == [("connect", "bob"), ("connect", "stranger")]
     assert ("disconnect",) in host.heard
 

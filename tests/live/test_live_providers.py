@@ -113,7 +113,7 @@ async def test_a_read_that_is_asked_while_a_socket_joins(live: Live, monkeypatch
 
 
 async def _waits(live: Live, provider: Any) -> bool:
-    return live.runtime.sleepers.has(f"provider:{provider['full_name']}")
+    return live.runtime.waiters.has(f"provider:{provider['full_name']}")
 
 
 async def test_a_provider_that_is_killed_during_a_read(live: Live) -> None:
@@ -124,7 +124,7 @@ async def test_a_provider_that_is_killed_during_a_read(live: Live) -> None:
     began = time.monotonic()
     reading = asyncio.ensure_future(rest.get(READ, headers=LONG))
     await asked(socket)
-    await socket.hang_up()
+    await socket.close_sockets()
     answer = await reading
     assert (answer.status_code, answer.json()["type"]) == (503, "/v1/problems/provider-not-connected")
     assert time.monotonic() - began < BOUND
@@ -144,7 +144,7 @@ async def test_a_blink_of_the_connection_is_no_end(live: Live) -> None:
     await join(socket, provider)
     reading = asyncio.ensure_future(rest.get(READ, headers=LONG))
     await asked(socket)
-    await socket.hang_up()
+    await socket.close_sockets()
     back = await live.socket()
     await join(back, provider)
     [request] = await asked(back)
@@ -180,7 +180,7 @@ async def test_one_of_two_sockets_may_go(live: Live) -> None:
     provider = await offer(rest)
     await join(first, provider)
     await join(second, provider)
-    await first.hang_up()
+    await first.close_sockets()
     reading = asyncio.ensure_future(rest.get(READ, headers=LONG))
     [request] = await asked(second)
     await bring(rest, provider, request["request_id"], b"second")
@@ -242,7 +242,7 @@ async def test_a_worker_whose_socket_is_gone_loses_its_providers(
     provider = await offer(rest)
     await join(socket, provider)
     await front.settled()
-    await socket.hang_up()
+    await socket.close_sockets()
 
     async def is_gone() -> bool:
         return (await rest.get(f"{READ}/info")).status_code == 404
@@ -320,7 +320,7 @@ async def test_a_server_that_restarts_during_a_read(settings: ServerSettings) ->
         await join(socket, provider)
         reading = asyncio.ensure_future(rest.get(READ, headers=LONG))
         [request] = await asked(socket)
-        live.runtime.sleepers.close()  # as a stop does
+        live.runtime.waiters.close()  # as a stop does
         assert (await reading).status_code in {503, 504}
     app = create_app(settings)
     async with serving(app, app, token) as live:

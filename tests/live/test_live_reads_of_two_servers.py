@@ -11,9 +11,9 @@ from wire import V1
 
 from live.sockets import Live, serving
 from live.test_live_providers import LONG, READ, asked, bring, join, offer
-from zndraw_joblib.server.adapters.database_results import DatabaseResults
-from zndraw_joblib.server.adapters.redis_results import RedisResults
 from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.providers.results.database_results import DatabaseResults
+from zndraw_joblib.server.providers.results.redis_results import RedisResults
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.engine import open_database

@@ -7,7 +7,7 @@ import socketio
 from wire import UNKNOWN_ID, claim, register, submit
 
 from live.sockets import Live, names
-from zndraw_joblib.server.rooms import MAX_ROOMS
+from zndraw_joblib.server.realtime.rooms import MAX_ROOMS
 
 
 @pytest.mark.parametrize("transport", ["websocket", "polling"])

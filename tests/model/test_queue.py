@@ -4,7 +4,6 @@ import asyncio
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -34,7 +33,7 @@ from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, Page
 from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import claims, jobs, operations, sweep, tasks, workers
+from zndraw_joblib.server.service import claims, jobs, sweep, task_actions, tasks, workers
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.engine import open_database
@@ -92,7 +91,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def ask(self, work: Callable[..., Any], **options: Any) -> Any:
         """Run one request in a transaction; return its answer, or the class of its problem."""
         try:
-            return self.runner.run(self.runtime.write(partial(work, **options)))
+            return self.runner.run(self.runtime.write(work, **options))
         except ProblemException as problem:
             return type(problem)
 
@@ -208,7 +207,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         """Somebody hands a task back, or wants it tried once more."""
         caller = by or ADMIN
         answer = self.ask(
-            getattr(operations, what), caller=caller, task_id=task_id, action=TaskActionRequest()
+            getattr(task_actions, what), caller=caller, task_id=task_id, action=TaskActionRequest()
         )
         refusal = getattr(self.ledger, what)(caller, task_id)
         assert (answer if isinstance(answer, type) else None) == refusal

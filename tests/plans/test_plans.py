@@ -19,7 +19,7 @@ from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.service import claims, internal, sweep, tasks, workers
-from zndraw_joblib.server.service.turns import Order
+from zndraw_joblib.server.service.fairness import Order
 from zndraw_joblib.server.store import pages
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
@@ -78,7 +78,7 @@ async def test_a_dispatcher_walks_what_is_held_and_the_queues_of_its_jobs(explai
     """What is due is among what nobody has started; the rest are heads of queues."""
     names = [str(name(number)) for number in (BIG, RARE)]
     plans = await explainer.plans(
-        partial(internal.take, names=names, limit=10, order=Order(), is_guarded=True)
+        partial(internal.take, names=names, limit=10, order=Order(), exclusive_start=True)
     )
     assert_reads(plans, HELD, PENDING, KEY)
 
@@ -244,6 +244,6 @@ def assert_walked(plans: list[Plan]) -> None:
 
 
 async def test_a_re_check_looks_at_what_is_waited_for(explainer: Explainer) -> None:
-    """The ends that sleepers wait for are looked up by the tasks' ids."""
+    """The ends that waiters wait for are looked up by the tasks' ids."""
     ids = [task_id(seq) for seq in range(1, 500)]
     assert_reads(await explainer.plans(partial(store.finished, ids=ids)), KEY)

@@ -12,7 +12,7 @@ from store.fixtures import OpenReplica
 from store.replica import Replica
 
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse
-from zndraw_joblib.server.agenda import Agenda
+from zndraw_joblib.server.background.scheduler import Scheduler
 
 LONG = 15.0
 PROMPT = 0.05
@@ -25,13 +25,13 @@ async def minded(replica: Replica) -> AsyncIterator[list[Any]]:
     """Let a server mind its schedule; give what it has asked the database for so far."""
     asked: list[Any] = []
 
-    async def write(work: Callable[..., Awaitable[Any]]) -> Any:
-        answer = await replica.runtime.write(work)
+    async def write(work: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+        answer = await replica.runtime.write(work, *args, **kwargs)
         asked.append(work)
         return answer
 
-    replica.runtime.agenda = Agenda(write)
-    minding = asyncio.create_task(replica.runtime.agenda.run())
+    replica.runtime.scheduler = Scheduler(write)
+    minding = asyncio.create_task(replica.runtime.scheduler.run())
     await until(lambda: len(asked) == 2)  # what is due, and when the next is
     try:
         yield asked
@@ -140,16 +140,16 @@ async def test_a_fault_of_the_database_delays_and_loses_nothing(
     job = await replica.register()
     faults = 3
 
-    async def write(work: Callable[..., Awaitable[Any]]) -> Any:
+    async def write(work: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
         nonlocal faults
         faults -= 1
         if faults >= 0:
             raise ConnectionError("gone")
-        return await replica.runtime.write(work)
+        return await replica.runtime.write(work, *args, **kwargs)
 
-    replica.runtime.agenda = Agenda(write)
+    replica.runtime.scheduler = Scheduler(write)
     with caplog.at_level(logging.WARNING):
-        minding = asyncio.create_task(replica.runtime.agenda.run())
+        minding = asyncio.create_task(replica.runtime.scheduler.run())
         await until(lambda: faults <= 0)
         assert await lateness(replica, job, await replica.submit(job, delay_seconds=0.05)) < 2
         minding.cancel()
@@ -166,4 +166,4 @@ async def test_a_note_that_comes_from_another_thread_is_heard(replica: Replica) 
         await replica.submit(job, delay_seconds=0.05)
         later = await replica.take(job.worker_id, wait=LONG)
         assert later.run_at is None
-        await asyncio.to_thread(replica.runtime.agenda.note, soon.run_at)
+        await asyncio.to_thread(replica.runtime.scheduler.note, soon.run_at)

@@ -15,24 +15,24 @@ from zndraw_joblib.contract.messages import TaskResponse, Verdict
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import Forbidden, InvalidTaskTransition, StaleReport, TaskNotFound
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
-from zndraw_joblib.server.registry import InternalRegistry
-from zndraw_joblib.server.service import operations
+from zndraw_joblib.server.internal.registry import InternalRegistry
+from zndraw_joblib.server.service import task_actions
 
 NO_PAUSE = {"base_seconds": 0}
 FROM = {
-    operations.release: HELD,
-    operations.retry: {TaskStatus.FAILED, TaskStatus.CANCELLED},
-    operations.fail: set(TaskStatus) - TERMINAL,
+    task_actions.release: HELD,
+    task_actions.retry: {TaskStatus.FAILED, TaskStatus.CANCELLED},
+    task_actions.fail: set(TaskStatus) - TERMINAL,
 }
 MAY = {
-    operations.release: {OWNER, ADMIN},
-    operations.retry: {SUBMITTER, ADMIN},
-    operations.fail: {ADMIN},
+    task_actions.release: {OWNER, ADMIN},
+    task_actions.retry: {SUBMITTER, ADMIN},
+    task_actions.fail: {ADMIN},
 }
 TO = {
-    operations.release: TaskStatus.PENDING,
-    operations.retry: TaskStatus.PENDING,
-    operations.fail: TaskStatus.FAILED,
+    task_actions.release: TaskStatus.PENDING,
+    task_actions.retry: TaskStatus.PENDING,
+    task_actions.fail: TaskStatus.FAILED,
 }
 
 
@@ -78,7 +78,7 @@ async def test_a_released_task_is_in_its_queue_again(timed: Replica, clock: Hand
     first, second = await timed.submit(job), await timed.submit(job)
     running = await timed.start(job.worker_id)
     timed.events.clear()
-    released = await timed.act(operations.release, running.id, by=OWNER, attempt=1, worker_id=job.worker_id)
+    released = await timed.act(task_actions.release, running.id, by=OWNER, attempt=1, worker_id=job.worker_id)
     assert (released.id, released.status, released.queue_position) == (first.id, TaskStatus.PENDING, 1)
     assert (released.error, released.error_code, released.worker_id) == (None, "released", None)
     assert events(timed) == [
@@ -98,11 +98,11 @@ async def test_a_released_task_is_in_its_queue_again(timed: Replica, clock: Hand
 async def test_why_a_task_was_released_is_kept(replica: Replica) -> None:
     """What is said of it stays with the task until its next attempt has ended."""
     running = await replica.running(await replica.register())
-    released = await replica.act(operations.release, running.id, error="the disk is full")
+    released = await replica.act(task_actions.release, running.id, error="the disk is full")
     assert (released.error, released.error_code) == ("the disk is full", "released")
 
 
-@pytest.mark.parametrize("what", [operations.release, operations.fail], ids=lambda what: what.__name__)
+@pytest.mark.parametrize("what", [task_actions.release, task_actions.fail], ids=lambda what: what.__name__)
 async def test_the_holder_is_fenced_out(replica: Replica, what: Any) -> None:
     """Its reports are refused with a reason, its heartbeat says that the task is lost."""
     job = await replica.register()
@@ -113,7 +113,7 @@ async def test_the_holder_is_fenced_out(replica: Replica, what: Any) -> None:
         with pytest.raises(InvalidTaskTransition) as refused:
             await replica.report(running.id, status, attempt=1, worker_id=job.worker_id, error="late")
         body = refused.value.problem.model_dump()
-        assert body["reason"] == ("released" if what is operations.release else "finished")
+        assert body["reason"] == ("released" if what is task_actions.release else "finished")
         assert body["error_code"] == after.error_code
     assert await replica.verdicts(job.worker_id, (running.id, 1)) == [(running.id, Verdict.LOST)]
     assert await replica.get(running.id) == after
@@ -125,9 +125,9 @@ async def test_the_claim_that_is_meant_may_be_named(replica: Replica, what: Any,
     """Whoever acts on what it saw does not hit a later attempt of the task, or another worker's."""
     job = await replica.register()
     running = await replica.running(job)
-    await replica.act(operations.release, running.id)
+    await replica.act(task_actions.release, running.id)
     again = await replica.start(job.worker_id)
-    if what is operations.retry:
+    if what is task_actions.retry:
         again = await replica.report(again.id, TaskStatus.FAILED)
     wrong = {"attempt": 1} if fence == "attempt" else {"worker_id": uuid4()}
     right = {"attempt": 2} if fence == "attempt" else {"worker_id": job.worker_id}
@@ -145,7 +145,7 @@ async def test_a_worker_hands_back_its_own_tasks_alone(replica: Replica) -> None
     await replica.register(by=STRANGER)
     running = await replica.running(job)
     with pytest.raises(Forbidden):
-        await replica.act(operations.release, running.id, by=STRANGER)
+        await replica.act(task_actions.release, running.id, by=STRANGER)
     assert (await replica.get(running.id)).status is TaskStatus.RUNNING
 
 
@@ -161,7 +161,7 @@ async def test_a_retried_task_has_all_its_attempts_before_it(
     claims = ended.attempt
     clock.advance(1000)
     timed.events.clear()
-    retried = await timed.act(operations.retry, ended.id, by=SUBMITTER)
+    retried = await timed.act(task_actions.retry, ended.id, by=SUBMITTER)
     assert (retried.status, retried.queue_position, retried.attempt) == (TaskStatus.PENDING, 1, claims)
     assert (retried.completed_at, retried.error, retried.worker_id) == (None, None, None)
     assert events(timed) == [
@@ -195,7 +195,7 @@ async def test_a_retry_shows_a_hidden_job_again(replica: Replica) -> None:
     running = await replica.running(job)
     await replica.leave(job.worker_id)
     replica.events.clear()
-    await replica.act(operations.retry, running.id, by=SUBMITTER)
+    await replica.act(task_actions.retry, running.id, by=SUBMITTER)
     assert (JobsInvalidate.__name__, room_of("@global")) in events(replica)
     back, is_new = await replica.register_anew()
     assert not is_new
@@ -211,10 +211,10 @@ async def test_a_retry_that_is_cancelled_hides_the_job_again(replica: Replica) -
     running = await replica.running(job)
     await replica.leave(job.worker_id)
     for what in (SUBMITTER, ADMIN):
-        await replica.act(operations.retry, running.id, by=SUBMITTER)
+        await replica.act(task_actions.retry, running.id, by=SUBMITTER)
         replica.events.clear()
         if what is ADMIN:
-            await replica.act(operations.fail, running.id)
+            await replica.act(task_actions.fail, running.id)
         else:
             await replica.report(running.id, TaskStatus.CANCELLED, by=what)
         assert (JobsInvalidate.__name__, room_of("@global")) in events(replica)
@@ -233,7 +233,7 @@ async def test_an_operator_may_end_what_has_not_ended(timed: Replica, clock: Han
     waiter = asyncio.create_task(timed.get(submitted.id, wait=LONG))
     await claims_asleep(timed, 1)
     error = "it is stuck" if how == "running" else None
-    failed = await timed.act(operations.fail, submitted.id, error=error)
+    failed = await timed.act(task_actions.fail, submitted.id, error=error)
     assert (failed.status, failed.error_code) == (TaskStatus.FAILED, "failed-by-operator")
     assert failed.error == (error or "An operator ended the task")
     async with asyncio.timeout(2):
@@ -251,18 +251,18 @@ async def test_internal_tasks_are_for_superusers(replica: Replica) -> None:
     for what in FROM:
         with pytest.raises(Forbidden):
             await replica.act(what, submitted.id, by=SUBMITTER)
-    assert (await replica.act(operations.fail, submitted.id)).status is TaskStatus.FAILED
+    assert (await replica.act(task_actions.fail, submitted.id)).status is TaskStatus.FAILED
 
 
-@pytest.mark.parametrize("what", [operations.release, operations.retry], ids=lambda what: what.__name__)
+@pytest.mark.parametrize("what", [task_actions.release, task_actions.retry], ids=lambda what: what.__name__)
 async def test_an_internal_task_goes_back_and_is_dispatched_again(replica: Replica, what: Any) -> None:
     """By hand, as any other; no worker is called for, and the broker gets it as another attempt."""
     await replica.register("Render", INTERNAL, by=ADMIN)
     executor = InternalExecutor()
     replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): executor})
     submitted = await replica.submit(str(internal()), {"x": 1})
-    if what is operations.retry:
-        await replica.act(operations.fail, submitted.id)
+    if what is task_actions.retry:
+        await replica.act(task_actions.fail, submitted.id)
     replica.events.clear()
     back = await replica.act(what, submitted.id)
     assert (back.status, back.attempt, back.queue_position) == (TaskStatus.PENDING, 1, 1)
@@ -297,7 +297,7 @@ async def test_of_a_release_and_a_report_one_wins(pair: list[Replica]) -> None:
     for _ in range(6):
         running = await pair[0].running(job)
         answers = await asyncio.gather(
-            pair[0].act(operations.release, running.id, by=OWNER, attempt=1),
+            pair[0].act(task_actions.release, running.id, by=OWNER, attempt=1),
             pair[1].report(running.id, TaskStatus.COMPLETED, attempt=1, worker_id=job.worker_id),
             return_exceptions=True,
         )

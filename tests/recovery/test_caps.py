@@ -11,10 +11,10 @@ from store.fixtures import every_kind
 from store.replica import ADMIN, OWNER, SUBMITTER, HandClock, Replica
 
 from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
-from zndraw_joblib.contract.messages import JobResponse, NoTask, TaskResponse
+from zndraw_joblib.contract.messages import EmptyReason, JobResponse, TaskResponse
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import claims, operations
+from zndraw_joblib.server.service import claims, task_actions
 from zndraw_joblib.server.service.claims import Claim, Claimed
 from zndraw_joblib.server.store import database
 from zndraw_joblib.server.store.tables import Task
@@ -23,7 +23,7 @@ ROUNDS = 12
 tasks = Task.__table__
 
 
-async def reasons(replica: Replica, *workers: UUID | None) -> list[NoTask | None]:
+async def reasons(replica: Replica, *workers: UUID | None) -> list[EmptyReason | None]:
     """Claim for several in one transaction; return why each got nothing, or None for those with a task."""
     items = [Claim(OWNER, worker, 15, None, replica.runtime.order) for worker in workers if worker]
     answers: list[Claimed | ProblemException] = await replica.runtime.write(
@@ -44,16 +44,16 @@ async def held(replica: Replica) -> int:
 async def test_a_job_has_so_many_tasks_under_way(replica: Replica) -> None:
     """Claimed and running ones count; the reason says it, and says "empty" where nothing waits."""
     job, other = await replica.register(max_in_flight=2), await replica.register()
-    assert (await replica.ask(job.worker_id)).reason is NoTask.EMPTY
+    assert (await replica.ask(job.worker_id)).reason is EmptyReason.EMPTY
     for _ in range(4):
         await replica.submit(job)
     running = await replica.start(job.worker_id)
     await replica.take(other.worker_id)
     for worker in (job.worker_id, other.worker_id):
-        assert (await replica.ask(worker)).reason is NoTask.AT_CAPACITY
+        assert (await replica.ask(worker)).reason is EmptyReason.AT_CAPACITY
     await replica.report(running.id, TaskStatus.COMPLETED)
     await replica.take(other.worker_id)
-    assert (await replica.ask(job.worker_id)).reason is NoTask.AT_CAPACITY
+    assert (await replica.ask(job.worker_id)).reason is EmptyReason.AT_CAPACITY
 
 
 async def test_another_job_of_the_worker_goes_on(replica: Replica) -> None:
@@ -64,7 +64,7 @@ async def test_another_job_of_the_worker_goes_on(replica: Replica) -> None:
         await replica.submit(job)
     got = [(await replica.take(full.worker_id)).job_name.split(":")[2] for _ in range(3)]
     assert got == ["Full", "Open", "Open"]
-    assert (await replica.ask(full.worker_id)).reason is NoTask.AT_CAPACITY
+    assert (await replica.ask(full.worker_id)).reason is EmptyReason.AT_CAPACITY
 
 
 @every_kind
@@ -73,7 +73,7 @@ async def test_the_places_of_a_batch_are_counted(replica: Replica) -> None:
     job = await replica.register(max_in_flight=3)
     for _ in range(10):
         await replica.submit(job)
-    assert await reasons(replica, *[job.worker_id] * 5) == [None] * 3 + [NoTask.AT_CAPACITY] * 2
+    assert await reasons(replica, *[job.worker_id] * 5) == [None] * 3 + [EmptyReason.AT_CAPACITY] * 2
     assert await held(replica) == 3
 
 
@@ -85,7 +85,7 @@ async def test_a_batch_never_takes_more_than_there_is_place(replica: Replica, ho
     job = await replica.register(**caps)
     for _ in range(5):
         await replica.submit(job)
-    reason = NoTask.MAX_TASKS if how == "worker" else NoTask.AT_CAPACITY
+    reason = EmptyReason.MAX_TASKS if how == "worker" else EmptyReason.AT_CAPACITY
     assert await reasons(replica, *[job.worker_id] * 3) == [None, None, reason]
     assert await reasons(replica, *[job.worker_id] * 2) == [reason] * 2
 
@@ -106,10 +106,10 @@ async def test_a_room_has_so_many_tasks_under_way(replica: Replica) -> None:
         ("quiet", "A"),
         ("quiet", "B"),
     ]
-    assert (await replica.ask(first.worker_id)).reason is NoTask.AT_CAPACITY
+    assert (await replica.ask(first.worker_id)).reason is EmptyReason.AT_CAPACITY
     await replica.report(got[0].id, TaskStatus.CANCELLED, by=ADMIN)
     assert (await replica.take(first.worker_id)).room_id == "busy"
-    assert (await replica.ask(first.worker_id)).reason is NoTask.AT_CAPACITY
+    assert (await replica.ask(first.worker_id)).reason is EmptyReason.AT_CAPACITY
 
 
 @every_kind
@@ -119,14 +119,14 @@ async def test_a_worker_has_so_many_tasks(replica: Replica) -> None:
     for _ in range(6):
         await replica.submit(job)
     first = await replica.take(job.worker_id)
-    assert (await replica.ask(job.worker_id)).reason is NoTask.MAX_TASKS
+    assert (await replica.ask(job.worker_id)).reason is EmptyReason.MAX_TASKS
     await replica.take(other.worker_id)
     await replica.report(first.id, TaskStatus.CANCELLED)
     await replica.take(job.worker_id)
     assert job.worker_id is not None
     await replica.runtime.beat(OWNER, job.worker_id, max_tasks=2)
     await replica.take(job.worker_id)
-    assert (await replica.ask(job.worker_id)).reason is NoTask.MAX_TASKS
+    assert (await replica.ask(job.worker_id)).reason is EmptyReason.MAX_TASKS
 
 
 async def free_by_report(replica: Replica, job: JobResponse, task: TaskResponse) -> None:
@@ -146,7 +146,7 @@ async def free_by_death(replica: Replica, job: JobResponse, task: TaskResponse) 
 
 async def free_by_release(replica: Replica, job: JobResponse, task: TaskResponse) -> None:
     """The task is handed back."""
-    await replica.act(operations.release, task.id)
+    await replica.act(task_actions.release, task.id)
 
 
 FREEING = [free_by_report, free_by_cancel, free_by_death, free_by_release]
@@ -206,7 +206,7 @@ async def test_many_free_places_wake_as_many(replica: Replica, cap: str) -> None
         while sum(claim.done() for claim in waiting) < 3:
             await asyncio.wait([c for c in waiting if not c.done()], return_when=asyncio.FIRST_COMPLETED)
     await claims_asleep(replica, 2)
-    replica.runtime.sleepers.close()
+    replica.runtime.waiters.close()
     got = [task for task in await asyncio.gather(*waiting) if task]
     assert (len(got), await held(replica)) == (3, 3)
 
@@ -239,7 +239,7 @@ async def test_a_full_worker_keeps_a_task_from_nobody(replica: Replica) -> None:
     submitted = await replica.submit(job)
     async with asyncio.timeout(2):
         assert (await second).id == submitted.id
-    replica.runtime.sleepers.close()
+    replica.runtime.waiters.close()
     assert (await first).task is None
 
 
@@ -336,7 +336,7 @@ async def test_the_end_of_a_silent_worker_frees_its_places(timed: Replica, clock
     clock.advance(61)
     job = await timed.register()
     second = await timed.submit(job)
-    assert (await timed.ask(job.worker_id)).reason is NoTask.AT_CAPACITY
+    assert (await timed.ask(job.worker_id)).reason is EmptyReason.AT_CAPACITY
     claim = asyncio.create_task(timed.take(job.worker_id, wait=LONG))
     await claims_asleep(timed, 1)
     assert await timed.retire_stale() == 1

@@ -9,10 +9,10 @@ from store.fixtures import every_kind
 from store.replica import OWNER, HandClock, Replica
 
 from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
-from zndraw_joblib.contract.messages import NoTask
+from zndraw_joblib.contract.messages import EmptyReason
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import claims, operations
+from zndraw_joblib.server.service import claims, task_actions
 from zndraw_joblib.server.service.claims import Claim, Claimed
 
 
@@ -51,15 +51,15 @@ async def test_a_mark_is_used_up_when_the_task_is_held_no_more(timed: Replica, h
     first = await timed.submit(job)
     await timed.take(job.worker_id, claim_id=mark)
     if how == "released":
-        await timed.act(operations.release, first.id)
+        await timed.act(task_actions.release, first.id)
         assert (await timed.take(job.worker_id, claim_id=uuid4())).id == first.id
     elif how == "lost":
-        await timed.act(operations.release, first.id)
+        await timed.act(task_actions.release, first.id)
         assert (await timed.take((await timed.register()).worker_id, claim_id=mark)).attempt == 2
     else:
         await timed.report(first.id, TaskStatus.RUNNING)
         await timed.report(first.id, how)
-    assert (await timed.ask(job.worker_id, claim_id=mark)).reason is NoTask.EMPTY
+    assert (await timed.ask(job.worker_id, claim_id=mark)).reason is EmptyReason.EMPTY
     second = await timed.submit(job)
     assert (await timed.take(job.worker_id, claim_id=mark)).id == second.id
 

@@ -8,11 +8,11 @@ from store.fixtures import every_kind
 from store.replica import ADMIN, HandClock, InternalExecutor, Replica, internal
 
 from zndraw_joblib.contract.events import Emission, TaskAvailable, TaskStatusEvent, room_of, workers_of
-from zndraw_joblib.contract.messages import NoTask, TaskResponse
+from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server import runtime as module
-from zndraw_joblib.server.registry import InternalRegistry
+from zndraw_joblib.server.internal.registry import InternalRegistry
 
 LONG = 15.0
 MOMENT = 0.000001
@@ -27,10 +27,8 @@ def no_safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
 async def claims_asleep(replica: Replica, count: int) -> None:
     """Return once so many claims sleep."""
     async with asyncio.timeout(LONG):
-        while len(replica.runtime.sleepers) < count or any(  # noqa: ASYNC110 - nothing tells of a sleep
-            sleeper._future is None
-            for queue in replica.runtime.sleepers._queues.values()
-            for sleeper in queue
+        while len(replica.runtime.waiters) < count or any(  # noqa: ASYNC110 - nothing tells of a sleep
+            waiter._future is None for queue in replica.runtime.waiters._queues.values() for waiter in queue
         ):
             await asyncio.sleep(0.002)
 
@@ -189,7 +187,7 @@ async def test_an_expired_task_is_never_handed_out(timed: Replica, clock: HandCl
     clock.advance(10)
     timed.events.clear()
     assert (await timed.take(job.worker_id)).id == good.id
-    assert (await timed.ask(job.worker_id)).reason is NoTask.EMPTY
+    assert (await timed.ask(job.worker_id)).reason is EmptyReason.EMPTY
     error = "Nobody claimed the task in time"
     for one in late:
         assert said(await timed.get(one.id)) == (TaskStatus.FAILED, error, "task-expired")

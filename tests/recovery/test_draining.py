@@ -8,7 +8,7 @@ from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica
 
 from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import JobsInvalidate
-from zndraw_joblib.contract.messages import NoTask
+from zndraw_joblib.contract.messages import EmptyReason
 from zndraw_joblib.contract.problems import Forbidden, JobNotFound, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
 
@@ -22,7 +22,7 @@ async def test_a_worker_that_drains_gets_nothing(replica: Replica) -> None:
     assert job.worker_id is not None
     assert not (await replica.beat(job.worker_id)).drain
     assert (await replica.drain(job.worker_id)).drain
-    assert (await replica.ask(job.worker_id)).reason is NoTask.DRAINING
+    assert (await replica.ask(job.worker_id)).reason is EmptyReason.DRAINING
     assert (await replica.beat(job.worker_id)).drain
     await replica.take(other.worker_id)
     assert other.worker_id is not None
@@ -38,8 +38,8 @@ async def test_a_claim_that_sleeps_ends_when_its_worker_drains(replica: Replica)
     await claims_asleep(replica, 2)
     await replica.drain(job.worker_id)
     async with asyncio.timeout(2):
-        assert (await first).reason is NoTask.DRAINING
-        assert (await replica.ask(job.worker_id, wait=LONG)).reason is NoTask.DRAINING
+        assert (await first).reason is EmptyReason.DRAINING
+        assert (await replica.ask(job.worker_id, wait=LONG)).reason is EmptyReason.DRAINING
     submitted = await replica.submit(job)
     async with asyncio.timeout(2):
         assert (await second).id == submitted.id
@@ -78,10 +78,10 @@ async def test_nothing_is_claimed_of_a_paused_job(replica: Replica) -> None:
     replica.events.clear()
     assert (await replica.pause(job)).paused
     assert [type(event) for event, _ in replica.events] == [JobsInvalidate]
-    assert (await replica.ask(job.worker_id)).reason is NoTask.EMPTY
+    assert (await replica.ask(job.worker_id)).reason is EmptyReason.EMPTY
     waits = await replica.submit(job)
     assert waits.queue_position == 1
-    assert (await replica.ask(job.worker_id)).reason is NoTask.PAUSED
+    assert (await replica.ask(job.worker_id)).reason is EmptyReason.PAUSED
     goes_on = await replica.submit(other)
     assert (await replica.take(job.worker_id)).id == goes_on.id
     assert not (await replica.pause(job, paused=False)).paused
@@ -94,7 +94,7 @@ async def test_what_is_under_way_of_a_paused_job_goes_on(replica: Replica) -> No
     running = await replica.running(job)
     await replica.pause(job)
     assert (await replica.report(running.id, TaskStatus.FAILED, error="oh")).queue_position == 1
-    assert (await replica.ask(job.worker_id)).reason is NoTask.PAUSED
+    assert (await replica.ask(job.worker_id)).reason is EmptyReason.PAUSED
     await replica.pause(job, paused=False)
     assert (await replica.take(job.worker_id)).attempt == 2
 
@@ -112,7 +112,7 @@ async def test_those_that_wait_are_woken_when_it_goes_on(replica: Replica) -> No
     async with asyncio.timeout(2):
         while sum(claim.done() for claim in waiting) < 3:
             await asyncio.wait([c for c in waiting if not c.done()], return_when=asyncio.FIRST_COMPLETED)
-    replica.runtime.sleepers.close()
+    replica.runtime.waiters.close()
     got = [task.id for task in await asyncio.gather(*waiting) if task]
     assert sorted(got) == sorted(task.id for task in submitted)
 
@@ -125,8 +125,8 @@ async def test_a_pause_stays_when_workers_come_and_go(replica: Replica) -> None:
     await replica.leave(job.worker_id)
     back = await replica.register()
     assert back.paused
-    assert (await replica.ask(back.worker_id)).reason is NoTask.PAUSED
-    gone = await replica.register("Gone")
+    assert (await replica.ask(back.worker_id)).reason is EmptyReason.PAUSED
+    gone = await replica.register("Disconnected")
     await replica.leave(gone.worker_id)
     with pytest.raises(JobNotFound):
         await replica.pause(gone)

@@ -1,7 +1,6 @@
 """When an internal task goes to its broker: at its submit, and again where that may have been in vain."""
 
 import asyncio
-from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,12 +11,12 @@ from store.replica import ADMIN, SUBMITTER, HandClock, InternalExecutor, Replica
 
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.problems import JobNotFound, WorkerNotFound
-from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.registry import InternalRegistry
+from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.service import internal as rules
-from zndraw_joblib.server.service import jobs, operations, tasks, workers
+from zndraw_joblib.server.service import jobs, task_actions, tasks, workers
 from zndraw_joblib.server.service.internal import EXECUTOR
 from zndraw_joblib.server.store.tables import Job, Worker
 
@@ -28,26 +27,32 @@ LEASE = 30.0
 class Guarded:
     """Stands for an executor that starts a task once."""
 
-    is_guarded = True
+    exclusive_start = True
 
 
 async def serve(
-    replica: Replica, *, is_guarded: bool = False, executor: InternalExecutor | None = None, **policy: Any
+    replica: Replica,
+    *,
+    exclusive_start: bool = False,
+    executor: InternalExecutor | None = None,
+    **policy: Any,
 ) -> InternalExecutor:
     """Let a replica hand tasks of an internal job to a broker, and return that."""
     executor = executor or InternalExecutor()
     offer = rules.Offer(internal(), {}, JobPolicy(**policy))
-    await replica.runtime.write(partial(rules.offer, offers=[offer]))
-    held: Any = Guarded() if is_guarded else None
+    await replica.runtime.write(rules.offer, offers=[offer])
+    held: Any = Guarded() if exclusive_start else None
     registry = InternalRegistry({str(internal()): executor}, executor=held)
     replica.runtime.dispatcher.registry = lambda: registry
     return executor
 
 
-async def commit_only(replica: Replica, *, is_guarded: bool = False) -> UUID:
+async def commit_only(replica: Replica, *, exclusive_start: bool = False) -> UUID:
     """Submit, and crash before the broker hears of it."""
-    item = tasks.Submission(SUBMITTER, "lab", internal(), {}, is_configured=True, is_guarded=is_guarded)
-    [made] = await replica.runtime.write(partial(tasks.submit, items=[item]))
+    item = tasks.Submission(
+        SUBMITTER, "lab", internal(), {}, is_configured=True, exclusive_start=exclusive_start
+    )
+    [made] = await replica.runtime.write(tasks.submit, items=[item])
     assert isinstance(made, TaskResponse)
     return made.id
 
@@ -55,23 +60,23 @@ async def commit_only(replica: Replica, *, is_guarded: bool = False) -> UUID:
 async def start(replica: Replica, worker_id: UUID, *ids: UUID) -> list[Any]:
     """Start tasks as an executor does."""
     items = [rules.Start(worker_id, task_id) for task_id in ids]
-    answers: list[Any] = await replica.runtime.write(partial(rules.start, items=items))
+    answers: list[Any] = await replica.runtime.write(rules.start, items=items)
     return answers
 
 
 async def worker(replica: Replica) -> UUID:
     """Make a worker inside the server."""
-    made = await replica.runtime.write(partial(workers.create, caller=EXECUTOR, interval=15))
+    made = await replica.runtime.write(workers.create, caller=EXECUTOR, interval=15)
     return made.id
 
 
-@pytest.mark.parametrize("is_guarded", [False, True])
+@pytest.mark.parametrize("exclusive_start", [False, True])
 async def test_a_crash_between_the_commit_and_the_broker_loses_no_task(
-    timed: Replica, clock: HandClock, is_guarded: bool
+    timed: Replica, clock: HandClock, exclusive_start: bool
 ) -> None:
     """I5: once its lease is over the task is dispatched, with the same attempt, and then not again."""
-    broker = await serve(timed, is_guarded=is_guarded, start_timeout_seconds=LEASE)
-    task_id = await commit_only(timed, is_guarded=is_guarded)
+    broker = await serve(timed, exclusive_start=exclusive_start, start_timeout_seconds=LEASE)
+    task_id = await commit_only(timed, exclusive_start=exclusive_start)
     clock.advance(LEASE - SECOND)
     await timed.runtime.dispatcher.dispatch()
     assert broker.calls == []
@@ -98,7 +103,7 @@ async def test_what_a_guarded_executor_does_not_start_is_dispatched_at_doubling_
     timed: Replica, clock: HandClock
 ) -> None:
     """A broker may have lost it. Counted from its claim: after 10, 20, 40, 80 s; not once it was started."""
-    broker = await serve(timed, is_guarded=True, start_timeout_seconds=10)
+    broker = await serve(timed, exclusive_start=True, start_timeout_seconds=10)
     task = await timed.submit(str(internal()))
     at = []
     for second in range(100):
@@ -117,10 +122,10 @@ async def test_what_a_guarded_executor_does_not_start_is_dispatched_at_doubling_
 async def test_replicas_dispatch_what_is_due_once(pair: list[Replica]) -> None:
     """Many tasks wait in the queue; each is handed over by one of the replicas that look at the same time."""
     brokers = [await serve(replica) for replica in pair]
-    await pair[0].runtime.write(partial(_pause, paused=True))
+    await pair[0].runtime.write(_pause, paused=True)
     made = [await pair[0].submit(str(internal())) for _ in range(150)]
     assert {task.status for task in made} == {TaskStatus.PENDING}
-    await pair[0].runtime.write(partial(_pause, paused=False))
+    await pair[0].runtime.write(_pause, paused=False)
     await asyncio.gather(*(replica.runtime.dispatcher.dispatch() for replica in pair * 2))
     calls = [call["task_id"] for broker in brokers for call in broker.calls]
     assert sorted(calls) == sorted(str(task.id) for task in made)
@@ -136,7 +141,7 @@ async def test_a_broker_that_is_away_gets_the_tasks_when_it_is_back(
     """They stay claimed meanwhile, are tried each time that somebody looks, and it is logged once."""
     broker = await serve(timed)
     submitted = await timed.submit(str(internal()))
-    await timed.act(operations.release, submitted.id)
+    await timed.act(task_actions.release, submitted.id)
 
     async def refuse(_: UUID) -> None:
         raise ConnectionError("away")
@@ -229,7 +234,7 @@ async def test_what_nobody_dispatched_in_time_expires(timed: Replica, clock: Han
     late = await timed.submit(str(internal()), expires_in_seconds=5)
     await timed.runtime.dispatcher.dispatch()
     clock.advance(6)
-    await timed.act(operations.fail, first.id)
+    await timed.act(task_actions.fail, first.id)
     await timed.runtime.dispatcher.dispatch()
     assert (await timed.get(late.id)).error_code == "task-expired"
     assert len(broker.calls) == 1
@@ -240,7 +245,7 @@ async def test_a_start_is_strict_and_exclusive(timed: Replica) -> None:
     await serve(timed)
     first, second = await worker(timed), await worker(timed)
     one, ended = await timed.submit(str(internal())), await timed.submit(str(internal()))
-    await timed.act(operations.fail, ended.id)
+    await timed.act(task_actions.fail, ended.id)
     job = await timed.register()
     await timed.submit(job)
     remote = await timed.claim(job.worker_id)
@@ -249,7 +254,7 @@ async def test_a_start_is_strict_and_exclusive(timed: Replica) -> None:
     assert (mine.worker_id, mine.worker_owner_id, others) == (first, "@internal", [None] * 3)
     assert await start(timed, second, one.id) == [None]
     assert await start(timed, first, one.id) == [mine]  # whose answer may have been lost
-    await timed.act(operations.release, one.id)
+    await timed.act(task_actions.release, one.id)
     assert await start(timed, second, one.id) == [None]
     [refused] = await start(timed, uuid4(), one.id)
     assert isinstance(refused, WorkerNotFound)

@@ -10,8 +10,8 @@ from store.fixtures import every_kind
 from store.replica import STRANGER, SUBMITTER, HandClock, Replica
 
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse
+from zndraw_joblib.contract.policy import Backoff, JobPolicy
 from zndraw_joblib.contract.problems import InvalidTaskTransition, SchemaConflict, StaleReport
-from zndraw_joblib.contract.recovery import Backoff, JobPolicy
 from zndraw_joblib.contract.status import TaskStatus
 
 TIMEOUT = 60.0

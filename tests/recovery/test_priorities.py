@@ -11,7 +11,7 @@ from store.replica import SUBMITTER, HandClock, Replica
 from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import operations, tasks
+from zndraw_joblib.server.service import task_actions, tasks
 from zndraw_joblib.server.store.tables import Job
 
 
@@ -171,7 +171,7 @@ class Story:
         """A worker hands a task back."""
         if self.held:
             job, task_id, priority = self.held.pop(self.chance.randrange(len(self.held)))
-            back = await self.timed.act(operations.release, task_id)
+            back = await self.timed.act(task_actions.release, task_id)
             self.model.add(job, task_id, priority)
             assert back.queue_position == self.model.positions()[task_id]
 

@@ -11,9 +11,9 @@ from store.seeds import seconds
 
 from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import TaskAvailable
-from zndraw_joblib.contract.messages import NoTask, TaskSubmitRequest
+from zndraw_joblib.contract.messages import EmptyReason, TaskSubmitRequest
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.sweeper import Sweeper
+from zndraw_joblib.server.background.sweeper import Sweeper
 
 MOMENT = 0.000001
 
@@ -33,7 +33,7 @@ async def test_a_task_is_not_claimable_before_its_time(timed: Replica, clock: Ha
     clock.advance(100 - MOMENT)
     assert await timed.queue_due() == 0
     assert (await timed.take(job.worker_id)).id == now.id
-    assert (await timed.ask(job.worker_id)).reason is NoTask.EMPTY
+    assert (await timed.ask(job.worker_id)).reason is EmptyReason.EMPTY
     clock.advance(MOMENT)
     behind = await timed.submit(job)
     timed.events.clear()
@@ -100,7 +100,7 @@ async def test_a_claim_that_sleeps_gets_a_task_when_its_time_comes(timed: Replic
         await asyncio.wait(claims, return_when=asyncio.FIRST_COMPLETED)
     await claims_asleep(timed, 1)
     assert [claim.done() for claim in claims].count(True) == 1
-    timed.runtime.sleepers.close()
+    timed.runtime.waiters.close()
     assert [task is None for task in await asyncio.gather(*claims)].count(True) == 1
 
 

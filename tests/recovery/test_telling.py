@@ -11,8 +11,8 @@ from zndraw_joblib.contract.messages import JobResponse, TaskHistory, TaskUpdate
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import TaskNotFound
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.registry import InternalRegistry
-from zndraw_joblib.server.service import operations, tasks
+from zndraw_joblib.server.internal.registry import InternalRegistry
+from zndraw_joblib.server.service import task_actions, tasks
 
 SUBMITTED = ("pending", 0, "submitted")
 
@@ -26,7 +26,7 @@ async def all_goes_wrong(timed: Replica, clock: HandClock) -> UUID:
     clock.advance(10)
     await timed.settle_overdue()
     await timed.start(job.worker_id)
-    await timed.act(operations.release, task.id, error="not now")
+    await timed.act(task_actions.release, task.id, error="not now")
     await fail_once(timed, clock, job)
     await timed.start(job.worker_id)
     clock.advance(100)
@@ -37,8 +37,8 @@ async def all_goes_wrong(timed: Replica, clock: HandClock) -> UUID:
     await let_in(timed, clock)
     job = await timed.register()
     await timed.start(job.worker_id)
-    await timed.act(operations.fail, task.id, error="enough")
-    await timed.act(operations.retry, task.id)
+    await timed.act(task_actions.fail, task.id, error="enough")
+    await timed.act(task_actions.retry, task.id)
     done = await timed.start(job.worker_id)
     await timed.report(done.id, TaskStatus.COMPLETED)
     return task.id
@@ -48,7 +48,7 @@ async def all_goes_wrong(timed: Replica, clock: HandClock) -> UUID:
 async def test_the_history_of_a_task_that_all_goes_wrong_with(timed: Replica, clock: HandClock) -> None:
     """Every kind of return to its queue, each with its reason, its attempt, its time and its error."""
     task_id = await all_goes_wrong(timed, clock)
-    told: TaskHistory = await timed.runtime.database.read(partial(operations.history, task_id=task_id))
+    told: TaskHistory = await timed.runtime.database.read(task_actions.history, task_id=task_id)
     expected = [
         (*SUBMITTED, None),
         ("claimed", 1, None, None),
@@ -95,7 +95,7 @@ async def test_a_history_begins_with_the_submission(timed: Replica, clock: HandC
     waiting, late, gone, back = [await timed.submit(job, expires_in_seconds=s) for s in (None, 9, None, None)]
     await timed.report(gone.id, TaskStatus.CANCELLED, by=SUBMITTER)
     await timed.report(back.id, TaskStatus.CANCELLED, by=SUBMITTER)
-    await timed.act(operations.retry, back.id)
+    await timed.act(task_actions.retry, back.id)
     clock.advance(9)
     await timed.settle_expired()
     assert await timed.history(waiting.id) == [SUBMITTED]
@@ -154,7 +154,7 @@ async def test_why_a_task_is_where_it_is(timed: Replica, clock: HandClock) -> No
     task = await timed.submit(job)
 
     async def said() -> list[tuple[str, str]]:
-        work = partial(operations.explain, task_id=task.id, order=timed.runtime.order)
+        work = partial(task_actions.explain, task_id=task.id, order=timed.runtime.order)
         told = await timed.runtime.database.read(work)
         return [(why.code, why.detail) for why in told.reasons]
 
@@ -181,5 +181,5 @@ async def test_why_an_internal_task_is_where_it_is(timed: Replica) -> None:
     timed.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
     inside = await timed.submit(str(internal()))
     assert await timed.explain(inside.id) == ["claimed"]
-    await timed.act(operations.fail, inside.id)
+    await timed.act(task_actions.fail, inside.id)
     assert await timed.explain(inside.id) == ["failed", "failed-by-operator"]

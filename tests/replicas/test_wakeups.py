@@ -1,4 +1,4 @@
-"""A commit in one replica wakes sleepers in another, in turn, and no wake-up is lost on the way."""
+"""A commit in one replica wakes waiters in another, in turn, and no wake-up is lost on the way."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from wire import until
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server import runtime as module
-from zndraw_joblib.server.ports import OpenLine, job_key
+from zndraw_joblib.server.ports import OpenConnection, job_key
 
 LONG = 15.0
 AT_ONCE = 3.0
@@ -27,27 +27,27 @@ def no_safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def two(open_replica: OpenReplica, open_line: OpenLine) -> AsyncIterator[tuple[Replica, Replica]]:
+async def two(open_replica: OpenReplica, open_line: OpenConnection) -> AsyncIterator[tuple[Replica, Replica]]:
     """Return two replicas that know each other."""
     replicas = open_replica(), open_replica()
-    relaying = [asyncio.create_task(one.runtime.relay.run(open_line)) for one in replicas]
-    await until(lambda: all(one.runtime.relay.has_peers for one in replicas))
+    relaying = [asyncio.create_task(one.runtime.pubsub.run(open_line)) for one in replicas]
+    await until(lambda: all(one.runtime.pubsub.has_peers for one in replicas))
     yield replicas
-    for relay in relaying:
-        relay.cancel()
+    for pubsub in relaying:
+        pubsub.cancel()
         with suppress(asyncio.CancelledError):
-            await relay
+            await pubsub
 
 
 async def asleep(replica: Replica, count: int) -> None:
     """Return once that many sleep."""
     await until(
         lambda: (
-            len(replica.runtime.sleepers) == count
+            len(replica.runtime.waiters) == count
             and all(
-                sleeper._future is not None
-                for queue in replica.runtime.sleepers._queues.values()
-                for sleeper in queue
+                waiter._future is not None
+                for queue in replica.runtime.waiters._queues.values()
+                for waiter in queue
             )
         )
     )
@@ -96,13 +96,13 @@ async def test_who_sleeps_here_is_served_first(
     await asleep(here, 1)
     await asleep(there, 1)
     woken: list[str] = []
-    wake = there.runtime.sleepers.wake
+    wake = there.runtime.waiters.wake
 
     def watch(key: str, limit: int | None = None) -> int:
         woken.append(key)
         return wake(key, limit)
 
-    monkeypatch.setattr(there.runtime.sleepers, "wake", watch)
+    monkeypatch.setattr(there.runtime.waiters, "wake", watch)
     first = await here.submit(job)
     assert (await soon(ours)).id == first.id
     second = await here.submit(job)
@@ -111,7 +111,7 @@ async def test_who_sleeps_here_is_served_first(
 
 
 async def test_a_burst_serves_the_sleepers_of_both(two: tuple[Replica, Replica]) -> None:
-    """As many tasks as sleepers: each gets one."""
+    """As many tasks as waiters: each gets one."""
     here, there = two
     job, other = await here.register(), await there.register()
     claims = [waiting(here, job.worker_id) for _ in range(10)]
@@ -124,7 +124,7 @@ async def test_a_burst_serves_the_sleepers_of_both(two: tuple[Replica, Replica])
 
 
 async def test_a_wake_up_that_is_not_used_here_goes_there(two: tuple[Replica, Replica]) -> None:
-    """Its client hung up just then: the task is for a sleeper of the other replica."""
+    """Its client hung up just then: the task is for a waiter of the other replica."""
     here, there = two
     job, other = await here.register(), await there.register()
     gone = asyncio.get_running_loop().create_future()
@@ -133,7 +133,7 @@ async def test_a_wake_up_that_is_not_used_here_goes_there(two: tuple[Replica, Re
     await asleep(here, 1)
     await asleep(there, 1)
     [task_id] = await add_tasks(here, [task(job.id)])
-    here.runtime.sleepers.wake(job_key(job.full_name), 1)
+    here.runtime.waiters.wake(job_key(job.full_name), 1)
     gone.set_result(None)
     assert await soon(left) is None
     assert (await soon(stays)).id == task_id

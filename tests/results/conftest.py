@@ -16,7 +16,7 @@ from store.fixtures import (  # noqa: F401 - likewise
     timed,
 )
 
-from zndraw_joblib.server.adapters.redis_results import RedisResults
+from zndraw_joblib.server.providers.results.redis_results import RedisResults
 
 OpenRedis = Callable[[], RedisResults]
 

@@ -3,10 +3,10 @@
 import pytest
 from store.fixtures import OpenReplica, every_kind
 
-from zndraw_joblib.server.adapters.database_results import DatabaseResults
-from zndraw_joblib.server.adapters.memory import MemoryResults
-from zndraw_joblib.server.adapters.redis_results import RedisResults
-from zndraw_joblib.server.adapters.results import results_of
+from zndraw_joblib.server.providers.results.database_results import DatabaseResults
+from zndraw_joblib.server.providers.results.memory import MemoryResults
+from zndraw_joblib.server.providers.results.redis_results import RedisResults
+from zndraw_joblib.server.providers.results.selection import select_result_backend
 from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.server.store import schema
 
@@ -19,10 +19,12 @@ async def test_what_fits_is_chosen(kind: str, open_replica: OpenReplica) -> None
     runtime = open_replica().runtime
     await schema.prepare(runtime.database)
     alone = MemoryResults if kind.startswith("sqlite") else DatabaseResults
-    assert isinstance(results_of(JobLibSettings(), runtime), alone)
-    assert isinstance(results_of(ServerSettings(), runtime), alone)
-    assert isinstance(results_of(ServerSettings(workers=2), runtime), DatabaseResults)
-    assert isinstance(results_of(ServerSettings(workers=2, redis_url=REDIS), runtime), RedisResults)
+    assert isinstance(select_result_backend(JobLibSettings(), runtime), alone)
+    assert isinstance(select_result_backend(ServerSettings(), runtime), alone)
+    assert isinstance(select_result_backend(ServerSettings(workers=2), runtime), DatabaseResults)
+    assert isinstance(
+        select_result_backend(ServerSettings(workers=2, redis_url=REDIS), runtime), RedisResults
+    )
 
 
 @pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
@@ -32,7 +34,7 @@ async def test_what_is_asked_for_is_taken(open_replica: OpenReplica) -> None:
     chosen = {"memory": MemoryResults, "database": DatabaseResults, "redis": RedisResults}
     for name, backend in chosen.items():
         settings = ServerSettings(result_backend=name, redis_url=REDIS, workers=2)
-        assert isinstance(results_of(settings, runtime), backend)
+        assert isinstance(select_result_backend(settings, runtime), backend)
 
 
 def test_redis_without_an_address_says_what_to_set() -> None:

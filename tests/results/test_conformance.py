@@ -11,10 +11,10 @@ from store.fixtures import OpenReplica, every_kind
 import zndraw_joblib
 from results.broken import BROKEN
 from results.conftest import OpenRedis
-from zndraw_joblib.server import conformance
-from zndraw_joblib.server.adapters.database_results import DatabaseResults
-from zndraw_joblib.server.adapters.memory import MemoryResults
+from zndraw_joblib import testing
 from zndraw_joblib.server.ports import ResultBackend, StreamingBackend
+from zndraw_joblib.server.providers.results.database_results import DatabaseResults
+from zndraw_joblib.server.providers.results.memory import MemoryResults
 
 LARGE = 2**30
 
@@ -59,14 +59,14 @@ async def test_a_broken_backend_is_refused(
     broken: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each broken promise is found, and said in a sentence."""
-    monkeypatch.setattr(conformance, "_SOON", 1.0)  # in memory all that is not missed comes at once
+    monkeypatch.setattr(testing, "_SOON", 1.0)  # in memory all that is not missed comes at once
     with pytest.raises(AssertionError, match=BROKEN[broken]):
         await zndraw_joblib.check_result_backend(lambda: broken(LARGE))
 
 
 async def test_a_backend_that_hangs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instead of hanging with it."""
-    monkeypatch.setattr(conformance, "_PATIENCE", 0.2)
+    monkeypatch.setattr(testing, "_PATIENCE", 0.2)
 
     class Hangs(MemoryResults):
         async def get(self, key: str) -> bytes | None:

@@ -12,8 +12,8 @@ from store.replica import HandClock, Replica
 from wire import until
 
 from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.adapters import database_results as module
-from zndraw_joblib.server.adapters.database_results import DatabaseResults
+from zndraw_joblib.server.providers.results import database_results as module
+from zndraw_joblib.server.providers.results.database_results import DatabaseResults
 from zndraw_joblib.server.store import results as store
 from zndraw_joblib.server.store.tables import Result, ResultPart
 
@@ -34,7 +34,7 @@ async def counts(replica: Replica) -> tuple[int, int]:
 
 async def prune(replica: Replica, limit: int = 100) -> int:
     """Prune once."""
-    return await replica.runtime.write(partial(store.prune, limit=limit))
+    return await replica.runtime.write(store.prune, limit=limit)
 
 
 async def test_what_is_replaced_or_deleted_leaves_nothing_behind(
@@ -99,7 +99,7 @@ async def test_what_has_expired_is_pruned_in_batches(timed: Replica, clock: Hand
     await results.acquire_inflight("lock", 60)
     draft = partial(store.begin_draft, n=7, ttl=60)
     await timed.runtime.write(draft)
-    await timed.runtime.write(partial(store.add_part, n=7, number=0, data=b"x", ttl=60))
+    await timed.runtime.write(store.add_part, n=7, number=0, data=b"x", ttl=60)
     assert await prune(timed) == 0
     clock.advance(70)
     assert await results.get("large") is None
@@ -157,8 +157,8 @@ async def test_who_reads_while_others_write_gets_one_value(
 async def test_who_waits_holds_no_connection(results: DatabaseResults, replica: Replica) -> None:
     """More wait than there are connections, and all go on."""
     waiting = [asyncio.create_task(results.wait_for_key("a", 20)) for _ in range(200)]
-    sleepers = replica.runtime.sleepers._queues
-    await until(lambda: [s._future is not None for s in sleepers.get("result:a", ())] == [True] * 200)
+    waiters = replica.runtime.waiters._queues
+    await until(lambda: [s._future is not None for s in waiters.get("result:a", ())] == [True] * 200)
     data = os.urandom(2 * MIB)
     await asyncio.wait_for(results.store("a", data, 60), 5)
     await results.notify_key("a")
@@ -166,7 +166,7 @@ async def test_who_waits_holds_no_connection(results: DatabaseResults, replica: 
     assert set(found) == {data}
     # How many share a read is a matter of who wakes when; most do.
     assert len({id(one) for one in found}) < 100
-    assert len(replica.runtime.sleepers) == 0
+    assert len(replica.runtime.waiters) == 0
 
 
 async def test_the_slow_look_finds_what_no_notice_told_of(
@@ -175,7 +175,7 @@ async def test_the_slow_look_finds_what_no_notice_told_of(
     """There is no line between processes on SQLite alone."""
     other = DatabaseResults(open_replica().runtime)
     waiting = asyncio.create_task(results.wait_for_key("a", 20))
-    await until(lambda: len(replica.runtime.sleepers) == 1)
+    await until(lambda: len(replica.runtime.waiters) == 1)
     await other.store("a", b"1", 60)
     assert await asyncio.wait_for(waiting, 2) == b"1"
 
@@ -183,8 +183,8 @@ async def test_the_slow_look_finds_what_no_notice_told_of(
 async def test_who_waits_leaves_when_the_server_stops(results: DatabaseResults, replica: Replica) -> None:
     """At once, with nothing."""
     waiting = asyncio.create_task(results.wait_for_key("a", 20))
-    await until(lambda: len(replica.runtime.sleepers) == 1)
-    replica.runtime.sleepers.close()
+    await until(lambda: len(replica.runtime.waiters) == 1)
+    replica.runtime.waiters.close()
     assert await asyncio.wait_for(waiting, 2) is None
 
 
@@ -198,8 +198,8 @@ async def test_a_notice_crosses_processes(
     line = await open_one(None).line()
     assert line is not None
     runtimes = [open_replica().runtime for _ in range(2)]
-    relaying = [asyncio.create_task(runtime.relay.run(line)) for runtime in runtimes]
-    await until(lambda: all(runtime.relay.has_peers for runtime in runtimes))
+    relaying = [asyncio.create_task(runtime.pubsub.run(line)) for runtime in runtimes]
+    await until(lambda: all(runtime.pubsub.has_peers for runtime in runtimes))
     here, there = map(DatabaseResults, runtimes)
     for number in range(10):
         waiting = [asyncio.create_task(there.wait_for_key(f"x{number}", 20)) for _ in range(3)]
@@ -207,6 +207,6 @@ async def test_a_notice_crosses_processes(
         await here.store(f"x{number}", b"1", 60)
         await here.notify_key(f"x{number}")
         assert await asyncio.wait_for(asyncio.gather(*waiting), 5) == [b"1"] * 3
-    for relay in relaying:
-        relay.cancel()
+    for pubsub in relaying:
+        pubsub.cancel()
     await asyncio.wait(relaying)

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from zndraw_joblib.server.adapters import memory as module
-from zndraw_joblib.server.adapters.memory import MemoryResults
+from zndraw_joblib.server.providers.results import memory as module
+from zndraw_joblib.server.providers.results.memory import MemoryResults
 
 MIB = 2**20
 

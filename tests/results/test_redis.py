@@ -13,8 +13,8 @@ from wire import until
 
 from results.conftest import OpenRedis
 from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.adapters import redis_results as module
-from zndraw_joblib.server.adapters.redis_results import RedisResults
+from zndraw_joblib.server.providers.results import redis_results as module
+from zndraw_joblib.server.providers.results.redis_results import RedisResults
 
 MIB = 2**20
 

@@ -5,8 +5,8 @@ import asyncio
 from wire import until
 
 from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.adapters.waiting import Bells, SharedReads, parts_of
 from zndraw_joblib.server.ports import PART_BYTES
+from zndraw_joblib.server.providers.results.notifier import Bells, SharedReads, parts_of
 
 
 async def test_a_read_that_began_too_early_is_not_trusted_with_nothing() -> None:

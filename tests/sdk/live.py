@@ -52,7 +52,7 @@ class LiveServer:
 
     def stop(self) -> None:
         """Stop as a deployment does; what waits is answered."""
-        self.runtime.sleepers.close()
+        self.runtime.waiters.close()
         self._uvicorn.should_exit = True
         self._thread.join(10)
 
@@ -64,7 +64,7 @@ class LiveServer:
     @property
     def sleeping(self) -> int:
         """How many long-polls are open."""
-        return len(self.runtime.sleepers)
+        return len(self.runtime.waiters)
 
     def sockets_in(self, room: str) -> int:
         """How many sockets are in a Socket.IO room."""

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer, until
+from zndraw_joblib.contract.extensions import Extension
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 from zndraw_joblib.contract.problems import InvalidPayload, JobNotFound, TaskNotFound
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.contract.work import Extension
 from zndraw_joblib.worker.api import connect
 from zndraw_joblib.worker.manager import JobManager
 

@@ -10,7 +10,7 @@ import pytest
 
 from sdk.jobs import Add, Picky
 from zndraw_joblib.contract.messages import JobResponse
-from zndraw_joblib.contract.recovery import Backoff, Cause
+from zndraw_joblib.contract.policy import Backoff, RetryOn
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection
 from zndraw_joblib.worker.manager import JobManager
@@ -54,7 +54,7 @@ def test_only_what_is_given_is_sent(worker: Make, room: str, said: Said, api: Co
     """A worker without opinions leaves the policy as another one has registered it."""
     wishes: dict[str, Any] = {
         "max_attempts": 5,
-        "retry_on": {Cause.ERROR, "timeout"},
+        "retry_on": {RetryOn.ERROR, "timeout"},
         "backoff": Backoff(base_seconds=0.5),
         "timeout_seconds": None,
         "priority": 7,
@@ -72,7 +72,7 @@ def test_only_what_is_given_is_sent(worker: Make, room: str, said: Said, api: Co
     assert others == [{}, {}]
     kept = job(api, room)
     assert (kept.max_attempts, kept.priority, kept.backoff) == (5, 7, Backoff(base_seconds=0.5))
-    assert (kept.retry_on, kept.max_crashes) == ((Cause.ERROR, Cause.TIMEOUT), 3)
+    assert (kept.retry_on, kept.max_crashes) == ((RetryOn.ERROR, RetryOn.TIMEOUT), 3)
 
 
 def test_a_worker_that_was_removed_says_the_same_again(

@@ -200,7 +200,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name.endswith("channel") and r.levelno > logging.INFO]
 
 
-class Relay:
+class PubSub:
     """Passes TCP connections on to a port, until it is cut."""
 
     def __init__(self, port: int) -> None:
@@ -246,15 +246,15 @@ def test_a_worker_whose_socket_is_cut_lives_on(own_server: Own, worker: Make, ro
         assert may_end.wait(20)
         return 1
 
-    relay = Relay(live.port)
-    with live.connect() as api, made(Realtime(relay.url, TOKEN, trust_proxies=False)) as tsio:
+    pubsub = PubSub(live.port)
+    with live.connect() as api, made(Realtime(pubsub.url, TOKEN, trust_proxies=False)) as tsio:
         manager = worker(execute, at=api, tsio=tsio, heartbeat_interval=60)
         manager.register(Add, room=room)
         joined(live, manager, room)
         before = manager.worker_id
         task_id = manager.submit(Add(), room=room)
         assert running.wait(5)
-        relay.cut()
+        pubsub.cut()
         until(lambda: not live.sockets_in(sockets_of(before)))
         threading.Event().wait(3)
         may_end.set()

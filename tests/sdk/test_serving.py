@@ -201,7 +201,7 @@ def test_a_server_with_too_many_sleepers_is_polled(
     own_server: Callable[..., LiveServer], worker: Make, room: str
 ) -> None:
     """Where the server cannot let a claim wait, the worker asks every polling_interval seconds."""
-    live = own_server(max_sleepers=0)
+    live = own_server(max_waiting_requests=0)
     with live.connect() as api:
         manager = worker(add, at=api, polling_interval=0.05)
         manager.register(Add, room=room)

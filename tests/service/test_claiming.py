@@ -12,8 +12,8 @@ from zndraw_joblib.contract.messages import TaskUpdateRequest
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import Forbidden, ProblemException, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.registry import InternalRegistry
 from zndraw_joblib.server.service import claims
 from zndraw_joblib.server.service.claims import Claim, Claimed
 from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
@@ -190,7 +190,7 @@ async def test_an_internal_task_is_never_claimed(replica: Replica) -> None:
 async def test_a_claim_is_a_sign_of_life(timed: Replica, clock: HandClock) -> None:
     """Whoever claims lives; the heartbeat is written now and then, not for every claim."""
     job = await timed.register()
-    interval = timed.runtime.settings.beat_seconds
+    interval = timed.runtime.settings.heartbeat_seconds
     born = clock.now
     for late, noted in ((interval / 8, 0), (interval / 2, interval / 2)):
         clock.now = born
@@ -214,7 +214,7 @@ async def test_a_report_is_a_sign_of_life(timed: Replica, clock: HandClock, says
     """Also the report of an old client, which does not say who it is; but nobody lives by a cancellation."""
     job = await timed.register()
     running, other = await timed.running(job), await timed.running(job)
-    born, interval = clock.now, timed.runtime.settings.beat_seconds
+    born, interval = clock.now, timed.runtime.settings.heartbeat_seconds
     clock.advance(interval)
     timed.runtime._seen.clear()
     await timed.report(other.id, TaskStatus.CANCELLED)

@@ -20,11 +20,11 @@ from zndraw_joblib.contract.messages import JobResponse, TaskResponse
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
+from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.registry import InternalRegistry
 from zndraw_joblib.server.service import tasks
 from zndraw_joblib.server.store.tables import Task, Worker
-from zndraw_joblib.server.sweeper import Sweeper
 
 ACTORS = 6
 STEPS = 45

@@ -11,8 +11,8 @@ from store.fixtures import every_kind
 from store.replica import Replica
 
 from zndraw_joblib.contract.problems import InvalidPayload, ServiceUnavailable
-from zndraw_joblib.server import checker as module
-from zndraw_joblib.server.checker import Checker
+from zndraw_joblib.server import payload_validator as module
+from zndraw_joblib.server.payload_validator import PayloadValidator
 from zndraw_joblib.server.service import payloads
 
 TREE = {
@@ -39,9 +39,9 @@ def bomb(depth: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def checker() -> AsyncIterator[Checker]:
+async def checker() -> AsyncIterator[PayloadValidator]:
     """Return a checker of its own."""
-    checker = Checker()
+    checker = PayloadValidator()
     yield checker
     await checker.close()
 
@@ -89,7 +89,7 @@ def test_what_takes_long_is_not_done_on_the_event_loop(schema: Any, payload: dic
         payloads.check(schema, payload)
 
 
-async def test_of_too_many_faults_the_first_is_told(checker: Checker) -> None:
+async def test_of_too_many_faults_the_first_is_told(checker: PayloadValidator) -> None:
     """Those of which each names a place of its own length cannot all be held at once."""
     schema = to_json({"additionalProperties": {"items": {"type": "string"}}}).decode()
     with pytest.raises(InvalidPayload, match="not of type") as told:
@@ -131,7 +131,7 @@ async def test_a_schema_that_contains_itself_is_checked_in_full(replica: Replica
     await replica.runtime.finish()
 
 
-async def test_a_process_that_dies_is_replaced(checker: Checker) -> None:
+async def test_a_process_that_dies_is_replaced(checker: PayloadValidator) -> None:
     """The next check starts another."""
     schema = to_json(TREE).decode()
     await checker.check(schema, {"name": "a"})
@@ -143,7 +143,7 @@ async def test_a_process_that_dies_is_replaced(checker: Checker) -> None:
         await checker.check(schema, {"name": 1})
 
 
-async def test_only_so_many_wait(checker: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_wait(checker: PayloadValidator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who comes when too many wait is told to come again."""
     monkeypatch.setattr(module, "_MAX_WAITING", 2)
     schema = to_json(TREE).decode()

@@ -433,7 +433,7 @@ async def test_a_provider_that_is_asked_while_it_goes_is_gone(replica: Replica) 
     write, leaving = replica.runtime.write, []
     request = ProviderRegisterRequest(category="files", name="home")
     item = providers.Registration(OWNER, "lab", request)
-    provider, _ = await write(partial(providers.register, item=item))
+    provider, _ = await write(providers.register, item=item)
     waits = select(func.count()).select_from(text("pg_locks")).where(text("NOT granted"))
 
     async def ask(tx: Any) -> None:

@@ -112,7 +112,7 @@ async def test_a_job_without_worker_and_waiting_tasks_is_hidden_and_its_room_tol
     assert replica.events == [Emission(JobsInvalidate(), room_of("lab"))]
     name = parse_job_name(job.full_name)
     with pytest.raises(JobNotFound):
-        await replica.runtime.database.read(partial(jobs.get, room_id="lab", name=name, cross_room=False))
+        await replica.runtime.database.read(jobs.get, room_id="lab", name=name, cross_room=False)
     with pytest.raises(JobNotFound):
         await replica.submit(job)
 
@@ -166,8 +166,8 @@ async def test_a_rooms_job_is_seen_from_that_room_alone(replica: Replica) -> Non
     name = JobName("lab", "modifiers", "Rotate")
     for work in (jobs.get, jobs.id_of):
         with pytest.raises(JobNotFound):
-            await replica.runtime.database.read(partial(work, room_id="other", name=name, cross_room=False))
-        assert await replica.runtime.database.read(partial(work, room_id="other", name=name, cross_room=True))
+            await replica.runtime.database.read(work, room_id="other", name=name, cross_room=False)
+        assert await replica.runtime.database.read(work, room_id="other", name=name, cross_room=True)
     with pytest.raises(JobNotFound):
         await replica.submit(job, room="other")
     replica.runtime.settings.cross_room_jobs = True

@@ -12,7 +12,7 @@ from zndraw_joblib.contract.events import JobsInvalidate, TaskStatusEvent, room_
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import Forbidden, InvalidTaskTransition, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.registry import InternalRegistry
+from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.service import sweep
 from zndraw_joblib.server.service.sweep import WORKERS_PER_BATCH
 from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink

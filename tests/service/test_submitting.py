@@ -19,7 +19,7 @@ from zndraw_joblib.contract.problems import (
     TaskNotFound,
 )
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.registry import InternalRegistry
+from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.service import tasks
 from zndraw_joblib.server.store.tables import Job, Task
 

@@ -40,10 +40,8 @@ async def soon(awaitable: Awaitable[Any]) -> Any:
 async def asleep(replica: Replica, count: int) -> None:
     """Return once that many sleep."""
     async with asyncio.timeout(AT_ONCE):
-        while len(replica.runtime.sleepers) < count or any(  # noqa: ASYNC110 - nothing tells of a sleep
-            sleeper._future is None
-            for queue in replica.runtime.sleepers._queues.values()
-            for sleeper in queue
+        while len(replica.runtime.waiters) < count or any(  # noqa: ASYNC110 - nothing tells of a sleep
+            waiter._future is None for queue in replica.runtime.waiters._queues.values() for waiter in queue
         ):
             await asyncio.sleep(0.002)
 
@@ -61,7 +59,7 @@ async def test_a_waiting_claim_gets_a_task_when_it_is_submitted(replica: Replica
     submitted = await replica.submit(job)
     claimed = await soon(claim)
     assert claimed.id == submitted.id
-    assert len(replica.runtime.sleepers) == 0
+    assert len(replica.runtime.waiters) == 0
 
 
 async def test_a_task_that_is_there_is_claimed_without_waiting(replica: Replica) -> None:
@@ -98,7 +96,7 @@ async def test_waiting_workers_are_served_in_turn(replica: Replica) -> None:
 
 @pytest.mark.parametrize("count", [1, 30])
 async def test_a_burst_serves_all_who_wait(replica: Replica, count: int) -> None:
-    """As many tasks as sleepers, submitted at once: everybody gets one, and nobody is forgotten."""
+    """As many tasks as waiters, submitted at once: everybody gets one, and nobody is forgotten."""
     job = await replica.register()
     for _ in range(3):
         claims = [waiting(replica, job.worker_id) for _ in range(count)]
@@ -132,7 +130,7 @@ async def test_a_steady_stream_stalls_nowhere(replica: Replica) -> None:
     async with asyncio.timeout(10):
         await everything.wait()
     assert len(set(taken)) == 200
-    replica.runtime.sleepers.close()
+    replica.runtime.waiters.close()
     await soon(asyncio.gather(*workers))
 
 
@@ -141,15 +139,15 @@ Hook = Callable[[], Awaitable[None]]
 
 def after_each_commit(replica: Replica, monkeypatch: pytest.MonkeyPatch, *hooks: Hook) -> None:
     """Run one hook after each of the next commits, before whoever committed hears of it."""
-    left, write = list(hooks), replica.runtime.database.write
+    left, write = list(hooks), replica.runtime.database.write_short
 
-    async def write_and_hook(work: Any, **how: Any) -> Any:
-        answer = await write(work, **how)
+    async def write_and_hook(*work: Any, **given: Any) -> Any:
+        answer = await write(*work, **given)
         if left:
             await left.pop(0)()
         return answer
 
-    monkeypatch.setattr(replica.runtime.database, "write", write_and_hook)
+    monkeypatch.setattr(replica.runtime.database, "write_short", write_and_hook)
 
 
 async def test_a_task_that_is_submitted_while_a_woken_worker_looks_is_not_missed(
@@ -164,7 +162,7 @@ async def test_a_task_that_is_submitted_while_a_woken_worker_looks_is_not_missed
         await replica.submit(job)
 
     after_each_commit(replica, monkeypatch, submit)
-    replica.runtime.sleepers.wake(job_key(job.full_name), 1)
+    replica.runtime.waiters.wake(job_key(job.full_name), 1)
     assert await soon(claim) is not None
 
 
@@ -195,7 +193,7 @@ async def test_a_client_that_is_gone_gets_no_task(replica: Replica) -> None:
     stays = waiting(replica, second.worker_id)
     await asleep(replica, 2)
     gone.set_result(None)
-    replica.runtime.sleepers.wake(job_key(job.full_name), 1)
+    replica.runtime.waiters.wake(job_key(job.full_name), 1)
     submitted = await replica.submit(job)
     assert await soon(left) is None
     assert (await soon(stays)).id == submitted.id
@@ -217,7 +215,7 @@ async def test_a_request_that_is_cancelled_leaves_no_sleeper(replica: Replica) -
         wait.cancel()
         with pytest.raises(asyncio.CancelledError):
             await wait
-        assert len(replica.runtime.sleepers) == 0
+        assert len(replica.runtime.waiters) == 0
     await replica.submit(job)
     assert await replica.claim(job.worker_id) is not None
 
@@ -327,7 +325,7 @@ async def test_a_stop_lets_everybody_go(replica: Replica) -> None:
     submitted = await replica.submit(other)
     waits = [waiting(replica, job.worker_id), asyncio.create_task(replica.get(submitted.id, LONG))]
     await asleep(replica, 2)
-    replica.runtime.sleepers.close()
+    replica.runtime.waiters.close()
     nothing, task_ = await soon(asyncio.gather(*waits))
     assert (nothing, task_) == (None, submitted)
     assert await soon(replica.claim(job.worker_id, wait=LONG)) is None
@@ -335,14 +333,14 @@ async def test_a_stop_lets_everybody_go(replica: Replica) -> None:
 
 
 async def test_too_many_waiting_are_told(replica: Replica) -> None:
-    """Beyond `max_sleepers` a wait is refused with 503; who does not wait is served."""
+    """Beyond `max_waiting_requests` a wait is refused with 503; who does not wait is served."""
     job = await replica.register()
     submitted = await _submitted(replica)
-    replica.runtime.settings.max_sleepers = 1
+    replica.runtime.settings.max_waiting_requests = 1
     claim = waiting(replica, job.worker_id)
     await asleep(replica, 1)
     for refused in (replica.claim(job.worker_id, wait=LONG), replica.get(submitted.id, LONG)):
-        with pytest.raises(ServiceUnavailable, match="max_sleepers"):
+        with pytest.raises(ServiceUnavailable, match="max_waiting_requests"):
             await soon(refused)
     assert await soon(replica.claim(job.worker_id)) is None
     assert await soon(replica.get(submitted.id)) == submitted
@@ -354,32 +352,32 @@ async def test_too_many_waiting_are_told(replica: Replica) -> None:
 async def test_sleepers_cost_no_queries_and_hold_no_connection(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More sleepers than the pool has connections sleep without a word to the database; others work on."""
+    """More waiters than the pool has connections sleep without a word to the database; others work on."""
     replica.runtime.settings.max_claims_per_worker = 100
     job = await replica.register()
     claims = [waiting(replica, job.worker_id) for _ in range(100)]
     await asleep(replica, 100)
     asked = 0
-    write, read = replica.runtime.database.write, replica.runtime.database.read
 
     def counted(act: Any) -> Any:
-        async def count(work: Any, **how: Any) -> Any:
+        async def count(*work: Any, **given: Any) -> Any:
             nonlocal asked
             asked += 1
-            return await act(work, **how)
+            return await act(*work, **given)
 
         return count
 
-    monkeypatch.setattr(replica.runtime.database, "write", counted(write))
-    monkeypatch.setattr(replica.runtime.database, "read", counted(read))
+    database = replica.runtime.database
+    for name in ("write", "write_short", "read", "read_short"):
+        monkeypatch.setattr(database, name, counted(getattr(database, name)))
     await asyncio.sleep(0.2)
     assert asked == 0
-    assert len(replica.runtime.sleepers) == 100
+    assert len(replica.runtime.waiters) == 100
     submitted = await replica.submit(job)
     done, _ = await asyncio.wait(claims, timeout=AT_ONCE, return_when=asyncio.FIRST_COMPLETED)
     assert [one.result().id for one in done] == [submitted.id]
     assert asked == 2
-    replica.runtime.sleepers.close()
+    replica.runtime.waiters.close()
     await soon(asyncio.gather(*claims))
 
 
@@ -412,7 +410,7 @@ async def test_a_waiting_worker_lives(replica: Replica) -> None:
     async with asyncio.timeout(AT_ONCE):
         while (await replica.rows(workers))[0].last_heartbeat == LONG_AGO:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.01)
-    replica.runtime.sleepers.close()
+    replica.runtime.waiters.close()
     await soon(claim)
 
 
@@ -433,7 +431,7 @@ async def test_what_another_process_did_is_found_by_the_re_check(replica: Replic
 async def test_the_re_check_goes_by_itself_while_somebody_sleeps(
     open_replica: OpenReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sleeper of one process gets what was submitted at another, without a wake-up; again and again."""
+    """A waiter of one process gets what was submitted at another, without a wake-up; again and again."""
     monkeypatch.setattr(module, "_RECHECK_FIRST", 0.02)
     here, there = open_replica(), open_replica()
     job = await here.register()
@@ -464,7 +462,7 @@ async def test_an_event_is_told_after_its_commit(replica: Replica) -> None:
 async def test_a_publisher_that_fails_turns_nothing_into_an_error(
     replica: Replica, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is committed is answered as such, sleepers are woken, and the log says what was lost."""
+    """What is committed is answered as such, waiters are woken, and the log says what was lost."""
 
     async def fail(_: Sequence[Emission]) -> None:
         raise ConnectionError("no Socket.IO")

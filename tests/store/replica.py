@@ -27,10 +27,10 @@ from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName, parse_job_na
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import jobs, operations, sweep, workers
+from zndraw_joblib.server.service import jobs, sweep, task_actions, workers
 from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.sleepers import Gone
 from zndraw_joblib.server.store.database import Database
+from zndraw_joblib.server.waiters import Disconnected
 
 OWNER = Identity("owner", is_superuser=False)
 SUBMITTER = Identity("submitter", is_superuser=False)
@@ -123,12 +123,12 @@ class Replica:
         )
         item = jobs.Registration(by, room, request)
         async with asyncio.timeout(PATIENCE):
-            return await self.runtime.write(partial(jobs.register, item=item))
+            return await self.runtime.write(jobs.register, item=item)
 
     async def worker(self, by: Identity = OWNER) -> UUID:
         """Make a worker that serves nothing yet."""
         async with asyncio.timeout(PATIENCE):
-            made: WorkerResponse = await self.runtime.write(partial(workers.create, caller=by, interval=15))
+            made: WorkerResponse = await self.runtime.write(workers.create, caller=by, interval=15)
         return made.id
 
     async def submit(
@@ -151,7 +151,7 @@ class Replica:
         *,
         by: Identity = OWNER,
         wait: float = 0,
-        gone: Gone = None,
+        gone: Disconnected = None,
         claim_id: UUID | None = None,
     ) -> TaskResponse | None:
         """Claim a task for a worker."""
@@ -176,7 +176,7 @@ class Replica:
         """Ask a worker to claim no more."""
         assert worker is not None
         async with asyncio.timeout(PATIENCE):
-            return await self.runtime.write(partial(workers.drain, caller=by, worker_id=worker, interval=15))
+            return await self.runtime.write(workers.drain, caller=by, worker_id=worker, interval=15)
 
     async def pause(self, job: JobResponse, *, paused: bool = True) -> JobResponse:
         """Stop the claims of a job, or let them go on."""
@@ -187,12 +187,12 @@ class Replica:
 
     async def explain(self, task_id: UUID) -> list[str]:
         """Return why a task is where it is, by the codes alone."""
-        work = partial(operations.explain, task_id=task_id, order=self.runtime.order)
+        work = partial(task_actions.explain, task_id=task_id, order=self.runtime.order)
         return [why.code for why in (await self.runtime.database.read(work)).reasons]
 
     async def history(self, task_id: UUID) -> list[tuple[str, int, str | None]]:
         """Return a task's transitions: status, attempt, reason."""
-        told = await self.runtime.database.read(partial(operations.history, task_id=task_id))
+        told = await self.runtime.database.read(task_actions.history, task_id=task_id)
         assert [each.at for each in told.transitions] == sorted(each.at for each in told.transitions)
         return [(each.status.value, each.attempt, each.reason) for each in told.transitions]
 
@@ -223,16 +223,16 @@ class Replica:
         """Remove a worker."""
         assert worker is not None
         async with asyncio.timeout(PATIENCE):
-            await self.runtime.write(partial(workers.leave, caller=by, worker_id=worker))
+            await self.runtime.write(workers.leave, caller=by, worker_id=worker)
 
     async def leave_job(self, worker: UUID | None, job: JobResponse, *, by: Identity = OWNER) -> None:
         """Take a job off a worker."""
         assert worker is not None
         name = parse_job_name(job.full_name)
         async with asyncio.timeout(PATIENCE):
-            await self.runtime.write(partial(workers.leave_job, caller=by, worker_id=worker, name=name))
+            await self.runtime.write(workers.leave_job, caller=by, worker_id=worker, name=name)
 
-    async def get(self, task_id: UUID, wait: float = 0, gone: Gone = None) -> TaskResponse:
+    async def get(self, task_id: UUID, wait: float = 0, gone: Disconnected = None) -> TaskResponse:
         """Read a task."""
         async with asyncio.timeout(PATIENCE):
             return await self.runtime.get_task(task_id, wait, gone)

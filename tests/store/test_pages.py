@@ -95,7 +95,7 @@ async def test_a_page_of_nothing_still_counts(replica: Replica) -> None:
             partial(jobs.page, room_id="lab"),
             partial(workers.page, room_id=None),
         ):
-            answer = await replica.runtime.database.read(partial(page, part=part))
+            answer = await replica.runtime.database.read(page, part=part)
             assert answer.items == []
             assert answer.total > 0
 

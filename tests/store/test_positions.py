@@ -104,7 +104,7 @@ async def test_a_task_that_left_the_queue_since_it_was_read_moves_nobody(
 ) -> None:
     """A page is read in several looks: who is claimed in between has no rank, the others keep theirs."""
     database = replica.runtime.database
-    records = [await database.read(partial(store.by_id, task_id=queue[i])) for i in (index, index + 10)]
+    records = [await database.read(store.by_id, task_id=queue[i]) for i in (index, index + 10)]
     await replica.report(queue[index], TaskStatus.CANCELLED, by=SUBMITTER)
-    found = await database.read(partial(positions, records=records))
+    found = await database.read(positions, records=records)
     assert found == {queue[index + 10]: index + 10}

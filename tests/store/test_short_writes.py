@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ def database(open_one: OpenDatabase) -> Database:
 
 async def add(database: Database, owner: str = "x") -> None:
     """Write one row."""
-    await database.write(partial(workers.add, owner_id=owner), is_short=True)
+    await database.write_short(workers.add, owner_id=owner)
 
 
 async def count(database: Database) -> int:
@@ -44,7 +43,7 @@ async def test_a_short_write_runs_where_it_is_asked_for(database: Database) -> N
         ran_in.append(threading.get_ident())
         await workers.add(tx, "x")
 
-    await database.write(work, is_short=True)
+    await database.write_short(work)
     await database.write(work)
     assert [thread == threading.get_ident() for thread in ran_in] == [True, False]
     assert await count(database) == 2
@@ -59,7 +58,7 @@ async def test_a_short_read_runs_where_it_is_asked_for(database: Database) -> No
         return await workers.count(tx)
 
     await add(database)
-    assert await database.read(work, is_short=True) == 1
+    assert await database.read_short(work) == 1
     assert await database.read(work) == 1
     assert [thread == threading.get_ident() for thread in ran_in] == [True, False]
 
@@ -74,10 +73,10 @@ async def test_a_short_read_that_cannot_be_made_at_once_goes_elsewhere(database:
             await tx.execute(text("SELECT n FROM nowhere"))
         return await workers.count(tx)
 
-    assert await database.read(work, is_short=True) == 0
+    assert await database.read_short(work) == 0
     assert [thread == threading.get_ident() for thread in ran_in] == [True, False]
     with pytest.raises(ServiceUnavailable):
-        await database.read(lambda tx: tx.execute(text("SELECT n FROM nowhere")), is_short=True)
+        await database.read_short(lambda tx: tx.execute(text("SELECT n FROM nowhere")))
 
 
 async def test_a_short_write_that_meets_a_lock_waits_for_it_elsewhere(
@@ -104,7 +103,7 @@ async def test_a_short_write_that_fails_leaves_nothing(database: Database) -> No
         raise ValueError("half-way")
 
     with pytest.raises(ValueError, match="half-way"):
-        await database.write(work, is_short=True)
+        await database.write_short(work)
     await add(database)
     assert await count(database) == 1
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -61,7 +60,7 @@ async def test_work_that_fails_leaves_nothing(database: Database, engine: AsyncE
 
     with pytest.raises(ValueError, match="half-way"):
         await database.write(work)
-    await database.write(partial(workers.add, owner_id="somebody"))
+    await database.write(workers.add, owner_id="somebody")
     assert await owners(engine) == ["somebody"]
 
 
@@ -83,7 +82,7 @@ async def test_a_refused_row_takes_the_whole_transaction_along(
 @every_kind
 async def test_a_reader_waits_for_no_writer(database: Database, engine: AsyncEngine) -> None:
     """A list is read while another process writes, and shows what was committed before."""
-    await database.write(partial(workers.add, owner_id="first"))
+    await database.write(workers.add, owner_id="first")
     async with engine.connect() as other, asyncio.timeout(PATIENCE):
         if other.dialect.name == "sqlite":
             await other.exec_driver_sql("BEGIN IMMEDIATE")
@@ -99,7 +98,7 @@ async def test_a_writer_waits_for_another_process(database: Database, engine: As
     """A write that meets the lock of another process goes on once that is gone, without an error."""
     async with engine.connect() as other:
         await locked_by_another(other)
-        writing = asyncio.create_task(database.write(partial(workers.add, owner_id="patient")))
+        writing = asyncio.create_task(database.write(workers.add, owner_id="patient"))
         done, _ = await asyncio.wait({writing}, timeout=0.1)
         assert not done
         await other.rollback()
@@ -146,8 +145,8 @@ async def test_a_deadlock_is_tried_again(database: Database, replica: Replica) -
 
     async with asyncio.timeout(PATIENCE):
         await asyncio.gather(
-            database.write(partial(work, first=ids[0], second=ids[1])),
-            database.write(partial(work, first=ids[1], second=ids[0])),
+            database.write(work, first=ids[0], second=ids[1]),
+            database.write(work, first=ids[1], second=ids[0]),
         )
     assert tries == 3
     rows = await replica.rows(jobs)
@@ -217,9 +216,9 @@ async def test_a_lock_that_is_not_given_up_is_told(impatient: Database, engine: 
     async with engine.connect() as other:
         await locked_by_another(other)
         with pytest.raises(ServiceUnavailable) as told:
-            await impatient.write(partial(workers.add, owner_id="unlucky"))
+            await impatient.write(workers.add, owner_id="unlucky")
         assert told.value.headers == {"Retry-After": "1"}
-    await impatient.write(partial(workers.add, owner_id="lucky"))
+    await impatient.write(workers.add, owner_id="lucky")
     assert await owners(engine) == ["lucky"]
 
 
@@ -255,7 +254,7 @@ async def test_a_transaction_in_a_thread_awaits_the_database_alone(
     with pytest.raises(RuntimeError, match="only the database"):
         await database.write(work)
     assert await owners(engine) == []
-    await database.write(partial(workers.add, owner_id="somebody"))
+    await database.write(workers.add, owner_id="somebody")
 
 
 @every_kind
@@ -312,7 +311,7 @@ def test_a_database_outlives_event_loops(kind: str, database_url: str) -> None:
     for turn in range(1, 4):
 
         async def at_once() -> int:
-            await asyncio.gather(*[database.write(partial(workers.add, owner_id="x")) for _ in range(5)])
+            await asyncio.gather(*[database.write(workers.add, owner_id="x") for _ in range(5)])
             return await database.read(workers.count)
 
         assert asyncio.run(at_once()) == 5 * turn
@@ -322,6 +321,6 @@ def test_a_database_outlives_event_loops(kind: str, database_url: str) -> None:
 async def test_a_database_of_our_own_is_opened_again_after_its_end(database: Database) -> None:
     """An app that was stopped may start again, with the same object."""
     for turn in (1, 2):
-        await database.write(partial(workers.add, owner_id="x"))
+        await database.write(workers.add, owner_id="x")
         assert await database.read(workers.count) == turn
         await database.close()

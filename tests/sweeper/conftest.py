@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sweeper.queue import Clock, Queue, Wall, Wrapper, somebody
 from sweeper.shelf import Shelf
 from zndraw_joblib import JobLib, JobLibSettings
-from zndraw_joblib.server import sweeper as sweeper_module
+from zndraw_joblib.server.background import sweeper as sweeper_module
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from sqlalchemy import Executable, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from zndraw_joblib import JobLib, TaskStatusEvent
-from zndraw_joblib.server.sweeper import Cycle, Sweeper
+from zndraw_joblib.server.background.sweeper import Cycle, Sweeper
 
 V1 = "/v1/joblib"
 

@@ -16,7 +16,7 @@ from zndraw_joblib import (
     cleanup_stuck_internal_tasks,
     cleanup_worker,
 )
-from zndraw_joblib.server.registry import InternalRegistry
+from zndraw_joblib.server.internal.registry import InternalRegistry
 
 Sessions = async_sessionmaker[AsyncSession]
 MINUTE = timedelta(minutes=1)

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from sweeper.queue import V1, Broker, Queue
-from zndraw_joblib.server import sweeper as sweeper_module
-from zndraw_joblib.server.registry import InternalRegistry
-from zndraw_joblib.server.service.workers import Tally
+from zndraw_joblib.server.background import sweeper as sweeper_module
+from zndraw_joblib.server.internal.registry import InternalRegistry
+from zndraw_joblib.server.service.workers import Counts
 
 Sessions = async_sessionmaker[AsyncSession]
 # By default a worker is given up after 60 s of silence, and the sweeper looks every 30 s.
@@ -57,7 +57,7 @@ async def test_the_age_of_a_task_counts_for_nothing(queue: Queue) -> None:
     queue.watch()
     await queue.silence(365 * 86400, spare=[job["worker_id"]])
     cycle = await queue.sweep()
-    assert (cycle.expired, cycle.tally.failed) == (0, 0)
+    assert (cycle.expired, cycle.counts.failed) == (0, 0)
     assert await queue.read(task) == task
     await queue.report(task, "completed")
 
@@ -272,7 +272,7 @@ class TestFaults:
         queue.watch()
         await queue.silence()
         cycle = await queue.sweep()
-        assert (cycle.errors, cycle.tally.failed) == (1, 1)
+        assert (cycle.errors, cycle.counts.failed) == (1, 1)
         assert (await queue.read(task))["error"] == "Worker disconnected"
 
     async def test_a_task_that_cannot_be_failed_keeps_no_worker_alive(self, queue: Queue) -> None:
@@ -296,7 +296,7 @@ class TestFaults:
         pending = await queue.submit(job)
         await forget(queue, job["worker_id"])
         cycle = await queue.sweep()
-        assert (cycle.tally.failed, cycle.expired) == (2, 0)
+        assert (cycle.counts.failed, cycle.expired) == (2, 0)
         for task in lost:
             after = await queue.read(task)
             assert (after["status"], after["error"]) == ("failed", "Worker disconnected")
@@ -314,10 +314,10 @@ class TestFaults:
         queue.watch()
         await queue.silence(3600)
         cycle = await queue.sweep()
-        assert cycle.tally == Tally()
+        assert cycle.counts == Counts()
         assert [await queue.read(claimed), await queue.read(running)] == [claimed, running]
         queue.clock.advance(1)
-        assert (await queue.sweep()).tally.failed == 2
+        assert (await queue.sweep()).counts.failed == 2
         assert (await queue.read(running))["error"] == "Internal worker timeout"
 
     @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -354,7 +354,7 @@ class TestFaults:
         before = sweeper.last_good
         cycle = await queue.sweep()
         assert sweeper.last_cycles[-1] is cycle
-        assert (cycle.scanned, cycle.stale, cycle.expired, cycle.tally) == (3, 0, 0, Tally())
+        assert (cycle.scanned, cycle.stale, cycle.expired, cycle.counts) == (3, 0, 0, Counts())
         assert cycle.elapsed == 0
         assert sweeper.last_good == before + 60
         assert not [record for record in caplog.records if "swept" in record.message]
@@ -452,7 +452,7 @@ async def test_who_waits_for_a_task_hears_from_the_sweeper(
     url, headers = f"{V1}/tasks/{task['id']}", {"Prefer": "wait=30"}
     waiting = asyncio.create_task(queue.client.get(url, headers=headers))
     async with asyncio.timeout(10):
-        while not len(queue.joblib.runtime.sleepers):  # noqa: ASYNC110 - there is no event to await
+        while not len(queue.joblib.runtime.waiters):  # noqa: ASYNC110 - there is no event to await
             await asyncio.sleep(0)
         await queue.sweep()
         assert (await waiting).json()["status"] == "failed"

@@ -109,7 +109,7 @@ async def test_each_cycle_opens_two_sessions_one_after_the_other(
     queue: Queue, sessions: Sessions, quick: JobLibSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One for the workers, one for the internal tasks; none is open between or before the first tick."""
-    caplog.set_level(logging.DEBUG, "zndraw_joblib.server.sweeper")
+    caplog.set_level(logging.DEBUG, "zndraw_joblib.server.background.sweeper")
     counted = Counted(sessions)
 
     def cycles() -> int:

@@ -10,7 +10,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from sweeper.queue import V1, Person, Queue
-from zndraw_joblib.server.service.workers import Tally
+from zndraw_joblib.server.service.workers import Counts
 from zndraw_joblib.server.store.tables import Worker, WorkerJobLink, metadata
 
 Sessions = async_sessionmaker[AsyncSession]
@@ -82,7 +82,7 @@ async def test_observe_touches_nothing_and_enforce_does_what_it_showed(
     assert (await everything(sessions), len(queue.told.sent)) == (before, told)
     for cycle in cycles:
         assert (cycle.scanned, cycle.stale, cycle.expired) == (4, 3, 3)
-        assert cycle.tally == Tally(released=2, failed=4)
+        assert cycle.counts == Counts(released=2, failed=4)
     assert "mode=observe" in caplog.text
     shown = {change["id"]: change for change in preview["tasks"]}
     assert {tasks[name]["id"]: result for name, result in AFTER.items()} == {
@@ -92,7 +92,7 @@ async def test_observe_touches_nothing_and_enforce_does_what_it_showed(
 
     await set_mode(queue, "enforce")
     cycle = await queue.sweep()
-    assert (cycle.expired, cycle.tally) == (3, cycles[0].tally)
+    assert (cycle.expired, cycle.counts) == (3, cycles[0].counts)
     for name, (status, reason) in AFTER.items():
         after = await queue.read(tasks[name])
         assert after["status"] == status, name
@@ -129,13 +129,13 @@ async def test_the_last_cycles_are_shown(queue: Queue) -> None:
     for _ in range(6):
         await queue.ask("POST", "/workers")
     state = await queue.ask("GET", "/admin/sweeper")
-    assert (state["cycles"], state["judges_in_seconds"]) == ([], 60)
+    assert (state["cycles"], state["grace_remaining_seconds"]) == ([], 60)
     queue.watch()
     await queue.silence()
     await queue.sweep()
     await queue.sweep()
     state = await queue.ask("GET", "/admin/sweeper")
-    assert state["judges_in_seconds"] == 0
+    assert state["grace_remaining_seconds"] == 0
     assert [(each["expired"], each["held_back"]) for each in state["cycles"]] == [(6, False), (0, True)]
     for _ in range(30):
         await queue.sweep()
@@ -166,7 +166,7 @@ async def test_old_tasks_are_removed_where_that_is_wanted(queue: Queue, sessions
     job = await queue.register(max_attempts=2, retry_on=["error"], backoff={"base_seconds": 0})
     old = await queue.hold(job, running=True)
     await queue.report(old, "failed")
-    assert (await queue.sweep()).tally == Tally()
+    assert (await queue.sweep()).counts == Counts()
     again = await queue.claim(job["worker_id"])
     assert again["id"] == old["id"]
     for status in ("running", "completed"):

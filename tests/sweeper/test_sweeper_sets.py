@@ -116,7 +116,7 @@ async def test_what_is_abandoned_goes_as_sets_too(queue: Queue, engine: AsyncEng
     await queue.execute("DELETE FROM joblib_worker_job", "DELETE FROM joblib_worker")
     with counting(engine) as statements:
         cycle = await queue.sweep()
-    assert (cycle.tally.failed, cycle.errors) == (1100, 0)
+    assert (cycle.counts.failed, cycle.errors) == (1100, 0)
     assert len(statements) < 60
     assert await total(queue, "failed") == 1100
 

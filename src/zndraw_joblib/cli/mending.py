@@ -13,7 +13,7 @@ from zndraw_joblib.contract.messages import SweeperMode, SweeperPreview, Sweeper
 from zndraw_joblib.worker.api import DEFAULT_URL
 
 WorkerId = Annotated[UUID, typer.Argument(metavar="WORKER", help="The worker's id.", show_default=False)]
-Reason = Annotated[str | None, typer.Argument(metavar="[REASON]", help="Why; the task's owner reads it.")]
+Reason = Annotated[str | None, typer.Argument(metavar="[REASON]", help="Reason; the task's owner reads it.")]
 Room = Annotated[str | None, typer.Option("--room", metavar="ROOM", help="The room to look for it from.")]
 WantedMode = Annotated[
     SweeperMode | None,

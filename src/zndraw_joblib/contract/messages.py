@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from zndraw_joblib.contract.names import MAX_NAME_LENGTH, NAME_PATTERN, is_name
-from zndraw_joblib.contract.recovery import Attempts, JobPolicy, Priority, Seconds
+from zndraw_joblib.contract.policy import Attempts, JobPolicy, Priority, Seconds
 from zndraw_joblib.contract.status import TaskStatus
 
 MAX_JSON_BYTES = 1024 * 1024
@@ -215,7 +215,7 @@ class TaskClaimRequest(BaseModel):
     claim_id: UUID | None = None
 
 
-class NoTask(StrEnum):
+class EmptyReason(StrEnum):
     """Why a claim got nothing.
 
     `empty`: nothing waits. `paused`: what waits is of jobs that are paused. `at_capacity`: as many tasks
@@ -234,7 +234,7 @@ class TaskClaimResponse(BaseModel):
     """The claimed task, or null, and then the reason."""
 
     task: TaskResponse | None = None
-    reason: NoTask | None = None
+    reason: EmptyReason | None = None
 
 
 class TaskUpdateRequest(BaseModel):
@@ -339,15 +339,15 @@ class SweeperCycle(BaseModel):
 
 
 class SweeperState(BaseModel):
-    """The sweeper of the server that answers. `judges_in_seconds`: nobody is judged before."""
+    """The sweeper of the server that answers. `grace_remaining_seconds`: nobody is judged before."""
 
     mode: SweeperMode
     interval_seconds: float
-    judges_in_seconds: float
+    grace_remaining_seconds: float
     cycles: list[SweeperCycle]
 
 
-class Why(BaseModel):
+class Reason(BaseModel):
     """One reason for which a task waits, or what holds it. `code` is for programs, `detail` for people."""
 
     code: str
@@ -360,4 +360,4 @@ class TaskExplanation(BaseModel):
     id: UUID
     status: TaskStatus
     queue_position: int | None = None
-    reasons: list[Why]
+    reasons: list[Reason]

@@ -71,7 +71,7 @@ class ProviderClaimRequest(BaseModel):
     claim_id: UUID | None = None
 
 
-class ProviderRead(BaseModel):
+class ClaimedProviderRequest(BaseModel):
     """A read, to be answered by ``POST /providers/{provider_id}/results``; `request_id` is its hash.
 
     `params` are those of the query as canonical JSON: a text for each, or a list of texts if it was repeated.
@@ -86,10 +86,10 @@ class ProviderRead(BaseModel):
 class ProviderClaimResponse(BaseModel):
     """The read to answer, or null."""
 
-    request: ProviderRead | None = None
+    request: ClaimedProviderRequest | None = None
 
 
-class ReadFailure(BaseModel):
+class ProviderError(BaseModel):
     """What went wrong with a read. `error` is the kind, the name of an exception; `detail` is for people.
 
     `is_invalid`: the fault is in the parameters.

@@ -9,11 +9,11 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from zndraw_joblib.contract.providers import REQUEST_HASH, RESULT_STATUS, WORKER_ID
-from zndraw_joblib.server.adapters.relayed import RelayManager
-from zndraw_joblib.server.adapters.tokens import BearerTokens
 from zndraw_joblib.server.http import health
 from zndraw_joblib.server.http.problems import install_exception_handlers
+from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.mount import JobLib
+from zndraw_joblib.server.realtime.pubsub_manager import PubSubManager
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store.engine import open_database
 
@@ -63,7 +63,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
 
 def _serve_inside(app: FastAPI, joblib: JobLib, settings: ServerSettings) -> None:
     if settings.internal_extensions:
-        from zndraw_joblib.server.inside import serve_inside  # noqa: PLC0415 - few servers need taskiq
+        from zndraw_joblib.server.internal.setup import serve_inside  # noqa: PLC0415 - few servers need taskiq
 
         serve_inside(app, joblib, settings)
 
@@ -71,9 +71,9 @@ def _serve_inside(app: FastAPI, joblib: JobLib, settings: ServerSettings) -> Non
 def _client_manager(settings: ServerSettings, joblib: JobLib) -> Any:
     """Return what carries events to the sockets of other processes; on SQLite alone there are none."""
     if settings.redis_url is not None:
-        from zndraw_joblib.server.adapters.redis import RedisManager  # noqa: PLC0415 - few servers need it
+        from zndraw_joblib.server.realtime.redis_manager import RedisManager  # noqa: PLC0415 - few servers need it
 
         return RedisManager(settings.redis_url, f"{settings.redis_prefix}:socketio")
     if settings.database_url.startswith("sqlite"):
         return socketio.AsyncManager()
-    return RelayManager(joblib.runtime.relay)
+    return PubSubManager(joblib.runtime.pubsub)

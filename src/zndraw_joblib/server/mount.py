@@ -11,24 +11,24 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 
-from zndraw_joblib.server.adapters.lines import line_of
-from zndraw_joblib.server.adapters.results import results_of
-from zndraw_joblib.server.adapters.socketio import SocketIo
-from zndraw_joblib.server.adapters.tokens import BearerTokens
-from zndraw_joblib.server.answers import Answers
-from zndraw_joblib.server.health import Health
+from zndraw_joblib.server.background.health import Health
+from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.http import PREFIX, TAG, routes
 from zndraw_joblib.server.http.problems import ANSWERS
 from zndraw_joblib.server.http.problems import router as problem_pages
 from zndraw_joblib.server.http.routing import Route, solve
+from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.ports import Identity, ResultBackend, SessionMaker
-from zndraw_joblib.server.reads import Reads
-from zndraw_joblib.server.rooms import Rooms
+from zndraw_joblib.server.providers.requests import ProviderRequests
+from zndraw_joblib.server.providers.results.selection import select_result_backend
+from zndraw_joblib.server.providers.uploads import Uploads
+from zndraw_joblib.server.pubsub.connections import connection_factory
+from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
+from zndraw_joblib.server.realtime.rooms import Rooms
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.database import Clock, Database
-from zndraw_joblib.server.sweeper import Sweeper
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +55,10 @@ class JobLib:
         clock: Clock | None = None,
     ) -> None:
         self.settings = settings or JobLibSettings()
-        self._socketio = None if tsio is None else SocketIo(tsio)
+        self._socketio = None if tsio is None else SocketIoPublisher(tsio)
         self.runtime = Runtime(session_maker, self.settings, publish=self._socketio, clock=clock)
         self.rooms: Rooms | None = None
-        self.reads = Reads(self.runtime, self._is_blind)
+        self.reads = ProviderRequests(self.runtime, self._has_unknown_subscribers)
         self._results: ResultBackend | None = None
         self._hanging_up: asyncio.Task[None] | None = None
         self._app: FastAPI | None = None
@@ -78,7 +78,7 @@ class JobLib:
         app.state.joblib_mount = self
         app.state.joblib_health = self.health
         app.state.joblib_reads = self.reads
-        app.state.joblib_answers = Answers(self.runtime)
+        app.state.joblib_answers = Uploads(self.runtime)
         app.state.joblib_identity = self._identity
         app.state.joblib_identify = self._identify
         for route in routes:
@@ -107,17 +107,17 @@ class JobLib:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Prepare the schema, sweep while the server runs, and let sleepers go when it stops.
+        """Prepare the schema, sweep while the server runs, and let waiters go when it stops.
 
         Raises `OutdatedSchema` for a PostgreSQL database that was not upgraded.
         """
         await schema.prepare(self.runtime.database)
-        self.runtime.sleepers.open()
+        self.runtime.waiters.open()
         if self.rooms is not None:
             self.rooms.attend()
-        line = await line_of(self.runtime)
-        relaying = asyncio.create_task(self.runtime.relay.run(line) if line else asyncio.sleep(0))
-        minding = asyncio.create_task(self.runtime.agenda.run(), name="zndraw-joblib agenda")
+        line = await connection_factory(self.runtime)
+        relaying = asyncio.create_task(self.runtime.pubsub.run(line) if line else asyncio.sleep(0))
+        minding = asyncio.create_task(self.runtime.scheduler.run(), name="zndraw-joblib scheduler")
         attending = asyncio.create_task(self.rooms.presence.run() if self.rooms else asyncio.sleep(0))
         sweeping = asyncio.create_task(self.sweeper.run(), name="zndraw-joblib sweeper")
         dispatching = asyncio.create_task(self.runtime.dispatcher.run(), name="zndraw-joblib dispatcher")
@@ -137,13 +137,13 @@ class JobLib:
                 await close()
 
     def _let_everybody_go(self) -> "asyncio.Task[None] | None":
-        self.runtime.sleepers.close()
+        self.runtime.waiters.close()
         if self.rooms is None:
             return None
-        self.rooms.departures.stop()
+        self.rooms.disconnects.stop()
         if not self.rooms.is_closed_to_strangers:
             return None  # the host's sockets are the host's
-        self._hanging_up = asyncio.create_task(self.rooms.hang_up())
+        self._hanging_up = asyncio.create_task(self.rooms.close_sockets())
         return self._hanging_up
 
     async def _identify(self, request: Request) -> Identity | None:
@@ -156,10 +156,10 @@ class JobLib:
     def results(self) -> ResultBackend:
         """What keeps the answers of providers, unless a host overrides `get_result_backend`."""
         if self._results is None:
-            self._results = results_of(self.settings, self.runtime)
+            self._results = select_result_backend(self.settings, self.runtime)
         return self._results
 
-    def _is_blind(self) -> bool:
+    def _has_unknown_subscribers(self) -> bool:
         """Tell whether a host may have let sockets into the rooms of providers by itself."""
         return self._socketio is not None and (self.rooms is None or not self.rooms.minds_providers)
 
@@ -171,7 +171,7 @@ class JobLib:
         if self._app is None:
             raise RuntimeError("zndraw_joblib is not mounted yet: call JobLib(...).mount(app) first")
         if self._socketio is None:
-            self._socketio = SocketIo(sio)
+            self._socketio = SocketIoPublisher(sio)
             self.runtime.publish = self._socketio
         self._socketio.rooms = sio
         self.rooms = self._app.state.joblib_rooms = Rooms(sio, self.runtime, self._identify, self._app)
@@ -206,7 +206,7 @@ def _binding(identity: Callable[..., Any]) -> Callable[..., Any]:
 def _on_stop_signals(act: Callable[[], Any]) -> Iterator[None]:
     """Call `act` on SIGINT and SIGTERM, before whoever handled them so far.
 
-    A server waits for open requests before it ends the lifespan: sleepers must hear of the end earlier.
+    A server waits for open requests before it ends the lifespan: waiters must hear of the end earlier.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -109,7 +109,7 @@ class Line(Protocol):
         """Give every text that is sent from `ready` on to `hear`. Raises when the line is broken."""
 
 
-OpenLine = Callable[[], AbstractAsyncContextManager[Line]]
+OpenConnection = Callable[[], AbstractAsyncContextManager[Line]]
 # Any callable that opens an AsyncSession, SQLAlchemy's or SQLModel's.
 SessionMaker = Callable[[], AbstractAsyncContextManager[Any]]
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -24,10 +24,10 @@ from zndraw_joblib.contract.messages import (
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.agenda import Agenda
-from zndraw_joblib.server.checker import Checker
-from zndraw_joblib.server.combiner import Combiner
-from zndraw_joblib.server.dispatch import Dispatcher
+from zndraw_joblib.server.background.scheduler import Scheduler
+from zndraw_joblib.server.batcher import Batcher
+from zndraw_joblib.server.internal.dispatcher import Dispatcher
+from zndraw_joblib.server.payload_validator import PayloadValidator
 from zndraw_joblib.server.ports import (
     Identity,
     Publisher,
@@ -39,16 +39,17 @@ from zndraw_joblib.server.ports import (
     task_key,
     worker_key,
 )
-from zndraw_joblib.server.relay import Relay
+from zndraw_joblib.server.pubsub.pubsub import PubSub
 from zndraw_joblib.server.service import claims, internal, jobs, tasks, workers
+from zndraw_joblib.server.service.fairness import Order
 from zndraw_joblib.server.service.payloads import MuchWork
-from zndraw_joblib.server.service.turns import Order
 from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.sleepers import Gone, Sleepers
 from zndraw_joblib.server.store.database import Clock, Database, Sessions, Transaction
+from zndraw_joblib.server.waiters import Disconnected, Waiters
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+P = ParamSpec("P")
 
 _RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
 _MAX_BACKOFF = 0.5
@@ -60,7 +61,7 @@ _SHORTLY_READ = 500
 
 
 class Runtime:
-    """One server process: its settings, its database, its sleepers, its write path."""
+    """One server process: its settings, its database, its waiters, its write path."""
 
     def __init__(
         self,
@@ -72,22 +73,22 @@ class Runtime:
     ) -> None:
         self.settings = settings
         self.database = database if isinstance(database, Database) else Sessions(database, clock)
-        self.relay = Relay(self._wake, self.recheck)
-        self.sleepers = Sleepers(lambda: self.settings.max_sleepers, self.relay.forward)
+        self.pubsub = PubSub(self._wake, self.recheck)
+        self.waiters = Waiters(lambda: self.settings.max_waiting_requests, self.pubsub.forward)
         self.publish = publish
 
         def width() -> int:
             return self.database.concurrent_writes
 
-        self._submits = Combiner(partial(self._commit, tasks.submit), width)
-        self._claims = Combiner(partial(self._commit, claims.claim), width)
-        self._reports = Combiner(partial(self._commit, tasks.report), width)
-        self._beats = Combiner(self._commit_beats, width)
+        self._submits = Batcher(partial(self._commit, tasks.submit), width)
+        self._claims = Batcher(partial(self._commit, claims.claim), width)
+        self._reports = Batcher(partial(self._commit, tasks.report), width)
+        self._beats = Batcher(self._commit_beats, width)
         self._writing: set[asyncio.Task[Any]] = set()
-        self._confirms = Combiner(partial(self._commit, internal.confirm), width)
+        self._confirms = Batcher(partial(self._commit, internal.confirm), width)
         self.dispatcher = Dispatcher(self.write, self._confirms.put, lambda: self.order)
-        self.checker = Checker()
-        self.agenda = Agenda(self.write)
+        self.checker = PayloadValidator()
+        self.scheduler = Scheduler(self.write)
         # Called with the key of each wake-up, be it of this process or of another replica.
         self.hearers: list[Callable[[str], None]] = [self.dispatcher.hear]
         # Called with (kind, name) of all keys that are slept on, to wake those that missed their wake-up.
@@ -97,13 +98,28 @@ class Runtime:
         self._rechecking: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     async def write(
-        self, work: Callable[[Transaction], Awaitable[Result]], *, is_short: bool = False
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> Result:
-        """Run `work` in a transaction, commit, then tell what happened; `is_short` as for the database.
+        """Run `work(tx, *args, **kwargs)` in a transaction, commit, then wake waiters and publish events.
 
-        A caller that gives up meanwhile stops neither: what is committed is told.
+        A cancelled caller stops neither: what is committed is published.
         """
-        writing = asyncio.create_task(self._write(work, is_short=is_short))
+        return await self._finished(self.database.write(work, *args, **kwargs))
+
+    async def write_short(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        """Write as `write` does. The caller promises a few milliseconds, so SQLite may run it on the event loop."""
+        return await self._finished(self.database.write_short(work, *args, **kwargs))
+
+    async def _finished(self, write: Awaitable[tuple[Result, Transaction]]) -> Result:
+        writing = asyncio.create_task(self._commit_and_tell(write))
         self._writing.add(writing)
         writing.add_done_callback(self._written)
         return await asyncio.shield(writing)
@@ -117,7 +133,7 @@ class Runtime:
     async def finish(self) -> None:
         """Let what is being written be written and told, before the loop or the database closes."""
         await self.checker.close()
-        paths: tuple[Combiner[Any, Any], ...] = (
+        paths: tuple[Batcher[Any, Any], ...] = (
             self._submits,
             self._claims,
             self._reports,
@@ -127,27 +143,28 @@ class Runtime:
         if writing := self._writing.union(*[path.batches for path in paths]):
             await asyncio.wait(writing, timeout=_FINISH_SECONDS)
 
-    async def _write(self, work: Callable[[Transaction], Awaitable[Result]], *, is_short: bool) -> Result:
-        result, tx = await self.database.write(work, is_short=is_short)
+    async def _commit_and_tell(self, write: Awaitable[tuple[Result, Transaction]]) -> Result:
+        result, tx = await write
         await self.tell(tx)
         return result
 
     async def _commit(self, apply: Callable[..., Awaitable[Result]], items: Sequence[Any]) -> Result:
-        return await self._write(lambda tx: apply(tx, items), is_short=True)
+        return await self._commit_and_tell(self.database.write_short(apply, items))
 
     async def _commit_beats(
         self, items: Sequence[workers.Beat]
     ) -> Sequence[WorkerResponse | ProblemException]:
         is_short = sum(len(item.named) for item in items) <= _SHORTLY_READ
-        return await self._write(lambda tx: workers.beat(tx, items), is_short=is_short)
+        write = self.database.write_short if is_short else self.database.write
+        return await self._commit_and_tell(write(workers.beat, items))
 
     async def tell(self, tx: Transaction) -> None:
-        """Wake sleepers and send events, after the commit. A publisher that fails is logged."""
+        """Wake waiters and send events, after the commit. A publisher that fails is logged."""
         self._notify(tx.wakes)
         if tx.due is not None:
-            self.agenda.note(tx.due)
+            self.scheduler.note(tx.due)
         for worker_id in {freed.worker_id for freed in tx.freed}:
-            self.sleepers.wake(place_key(worker_id))
+            self.waiters.wake(place_key(worker_id))
         if tx.freed and self.settings.room_max_in_flight is not None:
             await self._wake_for_rooms([freed.room_id for freed in tx.freed], tx.wakes)
         if self.publish is None or not getattr(self.publish, "is_heard", True):
@@ -165,7 +182,7 @@ class Runtime:
 
         Who was woken already counts.
         """
-        found = await self.database.read(partial(jobs.waiting_in, rooms=sorted(set(rooms))))
+        found = await self.database.read(jobs.waiting_in, rooms=sorted(set(rooms)))
         done = Counter[str]()
         for key, count in woken:
             done[key] += count or 0
@@ -173,7 +190,7 @@ class Runtime:
         self._notify([Wake(key, count) for key, count in wanted.items() if count > 0])
 
     def _notify(self, wakes: Sequence[Wake]) -> None:
-        self.sleepers.notify(wakes)
+        self.waiters.notify(wakes)
         for wake in wakes:
             self._heed(wake.key)
 
@@ -194,7 +211,7 @@ class Runtime:
             payload=request.payload,
             wish=request,
             is_configured=way is not None,
-            is_guarded=way is not None and way.is_guarded,
+            exclusive_start=way is not None and way.exclusive_start,
             is_deferred=way is not None and way.is_bounded,
             is_bounded=self.settings.room_max_in_flight is not None,
             validate_payload=self.settings.validate_payload,
@@ -221,7 +238,7 @@ class Runtime:
         # Clients of old do not say who they are; a worker cancels nothing.
         reporter = update.worker_id or (task.worker_id if update.status != TaskStatus.CANCELLED else None)
         if reporter is not None:
-            await self.note_life(caller, reporter)
+            await self.touch_worker(caller, reporter)
         return task
 
     async def beat(
@@ -233,10 +250,10 @@ class Runtime:
     ) -> WorkerResponse:
         """Note that a worker lives; give a verdict on each task that it names."""
         self._mark_seen(worker_id)
-        item = workers.Beat(caller, worker_id, self.settings.beat_seconds, named, max_tasks)
+        item = workers.Beat(caller, worker_id, self.settings.heartbeat_seconds, named, max_tasks)
         return await self._beats.put(item)
 
-    def doubt(self, worker_id: UUID) -> None:
+    def force_heartbeat(self, worker_id: UUID) -> None:
         """Let the next sign of life of a worker be written, however short ago the last one was."""
         self._seen[worker_id] = -math.inf
 
@@ -245,7 +262,7 @@ class Runtime:
         caller: Identity,
         worker_id: UUID,
         wait: float = 0,
-        gone: Gone = None,
+        gone: Disconnected = None,
         claim_id: UUID | None = None,
     ) -> TaskClaimResponse:
         """Claim the oldest task for a worker; sleep up to `wait` seconds for one.
@@ -254,7 +271,7 @@ class Runtime:
         task again that it holds by it.
         """
         is_doubted = self._seen.get(worker_id) == -math.inf
-        interval = 0 if is_doubted else self.settings.beat_seconds
+        interval = 0 if is_doubted else self.settings.heartbeat_seconds
         item = claims.Claim(caller, worker_id, interval, claim_id, self.order)
         deadline = time.monotonic() + wait
         got: claims.Claimed | None = await self._claim_once(item)
@@ -264,33 +281,33 @@ class Runtime:
         return TaskClaimResponse(task=got.task, reason=got.reason) if got else TaskClaimResponse()
 
     async def _claim_asleep(
-        self, item: claims.Claim, keys: list[str], deadline: float, gone: Gone
+        self, item: claims.Claim, keys: list[str], deadline: float, gone: Disconnected
     ) -> claims.Claimed | None:
         """Claim, sleeping in between, until there is a task, the time is over, or the keys have changed.
 
         None where the client is gone, or a newer claim of the worker took its place.
         """
         # A client that lost its connection asks anew, while we take the old one for alive.
-        self.sleepers.make_place(keys[0], self.settings.max_claims_per_worker)
+        self.waiters.evict_oldest(keys[0], self.settings.max_claims_per_worker)
         marks = [] if item.claim_id is None else [claim_key(item.claim_id)]
         for mark in marks:
-            self.sleepers.make_place(mark, 1)
-        with self.sleepers.enter([*keys, *marks]) as sleeper:
+            self.waiters.evict_oldest(mark, 1)
+        with self.waiters.enter([*keys, *marks]) as waiter:
             self.start_recheck()
             while True:
-                self.sleepers.look(sleeper)
+                self.waiters.look(waiter)
                 got = await self._claim_once(item)
                 is_for_others = not got.is_final and keys != got.keys(item.worker_id)
                 if not is_for_others:
-                    sleeper.found(job_key(got.task.job_name) if got.task else None)
+                    waiter.found(job_key(got.task.job_name) if got.task else None)
                 if got.is_final or is_for_others or self._is_over(deadline, gone):
                     return got
-                await sleeper.sleep(deadline - time.monotonic(), gone)
-                if sleeper.is_dismissed or (gone is not None and gone.done()):
+                await waiter.sleep(deadline - time.monotonic(), gone)
+                if waiter.is_dismissed or (gone is not None and gone.done()):
                     return None
 
-    def _is_over(self, deadline: float, gone: Gone) -> bool:
-        return time.monotonic() >= deadline or self.sleepers.is_closed or (gone is not None and gone.done())
+    def _is_over(self, deadline: float, gone: Disconnected) -> bool:
+        return time.monotonic() >= deadline or self.waiters.is_closed or (gone is not None and gone.done())
 
     async def _claim_once(self, item: claims.Claim) -> claims.Claimed:
         for attempt in range(self.settings.claim_max_attempts):
@@ -302,26 +319,26 @@ class Runtime:
         self._mark_seen(item.worker_id)
         return got
 
-    async def get_task(self, task_id: UUID, wait: float = 0, gone: Gone = None) -> TaskResponse:
+    async def get_task(self, task_id: UUID, wait: float = 0, gone: Disconnected = None) -> TaskResponse:
         """Return a task; sleep up to `wait` seconds for its end."""
         if wait <= 0:
             return await self._read_task(task_id)
         deadline = time.monotonic() + wait
-        with self.sleepers.enter([task_key(task_id)]) as sleeper:
+        with self.waiters.enter([task_key(task_id)]) as waiter:
             self.start_recheck()
             while True:
-                self.sleepers.look(sleeper)
+                self.waiters.look(waiter)
                 task = await self._read_task(task_id)
                 if tasks.has_ended(task) or self._is_over(deadline, gone):
                     return task
-                await sleeper.sleep(deadline - time.monotonic(), gone)
+                await waiter.sleep(deadline - time.monotonic(), gone)
 
     async def _read_task(self, task_id: UUID) -> TaskResponse:
-        return await self.database.read(partial(tasks.get, task_id=task_id))
+        return await self.database.read(tasks.get, task_id=task_id)
 
-    async def note_life(self, caller: Identity, worker_id: UUID) -> None:
+    async def touch_worker(self, caller: Identity, worker_id: UUID) -> None:
         """Count any request of a worker as a heartbeat, unless one was noted lately."""
-        due = self._seen.get(worker_id, 0) + self.settings.beat_seconds
+        due = self._seen.get(worker_id, 0) + self.settings.heartbeat_seconds
         if time.monotonic() >= due:
             try:
                 await self.beat(caller, worker_id)
@@ -329,7 +346,7 @@ class Runtime:
                 logger.debug("no heartbeat noted for worker %s: %s", worker_id, problem)
 
     def _mark_seen(self, worker_id: UUID) -> None:
-        if len(self._seen) > 2 * self.settings.max_sleepers + 1000:
+        if len(self._seen) > 2 * self.settings.max_waiting_requests + 1000:
             self._seen.clear()
         self._seen[worker_id] = time.monotonic()
 
@@ -341,11 +358,11 @@ class Runtime:
             loop.create_task(self._recheck_while_somebody_sleeps())  # noqa: RUF006 - it ends by itself
 
     async def _recheck_while_somebody_sleeps(self) -> None:
-        # A wake-up may be lost, and who waits lives: one look, and one write, for all sleepers together.
+        # A wake-up may be lost, and who waits lives: one look, and one write, for all waiters together.
         delay, beaten = _RECHECK_FIRST, time.monotonic()
         try:
-            while len(self.sleepers):
-                interval = self.settings.beat_seconds
+            while len(self.waiters):
+                interval = self.settings.heartbeat_seconds
                 await asyncio.sleep(min(delay, interval))
                 delay = min(delay * _RECHECK_GROWTH, _RECHECK_MAX)
                 try:
@@ -354,21 +371,21 @@ class Runtime:
                         await self._beat_for_sleepers()
                     await self.recheck()
                 except ProblemException as problem:
-                    logger.warning("sleepers were not re-checked: %s", problem)
+                    logger.warning("waiters were not re-checked: %s", problem)
         finally:
             self._rechecking.discard(asyncio.get_running_loop())
 
     async def _beat_for_sleepers(self) -> None:
         """Note that the workers live whose claims are held open."""
         waiting = [
-            UUID(key.removeprefix(_WORKER)) for key in self.sleepers.slept_on if key.startswith(_WORKER)
+            UUID(key.removeprefix(_WORKER)) for key in self.waiters.waited_keys if key.startswith(_WORKER)
         ]
         for start in range(0, len(waiting), _BEATS_AT_ONCE):
             part = waiting[start : start + _BEATS_AT_ONCE]
-            await self.write(partial(workers.keep, worker_ids=part))
+            await self.write(workers.keep, worker_ids=part)
 
     def _wake(self, key: str, limit: int | None) -> None:
-        self.sleepers.wake(key, limit)
+        self.waiters.wake(key, limit)
         self._heed(key)
 
     def _heed(self, key: str) -> None:
@@ -376,18 +393,18 @@ class Runtime:
             hear(key)
 
     async def recheck(self) -> None:
-        """Wake the sleepers for whom something is there, whatever became of their wake-ups."""
-        slept_on = [key.split(":", 1) for key in self.sleepers.slept_on]
-        ids = [UUID(rest) for kind, rest in slept_on if kind == "task"]
-        names = [rest for kind, rest in slept_on if kind == "job"]
-        ended = await self.database.read(partial(tasks.ended, ids=ids)) if ids else []
-        waiting = await self.database.read(partial(jobs.waiting, full_names=names)) if names else {}
+        """Wake the waiters for whom something is there, whatever became of their wake-ups."""
+        waited_keys = [key.split(":", 1) for key in self.waiters.waited_keys]
+        ids = [UUID(rest) for kind, rest in waited_keys if kind == "task"]
+        names = [rest for kind, rest in waited_keys if kind == "job"]
+        ended = await self.database.read(tasks.ended, ids=ids) if ids else []
+        waiting = await self.database.read(jobs.waiting, full_names=names) if names else {}
         for task_id in ended:
-            self.sleepers.wake(task_key(task_id))
+            self.waiters.wake(task_key(task_id))
         # Its tasks may have ended in another process, which tells nobody of that.
-        for worker_id in (rest for kind, rest in slept_on if kind == "place"):
-            self.sleepers.wake(place_key(worker_id))
+        for worker_id in (rest for kind, rest in waited_keys if kind == "place"):
+            self.waiters.wake(place_key(worker_id))
         for name, count in waiting.items():
-            self.sleepers.wake(job_key(name), count)
+            self.waiters.wake(job_key(name), count)
         for look in self.looks:
-            await look(slept_on)
+            await look(waited_keys)

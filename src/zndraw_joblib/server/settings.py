@@ -11,8 +11,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from zndraw_joblib.contract.extensions import Category
 from zndraw_joblib.contract.messages import SweeperMode
-from zndraw_joblib.contract.work import Category
 
 DEFAULT_DATABASE_URL = "sqlite+aiosqlite:///zndraw-joblib.db"
 BEATS_PER_TIMEOUT = 4
@@ -73,7 +73,7 @@ class JobLibSettings(BaseSettings):
     allowed_categories: WordList = Field(default_factory=lambda: [c.value for c in Category], min_length=1)
     cross_room_jobs: bool = False
     validate_payload: bool = True
-    max_sleepers: Annotated[int, Field(ge=0)] = 20_000
+    max_waiting_requests: Annotated[int, Field(ge=0)] = 20_000
     max_claims_per_worker: Annotated[int, Field(ge=1)] = 64
     disconnect_grace_seconds: Annotated[float, Field(ge=-1, le=3600)] = 10
     allowed_provider_categories: WordList | None = None
@@ -103,7 +103,7 @@ class JobLibSettings(BaseSettings):
         return self
 
     @property
-    def beat_seconds(self) -> float:
+    def heartbeat_seconds(self) -> float:
         """How often a worker shall report: else a quarter of the timeout, so that three beats may be lost."""
         return self.heartbeat_interval_seconds or self.worker_timeout_seconds / BEATS_PER_TIMEOUT
 

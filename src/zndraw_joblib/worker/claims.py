@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import NoTask, TaskResponse
+from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
 from zndraw_joblib.worker.inflight import InFlight
 from zndraw_joblib.worker.polls import NOW, Pace, Polls
 from zndraw_joblib.worker.remote import Remote
@@ -83,7 +83,7 @@ class Claims(Polls[TaskResponse]):
 
     def _claim(self, worker_id: UUID, wait: int, claim_id: UUID) -> tuple[TaskResponse | None, int]:
         answer, applied = self._remote.claim(worker_id, wait, claim_id)
-        if answer.reason == NoTask.DRAINING:
+        if answer.reason == EmptyReason.DRAINING:
             self._roster.drain()
         return answer.task, applied
 

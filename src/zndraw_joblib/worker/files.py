@@ -6,9 +6,9 @@ from uuid import UUID
 
 from pydantic import AfterValidator, Field
 
+from zndraw_joblib.contract.extensions import Provider
 from zndraw_joblib.contract.messages import MAX_PAGE, PaginatedResponse
 from zndraw_joblib.contract.names import GLOBAL
-from zndraw_joblib.contract.work import Provider
 from zndraw_joblib.worker.folders import Entry, Folder, checked_path
 from zndraw_joblib.worker.manager import JobManager
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from zndraw_joblib.contract.messages import HeartbeatRequest, TaskResponse
 from zndraw_joblib.contract.names import GLOBAL, parse_job_name
-from zndraw_joblib.contract.recovery import JobPolicy
+from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.worker import signals
 from zndraw_joblib.worker.api import ApiManager
 from zndraw_joblib.worker.caller import Caller, name_of
@@ -44,7 +44,7 @@ class JobManager(Caller):
     claim waits up to `long_poll` on the server (0 for never), and where the server does not wait,
     `polling_interval` lies between two claims. The server says how often to send heartbeats, unless
     `heartbeat_interval` does. With `max_tasks`, the server gives it no more tasks than that at once.
-    Reads of its providers are answered in up to `read_concurrency` threads, also without `execute`.
+    ProviderRequests of its providers are answered in up to `read_concurrency` threads, also without `execute`.
     When an operator drains the worker, it stops claiming, and disconnects once its tasks have ended.
     Thread-safe, and a context manager that disconnects at the end.
     """
@@ -195,7 +195,7 @@ class JobManager(Caller):
         """Claim no more, wait for what runs here, up to `timeout` seconds, and remove the worker.
 
         Heartbeats go on until the last report is acknowledged. A task that was claimed and not yet begun is
-        handed back; one that still runs after `timeout` is lost. Reads that were claimed are answered first,
+        handed back; one that still runs after `timeout` is lost. ProviderRequests that were claimed are answered first,
         then the providers are taken away. Afterwards the manager is as new.
         """
         shift = self._shift

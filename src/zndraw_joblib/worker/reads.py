@@ -16,8 +16,8 @@ from zndraw_joblib.contract.providers import (
     RESULT_OK,
     RESULT_STATUS,
     WORKER_ID,
-    ProviderRead,
-    ReadFailure,
+    ClaimedProviderRequest,
+    ProviderError,
 )
 from zndraw_joblib.worker.answers import Answer, BrokenOff
 from zndraw_joblib.worker.offers import Offer
@@ -41,7 +41,7 @@ _TOLD = _GONE | {413}
 class ClaimedRead(NamedTuple):
     """A read, and the worker that shall answer it."""
 
-    read: ProviderRead
+    read: ClaimedProviderRequest
     worker_id: UUID
 
     def headers(self, status: str, content_type: str) -> dict[str, str]:
@@ -54,7 +54,7 @@ class ClaimedRead(NamedTuple):
         }
 
 
-class Reads(Polls[ClaimedRead]):
+class ProviderRequests(Polls[ClaimedRead]):
     """Claims reads and answers each, be it by an error. An answer is sent for 30 seconds, or until `over`."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Reads(Polls[ClaimedRead]):
             level = logging.INFO if status_of(error) in _GONE else logging.WARNING
             log.log(level, "The answer to %s was not taken: %s", _named(claimed), describe(error))
 
-    def _answered(self, claimed: ClaimedRead) -> ReadFailure | None:
+    def _answered(self, claimed: ClaimedRead) -> ProviderError | None:
         """Read, and send the bytes; return what went wrong instead, or raise what nobody can be told."""
         name = claimed.read.provider_name
         offer = self._roster.offer_of(name)
@@ -140,7 +140,7 @@ class Reads(Polls[ClaimedRead]):
         persist(send, what, patience=PATIENCE_SECONDS, over=self._over)
 
     @staticmethod
-    def _raised(claimed: ClaimedRead, error: BaseException) -> ReadFailure:
+    def _raised(claimed: ClaimedRead, error: BaseException) -> ProviderError:
         if isinstance(error, OSError):
             # What a reader asks for may not be there; that is no fault of the provider's code.
             log.warning("%s: %s", _named(claimed), describe(error))
@@ -153,7 +153,7 @@ def _named(claimed: ClaimedRead) -> str:
     return f"Read {claimed.read.request_id[:12]} of {claimed.read.provider_name}"
 
 
-def _failure(error: BaseException, *, is_invalid: bool = False) -> ReadFailure:
+def _failure(error: BaseException, *, is_invalid: bool = False) -> ProviderError:
     text = faults_of(error) if isinstance(error, ValidationError) else str(error)
     kind = type(error).__name__[:_MAX_KIND]
-    return ReadFailure(error=kind, detail=error_text(text), is_invalid=is_invalid)
+    return ProviderError(error=kind, detail=error_text(text), is_invalid=is_invalid)

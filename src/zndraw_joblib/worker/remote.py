@@ -82,7 +82,7 @@ class Remote:
     def answer(
         self, provider_id: UUID, content: Iterable[bytes] | BaseModel, headers: Mapping[str, str]
     ) -> None:
-        """Send what a read came to: its bytes, or the `ReadFailure`."""
+        """Send what a read came to: its bytes, or the `ProviderError`."""
         self._send("POST", f"/providers/{provider_id}/results", content, headers=headers)
 
     def data(

@@ -14,9 +14,9 @@ from zndraw_joblib.contract.messages import (
     JobResponse,
     WorkerResponse,
 )
+from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.problems import WorkerNotFound
 from zndraw_joblib.contract.providers import ProviderResponse
-from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.worker.caller import category_of
 from zndraw_joblib.worker.channel import Channel
 from zndraw_joblib.worker.inflight import InFlight

@@ -14,7 +14,7 @@ from zndraw_joblib.worker.claims import Claims
 from zndraw_joblib.worker.inflight import InFlight
 from zndraw_joblib.worker.loops import ClaimLoop, Execute, HeartbeatLoop
 from zndraw_joblib.worker.polls import Pace
-from zndraw_joblib.worker.reads import Reads
+from zndraw_joblib.worker.reads import ProviderRequests
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.roster import Roster
@@ -56,7 +56,7 @@ class Shift:
         self.roster = Roster(remote, channel, in_flight, plan.limits, self.drain)
         self.reports = Reports(remote, in_flight, self.over)
         self.claims = Claims(remote, self.roster, self.reports, in_flight, channel.wake)
-        self.reads = Reads(remote, self.roster, channel.wake_readers, self.over, plan.pace)
+        self.reads = ProviderRequests(remote, self.roster, channel.wake_readers, self.over, plan.pace)
 
     def beat(self) -> None:
         """See that heartbeats go out."""
@@ -147,7 +147,7 @@ class Shift:
         """Claim no more reads, and take the providers off the worker once those under way are answered."""
         is_quiet = self.reads.quiet(timeout, besides=threading.current_thread() in self._reading)
         if not is_quiet:
-            log.warning("Reads still run after %s s; nobody will have their answers", timeout)
+            log.warning("ProviderRequests still run after %s s; nobody will have their answers", timeout)
         self.roster.retire_offers()
         return is_quiet
 

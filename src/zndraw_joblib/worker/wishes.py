@@ -5,7 +5,7 @@ from typing import Any, TypedDict, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from zndraw_joblib.contract.recovery import Backoff, Cause, JobPolicy
+from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -14,7 +14,7 @@ class PolicyWishes(TypedDict, total=False):
     """The fields of a `JobPolicy`, as keywords; what is not given is left as the server has it."""
 
     max_attempts: int
-    retry_on: Iterable[Cause | str]
+    retry_on: Iterable[RetryOn | str]
     backoff: Backoff
     max_crashes: int
     timeout_seconds: float | None

@@ -1,7 +1,6 @@
 """A server on which nothing is configured yet gets a superuser's token."""
 
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ from sqlalchemy.exc import IntegrityError
 
 from zndraw_joblib.cli import credentials
 from zndraw_joblib.cli.refusal import Refusal
-from zndraw_joblib.server.adapters.tokens import digest, new_token
+from zndraw_joblib.server.http.tokens import digest, new_token
 from zndraw_joblib.server.store import schema, tokens
 from zndraw_joblib.server.store.database import Database, Transaction
 
@@ -33,7 +32,7 @@ async def prepare(database: Database, url: str) -> Keys:
     await schema.prepare(database)
     token = new_token()
     try:
-        is_first, _ = await database.write(partial(_claim, token=token))
+        is_first, _ = await database.write(_claim, token=token)
     except IntegrityError:
         # Another replica has its first start at the same time.
         is_first = False
@@ -43,7 +42,7 @@ async def prepare(database: Database, url: str) -> Keys:
         kept = credentials.kept()
     except Refusal as refusal:
         return Keys(trouble=str(refusal))
-    known = await database.read(partial(_first_known, candidates=[kept.get(url, ""), *kept.values()]))
+    known = await database.read(_first_known, candidates=[kept.get(url, ""), *kept.values()])
     if known is None:
         return Keys()
     return Keys(kept_in=credentials.path()) if kept.get(url) == known else _keep(url, known)

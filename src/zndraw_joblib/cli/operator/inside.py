@@ -9,9 +9,9 @@ from taskiq.receiver import Receiver
 
 from zndraw_joblib.cli.operator import configuration, database
 from zndraw_joblib.cli.refusal import Misuse
-from zndraw_joblib.server.adapters.brokers import QueueBroker
-from zndraw_joblib.server.extensions import CannotLoad
-from zndraw_joblib.server.inside import worker_broker
+from zndraw_joblib.server.internal.brokers import QueueBroker
+from zndraw_joblib.server.internal.extensions import CannotLoad
+from zndraw_joblib.server.internal.setup import worker_broker
 from zndraw_joblib.server.store import schema
 
 

@@ -20,7 +20,7 @@ from zndraw_joblib.cli.logs import Speech
 from zndraw_joblib.cli.operator import database
 from zndraw_joblib.cli.refusal import Misuse, Refusal
 from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.extensions import CannotLoad
+from zndraw_joblib.server.internal.extensions import CannotLoad
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
 

@@ -9,7 +9,7 @@ from zndraw_joblib.cli.operator import configuration
 from zndraw_joblib.cli.operator.database import describe, is_missing, run
 from zndraw_joblib.cli.refusal import Misuse, Refusal
 from zndraw_joblib.contract.names import MAX_NAME_LENGTH
-from zndraw_joblib.server.adapters.tokens import ADMIN, digest, new_token
+from zndraw_joblib.server.http.tokens import ADMIN, digest, new_token
 from zndraw_joblib.server.store import schema, tokens
 from zndraw_joblib.server.store.database import Database, Transaction
 
@@ -49,7 +49,7 @@ def revoke(name: str, database_url: str | None) -> None:
 
     async def work(database: Database) -> bool:
         await schema.prepare(database)
-        return (await database.write(partial(tokens.remove, name=name)))[0]
+        return (await database.write(tokens.remove, name=name))[0]
 
     if not run(configuration.read(database_url).database_url, work, is_new_fine=False):
         raise Refusal(f"There is no token {name!r}")

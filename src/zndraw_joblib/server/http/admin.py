@@ -1,11 +1,9 @@
 """What operators see of the sweeper, and how they change it while servers run; for superusers."""
 
-from functools import partial
-
 from fastapi import APIRouter, Request, Response
 
 from zndraw_joblib.contract.messages import SweeperCycle, SweeperPreview, SweeperState, SweeperUpdate
-from zndraw_joblib.server.http.deps import CurrentRuntime, Superuser, answer
+from zndraw_joblib.server.http.dependencies import CurrentRuntime, Superuser, answer
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import sweep
@@ -24,7 +22,7 @@ async def update_sweeper(
     request: Request, runtime: CurrentRuntime, caller: Superuser, body: SweeperUpdate
 ) -> Response:
     """Change the mode of the sweepers of all servers, from their next cycle on."""
-    await runtime.write(partial(sweep.set_mode, wanted=body.mode))
+    await runtime.write(sweep.set_mode, wanted=body.mode)
     return answer(await _state(request, runtime))
 
 
@@ -36,11 +34,11 @@ async def preview_sweeper(request: Request, runtime: CurrentRuntime, caller: Sup
 
 async def _state(request: Request, runtime: Runtime) -> SweeperState:
     sweeper, settings = request.app.state.joblib_mount.sweeper, runtime.settings
-    mode = await runtime.database.read(partial(sweep.mode, default=settings.sweeper_mode))
+    mode = await runtime.database.read(sweep.mode, default=settings.sweeper_mode)
     return SweeperState(
         mode=mode,
         interval_seconds=settings.sweeper_interval_seconds,
-        judges_in_seconds=sweeper.credit,
+        grace_remaining_seconds=sweeper.credit,
         cycles=[
             SweeperCycle(
                 at=cycle.at,
@@ -48,8 +46,8 @@ async def _state(request: Request, runtime: Runtime) -> SweeperState:
                 scanned=cycle.scanned,
                 stale=cycle.stale,
                 expired=cycle.expired,
-                released=cycle.tally.released,
-                failed=cycle.tally.failed,
+                released=cycle.counts.released,
+                failed=cycle.counts.failed,
                 pruned=cycle.pruned,
                 errors=cycle.errors,
                 elapsed=cycle.elapsed,

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from zndraw_joblib.server.http.deps import JSON_MEDIA_TYPE
+from zndraw_joblib.server.http.dependencies import JSON_MEDIA_TYPE
 
 router = APIRouter(prefix="/health", tags=["health"])
 

@@ -13,7 +13,7 @@ from zndraw_joblib.contract.messages import (
 )
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.http.deps import (
+from zndraw_joblib.server.http.dependencies import (
     Caller,
     CurrentRuntime,
     NamedJob,
@@ -42,14 +42,14 @@ async def register_job(
     """Register a job and let a worker serve it. In reserved rooms for superusers alone."""
     item = jobs.Registration(caller, room_id, body)
     jobs.check(item, runtime.settings.allowed_categories)
-    job, is_new = await runtime.write(partial(jobs.register, item=item))
+    job, is_new = await runtime.write(jobs.register, item=item)
     return answer(job, 201 if is_new else 200)
 
 
 @router.get("/rooms/{room_id}/jobs", response_model=PaginatedResponse[JobSummary])
 async def list_jobs(runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging) -> Response:
     """List the jobs that a room sees: its own and those of the reserved rooms."""
-    return answer(await runtime.database.read(partial(jobs.page, room_id=room_id, part=page)))
+    return answer(await runtime.database.read(jobs.page, room_id=room_id, part=page))
 
 
 @router.get("/rooms/{room_id}/jobs/{name:path}/tasks", response_model=PaginatedResponse[TaskResponse])
@@ -87,7 +87,7 @@ async def resume_job(
 
 async def _pause(runtime: Runtime, room_id: str, name: JobName, *, paused: bool) -> Response:
     rules.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
-    return answer(await runtime.write(partial(jobs.pause, name=name, paused=paused)))
+    return answer(await runtime.write(jobs.pause, name=name, paused=paused))
 
 
 @router.get("/rooms/{room_id}/jobs/{name:path}", response_model=JobResponse)

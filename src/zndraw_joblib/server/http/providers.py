@@ -23,14 +23,13 @@ from zndraw_joblib.contract.providers import (
     is_request_hash,
     params_of,
 )
-from zndraw_joblib.server.cache import Found
-from zndraw_joblib.server.http.deps import (
+from zndraw_joblib.server.http.dependencies import (
     AskedWait,
     Caller,
     CurrentAnswers,
     CurrentReads,
     CurrentRuntime,
-    Hangup,
+    DisconnectWatcher,
     NamedProvider,
     Paging,
     ReadableRoom,
@@ -41,9 +40,10 @@ from zndraw_joblib.server.http.deps import (
 )
 from zndraw_joblib.server.http.routing import RESOLVERS, Route, read_body
 from zndraw_joblib.server.ports import PART_BYTES
-from zndraw_joblib.server.reads import question
+from zndraw_joblib.server.providers.cache import Found
+from zndraw_joblib.server.providers.requests import question
 from zndraw_joblib.server.service import providers
-from zndraw_joblib.server.service.reads import answering
+from zndraw_joblib.server.service.provider_requests import answering
 
 router = APIRouter(route_class=Route)
 # What a provider gives must not run in the name of whoever reads it with a browser.
@@ -64,7 +64,7 @@ async def register_provider(
     """Register a worker as the one that answers the reads of a provider. In reserved rooms for superusers."""
     item = providers.Registration(caller, room_id, body)
     providers.check(item, runtime.settings.allowed_provider_categories)
-    provider, is_new = await runtime.write(partial(providers.register, item=item))
+    provider, is_new = await runtime.write(providers.register, item=item)
     return answer(provider, 201 if is_new else 200)
 
 
@@ -73,7 +73,7 @@ async def list_providers(
     runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging
 ) -> Response:
     """List the providers that a room sees: its own and those of ``@global``."""
-    return answer(await runtime.database.read(partial(providers.page, room_id=room_id, part=page)))
+    return answer(await runtime.database.read(providers.page, room_id=room_id, part=page))
 
 
 @router.get("/rooms/{room_id}/providers/{name:path}/info", response_model=ProviderResponse)
@@ -120,8 +120,8 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - all that a request brings
         if wait is not None:
             seconds = min(wait, settings.provider_long_poll_max_seconds)
             headers = {"Preference-Applied": f"wait={ceil(seconds)}"} if seconds else {}
-        async with Hangup(request) as hangup:
-            found = await reads.read(results, asked, seconds, hangup.gone)
+        async with DisconnectWatcher(request) as watcher:
+            found = await reads.read(results, asked, seconds, watcher.gone)
     return await _respond(request, found, headers)
 
 
@@ -167,8 +167,8 @@ async def claim_read(
     wait = min(wait, runtime.settings.long_poll_max_wait_seconds)
     if wait <= 0:
         return answer(await reads.claim(caller, body.worker_id, claim_id=body.claim_id))
-    async with Hangup(request) as hangup:
-        got = await reads.claim(caller, body.worker_id, wait, hangup.gone, body.claim_id)
+    async with DisconnectWatcher(request) as watcher:
+        got = await reads.claim(caller, body.worker_id, wait, watcher.gone, body.claim_id)
     return answer(got, headers={"Preference-Applied": f"wait={ceil(wait)}"})
 
 
@@ -223,7 +223,7 @@ async def bring_result(  # noqa: PLR0913, PLR0917 - all that a request brings
     The header ``X-Request-Hash`` tells which read; ``X-Worker-ID``, if given, must be the provider's worker.
     """
     find = partial(answering, caller=caller, provider_id=provider_id, worker_id=label.worker_id)
-    target = await runtime.database.read(find, is_short=True)
+    target = await runtime.database.read_short(find)
     if label.is_error:
         body = await read_body(request, _MAX_FAILURE_BYTES)
         await answers.bring_failure(results, target, label.request_hash, body)

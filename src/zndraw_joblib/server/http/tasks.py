@@ -7,7 +7,7 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 
 from zndraw_joblib.contract.messages import (
-    NoTask,
+    EmptyReason,
     PaginatedResponse,
     TaskActionRequest,
     TaskClaimRequest,
@@ -19,10 +19,10 @@ from zndraw_joblib.contract.messages import (
     TaskUpdateRequest,
 )
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.server.http.deps import (
+from zndraw_joblib.server.http.dependencies import (
     Caller,
     CurrentRuntime,
-    Hangup,
+    DisconnectWatcher,
     NamedJob,
     Paging,
     ReadableRoom,
@@ -34,7 +34,7 @@ from zndraw_joblib.server.http.deps import (
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import operations, rules, tasks
+from zndraw_joblib.server.service import rules, task_actions, tasks
 
 router = APIRouter(route_class=Route)
 
@@ -60,10 +60,10 @@ async def claim_task(
     if wait <= 0:
         got = await runtime.claim(caller, body.worker_id, claim_id=body.claim_id)
     else:
-        async with Hangup(request) as hangup:
-            got = await runtime.claim(caller, body.worker_id, wait, hangup.gone, body.claim_id)
+        async with DisconnectWatcher(request) as watcher:
+            got = await runtime.claim(caller, body.worker_id, wait, watcher.gone, body.claim_id)
         headers["Preference-Applied"] = f"wait={ceil(wait)}"
-    if got.reason not in {None, NoTask.EMPTY}:
+    if got.reason not in {None, EmptyReason.EMPTY}:
         headers["Retry-After"] = "1"
     return answer(got, headers=headers)
 
@@ -78,8 +78,8 @@ async def get_task(
     wait = min(wait, runtime.settings.long_poll_max_wait_seconds)
     if wait <= 0 or task.status in TERMINAL:
         return answer(task)
-    async with Hangup(request) as hangup:
-        task = await runtime.get_task(task_id, wait, hangup.gone)
+    async with DisconnectWatcher(request) as watcher:
+        task = await runtime.get_task(task_id, wait, watcher.gone)
     return answer(task, headers={"Preference-Applied": f"wait={ceil(wait)}"})
 
 
@@ -87,14 +87,14 @@ async def get_task(
 async def get_history(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
     """List all that has happened to a task, oldest first."""
     await _check_readable(request, runtime, task_id)
-    return answer(await runtime.database.read(partial(operations.history, task_id=task_id)))
+    return answer(await runtime.database.read(task_actions.history, task_id=task_id))
 
 
 @router.get("/tasks/{task_id}/explain", response_model=TaskExplanation)
 async def explain_task(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
     """Tell why a task waits, or what holds it."""
     await _check_readable(request, runtime, task_id)
-    work = partial(operations.explain, task_id=task_id, order=runtime.order)
+    work = partial(task_actions.explain, task_id=task_id, order=runtime.order)
     return answer(await runtime.database.read(work))
 
 
@@ -107,7 +107,7 @@ async def release_task(
     runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskActionRequest | None = None
 ) -> Response:
     """Hand a held task back to its queue; for its worker and superusers. That counts as no failure."""
-    return await _act(runtime, caller, task_id, body, operations.release)
+    return await _act(runtime, caller, task_id, body, task_actions.release)
 
 
 @router.post("/tasks/{task_id}/retry", response_model=TaskResponse)
@@ -115,7 +115,7 @@ async def retry_task(
     runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskActionRequest | None = None
 ) -> Response:
     """Put a task that failed or was cancelled into its queue again; for its submitter and superusers."""
-    return await _act(runtime, caller, task_id, body, operations.retry)
+    return await _act(runtime, caller, task_id, body, task_actions.retry)
 
 
 @router.post("/tasks/{task_id}/fail", response_model=TaskResponse)
@@ -123,11 +123,11 @@ async def fail_task(
     runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskActionRequest | None = None
 ) -> Response:
     """End a task that has not ended, whoever holds it; for superusers."""
-    return await _act(runtime, caller, task_id, body, operations.fail)
+    return await _act(runtime, caller, task_id, body, task_actions.fail)
 
 
 async def _act(
-    runtime: Runtime, caller: Identity, task_id: UUID, body: TaskActionRequest | None, work: operations.Work
+    runtime: Runtime, caller: Identity, task_id: UUID, body: TaskActionRequest | None, work: task_actions.Work
 ) -> Response:
     act = partial(work, caller=caller, task_id=task_id, action=body or TaskActionRequest())
     return answer(await runtime.write(act))

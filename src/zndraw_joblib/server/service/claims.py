@@ -7,14 +7,14 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import NoTask, TaskResponse
+from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import Forbidden, ProblemException, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, job_key, place_key, worker_key
-from zndraw_joblib.server.service import recovery, turns, views
+from zndraw_joblib.server.service import fairness, retry_policy, serializers
+from zndraw_joblib.server.store import expiry, fetch
 from zndraw_joblib.server.store import jobs as job_store
-from zndraw_joblib.server.store import queues, settling
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
@@ -35,7 +35,7 @@ class Claim(NamedTuple):
     worker_id: UUID
     interval: float
     claim_id: UUID | None = None
-    order: turns.Order = turns.Order()
+    order: fairness.Order = fairness.Order()
 
 
 @dataclass(slots=True)
@@ -48,19 +48,19 @@ class Claimed:
     task: TaskResponse | None = None
     jobs: list[JobName] = field(default_factory=list)
     is_contended: bool = False
-    reason: NoTask | None = None
+    reason: EmptyReason | None = None
 
     @property
     def is_final(self) -> bool:
         """Whether it is of no use to wait for more."""
-        return self.task is not None or self.reason == NoTask.DRAINING
+        return self.task is not None or self.reason == EmptyReason.DRAINING
 
     def keys(self, worker_id: UUID) -> list[str]:
         """Return what a claim that got nothing sleeps on.
 
         Who may not have a task, however many there are, is not woken for one: it would keep that from others.
         """
-        if self.reason == NoTask.MAX_TASKS:
+        if self.reason == EmptyReason.MAX_TASKS:
             return [worker_key(worker_id), place_key(worker_id)]
         return [worker_key(worker_id), *map(job_key, self.jobs)]
 
@@ -72,7 +72,7 @@ class _Asker:
     claim: Claim
     waiting: dict[UUID, int]
     seq: int | None = None
-    refusal: NoTask | None = None
+    refusal: EmptyReason | None = None
     gave_way: bool = False
     may_ask_again: bool = False
 
@@ -118,7 +118,7 @@ def _asker(item: Claim, worker: Any, queues: dict[UUID, dict[UUID, Queue]]) -> _
     if worker.owner_id != item.caller.id:
         return Forbidden("Not authorized: the worker belongs to somebody else")
     if worker.draining:
-        return _Asker(item, {}, refusal=NoTask.DRAINING)
+        return _Asker(item, {}, refusal=EmptyReason.DRAINING)
     return _Asker(item, {job_id: queue.pending for job_id, queue in queues[item.worker_id].items()})
 
 
@@ -159,14 +159,14 @@ async def _bound_workers(tx: Transaction, askers: Sequence[_Asker], workers: dic
     }
     if not bounds:
         return
-    held = await settling.count_held(tx, settling.held_by(list(bounds)), "worker_id")
+    held = await expiry.count_held(tx, expiry.held_by(list(bounds)), "worker_id")
     expected = held.copy()
     for asker in asking:
         worker_id = asker.claim.worker_id
         if worker_id not in bounds:
             continue
         if expected[worker_id] >= bounds[worker_id]:
-            asker.waiting, asker.refusal = {}, NoTask.MAX_TASKS
+            asker.waiting, asker.refusal = {}, EmptyReason.MAX_TASKS
             asker.gave_way = held[worker_id] < bounds[worker_id]
         expected[worker_id] += 1
 
@@ -184,17 +184,15 @@ async def _serve(
         if task is None:
             continue
         is_late = task.expires_at is not None and task.expires_at <= now
-        moves.append((task, recovery.expired(task, now) if is_late else _claimed(task, asker.claim, now)))
+        moves.append((task, retry_policy.expired(task, now) if is_late else _claimed(task, asker.claim, now)))
     late = {before.job_id for before, after in moves if after.status != TaskStatus.CLAIMED}
     if late:
         # One that is late is seldom alone. Whoever gets nothing for it looks again, for a good one.
-        rest = await settling.expired(
-            tx, now, _LATE_AT_ONCE, only=sorted(late), but=[t.seq for t, _ in moves]
-        )
-        moves += [(task, recovery.expired(task, now)) for task in rest]
+        rest = await expiry.expired(tx, now, _LATE_AT_ONCE, only=sorted(late), but=[t.seq for t, _ in moves])
+        moves += [(task, retry_policy.expired(task, now)) for task in rest]
     await store.move(tx, moves)
     for _, after in moves:
-        views.tell(tx, after)
+        serializers.tell(tx, after)
     return {after.seq: after for _, after in moves if after.status == TaskStatus.CLAIMED}
 
 
@@ -207,7 +205,7 @@ def _claimed(task: Record, claim: Claim, now: datetime) -> Record:
         attempt=task.attempt + 1,
         claimed_at=now,
         claim_id=claim.claim_id,
-        deadline=recovery.claimed(task, now),
+        deadline=retry_policy.claimed(task, now),
         expires_at=None,
     )
 
@@ -227,13 +225,13 @@ async def _bound_jobs(
     # Counted while nobody else can claim of these jobs: no counter that leaks, no overshoot. The other jobs
     # whose rows these claims may write are locked with them, in order: else two could wait for each other.
     await job_store.lock_capped(tx, sorted({job_id for asker in askers for job_id in asker.waiting}))
-    held = await settling.count_held(tx, settling.of_jobs(list(caps)), "job_id")
+    held = await expiry.count_held(tx, expiry.of_jobs(list(caps)), "job_id")
     for asker in askers:
         for job_id, most in caps.items():
             left = max(0, most - held[job_id])
             if asker.waiting.get(job_id, 0) > left:
                 asker.waiting[job_id] = left
-                asker.refusal = NoTask.AT_CAPACITY
+                asker.refusal = EmptyReason.AT_CAPACITY
             if asker.waiting.get(job_id) == 0:
                 del asker.waiting[job_id]
 
@@ -247,17 +245,17 @@ async def _pick(tx: Transaction, askers: Sequence[_Asker]) -> dict[int, Record]:
         return {}
     order = next(asker.claim.order for asker in askers)
     if order.is_by_room:
-        await turns.assign(tx, [asker for asker in askers if asker.waiting], demand, order)
+        await fairness.assign(tx, [asker for asker in askers if asker.waiting], demand, order)
     elif len(demand) == 1:
         [(job_id, count)] = demand.items()
-        locked = {task.seq: task for task in await queues.lock_oldest(tx, job_id, count)}
+        locked = {task.seq: task for task in await fetch.lock_oldest(tx, job_id, count)}
         _assign(askers, {job_id: deque(task.place for task in locked.values())})
         return locked
     else:
-        oldest = await queues.oldest(tx, demand)
+        oldest = await fetch.oldest(tx, demand)
         _assign(askers, {job_id: deque(places) for job_id, places in oldest.items()})
     chosen = [asker.seq for asker in askers if asker.seq is not None]
-    return await queues.lock_pending(tx, chosen) if chosen else {}
+    return await fetch.lock_pending(tx, chosen) if chosen else {}
 
 
 def _assign(askers: Sequence[_Asker], queues: dict[UUID, deque[store.Place]]) -> None:
@@ -272,10 +270,10 @@ def _answer(
 ) -> Claimed:
     task = got.get(asker.seq)
     if task is not None:
-        return Claimed(task=views.response(task))
+        return Claimed(task=serializers.response(task))
     served = jobs[asker.claim.worker_id]
     # What is left of a queue that was not empty is in the hands of a rival just now.
     is_left = any(pending > taken[job_id] for job_id, pending in asker.waiting.items())
     is_contended = is_left or asker.may_ask_again
-    reason = asker.refusal or (NoTask.PAUSED if served.is_paused else NoTask.EMPTY)
+    reason = asker.refusal or (EmptyReason.PAUSED if served.is_paused else EmptyReason.EMPTY)
     return Claimed(jobs=served.names, is_contended=is_contended, reason=reason)

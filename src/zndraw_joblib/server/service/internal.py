@@ -9,15 +9,15 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import NoTask, TaskResponse
+from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
 from zndraw_joblib.contract.names import INTERNAL, JobName
+from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.problems import DispatchFailed, ProblemException, TaskNotFound, WorkerNotFound
-from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, job_key
-from zndraw_joblib.server.service import payloads, recovery, rules, turns, views
+from zndraw_joblib.server.service import fairness, payloads, retry_policy, rules, serializers
+from zndraw_joblib.server.store import expiry, fetch
 from zndraw_joblib.server.store import jobs as job_store
-from zndraw_joblib.server.store import queues, settling
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
@@ -60,7 +60,7 @@ async def offer(tx: Transaction, offers: Sequence[Offer]) -> None:
             await job_store.renew(tx, job.id, schema, policy)
         changed = changed or is_new or job.deleted or not is_same
     if changed:
-        views.tell_jobs(tx, INTERNAL)
+        serializers.tell_jobs(tx, INTERNAL)
 
 
 async def start(tx: Transaction, items: Sequence[Start]) -> list[Record | ProblemException | None]:
@@ -87,7 +87,7 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[Record | Proble
             answers.append(after)
     await store.move(tx, moves)
     for _, after in moves:
-        views.tell(tx, after)
+        serializers.tell(tx, after)
     return answers
 
 
@@ -107,7 +107,7 @@ def _started(task: Record, worker_id: UUID, now: datetime) -> Record:
         worker_id=worker_id,
         worker_owner_id=EXECUTOR.id,
         started_at=now,
-        deadline=recovery.started(task, now),
+        deadline=retry_policy.started(task, now),
     )
 
 
@@ -117,11 +117,11 @@ class _Opening:
 
     waiting: dict[UUID, int]
     seq: int | None = None
-    refusal: NoTask | None = None
+    refusal: EmptyReason | None = None
 
 
 async def take(
-    tx: Transaction, names: Sequence[str], limit: int, order: turns.Order, *, is_guarded: bool
+    tx: Transaction, names: Sequence[str], limit: int, order: fairness.Order, *, exclusive_start: bool
 ) -> list[Record]:
     """Return tasks of these jobs to hand to their broker now, at most `limit`; nobody else gets them for now.
 
@@ -132,20 +132,20 @@ async def take(
     waiting = [job for job in jobs if job.pending and not job.paused]
     room = await _room(tx, waiting)
     now = await tx.now()
-    due = await settling.undispatched(tx, [job.id for job in jobs], now, limit) if jobs else []
+    due = await expiry.undispatched(tx, [job.id for job in jobs], now, limit) if jobs else []
     moves = [(task, task) for task in due]
     demand = {job.id: min(job.pending, room.get(job.id, limit)) for job in waiting}
     moves += [(task, _claimed(task, now)) for task in await _waiting(tx, demand, limit - len(moves), order)]
-    moves = [(before, _leased(after, now, is_guarded=is_guarded)) for before, after in moves]
+    moves = [(before, _leased(after, now, exclusive_start=exclusive_start)) for before, after in moves]
     await store.move(tx, moves)
     for before, after in moves:
         if before.status != after.status:
-            views.tell(tx, after)
+            serializers.tell(tx, after)
     return [after for _, after in moves if after.status == TaskStatus.CLAIMED]
 
 
 async def _waiting(
-    tx: Transaction, demand: Mapping[UUID, int], limit: int, order: turns.Order
+    tx: Transaction, demand: Mapping[UUID, int], limit: int, order: fairness.Order
 ) -> list[Record]:
     """Lock the tasks that are next in their queues: at most `limit`, and `demand` of each job."""
     demand = {job_id: count for job_id, count in demand.items() if count > 0}
@@ -153,13 +153,13 @@ async def _waiting(
         return []
     if order.is_by_room:
         openings = [_Opening(dict(demand)) for _ in range(min(limit, sum(demand.values())))]
-        await turns.assign(tx, openings, demand, order)
+        await fairness.assign(tx, openings, demand, order)
         chosen = [opening.seq for opening in openings if opening.seq is not None]
-        return list((await queues.lock_pending(tx, chosen)).values()) if chosen else []
+        return list((await fetch.lock_pending(tx, chosen)).values()) if chosen else []
     found: list[Record] = []
     for job_id, count in demand.items():
         if limit > len(found):
-            found += await queues.lock_oldest(tx, job_id, min(count, limit - len(found)))
+            found += await fetch.lock_oldest(tx, job_id, min(count, limit - len(found)))
     return found
 
 
@@ -169,21 +169,21 @@ async def _room(tx: Transaction, jobs: Sequence[Any]) -> dict[UUID, int]:
     if not caps:
         return {}
     await job_store.lock_capped(tx, [job.id for job in jobs])
-    held = await settling.count_held(tx, settling.of_jobs(list(caps)), "job_id")
+    held = await expiry.count_held(tx, expiry.of_jobs(list(caps)), "job_id")
     return {job_id: most - held[job_id] for job_id, most in caps.items()}
 
 
 def _claimed(task: Record, now: datetime) -> Record:
     if task.expires_at is not None and task.expires_at <= now:
-        return recovery.expired(task, now)
+        return retry_policy.expired(task, now)
     attempt = task.attempt + 1
     return replace(task, status=TaskStatus.CLAIMED, claimed_at=now, attempt=attempt, expires_at=None)
 
 
-def _leased(task: Record, now: datetime, *, is_guarded: bool) -> Record:
+def _leased(task: Record, now: datetime, *, exclusive_start: bool) -> Record:
     if task.status != TaskStatus.CLAIMED:
         return task
-    return replace(task, deadline=recovery.dispatched(task, now, is_guarded=is_guarded))
+    return replace(task, deadline=retry_policy.dispatched(task, now, exclusive_start=exclusive_start))
 
 
 async def confirm(tx: Transaction, ids: Sequence[UUID]) -> list[None]:
@@ -204,7 +204,7 @@ async def hand_back(tx: Transaction, ids: Sequence[UUID]) -> None:
 
 
 async def _set_due(tx: Transaction, ids: Sequence[UUID], at: datetime | None) -> list[Record]:
-    found = await settling.lock_undispatched(tx, list(dict.fromkeys(ids)))
+    found = await expiry.lock_undispatched(tx, list(dict.fromkeys(ids)))
     await store.move(tx, [(task, replace(task, deadline=at)) for task in found])
     return found
 
@@ -216,8 +216,8 @@ async def fail_dispatch(tx: Transaction, task_id: UUID) -> TaskResponse:
         raise TaskNotFound(f"Task {task_id} not found")
     if task.status == TaskStatus.CLAIMED:
         code = DispatchFailed.problem_id()
-        failed = recovery.ended(task, TaskStatus.FAILED, await tx.now(), DISPATCH_FAILED, code)
+        failed = retry_policy.ended(task, TaskStatus.FAILED, await tx.now(), DISPATCH_FAILED, code)
         await store.move(tx, [(task, failed)])
-        views.tell(tx, failed)
+        serializers.tell(tx, failed)
         task = failed
-    return views.response(task)
+    return serializers.response(task)

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from zndraw_joblib.contract.messages import JobRegisterRequest, JobResponse, JobSummary, PaginatedResponse
 from zndraw_joblib.contract.names import INTERNAL, RESERVED, JobName
+from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.problems import (
     Forbidden,
     InvalidCategory,
@@ -13,12 +14,11 @@ from zndraw_joblib.contract.problems import (
     SchemaConflict,
     WorkerNotFound,
 )
-from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, job_key, worker_key
-from zndraw_joblib.server.service import payloads, rules, views
+from zndraw_joblib.server.service import payloads, rules, serializers
+from zndraw_joblib.server.store import expiry
 from zndraw_joblib.server.store import jobs as store
-from zndraw_joblib.server.store import settling
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import Record
@@ -67,7 +67,7 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
         await worker_store.link(tx, worker_id, job.id)
         # Open claims of the worker look again at what it may claim.
         tx.wake(worker_key(worker_id))
-    views.tell_jobs(tx, room_id)
+    serializers.tell_jobs(tx, room_id)
     served_by = await worker_store.serving(tx, [job.id])
     answer = _response(job, policy, served_by[job.id])
     shown_as = {"schema_": request.schema_, "worker_id": worker_id, "paused": job.paused and not job.deleted}
@@ -106,7 +106,7 @@ async def _worker(tx: Transaction, caller: Identity, request: JobRegisterRequest
 async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> None:
     """Hide those of these jobs that have no worker and no pending task, and tell their rooms."""
     for job in await store.hide_orphans(tx, job_ids):
-        views.tell_jobs(tx, job.room_id)
+        serializers.tell_jobs(tx, job.room_id)
 
 
 async def show_wanted(tx: Transaction, moved: Iterable[Record]) -> None:
@@ -116,12 +116,12 @@ async def show_wanted(tx: Transaction, moved: Iterable[Record]) -> None:
     """
     wanted = sorted({task.job_id for task in moved if task.status == TaskStatus.PENDING})
     for room_id in await store.show(tx, wanted) if wanted else []:
-        views.tell_jobs(tx, room_id)
+        serializers.tell_jobs(tx, room_id)
 
 
 async def waiting_in(tx: Transaction, rooms: Sequence[str]) -> list[JobName]:
     """Return jobs in whose queues tasks of these rooms wait."""
-    return await settling.jobs_waiting_in(tx, rooms)
+    return await expiry.jobs_waiting_in(tx, rooms)
 
 
 async def waiting(tx: Transaction, full_names: Sequence[str]) -> dict[str, int]:
@@ -147,7 +147,7 @@ async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobResponse:
         raise JobNotFound(f"Job {str(name)!r} not found")
     if not paused and job.pending:
         tx.wake(job_key(name), job.pending)
-    views.tell_jobs(tx, name.room_id)
+    serializers.tell_jobs(tx, name.room_id)
     served_by = await worker_store.serving(tx, [job.id])
     return _response(job, store.policy_of(job.policy), served_by[job.id])
 

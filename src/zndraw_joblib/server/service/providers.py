@@ -18,7 +18,7 @@ from zndraw_joblib.contract.problems import (
     ProviderNotFound,
     WorkerNotFound,
 )
-from zndraw_joblib.contract.providers import ProviderRead, ProviderRegisterRequest, ProviderResponse
+from zndraw_joblib.contract.providers import ClaimedProviderRequest, ProviderRegisterRequest, ProviderResponse
 from zndraw_joblib.server.ports import Identity, Page, provider_key, reads_key
 from zndraw_joblib.server.service import rules
 from zndraw_joblib.server.store import providers as store
@@ -99,10 +99,12 @@ async def _worker(tx: Transaction, item: Registration) -> UUID:
     return asked
 
 
-async def ask_again(tx: Transaction, provider_id: UUID, name: JobName, worker_id: UUID) -> list[ProviderRead]:
+async def ask_again(
+    tx: Transaction, provider_id: UUID, name: JobName, worker_id: UUID
+) -> list[ClaimedProviderRequest]:
     """Let a worker know, after the commit, of the reads that nobody has claimed. Return them."""
     found = [
-        ProviderRead(
+        ClaimedProviderRequest(
             request_id=row.request_hash, provider_id=provider_id, provider_name=str(name), params=row.params
         )
         for row in await store.waiting(tx, provider_id, MAX_WAITING)

@@ -15,6 +15,7 @@ from zndraw_joblib.contract.messages import (
     Verdict,
 )
 from zndraw_joblib.contract.names import RESERVED, JobName
+from zndraw_joblib.contract.policy import RetryOn
 from zndraw_joblib.contract.problems import (
     ContentTooLarge,
     Forbidden,
@@ -22,11 +23,10 @@ from zndraw_joblib.contract.problems import (
     JobNotFound,
     StaleReport,
 )
-from zndraw_joblib.contract.recovery import Cause
 from zndraw_joblib.contract.status import HELD, TERMINAL, Role, TaskStatus, may_move, targets
 from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.service import recovery
-from zndraw_joblib.server.store.tasks import Record, Standing
+from zndraw_joblib.server.service import retry_policy
+from zndraw_joblib.server.store.tasks import Record, TaskState
 
 _CUT = "\n[cut: the text was longer than 64 KiB]"
 
@@ -92,15 +92,15 @@ def decide(
     if not may_move(roles, task.status, target):
         raise _refusal(task, target)
     if target == TaskStatus.RUNNING:
-        return replace(task, status=target, started_at=now, deadline=recovery.started(task, now))
+        return replace(task, status=target, started_at=now, deadline=retry_policy.started(task, now))
     error = cut_error(report.error)
     if target == TaskStatus.FAILED:
-        return recovery.failed(task, Cause.ERROR, error, now, chance, may_retry=report.retry)
-    after = recovery.ended(task, target, now, error, None)
+        return retry_policy.failed(task, RetryOn.ERROR, error, now, chance, may_retry=report.retry)
+    after = retry_policy.ended(task, target, now, error, None)
     return replace(after, result=report.result) if target == TaskStatus.COMPLETED else after
 
 
-def verdict(task: Standing | None, worker_id: UUID, attempt: int) -> Verdict:
+def verdict(task: TaskState | None, worker_id: UUID, attempt: int) -> Verdict:
     """Return what a worker shall do with a task that it takes itself to hold by its claim `attempt`."""
     if task is None or (task.worker_id, task.attempt) != (worker_id, attempt):
         return Verdict.LOST
@@ -130,7 +130,7 @@ def _led_to_retry(task: Record, report: TaskUpdateRequest) -> bool:
     """Tell whether this very report has put the task back into its queue: then it is a repeat."""
     return (
         (task.status, report.status, report.attempt) == (TaskStatus.PENDING, TaskStatus.FAILED, task.attempt)
-        and task.error_code == recovery.ERROR
+        and task.error_code == retry_policy.ERROR
         and task.error == cut_error(report.error)
     )
 

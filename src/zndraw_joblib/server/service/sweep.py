@@ -12,13 +12,13 @@ from uuid import UUID
 from zndraw_joblib.contract.messages import PlannedChange, SweeperMode, SweeperPreview
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import jobs as job_service
-from zndraw_joblib.server.service import recovery, views, workers
-from zndraw_joblib.server.service.workers import Tally
-from zndraw_joblib.server.store import providers, results, settling, switches
+from zndraw_joblib.server.service import retry_policy, serializers, workers
+from zndraw_joblib.server.service.workers import Counts
+from zndraw_joblib.server.store import expiry, providers, results, runtime_settings
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.settling import Wanted
+from zndraw_joblib.server.store.expiry import Wanted
 from zndraw_joblib.server.store.tasks import Record
 
 WORKERS_PER_BATCH = 128
@@ -41,13 +41,13 @@ class Rule(NamedTuple):
 
 async def mode(tx: Transaction, default: SweeperMode) -> SweeperMode:
     """Return how sweepers shall work: as a superuser said, else as the settings say."""
-    said = await switches.get(tx, _MODE)
+    said = await runtime_settings.get(tx, _MODE)
     return default if said is None else SweeperMode(said)
 
 
 async def set_mode(tx: Transaction, wanted: SweeperMode) -> None:
     """Let the sweepers of all servers work so from their next cycle on."""
-    await switches.put(tx, _MODE, wanted.value)
+    await runtime_settings.put(tx, _MODE, wanted.value)
 
 
 async def survey(tx: Transaction, timeout: timedelta) -> tuple[int, int]:
@@ -61,73 +61,75 @@ async def stale_workers(tx: Transaction, timeout: timedelta) -> list[UUID]:
 
 
 async def retire_stale(
-    tx: Transaction, timeout: timedelta, only: UUID | None = None, tally: Tally | None = None
+    tx: Transaction, timeout: timedelta, only: UUID | None = None, counts: Counts | None = None
 ) -> int:
     """Retire a batch of workers that are silent for longer than `timeout`, or one of them.
 
     They are judged and locked in one statement: a beat that arrives first saves its worker.
     """
-    await store.mend_future(tx, _FUTURE)
+    await store.clamp_future_heartbeats(tx, _FUTURE)
     stale = await store.lock_if_stale(tx, await tx.now() - timeout, WORKERS_PER_BATCH, only)
-    await workers.retire(tx, stale, tally)
+    await workers.retire(tx, stale, counts)
     return len(stale)
 
 
 def stuck(now: datetime, timeout: timedelta) -> Rule:
     """Tasks of internal jobs that are held for longer than `timeout`."""
-    return Rule(settling.stuck_inside(now - timeout), lambda task, at, _: recovery.stuck_inside(task, at))
+    return Rule(expiry.stuck_inside(now - timeout), lambda task, at, _: retry_policy.stuck_inside(task, at))
 
 
 def abandoned() -> Rule:
     """Held tasks of remote jobs whose worker is gone without a trace."""
-    return Rule(settling.abandoned(), recovery.lost)
+    return Rule(expiry.abandoned(), retry_policy.lost)
 
 
 def overdue(now: datetime) -> Rule:
     """Held tasks that were not started in time, or run for too long."""
-    return Rule(settling.overdue(now), recovery.overdue)
+    return Rule(expiry.overdue(now), retry_policy.overdue)
 
 
-async def settle_stuck(tx: Transaction, timeout: timedelta, tally: Tally | None = None) -> int:
+async def settle_stuck(tx: Transaction, timeout: timedelta, counts: Counts | None = None) -> int:
     """End internal tasks that are held for longer than `timeout`."""
-    return await _settle(tx, stuck(await tx.now(), timeout), tally)
+    return await _settle(tx, stuck(await tx.now(), timeout), counts)
 
 
-async def settle_abandoned(tx: Transaction, tally: Tally | None = None) -> int:
+async def settle_abandoned(tx: Transaction, counts: Counts | None = None) -> int:
     """Settle tasks whose worker does not exist."""
-    return await _settle(tx, abandoned(), tally)
+    return await _settle(tx, abandoned(), counts)
 
 
-async def settle_overdue(tx: Transaction, tally: Tally | None = None) -> int:
+async def settle_overdue(tx: Transaction, counts: Counts | None = None) -> int:
     """Settle tasks that were not started in time, or run for too long."""
-    return await _settle(tx, overdue(await tx.now()), tally)
+    return await _settle(tx, overdue(await tx.now()), counts)
 
 
-async def _settle(tx: Transaction, rule: Rule, tally: Tally | None) -> int:
-    found = await settling.held(tx, rule.wanted, limit=TASKS_PER_BATCH)
-    return await workers.settle(tx, found, rule.decide, tally)
+async def _settle(tx: Transaction, rule: Rule, counts: Counts | None) -> int:
+    found = await expiry.held(tx, rule.wanted, limit=TASKS_PER_BATCH)
+    return await workers.settle(tx, found, rule.decide, counts)
 
 
-async def settle_expired(tx: Transaction, tally: Tally | None = None) -> int:
+async def settle_expired(tx: Transaction, counts: Counts | None = None) -> int:
     """Fail pending tasks that nobody claimed in time."""
     now = await tx.now()
-    moves = [(task, recovery.expired(task, now)) for task in await settling.expired(tx, now, TASKS_PER_BATCH)]
+    moves = [
+        (task, retry_policy.expired(task, now)) for task in await expiry.expired(tx, now, TASKS_PER_BATCH)
+    ]
     await task_store.move(tx, moves)
     for _, after in moves:
-        views.tell(tx, after)
+        serializers.tell(tx, after)
     await job_service.hide_orphans(tx, sorted({task.job_id for task, _ in moves}))
-    if tally is not None:
-        tally.failed += len(moves)
+    if counts is not None:
+        counts.failed += len(moves)
     return len(moves)
 
 
 async def queue_due(tx: Transaction) -> int:
     """Let tasks into their queues whose time has come."""
     now = await tx.now()
-    moves = [(task, recovery.due(task)) for task in await settling.due(tx, now, TASKS_PER_BATCH)]
+    moves = [(task, retry_policy.due(task)) for task in await expiry.due(tx, now, TASKS_PER_BATCH)]
     await task_store.move(tx, moves)
     for _, after in moves:
-        views.tell_available(tx, after)
+        serializers.tell_available(tx, after)
     return len(moves)
 
 
@@ -140,7 +142,7 @@ async def prune_reads(tx: Transaction) -> int:
 
 async def next_due(tx: Transaction) -> float | None:
     """Return in how many seconds the time of the next task comes, None if none waits for its time."""
-    at = await settling.next_due(tx)
+    at = await expiry.next_due(tx)
     return None if at is None else (at - await tx.now()).total_seconds()
 
 
@@ -158,13 +160,13 @@ async def preview(tx: Transaction, timeout: timedelta, internal_timeout: timedel
     silent = await store.silent(tx, now - timeout, WORKERS_PER_BATCH)
     rules = [stuck(now, internal_timeout), abandoned(), overdue(now)]
     if silent:
-        rules.append(Rule(settling.held_by(silent), recovery.lost))
+        rules.append(Rule(expiry.held_by(silent), retry_policy.lost))
     changes: dict[UUID, PlannedChange] = {}
     for rule in rules:
-        for task in await settling.held(tx, rule.wanted, limit=TASKS_PER_BATCH, lock=False):
+        for task in await expiry.held(tx, rule.wanted, limit=TASKS_PER_BATCH, lock=False):
             changes.setdefault(task.id, _planned(task, rule.decide(task, now, 0.0)))
-    for task in await settling.expired(tx, now, TASKS_PER_BATCH, lock=False):
-        changes.setdefault(task.id, _planned(task, recovery.expired(task, now)))
+    for task in await expiry.expired(tx, now, TASKS_PER_BATCH, lock=False):
+        changes.setdefault(task.id, _planned(task, retry_policy.expired(task, now)))
     scanned, stale = await survey(tx, timeout)
     return SweeperPreview(scanned=scanned, stale=stale, workers=silent, tasks=list(changes.values()))
 

@@ -16,17 +16,17 @@ from zndraw_joblib.contract.messages import (
     TaskUpdateRequest,
 )
 from zndraw_joblib.contract.names import INTERNAL, JobName
+from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.problems import (
     InternalJobNotConfigured,
     JobNotFound,
     ProblemException,
     TaskNotFound,
 )
-from zndraw_joblib.contract.recovery import JobPolicy
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, job_key
 from zndraw_joblib.server.service import jobs as job_service
-from zndraw_joblib.server.service import payloads, recovery, rules, views
+from zndraw_joblib.server.service import payloads, retry_policy, rules, serializers
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import pages
 from zndraw_joblib.server.store import tasks as store
@@ -41,7 +41,7 @@ Answer = TaskResponse | ProblemException
 class Submission:
     """One call of a job, from a room. `is_configured`: an internal job has an executor here.
 
-    `is_guarded`: that starts a task once, however often it is told of it; `is_deferred`: it is told later.
+    `exclusive_start`: that starts a task once, however often it is told of it; `is_deferred`: it is told later.
     `is_bounded`: its room may have only so many tasks under way.
     `checked` is a schema, as JSON, that the payload is known to fit. `wish`: when, how urgently, how often.
     """
@@ -51,7 +51,7 @@ class Submission:
     job: JobName
     payload: dict[str, Any]
     is_configured: bool = False
-    is_guarded: bool = False
+    exclusive_start: bool = False
     is_deferred: bool = False
     is_bounded: bool = False
     validate_payload: bool = True
@@ -93,8 +93,8 @@ async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskRespo
         if task.status == TaskStatus.PENDING and task.run_at is None:
             position = pending[task.job_id] = pending[task.job_id] + 1
         position = standing.get(task.id, position)
-        views.tell(tx, task, position)
-        answers.append(views.response(task, position))
+        serializers.tell(tx, task, position)
+        answers.append(serializers.response(task, position))
     return answers
 
 
@@ -134,7 +134,9 @@ def _task(item: Submission, job: Any, now: datetime) -> Record:
     if item.job.room_id != INTERNAL or may_wait:
         return _new(item, job, policy, now, run_at=run_at, expires_at=expires)
     task = _new(item, job, policy, now, status=TaskStatus.CLAIMED, claimed_at=now, attempt=1)
-    due = now if item.is_deferred else recovery.dispatched(task, now, is_guarded=item.is_guarded)
+    due = (
+        now if item.is_deferred else retry_policy.dispatched(task, now, exclusive_start=item.exclusive_start)
+    )
     return replace(task, deadline=due)
 
 
@@ -180,10 +182,11 @@ async def report(tx: Transaction, items: Sequence[Report]) -> list[Answer]:
     await job_service.show_wanted(tx, [after for _, after in moves])
     standing = await positions(tx, [task for task in answers if isinstance(task, Record)])
     for _, after in moves:
-        views.tell(tx, after, standing.get(after.id))
+        serializers.tell(tx, after, standing.get(after.id))
     await job_service.hide_orphans(tx, _emptied(moves))
     return [
-        views.response(task, standing.get(task.id)) if isinstance(task, Record) else task for task in answers
+        serializers.response(task, standing.get(task.id)) if isinstance(task, Record) else task
+        for task in answers
     ]
 
 
@@ -198,7 +201,7 @@ async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
     if task is None:
         raise TaskNotFound(f"Task {task_id} not found")
     standing = await positions(tx, [task])
-    return views.response(task, standing.get(task.id))
+    return serializers.response(task, standing.get(task.id))
 
 
 async def page(
@@ -212,7 +215,7 @@ async def page(
     """Return one page of a room's tasks, of one status and one job where these are given."""
     found, total = await pages.page(tx, pages.in_room(room_id, status, job), part)
     standing = await positions(tx, found)
-    items = [views.response(task, standing.get(task.id)) for task in found]
+    items = [serializers.response(task, standing.get(task.id)) for task in found]
     return PaginatedResponse[TaskResponse].model_construct(
         items=items, total=total, limit=part.limit, offset=part.offset
     )

@@ -19,18 +19,18 @@ from zndraw_joblib.contract.problems import Conflict, Forbidden, JobNotFound, Pr
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, worker_key
 from zndraw_joblib.server.service import jobs as job_service
-from zndraw_joblib.server.service import providers, recovery, rules, views
+from zndraw_joblib.server.service import providers, retry_policy, rules, serializers
+from zndraw_joblib.server.store import expiry
 from zndraw_joblib.server.store import jobs as job_store
-from zndraw_joblib.server.store import settling
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.positions import positions
-from zndraw_joblib.server.store.tasks import Record, Standing
+from zndraw_joblib.server.store.tasks import Record, TaskState
 
 
 @dataclass(slots=True)
-class Tally:
+class Counts:
     """How many held tasks went back to their queues, and how many ended."""
 
     released: int = 0
@@ -93,7 +93,7 @@ async def keep(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
     await store.beat(tx, worker_ids)
 
 
-def _verdicts(item: Beat, tasks: Mapping[UUID, Standing]) -> list[TaskVerdict]:
+def _verdicts(item: Beat, tasks: Mapping[UUID, TaskState]) -> list[TaskVerdict]:
     return [
         TaskVerdict.model_construct(
             id=task.id, verdict=rules.verdict(tasks.get(task.id), item.worker_id, task.attempt)
@@ -121,7 +121,7 @@ async def check_serves(tx: Transaction, worker_id: UUID, name: JobName) -> None:
         raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
 
 
-async def retire(tx: Transaction, worker_ids: Sequence[UUID], tally: Tally | None = None) -> None:
+async def retire(tx: Transaction, worker_ids: Sequence[UUID], counts: Counts | None = None) -> None:
     """Remove workers, which the caller has locked.
 
     What they hold fails, or goes back to its queue where its job wants that. Jobs that nobody serves any
@@ -129,11 +129,11 @@ async def retire(tx: Transaction, worker_ids: Sequence[UUID], tally: Tally | Non
     """
     if not worker_ids:
         return
-    await settle(tx, await settling.lock_held_by(tx, worker_ids), recovery.lost, tally)
+    await settle(tx, await expiry.lock_held_by(tx, worker_ids), retry_policy.lost, counts)
     await providers.drop(tx, worker_ids)
     job_ids = await store.remove(tx, worker_ids)
     for room_id in await job_store.rooms(tx, job_ids) if job_ids else []:
-        views.tell_jobs(tx, room_id)
+        serializers.tell_jobs(tx, room_id)
     await job_service.hide_orphans(tx, job_ids)
     for worker_id in worker_ids:
         tx.wake(worker_key(worker_id))
@@ -143,7 +143,7 @@ async def settle(
     tx: Transaction,
     found: Sequence[Record],
     decide: Callable[[Record, datetime, float], Record],
-    tally: Tally | None = None,
+    counts: Counts | None = None,
 ) -> int:
     """Let `decide` say what becomes of held tasks, which the caller has locked. Return how many there are."""
     now = await tx.now()
@@ -152,10 +152,10 @@ async def settle(
     await job_service.show_wanted(tx, [after for _, after in moves])
     standing = await positions(tx, [after for _, after in moves])
     for _, after in moves:
-        views.tell(tx, after, standing.get(after.id))
-    if tally is not None:
+        serializers.tell(tx, after, standing.get(after.id))
+    if counts is not None:
         back = sum(after.status == TaskStatus.PENDING for _, after in moves)
-        tally.released, tally.failed = tally.released + back, tally.failed + len(moves) - back
+        counts.released, counts.failed = counts.released + back, counts.failed + len(moves) - back
     return len(moves)
 
 
@@ -184,7 +184,7 @@ async def leave_job(tx: Transaction, caller: Identity, worker_id: UUID, name: Jo
     if job is None or not await store.unlink(tx, worker_id, job.id):
         raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
     await store.beat(tx, [worker_id])  # a claim that waits for the worker's lock learns of the change by it
-    views.tell_jobs(tx, name.room_id)
+    serializers.tell_jobs(tx, name.room_id)
     await job_service.hide_orphans(tx, [job.id])
     # Open claims of the worker look again at what it may claim.
     tx.wake(worker_key(worker_id))

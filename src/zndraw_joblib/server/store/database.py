@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -29,12 +29,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
-from zndraw_joblib.server.ports import OpenLine, SessionMaker, Wake
-from zndraw_joblib.server.store.notices import Notices
+from zndraw_joblib.server.ports import OpenConnection, SessionMaker, Wake
+from zndraw_joblib.server.store.notify_connection import NotifyConnection
 from zndraw_joblib.server.store.tables import Token
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+P = ParamSpec("P")
 Clock = Callable[[], datetime]
 Rows = SqlResult[*tuple[Any, ...]]
 Execute = Callable[..., Awaitable[Rows]]
@@ -115,7 +116,7 @@ class Transaction:
         self.freed.append(Freed(room_id, worker_id))
 
     def wake(self, key: str, limit: int | None = None) -> None:
-        """Remember sleepers to wake after the commit."""
+        """Remember waiters to wake after the commit."""
         self.wakes.append(Wake(key, limit))
 
 
@@ -125,22 +126,48 @@ class Database(ABC):
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock
 
-    async def read(self, work: Work[Result], *, is_short: bool = False) -> Result:
-        """Run `work`, which writes nothing; `is_short` as for `write`.
+    async def read(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        """Run `work(tx, *args, **kwargs)`, which writes nothing, and return its result.
 
-        Raises `ServiceUnavailable` when the database does not answer.
+        Raises `ServiceUnavailable` when the database is unavailable.
         """
-        return await self._again_after_faults(partial(self._read, work, is_short))
+        return await self._again_after_faults(partial(self._read, _bind(work, args, kwargs), is_short=False))
 
-    async def write(self, work: Work[Result], *, is_short: bool = False) -> tuple[Result, Transaction]:
-        """Run `work` and commit; run it again after a deadlock.
+    async def read_short(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        """Read as `read` does. The caller promises a few milliseconds, so SQLite may run it on the event loop."""
+        return await self._again_after_faults(partial(self._read, _bind(work, args, kwargs), is_short=True))
 
-        `is_short` promises a few milliseconds: then it may run where it holds up everything else.
+    async def write(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[Result, Transaction]:
+        """Run `work(tx, *args, **kwargs)` and commit; run it again after a deadlock.
 
-        Raises `ServiceUnavailable` when the database does not answer. Whatever `work` raises
-        rolls everything back.
+        Return its result and the finished transaction. Raises `ServiceUnavailable` when the database is
+        unavailable. An exception from `work` rolls everything back.
         """
-        return await self._again_after_faults(partial(self._write, work, is_short))
+        return await self._again_after_faults(partial(self._write, _bind(work, args, kwargs), is_short=False))
+
+    async def write_short(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[Result, Transaction]:
+        """Write as `write` does. The caller promises a few milliseconds, so SQLite may run it on the event loop."""
+        return await self._again_after_faults(partial(self._write, _bind(work, args, kwargs), is_short=True))
 
     async def _again_after_faults(self, transaction: Callable[[], Awaitable[Result]]) -> Result:
         with _translated():
@@ -164,7 +191,7 @@ class Database(ABC):
         """Whether it is SQLite; None as long as that is not known."""
         return None
 
-    async def line(self) -> OpenLine | None:
+    async def line(self) -> OpenConnection | None:
         """Return what opens a line to other processes on this database, or None: SQLite has none."""
         return None
 
@@ -209,7 +236,7 @@ class Sessions(Database):
         """Whether the host's database is SQLite; None before its first use."""
         return self._is_sqlite
 
-    async def line(self) -> OpenLine | None:
+    async def line(self) -> OpenConnection | None:
         """Return what opens a line on PostgreSQL with asyncpg; None for anything else."""
         async with self._open() as session:
             engine = (await session.connection()).engine
@@ -247,12 +274,22 @@ class Sessions(Database):
 
 
 @asynccontextmanager
-async def _open_line(engine: AsyncEngine) -> AsyncIterator[Notices]:
+async def _open_line(engine: AsyncEngine) -> AsyncIterator[NotifyConnection]:
     # Connected as the host connects, but it takes no place in the host's pool.
     async with engine.connect() as connection:
         driver = (await connection.get_raw_connection()).driver_connection
         await connection.run_sync(Connection.detach)
-        yield Notices(driver)
+        yield NotifyConnection(driver)
+
+
+def _bind(work: Callable[..., Awaitable[Result]], args: Any, kwargs: Any) -> Work[Result]:
+    return partial(_call, work, args, kwargs) if args or kwargs else work
+
+
+def _call(
+    work: Callable[..., Awaitable[Result]], args: Any, kwargs: Any, tx: Transaction
+) -> Awaitable[Result]:
+    return work(tx, *args, **kwargs)
 
 
 def _of(connection: AsyncConnection, clock: Clock | None) -> Transaction:

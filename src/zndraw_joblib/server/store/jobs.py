@@ -8,10 +8,10 @@ from uuid import UUID, uuid4
 from sqlalchemy import ColumnElement, Row, and_, bindparam, func, select, update
 
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL, RESERVED, JobName
-from zndraw_joblib.contract.recovery import JobPolicy
+from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.server.ports import Page
+from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction, dialect
-from zndraw_joblib.server.store.lists import among, padded
 from zndraw_joblib.server.store.tables import Job, WorkerJobLink
 
 jobs = Job.__table__

@@ -7,8 +7,8 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, bindparam, func, select, tuple_
 
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.lists import among, padded
 from zndraw_joblib.server.store.tables import Job, Task
 from zndraw_joblib.server.store.tasks import Place, Record, in_queue
 

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from zndraw_joblib.server.ports import OpenLine
+from zndraw_joblib.server.ports import OpenConnection
 from zndraw_joblib.server.store.database import (
     CONCURRENT_BATCHES,
     Clock,
@@ -28,7 +28,7 @@ from zndraw_joblib.server.store.database import (
     Work,
     in_doubt,
 )
-from zndraw_joblib.server.store.notices import Notices
+from zndraw_joblib.server.store.notify_connection import NotifyConnection
 
 Result = TypeVar("Result")
 Values = Mapping[str, Any]
@@ -79,16 +79,16 @@ class PostgresServer(Database):
         async with engine.begin() as connection:
             return await connection.run_sync(work)
 
-    async def line(self) -> OpenLine:
+    async def line(self) -> OpenConnection:
         """Return what opens a line, on a connection of its own."""
         return self._open_line
 
     @asynccontextmanager
-    async def _open_line(self) -> AsyncIterator[Notices]:
+    async def _open_line(self) -> AsyncIterator[NotifyConnection]:
         _, options = _DIALECT.create_connect_args(self._url)
         connection = await asyncpg.connect(**options)
         try:
-            yield Notices(connection)
+            yield NotifyConnection(connection)
         finally:
             await connection.close(timeout=1)
 

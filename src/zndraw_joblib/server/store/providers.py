@@ -23,8 +23,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.server.ports import Page
+from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction, dialect
-from zndraw_joblib.server.store.lists import among, padded
 from zndraw_joblib.server.store.tables import ProviderCall, ProviderLink, ProviderRecord
 
 providers = ProviderRecord.__table__

@@ -24,12 +24,12 @@ from sqlalchemy import (
 )
 
 from zndraw_joblib.contract.names import JobName
-from zndraw_joblib.contract.recovery import JobPolicy
+from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import job_key
 from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.lists import among, arrays, by_column, padded
 from zndraw_joblib.server.store.tables import Attempt, Job, Task, Worker
 
 tasks = Task.__table__
@@ -119,7 +119,7 @@ class Record:
 Place = tuple[int, int]
 
 
-class Standing(NamedTuple):
+class TaskState(NamedTuple):
     """Where a task stands, and who holds it or held it last, by which claim."""
 
     status: TaskStatus
@@ -364,12 +364,12 @@ async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Record]:
     return {record.id: record for record in found}
 
 
-async def standings(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Standing]:
+async def standings(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskState]:
     """Return where those of these tasks stand that exist, by id, without a lock."""
-    found: dict[UUID, Standing] = {}
+    found: dict[UUID, TaskState] = {}
     for start in range(0, len(ids), _IDS):
         rows = await tx.execute(_STANDINGS, {"ids": padded(ids[start : start + _IDS])})
-        found |= {row.id: Standing(TaskStatus(row.status), row.worker_id, row.attempt) for row in rows}
+        found |= {row.id: TaskState(TaskStatus(row.status), row.worker_id, row.attempt) for row in rows}
     return found
 
 

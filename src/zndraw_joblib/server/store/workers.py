@@ -10,9 +10,9 @@ from sqlalchemy import BindParameter, Row, and_, bindparam, delete, exists, func
 
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.server.ports import Page
+from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction, dialect
 from zndraw_joblib.server.store.jobs import visible_from
-from zndraw_joblib.server.store.lists import among, padded
 from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
 
 workers = Worker.__table__
@@ -162,7 +162,7 @@ async def beat(tx: Transaction, ids: Sequence[UUID]) -> None:
         await tx.execute(_BEAT, {"ids": padded(ids), "at": await tx.now()})
 
 
-async def mend_future(tx: Transaction, tolerance: timedelta) -> None:
+async def clamp_future_heartbeats(tx: Transaction, tolerance: timedelta) -> None:
     """Set heartbeats that lie in the future to now: a clock that was set back makes nobody immortal."""
     now = await tx.now()
     future = select(workers.c.id).where(workers.c.last_heartbeat > now + tolerance)

@@ -1,0 +1,1 @@
+"""The loops of one server process: sweeper, scheduler, health."""

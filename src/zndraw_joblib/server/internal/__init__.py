@@ -1,0 +1,1 @@
+"""Internal jobs: registry, executor, dispatcher, brokers and the worker process."""

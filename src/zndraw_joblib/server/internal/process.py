@@ -1,0 +1,6 @@
+"""For ``taskiq worker zndraw_joblib.server.internal.process:broker``; the environment says the settings."""
+
+from zndraw_joblib.server.internal.setup import worker_broker
+from zndraw_joblib.server.settings import ServerSettings
+
+broker = worker_broker(ServerSettings())

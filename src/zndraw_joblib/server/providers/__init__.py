@@ -1,0 +1,1 @@
+"""Providers: requests to remote data sources, uploads of their results, the result cache."""

@@ -1,0 +1,1 @@
+"""Result backends: memory, Redis and the database."""

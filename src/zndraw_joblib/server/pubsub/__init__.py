@@ -1,0 +1,1 @@
+"""Publish/subscribe between the replicas of a server."""

@@ -1,0 +1,1 @@
+"""Socket.IO: rooms, presence, disconnects and the event publisher."""

@@ -1,0 +1,67 @@
+"""The heads of queues: what is to be claimed next, without walking the whole of a backlog."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Select, bindparam, select, union_all
+
+from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.store.tasks import FULL, Place, Record, in_queue, is_queued, records
+
+tasks = Task.__table__
+
+# SQLite takes 500 branches of a compound select.
+BRANCHES = 100
+_LOCK_OLDEST = (
+    FULL.where(in_queue(bindparam("job")))
+    .order_by(tasks.c.job_id, tasks.c.lane, tasks.c.seq)
+    .limit(bindparam("count"))
+    .with_for_update(of=tasks, skip_locked=True)
+)
+_LOCK_PENDING = (
+    FULL.where(among(tasks.c.seq, bindparam("seqs")))
+    .order_by(tasks.c.seq)
+    .with_for_update(of=tasks, skip_locked=True)
+)
+
+
+async def lock_oldest(tx: Transaction, job_id: UUID, count: int) -> list[Record]:
+    """Lock the oldest pending tasks of a job, passing over those a rival has locked."""
+    return await records(tx, _LOCK_OLDEST, job=job_id, count=count)
+
+
+async def lock_pending(tx: Transaction, seqs: Sequence[int]) -> dict[int, Record]:
+    """Lock those of these tasks that are pending and that no rival has locked, by `seq`."""
+    # Not judged by the statement: it would rather walk an index of all that is pending.
+    found = await records(tx, _LOCK_PENDING, seqs=padded(seqs))
+    return {record.seq: record for record in found if is_queued(record)}
+
+
+async def oldest(tx: Transaction, demand: Mapping[UUID, int]) -> dict[UUID, list[Place]]:
+    """Return the places (`lane` and `seq`) of each queue's first tasks, as many as asked for, without a lock.
+
+    Each queue is walked by itself: a condition over several jobs makes PostgreSQL sort the whole backlog.
+    """
+    found: dict[UUID, list[Place]] = {job_id: [] for job_id in demand}
+    if tx.is_sqlite:
+        branches = [select(_oldest_of(job_id, count).subquery()) for job_id, count in demand.items()]
+        for start in range(0, len(branches), BRANCHES):
+            for job_id, lane, seq in await tx.execute(union_all(*branches[start : start + BRANCHES])):
+                found[job_id].append((lane, seq))
+    else:
+        asked = by_column([{"job": job_id, "count": count} for job_id, count in demand.items()])
+        for job_id, lane, seq in await tx.execute(_OLDEST_OF_EACH, asked):
+            found[job_id].append((lane, seq))
+    return {job_id: sorted(places) for job_id, places in found.items()}
+
+
+def _oldest_of(job_id: Any, count: Any) -> Select[Any]:
+    queue = select(tasks.c.job_id, tasks.c.lane, tasks.c.seq).where(in_queue(job_id))
+    return queue.order_by(tasks.c.job_id, tasks.c.lane, tasks.c.seq).limit(count)
+
+
+_DEMAND = arrays({"job": tasks.c.job_id.type, "count": tasks.c.attempt.type})
+_OLDEST_OF_EACH = select(_oldest_of(_DEMAND.c.job, _DEMAND.c.count).lateral()).select_from(_DEMAND)

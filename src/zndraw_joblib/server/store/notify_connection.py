@@ -1,0 +1,36 @@
+"""A line between replicas over PostgreSQL: LISTEN and NOTIFY on one connection."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+_CHANNEL = "zndraw_joblib"
+
+
+class NotifyConnection:
+    """Sends texts to all who listen in the same database, ourselves too, by an asyncpg connection."""
+
+    frame_size = 7_900  # PostgreSQL takes less than 8,000 bytes
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def send(self, text: str) -> None:
+        """Send ASCII text of at most `frame_size` characters."""
+        await self._connection.fetchval("SELECT pg_notify($1, $2)", _CHANNEL, text)
+
+    async def listen(self, hear: Callable[[str], None], ready: Callable[[], None]) -> None:
+        """Give every text to `hear`, from `ready` on. Raises ConnectionError when the connection is lost."""
+        lost = asyncio.get_running_loop().create_future()
+
+        def end(_: Any) -> None:
+            if not lost.done():
+                lost.set_exception(ConnectionError("PostgreSQL closed the connection"))
+
+        def take(_: Any, __: int, ___: str, text: str) -> None:
+            hear(text)
+
+        self._connection.add_termination_listener(end)
+        await self._connection.add_listener(_CHANNEL, take)
+        ready()
+        await lost
