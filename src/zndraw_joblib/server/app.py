@@ -55,7 +55,7 @@ def create_app(settings: ServerSettings) -> FastAPI:
         transports=settings.socketio_transports,
         max_http_buffer_size=_MAX_EVENT_BYTES,
     )
-    joblib.open_rooms(sio).is_closed_to_strangers = True
+    joblib.open_rooms(sio).requires_identity = True
     _serve_inside(app, joblib, settings)
     app.mount("/socket.io", socketio.ASGIApp(sio))
     return app

@@ -114,7 +114,7 @@ class JobLib:
         await schema.prepare(self.runtime.database)
         self.runtime.waiters.open()
         if self.rooms is not None:
-            self.rooms.attend()
+            self.rooms.install_handlers()
         line = await connection_factory(self.runtime)
         relaying = asyncio.create_task(self.runtime.pubsub.run(line) if line else asyncio.sleep(0))
         minding = asyncio.create_task(self.runtime.scheduler.run(), name="zndraw-joblib scheduler")
@@ -141,7 +141,7 @@ class JobLib:
         if self.rooms is None:
             return None
         self.rooms.disconnects.stop()
-        if not self.rooms.is_closed_to_strangers:
+        if not self.rooms.requires_identity:
             return None  # the host's sockets are the host's
         self._hanging_up = asyncio.create_task(self.rooms.close_sockets())
         return self._hanging_up
@@ -161,7 +161,7 @@ class JobLib:
 
     def _has_unknown_subscribers(self) -> bool:
         """Tell whether a host may have let sockets into the rooms of providers by itself."""
-        return self._socketio is not None and (self.rooms is None or not self.rooms.minds_providers)
+        return self._socketio is not None and (self.rooms is None or not self.rooms.owns_provider_rooms)
 
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"

@@ -34,7 +34,7 @@ class Page(NamedTuple):
 class Publisher(Protocol):
     """Tells front-ends and workers what was committed. May fail: an event is a hint.
 
-    One with an attribute `is_heard` that is false is not called: nobody would hear of it.
+    One with an attribute `has_subscribers` that is false is not called: nobody would hear of it.
     """
 
     async def __call__(self, emissions: Sequence[Emission]) -> None:

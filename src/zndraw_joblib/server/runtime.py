@@ -167,7 +167,7 @@ class Runtime:
             self.waiters.wake(place_key(worker_id))
         if tx.freed and self.settings.room_max_in_flight is not None:
             await self._wake_for_rooms([freed.room_id for freed in tx.freed], tx.wakes)
-        if self.publish is None or not getattr(self.publish, "is_heard", True):
+        if self.publish is None or not getattr(self.publish, "has_subscribers", True):
             return
         if not (emissions := tx.emissions):
             return

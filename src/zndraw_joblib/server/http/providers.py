@@ -40,8 +40,8 @@ from zndraw_joblib.server.http.dependencies import (
 )
 from zndraw_joblib.server.http.routing import RESOLVERS, Route, read_body
 from zndraw_joblib.server.ports import PART_BYTES
-from zndraw_joblib.server.providers.cache import Found
-from zndraw_joblib.server.providers.requests import question
+from zndraw_joblib.server.providers.cache import CachedResult
+from zndraw_joblib.server.providers.requests import request_key
 from zndraw_joblib.server.service import providers
 from zndraw_joblib.server.service.provider_requests import answering
 
@@ -111,8 +111,8 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - all that a request brings
 
     With ``Prefer: wait=N``, wait so long for the answer, else for some seconds.
     """
-    asked = question(room_id, name, params_of(request.query_params.multi_items()))
-    found = await reads.look(results, asked)
+    asked = request_key(room_id, name, params_of(request.query_params.multi_items()))
+    found = await reads.find_cached(results, asked)
     headers: dict[str, str] = {}
     if found is None:
         settings = runtime.settings
@@ -121,11 +121,11 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - all that a request brings
             seconds = min(wait, settings.provider_long_poll_max_seconds)
             headers = {"Preference-Applied": f"wait={ceil(seconds)}"} if seconds else {}
         async with DisconnectWatcher(request) as watcher:
-            found = await reads.read(results, asked, seconds, watcher.gone)
+            found = await reads.request(results, asked, seconds, watcher.gone)
     return await _respond(request, found, headers)
 
 
-async def _respond(request: Request, found: Found, headers: dict[str, str]) -> Response:
+async def _respond(request: Request, found: CachedResult, headers: dict[str, str]) -> Response:
     headers |= {**_GUARDS, "Cache-Control": "private, no-cache"}
     if found.etag is not None:
         headers["ETag"] = f'"{found.etag}"'
@@ -226,8 +226,8 @@ async def bring_result(  # noqa: PLR0913, PLR0917 - all that a request brings
     target = await runtime.database.read_short(find)
     if label.is_error:
         body = await read_body(request, _MAX_FAILURE_BYTES)
-        await answers.bring_failure(results, target, label.request_hash, body)
+        await answers.upload_error(results, target, label.request_hash, body)
     else:
         announced = int(request.headers.get("content-length", 0))
-        await answers.bring(results, target, label.request_hash, request.stream(), announced)
+        await answers.upload(results, target, label.request_hash, request.stream(), announced)
     return Response(status_code=204)

@@ -12,7 +12,7 @@ from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import InvalidRequest, ProblemException, ProviderFailed
 from zndraw_joblib.contract.providers import ProviderError, inflight_key, result_key
 from zndraw_joblib.server.ports import PART_BYTES, ResultBackend, StreamingBackend
-from zndraw_joblib.server.service.provider_requests import Target
+from zndraw_joblib.server.service.provider_requests import ProviderRef
 from zndraw_joblib.server.service.rules import cut_error
 
 _FAILURE_SECONDS = 30
@@ -21,7 +21,7 @@ _META_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CachedResult:
     """What a read gives: `size` bytes in `chunks`. `etag` is None where a host has put the bytes there."""
 
     size: int
@@ -30,7 +30,7 @@ class Found:
     etag: str | None
 
 
-class Keys(NamedTuple):
+class CacheKeys(NamedTuple):
     """Under which names a backend keeps what belongs to a read, and its locks."""
 
     result: str
@@ -41,10 +41,10 @@ class Keys(NamedTuple):
     failure: str
 
 
-def keys_of(name: JobName, request_hash: str) -> Keys:
+def cache_keys(name: JobName, request_hash: str) -> CacheKeys:
     """Return the names of a read."""
     rest = f"{name}:{request_hash}"
-    return Keys(
+    return CacheKeys(
         result_key(str(name), request_hash),
         inflight_key(str(name), request_hash),
         f"provider-doubt:{rest}",
@@ -54,7 +54,7 @@ def keys_of(name: JobName, request_hash: str) -> Keys:
     )
 
 
-async def find(backend: ResultBackend, target: Target, keys: Keys) -> Found | None:
+async def find(backend: ResultBackend, target: ProviderRef, keys: CacheKeys) -> CachedResult | None:
     """Return what was read by the provider's present registration. What is of another one is forgotten."""
     meta = await backend.get(keys.meta)
     if not _is_of(meta, target):
@@ -65,10 +65,10 @@ async def find(backend: ResultBackend, target: Target, keys: Keys) -> Found | No
     opened = await _open(backend, keys.result)
     if opened is None:
         return None
-    return Found(*opened, said.get("content_type", target.content_type), said.get("etag"))
+    return CachedResult(*opened, said.get("content_type", target.content_type), said.get("etag"))
 
 
-def _is_of(meta: bytes | None, target: Target) -> bool:
+def _is_of(meta: bytes | None, target: ProviderRef) -> bool:
     """Tell whether bytes are of the registration that holds now. Else a host put them there."""
     return meta is None or json.loads(meta)["registration"] == str(target.registration)
 
@@ -85,7 +85,7 @@ async def _sliced(data: bytes) -> AsyncIterator[bytes]:
         yield data[start : start + PART_BYTES]
 
 
-async def make_room(backend: ResultBackend, target: Target, keys: Keys) -> bool:
+async def make_room(backend: ResultBackend, target: ProviderRef, keys: CacheKeys) -> bool:
     """Forget bytes of another registration, before those of this one come. Tell whether none are left."""
     meta = await backend.get(keys.meta)
     if not _is_of(meta, target):
@@ -95,7 +95,7 @@ async def make_room(backend: ResultBackend, target: Target, keys: Keys) -> bool:
 
 
 async def describe(
-    backend: ResultBackend, target: Target, keys: Keys, ttl: int, etag: str | None = None
+    backend: ResultBackend, target: ProviderRef, keys: CacheKeys, ttl: int, etag: str | None = None
 ) -> None:
     """Note of which registration the bytes are, be they there already or on their way."""
     said = {"registration": str(target.registration), "content_type": target.content_type, "etag": etag}
@@ -110,12 +110,12 @@ async def store(backend: ResultBackend, key: str, chunks: AsyncIterator[bytes], 
         await backend.store(key, b"".join([chunk async for chunk in chunks]), ttl)
 
 
-async def failure(backend: ResultBackend, keys: Keys) -> bytes | None:
+async def failure(backend: ResultBackend, keys: CacheKeys) -> bytes | None:
     """Return what went wrong with a read lately; each failure is another one."""
     return await backend.get(keys.failure)
 
 
-async def store_failure(backend: ResultBackend, keys: Keys, body: bytes) -> None:
+async def store_failure(backend: ResultBackend, keys: CacheKeys, body: bytes) -> None:
     """Keep what is said of a failed read, be it the shape that is expected or any text."""
     try:
         said = ProviderError.model_validate_json(body)
@@ -125,7 +125,7 @@ async def store_failure(backend: ResultBackend, keys: Keys, body: bytes) -> None
     await backend.store(keys.failure, json.dumps(shown).encode(), _FAILURE_SECONDS)
 
 
-def problem_of(target: Target, failed: bytes) -> ProblemException:
+def problem_of(target: ProviderRef, failed: bytes) -> ProblemException:
     """Return a failure as the problem that the reader gets."""
     said = json.loads(failed)
     detail = f"Provider {str(target.name)!r}: {said['detail'] or said['error']}"

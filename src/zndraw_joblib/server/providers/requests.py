@@ -30,10 +30,10 @@ from zndraw_joblib.server.ports import (
     worker_key,
 )
 from zndraw_joblib.server.providers import cache
-from zndraw_joblib.server.providers.cache import Found, Keys
+from zndraw_joblib.server.providers.cache import CachedResult, CacheKeys
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import provider_requests, providers
-from zndraw_joblib.server.service.provider_requests import Target
+from zndraw_joblib.server.service.provider_requests import ProviderRef
 from zndraw_joblib.server.waiters import Disconnected
 
 # A wake-up may be lost, and processes on SQLite send each other none.
@@ -44,7 +44,7 @@ _RETRY_AFTER = {"Retry-After": "2"}
 _LEASES = 4
 
 
-class Question(NamedTuple):
+class RequestKey(NamedTuple):
     """A read: of which provider, seen from which room, with which parameters."""
 
     room_id: str
@@ -53,12 +53,12 @@ class Question(NamedTuple):
     hash: str
 
 
-def question(room_id: str, name: JobName, params: dict[str, Any]) -> Question:
+def request_key(room_id: str, name: JobName, params: dict[str, Any]) -> RequestKey:
     """Return a read by its parameters. Raises `ContentTooLarge` where these are over 32 KiB."""
     text = canonical(params)
     if len(text) > MAX_PARAMS_BYTES:
         raise ContentTooLarge(f"query: the parameters have {len(text)} bytes; {MAX_PARAMS_BYTES} are taken")
-    return Question(room_id, name, text, request_hash(text))
+    return RequestKey(room_id, name, text, request_hash(text))
 
 
 class ProviderRequests:
@@ -73,19 +73,19 @@ class ProviderRequests:
         self._has_unknown_subscribers = has_unknown_subscribers
         runtime.looks.append(self._look_for_claims)
 
-    async def look(self, backend: ResultBackend, asked: Question) -> Found | None:
+    async def find_cached(self, backend: ResultBackend, asked: RequestKey) -> CachedResult | None:
         """Return what was read before, None if nothing was. Raises `ProviderNotFound`."""
-        return await cache.find(backend, await self._target(asked), cache.keys_of(asked.name, asked.hash))
+        return await cache.find(backend, await self._target(asked), cache.cache_keys(asked.name, asked.hash))
 
-    async def read(
-        self, backend: ResultBackend, asked: Question, wait: float, gone: Disconnected = None
-    ) -> Found:
-        """Return what is brought within `wait` seconds, after a `look` found nothing.
+    async def request(
+        self, backend: ResultBackend, asked: RequestKey, wait: float, gone: Disconnected = None
+    ) -> CachedResult:
+        """Return what is brought within `wait` seconds, after `find_cached` found nothing.
 
         Raises `ProviderNotFound`, `ProviderNotConnected`, `ProviderTimeout`, and what the provider says that
         went wrong: `ProviderFailed`, or `InvalidRequest` for parameters that do not fit.
         """
-        keys, deadline = cache.keys_of(asked.name, asked.hash), time.monotonic() + wait
+        keys, deadline = cache.cache_keys(asked.name, asked.hash), time.monotonic() + wait
         waits_on = [read_key(asked.name, asked.hash), provider_key(asked.name)]
         pause = _RECHECK_FIRST
         with self._runtime.waiters.enter(waits_on) as waiter:
@@ -114,7 +114,7 @@ class ProviderRequests:
                 found = found or await self._ask_once(backend, target, asked, keys)
             return found
 
-    async def _target(self, asked: Question) -> Target:
+    async def _target(self, asked: RequestKey) -> ProviderRef:
         cross_room = self._runtime.settings.cross_room_jobs
         find = partial(
             provider_requests.find, room_id=asked.room_id, name=asked.name, request_hash=asked.hash
@@ -122,8 +122,8 @@ class ProviderRequests:
         return await self._runtime.database.read_short(find, cross_room=cross_room)
 
     async def _ask_once(
-        self, backend: ResultBackend, target: Target, asked: Question, keys: Keys
-    ) -> Found | None:
+        self, backend: ResultBackend, target: ProviderRef, asked: RequestKey, keys: CacheKeys
+    ) -> CachedResult | None:
         """Ask whoever is connected, unless somebody else has asked the same. Return what came meanwhile."""
         ttl = self._runtime.settings.provider_inflight_ttl_seconds
         if target.heard_for <= 0 and not self._has_unknown_subscribers():
@@ -149,7 +149,7 @@ class ProviderRequests:
                 await backend.release_inflight(keys.inflight)
         return found
 
-    async def _is_doubtful(self, backend: ResultBackend, asked: Question, keys: Keys) -> bool:
+    async def _is_doubtful(self, backend: ResultBackend, asked: RequestKey, keys: CacheKeys) -> bool:
         """Tell one of a crowd that a lock may be of a provider of this name that is gone, asked in vain."""
         await asyncio.sleep(_DOUBT_SECONDS)
         if (await self._target(asked)).is_asked:
@@ -208,7 +208,9 @@ class ProviderRequests:
                 self._runtime.waiters.wake(reads_key(worker_id), 1)
 
 
-async def _look(backend: ResultBackend, target: Target, keys: Keys, known: bytes | None) -> Found | None:
+async def _look(
+    backend: ResultBackend, target: ProviderRef, keys: CacheKeys, known: bytes | None
+) -> CachedResult | None:
     """Return what was read. Raises what went wrong with it, unless that was `known` before."""
     found = await cache.find(backend, target, keys)
     failed = None if found else await cache.failure(backend, keys)
@@ -217,7 +219,7 @@ async def _look(backend: ResultBackend, target: Target, keys: Keys, known: bytes
     return found
 
 
-def _timeout(target: Target) -> ProviderTimeout:
+def _timeout(target: ProviderRef) -> ProviderTimeout:
     return ProviderTimeout(
         f"Provider {str(target.name)!r} has not answered yet; ask again", headers=_RETRY_AFTER
     )

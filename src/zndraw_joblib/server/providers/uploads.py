@@ -10,10 +10,10 @@ from zndraw_joblib.contract.problems import ContentTooLarge, ServiceUnavailable,
 from zndraw_joblib.contract.providers import ProviderError
 from zndraw_joblib.server.ports import PART_BYTES, ResultBackend
 from zndraw_joblib.server.providers import cache
-from zndraw_joblib.server.providers.cache import Keys
+from zndraw_joblib.server.providers.cache import CacheKeys
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import provider_requests
-from zndraw_joblib.server.service.provider_requests import Target
+from zndraw_joblib.server.service.provider_requests import ProviderRef
 
 # So many results of the largest size may be on their way in at once.
 _UPLOADS = 4
@@ -28,10 +28,10 @@ class Uploads:
         self._runtime = runtime
         self._incoming = 0
 
-    async def bring(
+    async def upload(
         self,
         backend: ResultBackend,
-        target: Target,
+        target: ProviderRef,
         request_hash: str,
         chunks: AsyncIterator[bytes],
         announced: int = 0,
@@ -43,7 +43,7 @@ class Uploads:
         Raises `ContentTooLarge`, which readers are told too, `StaleResult`, and `ServiceUnavailable` while
         too much is on its way in, or the same. What cannot be kept is asked for anew.
         """
-        keys, most = cache.keys_of(target.name, request_hash), self._runtime.settings.max_result_bytes
+        keys, most = cache.cache_keys(target.name, request_hash), self._runtime.settings.max_result_bytes
         # Bytes, and what is known of them, must not be of two registrations.
         if not await backend.acquire_inflight(keys.upload, _UPLOAD_SECONDS):
             raise _busy("The answer to this read is on its way in already")
@@ -54,7 +54,7 @@ class Uploads:
             await self._keep(backend, target, keys, chunks)
         except ContentTooLarge as problem:
             said = ProviderError(error=type(problem).__name__, detail=str(problem))
-            await self.bring_failure(backend, target, request_hash, said.model_dump_json().encode())
+            await self.upload_error(backend, target, request_hash, said.model_dump_json().encode())
             raise
         except StaleResult:
             raise
@@ -67,16 +67,16 @@ class Uploads:
         finally:
             await backend.release_inflight(keys.upload)
 
-    async def bring_failure(
-        self, backend: ResultBackend, target: Target, request_hash: str, body: bytes
+    async def upload_error(
+        self, backend: ResultBackend, target: ProviderRef, request_hash: str, body: bytes
     ) -> None:
         """Let those who wait for a read know what went wrong. Who asks later asks the provider again."""
-        keys = cache.keys_of(target.name, request_hash)
+        keys = cache.cache_keys(target.name, request_hash)
         await cache.store_failure(backend, keys, body)
         await self._settle(backend, target, request_hash, keys)
 
     async def _keep(
-        self, backend: ResultBackend, target: Target, keys: Keys, chunks: AsyncIterator[bytes]
+        self, backend: ResultBackend, target: ProviderRef, keys: CacheKeys, chunks: AsyncIterator[bytes]
     ) -> None:
         ttl, digest = self._runtime.settings.provider_result_ttl_seconds, sha256()
         has_room = await cache.make_room(backend, target, keys)
@@ -93,7 +93,9 @@ class Uploads:
         if not is_known:
             await cache.describe(backend, target, keys, ttl, _etag(digest))
 
-    async def _settle(self, backend: ResultBackend, target: Target, request_hash: str, keys: Keys) -> None:
+    async def _settle(
+        self, backend: ResultBackend, target: ProviderRef, request_hash: str, keys: CacheKeys
+    ) -> None:
         await backend.release_inflight(keys.inflight)
         await backend.notify_key(keys.result)
         answered = partial(provider_requests.answered, target=target, request_hash=request_hash)

@@ -24,14 +24,14 @@ class SocketIoPublisher:
         self.rooms: Any = tsio if isinstance(tsio, socketio.AsyncServer) else None
 
     @property
-    def is_heard(self) -> bool:
+    def has_subscribers(self) -> bool:
         """Whether anybody may hear of an event, here or at another process."""
         if self.rooms is not self._tsio:
             return True
         manager = self.rooms.manager
         if type(manager) is socketio.AsyncManager:
             return "/" in manager.rooms
-        return bool(getattr(manager, "is_heard", True))
+        return bool(getattr(manager, "has_subscribers", True))
 
     async def __call__(self, emissions: Iterable[Emission]) -> None:
         """Send the emissions in their order."""

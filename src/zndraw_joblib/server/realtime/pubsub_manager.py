@@ -22,7 +22,7 @@ class PubSubManager(AsyncPubSubManager):  # type: ignore[misc]
         self._heard: asyncio.Queue[str] = asyncio.Queue(_MAX_WAITING)
 
     @property
-    def is_heard(self) -> bool:
+    def has_subscribers(self) -> bool:
         """Whether there is a socket here, or another replica that may have some."""
         return "/" in self.rooms or self._relay.has_peers
 

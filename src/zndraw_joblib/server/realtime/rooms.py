@@ -52,22 +52,22 @@ class Rooms:
         self.presence = Presence(runtime, sio, self._enter, self._leave)
         self._answers: dict[str, Any] = {}
         # The standalone server's sockets are ours: nobody connects to it without a token.
-        self.is_closed_to_strangers = False
+        self.requires_identity = False
         self._handle(events.JoinJobRoom, self._join_job)
         self._handle(events.LeaveJobRoom, self._leave_job)
         self._handle(events.JoinProviderRoom, self._join_provider)
         self._handle(events.LeaveProviderRoom, self._leave_provider)
         self._handle(events.JoinRoom, self._join_room)
         self._handle(events.LeaveRoom, self._leave_room)
-        self.attend()
+        self.install_handlers()
 
     @property
-    def minds_providers(self) -> bool:
+    def owns_provider_rooms(self) -> bool:
         """Whether nobody but us lets sockets into the rooms of providers; a host may do so, also later."""
         event = events.JoinProviderRoom.event_name
         return event in self._answers and _former_handler(self._sio, event) is self._answers[event]
 
-    def attend(self) -> None:
+    def install_handlers(self) -> None:
         """Hear of connections and of their ends, before the host's own handlers do; also of late ones."""
         for event, ours in (("connect", self._connect), ("disconnect", self._disconnect)):
             former = _former_handler(self._sio, event)
@@ -87,7 +87,7 @@ class Rooms:
     async def _connect(self, former: Any, sid: str, environ: dict[str, Any], auth: Any = None) -> Any:
         request = self._requests[sid] = self._request(environ, auth)
         try:
-            if self.is_closed_to_strangers:
+            if self.requires_identity:
                 await self._admit(request)
             answer = await _call(former, sid, environ, auth) if former else None
         except BaseException:

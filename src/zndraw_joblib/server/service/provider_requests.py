@@ -33,7 +33,7 @@ from zndraw_joblib.server.store.database import Transaction
 CLAIM_GRACE = timedelta(seconds=15)
 
 
-class Target(NamedTuple):
+class ProviderRef(NamedTuple):
     """A provider, as somebody who reads from it needs it.
 
     `heard_for` is for how many seconds somebody may be taken to be connected; less than zero: nobody is.
@@ -63,7 +63,7 @@ class Claim(NamedTuple):
 
 async def find(
     tx: Transaction, room_id: str, name: JobName, request_hash: str, *, cross_room: bool
-) -> Target:
+) -> ProviderRef:
     """Return the provider to read from. Raises `ProviderNotFound`."""
     row = None
     if is_visible(room_id, name, cross_room=cross_room):
@@ -74,9 +74,9 @@ async def find(
     return await _target(tx, row, is_asked=is_asked)
 
 
-async def _target(tx: Transaction, row: Any, *, is_asked: bool = False) -> Target:
+async def _target(tx: Transaction, row: Any, *, is_asked: bool = False) -> ProviderRef:
     now = await tx.now()
-    return Target(
+    return ProviderRef(
         id=row.id,
         name=store.name_of(row),
         owner_id=row.owner_id,
@@ -89,7 +89,9 @@ async def _target(tx: Transaction, row: Any, *, is_asked: bool = False) -> Targe
     )
 
 
-async def ask(tx: Transaction, target: Target, request_hash: str, params: str, wanted: timedelta) -> None:
+async def ask(
+    tx: Transaction, target: ProviderRef, request_hash: str, params: str, wanted: timedelta
+) -> None:
     """Let a read wait, and let whoever is connected know of it; unless it waits already.
 
     Raises `ProviderNotFound`, and `TooManyRequests` where too many wait already.
@@ -109,7 +111,7 @@ async def ask(tx: Transaction, target: Target, request_hash: str, params: str, w
     tx.wake(reads_key(found[0].worker_id), 1)
 
 
-def nobody(target: Target) -> ProviderNotConnected:
+def nobody(target: ProviderRef) -> ProviderNotConnected:
     """Return the problem of a provider that nobody is connected for."""
     return ProviderNotConnected(
         f"Nobody is connected for provider {str(target.name)!r}; its worker may come back",
@@ -148,7 +150,9 @@ async def awaited_from(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID
     return await store.awaited_from(tx, worker_ids) if worker_ids else []
 
 
-async def answering(tx: Transaction, caller: Identity, provider_id: UUID, worker_id: UUID | None) -> Target:
+async def answering(
+    tx: Transaction, caller: Identity, provider_id: UUID, worker_id: UUID | None
+) -> ProviderRef:
     """Return the provider for which somebody brings a result.
 
     Raises `ProviderNotFound`, `Forbidden`, and `StaleResult` where another worker answers for it by now.
@@ -162,20 +166,20 @@ async def answering(tx: Transaction, caller: Identity, provider_id: UUID, worker
     return await _target(tx, row)
 
 
-async def check_newest(tx: Transaction, target: Target) -> None:
+async def check_newest(tx: Transaction, target: ProviderRef) -> None:
     """Raise `StaleResult` where a provider was registered anew since it was looked at, or is gone."""
     row = await store.by_id(tx, target.id)
     if row is None or row.registration != target.registration:
         raise _stale(target.name)
 
 
-async def ask_anew(tx: Transaction, target: Target, request_hash: str) -> None:
+async def ask_anew(tx: Transaction, target: ProviderRef, request_hash: str) -> None:
     """Let those who wait for a read ask again: what was brought could not be kept."""
     await store.answered(tx, target.id, request_hash)
     tx.wake(read_key(target.name, request_hash))
 
 
-async def answered(tx: Transaction, target: Target, request_hash: str) -> None:
+async def answered(tx: Transaction, target: ProviderRef, request_hash: str) -> None:
     """Note that a result is there, and let those who wait know. Raises `StaleResult` as `answering`."""
     [*found] = await store.lock(tx, [target.id], shared=True)
     if not found:
