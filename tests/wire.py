@@ -1,6 +1,5 @@
 """What the tests say to the server over and over, and what they expect of every answer."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -79,10 +78,3 @@ def utc(text: str) -> datetime:
     found = datetime.fromisoformat(text)
     assert found.utcoffset() == UTC.utcoffset(None)
     return found
-
-
-async def until(is_so: Callable[[], object], seconds: float = 10) -> None:
-    """Wait for what no event tells."""
-    async with asyncio.timeout(seconds):
-        while not is_so():  # noqa: ASYNC110 - there is no event to await
-            await asyncio.sleep(0.005)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from waiting import wait_until
 
-from cli.program import Program, Serving, until
+from cli.program import Program, Serving
 from zndraw_joblib.worker.caller import Caller
 from zndraw_joblib.worker.remote import Remote
 
@@ -77,7 +78,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         program.env["ZNDRAW_JOBLIB_URL"] = server.url
         worker = program.start("worker", "my_jobs.py", "--context", "my_jobs:context")
         caller = Caller(Remote(connection))
-        until(lambda: caller.jobs().total == 4 or worker.poll())
+        wait_until(lambda: caller.jobs().total == 4 or worker.poll())
         yield Place(program, server, caller)
         worker.send_signal(signal.SIGINT)
         said = worker.communicate()[1]

@@ -7,10 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zndraw_joblib.worker.api import Connection, connect
 
@@ -176,13 +175,3 @@ class Serving:
         if self.process.poll() is None:
             self.process.kill()
             self._end()
-
-
-def until(true: Callable[[], Any]) -> Any:
-    """Wait for what no event tells; return what it turned out to be."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        if value := true():
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"not within {PATIENCE} s: {true}")

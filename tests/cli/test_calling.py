@@ -5,8 +5,9 @@ import os
 import subprocess
 import sys
 
+from waiting import wait_until
+
 from cli.conftest import Place
-from cli.program import until
 
 
 def test_submit_waits_for_the_result(place: Place) -> None:
@@ -115,7 +116,7 @@ def test_several_processes_are_several_workers(place: Place) -> None:
     """Ctrl-C ends them all, and the jobs that they alone served."""
     worker = place.program.start("worker", "my_jobs.py", "--processes", "2", "--room", "row")
     try:
-        until(lambda: [len(job.workers) for job in place.caller.jobs("row").items].count(2) == 4)
+        wait_until(lambda: [len(job.workers) for job in place.caller.jobs("row").items].count(2) == 4)
         result = json.loads(place.program.ok("submit", "row:analysis:Show", "--wait"))
         assert result["vis"] is None
     finally:

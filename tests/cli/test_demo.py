@@ -4,8 +4,9 @@ import signal
 from pathlib import Path
 
 import psutil
+from waiting import wait_until
 
-from cli.program import Program, until
+from cli.program import Program
 
 
 def test_the_demo_accounts_for_every_task(program: Program) -> None:
@@ -24,7 +25,7 @@ def test_ctrl_c_ends_everything_that_the_demo_started(program: Program, tmp_path
     program.env["TMPDIR"] = str(tmp_path)
     demo = program.start("demo")
     parent = psutil.Process(demo.pid)
-    children = until(lambda: len(found := parent.children(recursive=True)) > 2 and found)
+    children = wait_until(lambda: len(found := parent.children(recursive=True)) > 2 and found)
     demo.send_signal(signal.SIGINT)
     out, err = demo.communicate(timeout=20)
     assert (demo.returncode, err) == (130, "")

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from cli.conftest import Place
-from cli.program import Program, Serving, until
+from cli.program import Program, Serving
 from zndraw_joblib.contract.messages import JobRegisterRequest, TaskResponse
 from zndraw_joblib.worker.remote import Remote
 
@@ -136,7 +137,7 @@ def test_a_drained_worker_ends_well(place: Place, processes: str) -> None:
 
     worker = place.program.start("worker", "my_jobs.py", "--room", room, "--processes", processes)
     try:
-        until(lambda: len(workers()) == int(processes) or worker.poll() is not None)
+        wait_until(lambda: len(workers()) == int(processes) or worker.poll() is not None)
         done = place.program.each([["drain", str(id)] for id in workers()])
         assert ["drain           True" in one.out for one in done] == [True] * int(processes)
         out, err = worker.communicate(timeout=30)
@@ -160,7 +161,9 @@ def test_the_sweeper_is_looked_at_and_switched(program: Program) -> None:
             job = Job(Remote(connection), "silent")
             task_id = str(job.remote.submit(job.room, job.name, {}).id)
             assert job.claim() is not None
-        preview = until(lambda: (done := program.run("sweeper", "--preview")).out.count("\n") == 3 and done)
+        preview = wait_until(
+            lambda: (done := program.run("sweeper", "--preview")).out.count("\n") == 3 and done
+        )
         assert "1 are silent" in preview.err
         header, *lines = [line.split("\t") for line in preview.out.splitlines()]
         assert header == ["what", "id", "before", "after", "reason", "run_at"]

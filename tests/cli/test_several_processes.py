@@ -13,8 +13,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from waiting import wait_until
 
-from cli.program import PATIENCE, Program, Serving, until
+from cli.program import PATIENCE, Program, Serving
 from zndraw_joblib.cli.logs import Speech
 from zndraw_joblib.cli.operator import serving
 from zndraw_joblib.cli.operator.process import Plan
@@ -87,13 +88,13 @@ def test_each_process_serves_and_is_replaced(row: Row) -> None:
         one.resume()
         assert other.is_running()
     first.kill()
-    until(lambda: len(row.children) == 2 and first not in row.children)
+    wait_until(lambda: len(row.children) == 2 and first not in row.children)
     second.suspend()  # so that it is the new one that answers
     assert row.answers()
     second.resume()
     [third] = [child for child in row.children if child not in before]
     third.kill()
-    until(lambda: "another one starts in 1 s" in row.said)
+    wait_until(lambda: "another one starts in 1 s" in row.said)
     assert row.answers()
     assert f"process {first.pid} ended (-9); another one starts in 0 s" in row.said
 
@@ -128,7 +129,7 @@ def test_sigterm_stops_all_with_long_polls_open(row: Row) -> None:
         born = {worker.id: worker.last_heartbeat for worker in workers}
         # A worker that sleeps on the server counts as alive, every quarter of the timeout.
         every = Caller(remote).workers
-        until(lambda: all(one.last_heartbeat > born[one.id] for one in every().items))
+        wait_until(lambda: all(one.last_heartbeat > born[one.id] for one in every().items))
         began = time.monotonic()
         done = row.stop(signal.SIGTERM)
         assert time.monotonic() - began < 5

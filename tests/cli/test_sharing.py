@@ -8,9 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from cli.conftest import Place
-from cli.program import PATIENCE, Program, until
+from cli.program import PATIENCE, Program
 from zndraw_joblib.contract.problems import ProviderFailed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "provider.py"
@@ -54,7 +55,7 @@ def test_a_folder_is_shared_until_a_signal(
     room = f"sharing-{number}"
     sharing = keep(place.program.start("share", str(folder), "--name", "data", "--room", room))
     offered = [f"{room}:files:data", f"{room}:folders:data"]
-    until(lambda: names(place, room) == offered or sharing.poll() is not None)
+    wait_until(lambda: names(place, room) == offered or sharing.poll() is not None)
     listed = place.caller.read_provider(f"{room}:folders:data").json()
     assert [(one["name"], one["type"]) for one in listed["items"]] == [("a.txt", "file"), ("out", "other")]
     read = place.caller.read_provider(f"{room}:files:data", {"path": "a.txt", "offset": 4, "length": 3})
@@ -76,7 +77,7 @@ def test_the_example(place: Place, folder: Path, keep: Start) -> None:
             [sys.executable, EXAMPLE, str(folder), room], env=env, stderr=subprocess.PIPE, text=True
         )
     )
-    until(lambda: len(names(place, room)) == 3 or example.poll() is not None)
+    wait_until(lambda: len(names(place, room)) == 3 or example.poll() is not None)
     head = place.caller.read_provider(f"{room}:heads:texts", {"path": "a.txt", "lines": 2})
     assert (head.content, head.content_type) == (b"one\ntwo\n", "text/plain; charset=utf-8")
     assert place.caller.read_provider(f"{room}:files:folder", {"path": "a.txt"}).content.startswith(b"one")

@@ -3,7 +3,9 @@
 import threading
 import time
 
-from cli.program import Program, Serving, until
+from waiting import wait_until
+
+from cli.program import Program, Serving
 from zndraw_joblib.contract.messages import TaskClaimResponse
 from zndraw_joblib.worker.caller import Caller
 from zndraw_joblib.worker.remote import Remote
@@ -21,7 +23,7 @@ def test_a_server_stops_with_long_polls_open(program: Program) -> None:
         answers: list[tuple[TaskClaimResponse, int]] = []
         poll = threading.Thread(target=lambda: answers.append(remote.claim(worker.id, wait=30)))
         poll.start()
-        until(lambda: Caller(remote).workers().items[0].last_heartbeat > worker.last_heartbeat)
+        wait_until(lambda: Caller(remote).workers().items[0].last_heartbeat > worker.last_heartbeat)
         began = time.monotonic()
         done = server.stop()
         assert time.monotonic() - began < 2

@@ -12,7 +12,8 @@ from typing import Self
 import psutil
 import pytest
 import socketio
-from cli.program import PATIENCE, Program, Serving, until
+from cli.program import PATIENCE, Program, Serving
+from waiting import wait_until
 
 from deploy.conftest import TOKEN
 from deploy.forwarder import Forwarder
@@ -91,7 +92,7 @@ class Deployment:
             fronts = [stack.enter_context(Front(url)) for _ in range(4)]
             task_id = self._submit(7)
             for front in fronts:
-                until(lambda front=front: task_id in front.completed)
+                wait_until(lambda front=front: task_id in front.completed)
 
     def compute(self) -> None:
         """Submit many tasks at once, and see all of them completed."""
@@ -132,7 +133,7 @@ class Deployment:
                     return None
                 raise
 
-        return str(until(submit))
+        return str(wait_until(submit))
 
 
 @contextmanager
@@ -145,7 +146,7 @@ def working(program: Program, url: str) -> Iterator[Deployment]:
     ):
         try:
             deployment = Deployment(connection, worker, program.folder)
-            until(lambda: deployment.caller.jobs().total == 2 or worker.poll() is not None)
+            wait_until(lambda: deployment.caller.jobs().total == 2 or worker.poll() is not None)
             yield deployment
         finally:
             worker.kill()
@@ -179,7 +180,7 @@ def test_two_processes_on_one_port(program: Program) -> None:
         deployment.watch(server.url)
         deployment.compute()
         deployment.compute_through(first.kill)
-        until(lambda: first not in children() and len(children()) == 2)
+        wait_until(lambda: first not in children() and len(children()) == 2)
         deployment.compute_through(second.kill)
         deployment.end()
         assert server.stop().code == 0

@@ -11,7 +11,8 @@ import httpx
 import pytest
 import uvicorn
 from sweeper.process import ServerProcess
-from wire import NOTHING, V1, claim, read, register, submit, until
+from waiting import until
+from wire import NOTHING, V1, claim, read, register, submit
 
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.runtime import Runtime

@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from wire import NOTHING, ON_SQLITE, V1, As, claim, problem, read, register, report, submit, until
+from waiting import until
+from wire import NOTHING, ON_SQLITE, V1, As, claim, problem, read, register, report, submit
 
 from zndraw_joblib.server import runtime as runtime_module
 from zndraw_joblib.server.app import create_app

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -64,14 +64,6 @@ def told(journal: Path, what: str) -> Counter[tuple[str, ...]]:
     text = journal.read_text() if journal.exists() else ""
     lines = [line.split() for line in text.splitlines()]
     return Counter(tuple(rest) for first, *rest in lines if first == what)
-
-
-async def until(is_so: Callable[[], Any], seconds: float = 40) -> Any:
-    """Look again and again at what another process does, until it is so."""
-    async with asyncio.timeout(seconds):
-        while not (found := is_so()):  # noqa: ASYNC110 - it is another process
-            await asyncio.sleep(0.02)
-    return found
 
 
 @asynccontextmanager

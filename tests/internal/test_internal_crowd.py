@@ -11,10 +11,11 @@ import httpx
 import pytest
 import redis.asyncio
 from sweeper.process import ServerProcess
+from waiting import until
 from wire import V1
 
 from internal.conftest import Valkey
-from internal.crew import COUNT, OURS, TASKIQ, Hand, count, submit, told, until
+from internal.crew import COUNT, OURS, TASKIQ, Hand, count, submit, told
 
 TASKS = 1000
 QUEUE = "zndraw-joblib:internal"

@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from waiting import until
 from wire import V1
 
-from internal.crew import COUNT, HEED, JOBS, ONCE, TOKEN, TWIST, end_of, running, submit, told, until
+from internal.crew import COUNT, HEED, JOBS, ONCE, TOKEN, TWIST, end_of, running, submit, told
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
 
@@ -169,7 +170,7 @@ async def test_a_cancelled_run_hears_of_it_and_its_late_result_is_refused(
     await until(lambda: told(journal, "begin"))
     answer = await client.patch(f"{V1}/tasks/{task['id']}", json={"status": "cancelled"})
     assert answer.status_code == 200
-    await until(lambda: told(journal, "heard"), seconds=5)
+    await until(lambda: told(journal, "heard"), timeout=5)
     await submit(client, TWIST)
     after = (await client.get(f"{V1}/tasks/{task['id']}")).json()
     assert (after["status"], after["result"]) == ("cancelled", None)
@@ -182,8 +183,8 @@ async def test_a_released_run_hears_of_it_by_a_heartbeat(settings: ServerSetting
         task = await submit(client, HEED, journal=str(journal))
         await until(lambda: told(journal, "begin"))
         assert (await client.post(f"{V1}/tasks/{task['id']}/release", json={})).status_code == 200
-        await until(lambda: told(journal, "heard"), seconds=5)
-        await until(lambda: len(told(journal, "begin")) == 2, seconds=5)
+        await until(lambda: told(journal, "heard"), timeout=5)
+        await until(lambda: len(told(journal, "begin")) == 2, timeout=5)
         assert {attempt for _, attempt, _ in told(journal, "begin")} == {"1", "2"}
         assert (await client.get(f"{V1}/tasks/{task['id']}")).json()["status"] == "running"
         await client.patch(f"{V1}/tasks/{task['id']}", json={"status": "cancelled"})
@@ -198,7 +199,7 @@ async def test_a_process_that_is_taken_for_dead_goes_on_as_another_worker(
     [worker] = await workers(client)
     assert (await client.delete(f"{V1}/workers/{worker['id']}")).status_code == 204
     assert (await end_of(client, task))["error"] == "Worker disconnected"
-    await until(lambda: told(journal, "heard"), seconds=5)
+    await until(lambda: told(journal, "heard"), timeout=5)
     ended = await end_of(client, await submit(client, TWIST))
     assert (ended["status"], ended["worker_id"] != worker["id"]) == ("completed", True)
     assert (await client.get(f"{V1}/tasks/{task['id']}")).json()["status"] == "failed"

@@ -11,9 +11,10 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from taskiq import InMemoryBroker
+from waiting import until
 from wire import V1
 
-from internal.crew import end_of, submit, until
+from internal.crew import end_of, submit
 from zndraw_joblib import (
     GuardedExecutor,
     Identity,

@@ -15,6 +15,7 @@ import redis.asyncio
 import socketio
 from cli.program import Program, Serving
 from sweeper.process import ServerProcess
+from waiting import until
 from wire import V1
 
 from internal.conftest import Valkey
@@ -34,7 +35,6 @@ from internal.crew import (
     end_of,
     submit,
     told,
-    until,
 )
 from zndraw_joblib.worker.caller import Caller
 from zndraw_joblib.worker.remote import Remote

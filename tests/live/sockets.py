@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -112,10 +112,3 @@ async def serving(app: Any, joblib: FastAPI, token: str) -> AsyncIterator[Live]:
 def names(heard: Iterable[Heard]) -> list[str]:
     """Return the names of events."""
     return [event for event, _ in heard]
-
-
-async def until(is_so: Callable[[], Awaitable[object]], seconds: float = 10) -> None:
-    """Wait for what no event tells."""
-    async with asyncio.timeout(seconds):
-        while not await is_so():  # noqa: ASYNC110 - there is no event to await
-            await asyncio.sleep(0.01)

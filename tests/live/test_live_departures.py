@@ -5,7 +5,8 @@ from typing import Any
 
 import httpx
 import pytest
-from wire import V1, claim, read, register, report, submit, until
+from waiting import until
+from wire import V1, claim, read, register, report, submit
 
 from live.sockets import Live, Socket
 from zndraw_joblib.server.settings import ServerSettings

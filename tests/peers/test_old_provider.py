@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from cli.program import until
+from waiting import wait_until
 
 from peers.conftest import TRANSPORTS, V1, Place
 from peers.peer import Peer
@@ -26,7 +26,7 @@ def hear(place: Place, name: str, path: str) -> ReadResult:
         except (ProviderNotConnected, ProviderTimeout):
             return None
 
-    found = until(answer)
+    found = wait_until(answer)
     assert isinstance(found, ReadResult)
     return found
 
@@ -95,7 +95,7 @@ def test_it_leaves(
     name = f"{room}:words:one"
     hear(place, name, "/a")
     worker.end(number)
-    until(lambda: not place.caller.providers(room).items)
+    wait_until(lambda: not place.caller.providers(room).items)
     with pytest.raises(ProviderNotFound):
         place.caller.read_provider(name, {"path": "/a"})
     assert place.workers() == set()

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from cli.program import until
+from waiting import wait_until
 
 from peers.conftest import CLAIM, NOTHING, OLD, TRANSPORTS, V1, Place, hear
 from peers.peer import Peer, Refused
@@ -59,7 +59,7 @@ def test_one_job_and_two_workers(place: Place, room: str, old_worker: Callable[.
         calls.append(place.caller.submit(f"{room}:analysis:Sum"))
         return all(worker.told("ran") for worker in workers)
 
-    until(both_run)
+    wait_until(both_run)
     assert {place.caller.wait_for(call, timeout=10).status for call in calls} == {"completed"}
     assert sorted(ran["task_id"] for worker in workers for ran in worker.told("ran")) == sorted(calls)
 
@@ -197,7 +197,7 @@ def test_heartbeats_keep_it(
     kept = beating.ask("register", name="Sum", room=room)
     silent.ask("register", name="Break", room=room)
     silent.ask("heartbeat")
-    until(lambda: place.workers() == {kept})
+    wait_until(lambda: place.workers() == {kept})
     beating.wait_for(f"PATCH {V1}/workers/{kept}", 8, status=200)
     assert place.workers() == {kept}
     with pytest.raises(Refused, match=r"KeyError: ./v1/problems/worker-not-found"):

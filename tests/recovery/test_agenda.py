@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from store.fixtures import OpenReplica
 from store.replica import Replica
+from waiting import until
 
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse
 from zndraw_joblib.server.background.scheduler import Scheduler
@@ -39,13 +40,6 @@ async def minded(replica: Replica) -> AsyncIterator[list[Any]]:
         minding.cancel()
         with suppress(asyncio.CancelledError):
             await minding
-
-
-async def until(what: Callable[[], bool]) -> None:
-    """Return as soon as something is so."""
-    async with asyncio.timeout(LONG):
-        while not what():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.001)
 
 
 async def lateness(replica: Replica, job: JobResponse, task: TaskResponse) -> float:

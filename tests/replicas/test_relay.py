@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
-from wire import until
+from waiting import until
 
 from zndraw_joblib.server.ports import Line, OpenConnection, Wake
 from zndraw_joblib.server.pubsub import pubsub as module

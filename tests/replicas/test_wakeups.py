@@ -9,7 +9,7 @@ import pytest
 from store.fixtures import OpenReplica
 from store.replica import Replica
 from store.seeds import add_tasks, task
-from wire import until
+from waiting import until
 
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.status import TaskStatus

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from store.fixtures import OpenDatabase, OpenReplica
 from store.replica import HandClock, Replica
-from wire import until
+from waiting import until
 
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.providers.results import database_results as module

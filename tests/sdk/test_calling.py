@@ -11,9 +11,10 @@ from uuid import UUID
 import httpx
 import pytest
 from pydantic import BaseModel
+from waiting import wait_until
 
 from sdk.jobs import Add
-from sdk.live import TOKEN, LiveServer, until
+from sdk.live import TOKEN, LiveServer
 from zndraw_joblib.contract.extensions import Extension
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 from zndraw_joblib.contract.problems import InvalidPayload, JobNotFound, TaskNotFound
@@ -153,7 +154,7 @@ def test_waiting_outlives_a_restart(own_server: Callable[..., LiveServer], worke
         with pytest.raises(TimeoutError, match="out of reach"):
             manager.wait_for(UUID(int=1), 0.3)
         live.start()
-        task_id = until(lambda: manager.submit(Add(), room=room))
+        task_id = wait_until(lambda: manager.submit(Add(), room=room))
         assert manager.wait_for(task_id, 10).result == 1
         manager.disconnect()
 

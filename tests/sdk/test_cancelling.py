@@ -8,9 +8,10 @@ from collections.abc import Callable
 from uuid import UUID, uuid4
 
 import pytest
+from waiting import wait_until
 
 from sdk.jobs import Add
-from sdk.live import LiveServer, until
+from sdk.live import LiveServer
 from zndraw_joblib.contract.events import sockets_of
 from zndraw_joblib.contract.messages import TaskUpdateRequest
 from zndraw_joblib.contract.status import TaskStatus
@@ -78,7 +79,7 @@ def test_socketio_tells_of_a_cancellation_at_once(
     """Long before the next heartbeat; of other tasks, and of those of others, nothing is taken."""
     manager = worker(patient, at=live_api, heartbeat_interval=60)
     manager.register(Add, room=room)
-    until(lambda: server.sockets_in(sockets_of(manager.worker_id)))
+    wait_until(lambda: server.sockets_in(sockets_of(manager.worker_id)))
     task_id = manager.submit(Add(a=1), room=room)
     assert patient.running.wait(5)
     end(live_api, manager.submit(Add(), room=room), TaskStatus.CANCELLED)

@@ -12,9 +12,10 @@ import pytest
 import socketio
 from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from waiting import wait_until
 
 from sdk.jobs import Add
-from sdk.live import LiveServer, until
+from sdk.live import LiveServer
 from sdk.sources import Call
 from zndraw_joblib.contract.events import (
     Event,
@@ -136,13 +137,13 @@ def test_a_task_wakes_the_worker(
     enter(tsio, host)
     manager = worker(lambda task: 1, at=host_api, tsio=wrap(tsio), long_poll=0, polling_interval=60)
     manager.register(Add, room=room)
-    until(lambda: host.joined == [str(manager.worker_id)])
+    wait_until(lambda: host.joined == [str(manager.worker_id)])
     for _ in range(3):
         began = time.monotonic()
         assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 1
         assert time.monotonic() - began < 1
     manager.disconnect()
-    until(lambda: host.left == host.joined)
+    wait_until(lambda: host.left == host.joined)
 
 
 @pytest.mark.parametrize("wrap", [lambda tsio: tsio, Wrapper], ids=["plain", "wrapper"])
@@ -160,7 +161,7 @@ def test_a_read_wakes_the_worker(
         return word.encode()
 
     manager.register_provider(Call, name="one", handler=handler, room=room)
-    until(lambda: host.joined == [str(manager.worker_id)])
+    wait_until(lambda: host.joined == [str(manager.worker_id)])
     for word in ("a", "b"):
         began = time.monotonic()
         assert manager.read_provider(f"{room}:calls:one", {"word": word}).content == word.encode()
@@ -169,10 +170,10 @@ def test_a_read_wakes_the_worker(
         assert wrap is Wrapper or heard.acquire(timeout=5)
     assert {name.rpartition("-")[0] for name in threads} == {"zndraw-joblib-read"}
     manager.unregister_provider(f"{room}:calls:one")
-    until(lambda: host.left == host.joined)
+    wait_until(lambda: host.left == host.joined)
     manager.register_provider(Call, name="one", handler=handler, room=room)
     manager.disconnect()
-    until(lambda: len(host.joined) == 2 and host.left == host.joined)
+    wait_until(lambda: len(host.joined) == 2 and host.left == host.joined)
 
 
 def test_the_hosts_handlers_stay(
@@ -191,12 +192,12 @@ def test_the_hosts_handlers_stay(
     for manager in (first, second):
         manager.register(Add, room=room)
     ids = {str(first.worker_id), str(second.worker_id)}
-    until(lambda: set(host.joined) == ids)
+    wait_until(lambda: set(host.joined) == ids)
     host.joined.clear()
     with tsio.eio.ws.sock as lost:
         lost.shutdown(socket.SHUT_RDWR)
         assert connected.acquire(timeout=5)
-    until(lambda: set(host.joined) == ids)
+    wait_until(lambda: set(host.joined) == ids)
     assert dropped.wait(5)
     first.submit(Add(), room=room)
     assert heard.wait(5)
@@ -233,7 +234,7 @@ def test_without_a_connection_all_goes_on(
     manager.register(Add, room=room)
     assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 1
     enter(tsio, host)
-    until(lambda: host.joined == [str(manager.worker_id)])
+    wait_until(lambda: host.joined == [str(manager.worker_id)])
     tsio.disconnect()
     manager.disconnect()
     assert not manager.workers().items

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from sdk.jobs import Add
-from sdk.live import LiveServer, until
+from sdk.live import LiveServer
 from zndraw_joblib.contract.messages import WorkerResponse
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection
@@ -48,7 +49,7 @@ def test_a_drained_worker_finishes_and_leaves(
     waiting = threading.Thread(target=manager.wait)
     waiting.start()
     drain(api, worker_id)
-    until(lambda: not manager.registry)
+    wait_until(lambda: not manager.registry)
     second = keeper.submit(Add(), room=room)
     assert waiting.is_alive()
     may_end.set()
@@ -65,7 +66,7 @@ def test_serving_ends_when_it_is_drained(server: LiveServer, api: Connection, ro
     caller = JobManager(api)
 
     def ask_to_leave() -> None:
-        [job] = until(lambda: [job for job in caller.jobs(room).items if job.full_name.startswith(room)])
+        [job] = wait_until(lambda: [job for job in caller.jobs(room).items if job.full_name.startswith(room)])
         drain(api, job.workers[0])
 
     threading.Thread(target=ask_to_leave).start()
@@ -87,10 +88,10 @@ def test_a_task_in_hand_is_finished_before_a_drained_worker_leaves(
         heard.append(task.task_id)
         manager.start(task)
         drain(api, worker_id)
-        until(lambda: not manager.registry)
+        wait_until(lambda: not manager.registry)
         assert manager.worker_id == worker_id
         manager.complete(task, 1)
-    until(lambda: manager.worker_id is None)
+    wait_until(lambda: manager.worker_id is None)
     assert heard == [task_id]
     assert manager.get_task(task_id).result == 1
 
@@ -101,12 +102,12 @@ def test_a_manager_serves_again_after_a_drain(worker: Make, room: str, api: Conn
     manager.register(Add, room=room)
     first = manager.worker_id
     drain(api, first)
-    until(lambda: manager.worker_id is None)
+    wait_until(lambda: manager.worker_id is None)
     manager.register(Add, room=room)
     assert manager.worker_id not in (None, first)
     assert manager.wait_for(manager.submit(Add(a=5), room=room), 5).result == 5
     drain(api, manager.worker_id)
-    until(lambda: manager.worker_id is None)
+    wait_until(lambda: manager.worker_id is None)
     manager.wait()
 
 
@@ -118,6 +119,6 @@ def test_a_drained_worker_may_be_disconnected(worker: Make, room: str, api: Conn
     task = manager.claim(5)
     assert task is not None
     drain(api, manager.worker_id)
-    until(lambda: not manager.registry)
+    wait_until(lambda: not manager.registry)
     manager.disconnect()
     assert task.cancelled.is_set()

@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable
 
 import pytest
+from waiting import wait_until
 
 from sdk.jobs import Add, Picky
-from sdk.live import LiveServer, until
+from sdk.live import LiveServer
 from zndraw_joblib.contract.problems import InvalidTaskTransition
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.manager import JobManager
@@ -36,7 +37,7 @@ def test_a_claim_may_wait(worker: Make, room: str, server: LiveServer) -> None:
     found = []
     waiting = threading.Thread(target=lambda: found.append(manager.claim(wait=10)))
     waiting.start()
-    until(lambda: server.sleeping)
+    wait_until(lambda: server.sleeping)
     task_id = caller.submit(Add(a=1), room=room, job_room=room)
     waiting.join(1)
     assert [task.task_id for task in found] == [task_id]
@@ -89,7 +90,7 @@ def test_listening_ends_with_a_disconnect(worker: Make, room: str, server: LiveS
     manager.register(Add, room=room)
     listening = threading.Thread(target=lambda: list(manager.listen(polling_interval=20)))
     listening.start()
-    until(lambda: server.sleeping)
+    wait_until(lambda: server.sleeping)
     manager.disconnect()
     listening.join(1)
     assert not listening.is_alive()
@@ -106,11 +107,11 @@ def test_listening_outlives_a_restart(own_server: Callable[..., LiveServer], wor
             target=lambda: found.extend(task.task_id for task in manager.listen(polling_interval=1))
         )
         listening.start()
-        until(lambda: live.sleeping)
+        wait_until(lambda: live.sleeping)
         live.stop()
         live.start()
         task_id = manager.submit(Add(), room=room)
-        until(lambda: manager.get_task(task_id).status == TaskStatus.CLAIMED)
+        wait_until(lambda: manager.get_task(task_id).status == TaskStatus.CLAIMED)
         manager.disconnect()
         listening.join(5)
         assert found == [task_id]

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
-from sdk.live import TOKEN, LiveServer, until
+from sdk.live import TOKEN, LiveServer
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]
@@ -72,9 +73,9 @@ def test_processes_are_workers_that_are_replaced_and_stopped(
     caller = worker()
     parent = start(2)
     job = f"{room}:analysis:Work"
-    until(lambda: len(workers_of(caller, room)) == 2, 20)
+    wait_until(lambda: len(workers_of(caller, room)) == 2, 20)
     tasks = [caller.submit(job, {"wait_for": "both"}) for _ in range(2)]
-    pids = until(lambda: len(found := list(tmp_path.glob("pid-*"))) == 2 and found)
+    pids = wait_until(lambda: len(found := list(tmp_path.glob("pid-*"))) == 2 and found)
     (tmp_path / "both").touch()
     results = {caller.wait_for(task, 5).result for task in tasks}
     assert results == {int(path.name.removeprefix("pid-")) for path in pids}
@@ -82,12 +83,12 @@ def test_processes_are_workers_that_are_replaced_and_stopped(
     killed = results.pop()
     before = set(workers_of(caller, room))
     os.kill(killed, signal.SIGKILL)
-    until(lambda: set(workers_of(caller, room)) - before, 20)
+    wait_until(lambda: set(workers_of(caller, room)) - before, 20)
 
     last = caller.submit(job, {"wait_for": "last"})
-    until(lambda: caller.get_task(last).status == "running", 10)
+    wait_until(lambda: caller.get_task(last).status == "running", 10)
     os.killpg(parent.pid, signal.SIGINT)
-    until(lambda: len(workers_of(caller, room)) == 1)  # the killed one falls silent, and is swept later
+    wait_until(lambda: len(workers_of(caller, room)) == 1)  # the killed one falls silent, and is swept later
     assert caller.get_task(last).status == "running"
     (tmp_path / "last").touch()
     assert parent.wait(10) == 0
@@ -98,12 +99,12 @@ def test_a_second_signal_ends_all(worker: Make, room: str, start: Start) -> None
     """SIGTERM twice ends processes whose tasks do not end."""
     caller = worker()
     parent = start(2)
-    until(lambda: len(workers_of(caller, room)) == 2, 20)
+    wait_until(lambda: len(workers_of(caller, room)) == 2, 20)
     task = caller.submit(f"{room}:analysis:Work", {"wait_for": "never"})
-    until(lambda: caller.get_task(task).status == "running", 10)
+    wait_until(lambda: caller.get_task(task).status == "running", 10)
     parent.send_signal(signal.SIGTERM)
     # The one that is busy has heard it too: it serves no job any more.
-    until(lambda: not workers_of(caller, room))
+    wait_until(lambda: not workers_of(caller, room))
     parent.send_signal(signal.SIGTERM)
     parent.wait(10)
     assert caller.get_task(task).error == "Worker disconnected"
@@ -118,6 +119,6 @@ def test_no_process_outlives_its_parent(worker: Make, room: str, start: Start) -
     """A parent that is killed takes its workers along, which say goodbye."""
     caller = worker()
     parent = start(1)
-    until(lambda: workers_of(caller, room), 20)
+    wait_until(lambda: workers_of(caller, room), 20)
     parent.kill()
-    until(lambda: not workers_of(caller, room))
+    wait_until(lambda: not workers_of(caller, room))

@@ -15,9 +15,10 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from waiting import wait_until
 
 from sdk.jobs import Add
-from sdk.live import LiveServer, until
+from sdk.live import LiveServer
 from sdk.sources import Call, Data, Echo, Gate, Text
 from zndraw_joblib.contract.events import providers_of
 from zndraw_joblib.contract.problems import (
@@ -252,18 +253,18 @@ def test_with_realtime_a_read_is_heard_of(own_server: Own, worker: Make, room: s
         manager = worker(at=api, long_poll=0, polling_interval=60)
         manager.register_provider(Call, name="one", handler=lambda word: seen.append(word) or b"1", room=room)
         hall = providers_of(f"{room}:calls:one")
-        until(lambda: live.sockets_in(hall))
+        wait_until(lambda: live.sockets_in(hall))
         for n in range(3):
             began = time.monotonic()
             assert manager.read_provider(f"{room}:calls:one", {"word": n}).content == b"1"
             assert time.monotonic() - began < 2
         assert seen == ["0", "1", "2"]
         manager.unregister_provider(f"{room}:calls:one")
-        until(lambda: not live.sockets_in(hall))
+        wait_until(lambda: not live.sockets_in(hall))
         manager.register_provider(Call, name="one", handler=Gate(), room=room)
-        until(lambda: live.sockets_in(hall))
+        wait_until(lambda: live.sockets_in(hall))
         manager.disconnect()
-        until(lambda: not live.sockets_in(hall))
+        wait_until(lambda: not live.sockets_in(hall))
 
 
 @pytest.mark.parametrize("by", ["id", "text of the id", "name"])

@@ -16,9 +16,10 @@ from typing import Any
 
 import httpx
 import pytest
+from waiting import wait_until
 
 from sdk.jobs import Add
-from sdk.live import TOKEN, LiveServer, until
+from sdk.live import TOKEN, LiveServer
 from sdk.sources import Call, Echo, Gate
 from sdk.test_lost_answers import bad_gateway, cut, late
 from zndraw_joblib.contract.messages import WorkerResponse
@@ -154,7 +155,7 @@ def test_a_worker_that_the_server_lost_provides_again(
     old = manager.worker_id
     assert old is not None
     Remote(api).remove_worker(old, 5)
-    until(lambda: manager.worker_id not in {None, old})
+    wait_until(lambda: manager.worker_id not in {None, old})
     assert ask(word="again").result().content == b"1"
     assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 7
     [shown] = [one for one in manager.providers(room).items if one.room_id == room]
@@ -192,7 +193,7 @@ def test_a_provider_that_somebody_else_took_over(
     assert gate.entered.acquire(timeout=5)
     second.register_provider(Call, name="one", handler=lambda word: b"second", room=room)
     gate.may_end.set()
-    until(lambda: "was not taken" in caplog.text)
+    wait_until(lambda: "was not taken" in caplog.text)
     [said] = [record for record in caplog.records if record.name == READS]
     assert said.levelno == logging.INFO
     assert "StaleResult" in said.getMessage()
@@ -228,7 +229,7 @@ def test_an_idle_provider_leaves_at_once(worker: Make, room: str, server: LiveSe
     """Its open long-poll holds nobody up, and no thread stays."""
     manager = worker()
     manager.register_provider(Echo, name="one", handler=0, room=room)
-    until(lambda: server.sleeping)
+    wait_until(lambda: server.sleeping)
     mine = [thread for thread in threading.enumerate() if thread.name.startswith("zndraw-joblib-read")]
     assert len(mine) == 4
     began = time.monotonic()
@@ -255,7 +256,7 @@ def test_a_disconnect_with_a_timeout_leaves_reads_behind(
     with pytest.raises(ProviderNotFound):
         answer.result()
     gate.may_end.set()
-    until(lambda: "was not taken" in caplog.text)
+    wait_until(lambda: "was not taken" in caplog.text)
 
 
 def test_a_read_may_disconnect_its_own_manager(worker: Make, room: str, ask: Ask) -> None:
@@ -308,7 +309,7 @@ def test_no_reader_waits_for_the_last_task(worker: Make, room: str, api: Connect
     if way == "drain":
         Remote(api).order("POST", f"/workers/{manager.worker_id}/drain", WorkerResponse)
     leaving.start()
-    until(lambda: not [one for one in manager.providers(room).items if one.room_id == room])
+    wait_until(lambda: not [one for one in manager.providers(room).items if one.room_id == room])
     assert leaving.is_alive()
     may_end.set()
     leaving.join(5)
@@ -360,7 +361,7 @@ def script(server: LiveServer, room: str, tmp_path: Path) -> Iterator[subprocess
         process = subprocess.Popen([sys.executable, "-c", SCRIPT, server.url, TOKEN, room, str(tmp_path)])
         stack.callback(process.wait)
         stack.callback(process.kill)
-        until((tmp_path / "ready").exists, 20)
+        wait_until((tmp_path / "ready").exists, 20)
         yield process
 
 
@@ -370,7 +371,7 @@ def test_a_signal_lets_a_read_finish(
 ) -> None:
     """Its answer is sent, then the process ends well."""
     answer = ask(word="slow")
-    until((tmp_path / "running").exists)
+    wait_until((tmp_path / "running").exists)
     script.send_signal(number)
     with pytest.raises(subprocess.TimeoutExpired):
         script.wait(0.3)

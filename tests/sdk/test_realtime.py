@@ -14,9 +14,10 @@ from uuid import uuid4
 
 import pytest
 from fastapi import FastAPI
+from waiting import wait_until
 
 from sdk.jobs import Add
-from sdk.live import TOKEN, LiveServer, until
+from sdk.live import TOKEN, LiveServer
 from zndraw_joblib.contract.events import sockets_of, workers_of
 from zndraw_joblib.server.http.problems import install_exception_handlers
 from zndraw_joblib.server.mount import JobLib
@@ -51,7 +52,7 @@ class Deaf(LiveServer):
 def joined(live: LiveServer, manager: JobManager, room: str) -> None:
     """Wait until a worker is in the rooms of its job and of its own."""
     names = [workers_of(f"{room}:modifiers:Add"), sockets_of(manager.worker_id)]
-    until(lambda: all(live.sockets_in(name) for name in names))
+    wait_until(lambda: all(live.sockets_in(name) for name in names))
 
 
 def assert_quick(manager: JobManager, room: str) -> None:
@@ -124,7 +125,7 @@ def test_a_server_without_socketio_costs_nothing(
             manager = worker(lambda task: 1, at=api)
             manager.register(Add, room=room)
             assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 1
-            until(lambda: len([line for line in lines(caplog, logging.DEBUG) if "without" in line]) >= 3)
+            wait_until(lambda: len([line for line in lines(caplog, logging.DEBUG) if "without" in line]) >= 3)
             manager.disconnect(5)
     finally:
         live.stop()
@@ -137,7 +138,7 @@ def test_a_refused_token_is_said_once(server: LiveServer, caplog: pytest.LogCapt
     """With the server's reason; the token is not told."""
     caplog.set_level(logging.DEBUG)
     with connect(server.url, "a-token-that-nobody-knows", realtime=True):
-        until(lambda: len([line for line in lines(caplog, logging.DEBUG) if "without" in line]) >= 2)
+        wait_until(lambda: len([line for line in lines(caplog, logging.DEBUG) if "without" in line]) >= 2)
     [told] = lines(caplog, logging.INFO)
     assert "refused the connection" in told
     assert "a-token-that-nobody-knows" not in caplog.text
@@ -152,11 +153,11 @@ def test_rooms_are_left_with_their_jobs(
     manager.register(Add, room=room)
     joined(server, manager, room)
     manager.unregister(Add, room=room)
-    until(lambda: not server.sockets_in(jobs))
+    wait_until(lambda: not server.sockets_in(jobs))
     manager.register(Add, room=room)
-    until(lambda: server.sockets_in(jobs))
+    wait_until(lambda: server.sockets_in(jobs))
     manager.disconnect()
-    until(lambda: not server.sockets_in(jobs))
+    wait_until(lambda: not server.sockets_in(jobs))
     assert live_api.tsio is not None
     assert live_api.tsio.connected
 
@@ -170,8 +171,8 @@ def test_a_worker_that_is_registered_anew_joins_anew(
     joined(server, manager, room)
     old = manager.worker_id
     Remote(live_api).remove_worker(old, 5)
-    until(lambda: manager.worker_id not in {None, old})
-    until(lambda: server.sockets_in(sockets_of(manager.worker_id)))
+    wait_until(lambda: manager.worker_id not in {None, old})
+    wait_until(lambda: server.sockets_in(sockets_of(manager.worker_id)))
     assert_quick(manager, room)
 
 
@@ -181,13 +182,13 @@ def test_a_refused_join_is_said_once(
     """With the server's reason. Where it does not know the worker, a heartbeat is due, which settles it."""
     manager = worker(at=live_api)
     manager.register(Add, room=room)
-    until(lambda: live_api.tsio.connected)
+    wait_until(lambda: live_api.tsio.connected)
     channel = Channel(live_api.tsio, InFlight())
     name = f"{room}:modifiers:Add"
     for strange in (f"{room}:modifiers:Other", f"{room}:modifiers:Others"):
         channel.join(strange, manager.worker_id)
         channel._rejoin()
-    until(lambda: len(warned(caplog)) == 2)
+    wait_until(lambda: len(warned(caplog)) == 2)
     assert all("does not serve" in line for line in warned(caplog))
     assert not channel.beat_due.is_set()
     channel.join(name, uuid4())
@@ -255,7 +256,7 @@ def test_a_worker_whose_socket_is_cut_lives_on(own_server: Own, worker: Make, ro
         task_id = manager.submit(Add(), room=room)
         assert running.wait(5)
         pubsub.cut()
-        until(lambda: not live.sockets_in(sockets_of(before)))
+        wait_until(lambda: not live.sockets_in(sockets_of(before)))
         threading.Event().wait(3)
         may_end.set()
         assert manager.wait_for(task_id, 5).result == 1

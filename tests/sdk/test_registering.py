@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 from pydantic import BaseModel
+from waiting import wait_until
 
 from sdk.jobs import Add
-from sdk.live import LiveServer, until
+from sdk.live import LiveServer
 from zndraw_joblib.contract.problems import SchemaConflict, Unauthorized, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection, connect
@@ -112,7 +113,7 @@ def test_a_manager_serves_again_after_a_disconnect(worker: Make, room: str) -> N
     manager.disconnect()
     assert manager.worker_id is None
     assert not manager.registry
-    until(lambda: not [thread for thread in threading.enumerate() if "zndraw-joblib" in thread.name])
+    wait_until(lambda: not [thread for thread in threading.enumerate() if "zndraw-joblib" in thread.name])
     manager.register(Add, room=room)
     assert manager.worker_id not in (None, first)
     assert manager.wait_for(manager.submit(Add(a=5), room=room), 5).result == 5
@@ -139,7 +140,7 @@ def test_a_worker_without_jobs_stays_alive(own_server: Callable[..., LiveServer]
         manager = worker(at=api)
         worker_id = manager.create_worker()
         first = manager.workers().items[0].last_heartbeat
-        until(lambda: (manager.workers().items[0].last_heartbeat - first).total_seconds() > 1)
+        wait_until(lambda: (manager.workers().items[0].last_heartbeat - first).total_seconds() > 1)
         assert manager.worker_id == worker_id
 
 
@@ -179,7 +180,7 @@ def test_an_interval_too_long_is_warned_about(
     """The server's interval is the default; one's own wins, with a warning if it is longer."""
     manager = worker(heartbeat_interval=100)
     manager.register(Add, room=room)
-    until(lambda: "the server wants a beat every 15 s" in caplog.text)
+    wait_until(lambda: "the server wants a beat every 15 s" in caplog.text)
 
 
 class PlainHost:
@@ -205,7 +206,7 @@ def test_any_host_will_do(worker: Make, room: str, api: Connection, errors: Any)
     assert errors or not isinstance(caught.value, WorkerNotFound)
     removed = manager.worker_id
     api.http.delete(f"{api.base_url}/v1/joblib/workers/{removed}", headers=api.get_headers())
-    until(lambda: manager.worker_id not in (None, removed))
+    wait_until(lambda: manager.worker_id not in (None, removed))
     task = manager.wait_for(manager.submit(Add(a=7), room=room), 5)
     assert (task.status, task.result) == (TaskStatus.COMPLETED, 7)
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
+from waiting import wait_until
 
 from sdk.jobs import Add, Picky
-from sdk.live import LiveServer, until
+from sdk.live import LiveServer
 from zndraw_joblib.contract.messages import JobRegisterRequest
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection
@@ -121,7 +122,7 @@ def test_a_report_is_repeated_until_the_server_is_back(
         task = manager.wait_for(task_id, 10)
         assert (task.status, task.result, task.worker_id) == (TaskStatus.COMPLETED, "kept", worker_id)
         [before] = manager.workers().items
-        until(lambda: manager.workers().items[0].last_heartbeat > before.last_heartbeat)
+        wait_until(lambda: manager.workers().items[0].last_heartbeat > before.last_heartbeat)
         manager.disconnect(5)
 
 
@@ -166,11 +167,11 @@ def test_an_expired_token_is_waited_out(worker: Make, room: str, api: Connection
     before = manager.worker_id
     caller = worker()
     task_id = caller.submit(Add(a=1), room=room, job_room=room)
-    until(lambda: host.refused == {"claim", "tasks", "workers"})
+    wait_until(lambda: host.refused == {"claim", "tasks", "workers"})
     assert caller.wait_for(task_id, 10).result == 2
     tasks = [caller.submit(Add(), room=room, job_room=room) for _ in range(2)]
     assert [caller.wait_for(task, 10).result for task in tasks] == [2, 2]
-    until(lambda: host.served == host.refused)
+    wait_until(lambda: host.served == host.refused)
     assert manager.worker_id == before
 
 
@@ -190,7 +191,7 @@ def test_a_task_that_was_taken_away_is_dropped(worker: Make, room: str, api: Con
     assert running.wait(5)
     removed = manager.worker_id
     Remote(api).remove_worker(removed, 5)
-    until(lambda: manager.worker_id not in (None, removed))
+    wait_until(lambda: manager.worker_id not in (None, removed))
     may_end.set()
     assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 1
     lost = manager.get_task(task_id)
@@ -207,7 +208,7 @@ def test_a_server_with_too_many_sleepers_is_polled(
         manager.register(Add, room=room)
         for number in range(3):
             task_id = manager.submit(Add(a=number), room=room)
-            assert until(lambda id=task_id: manager.get_task(id).completed_at, 2)
+            assert wait_until(lambda id=task_id: manager.get_task(id).completed_at, 2)
         manager.disconnect()
 
 

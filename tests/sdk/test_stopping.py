@@ -12,9 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from waiting import wait_until
 
 from sdk.jobs import Add
-from sdk.live import TOKEN, LiveServer, until
+from sdk.live import TOKEN, LiveServer
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.manager import JobManager
@@ -28,11 +29,11 @@ def test_an_idle_worker_leaves_at_once(worker: Make, room: str, server: LiveServ
     """An open long-poll of 20 s holds nobody up, and is gone from the server too."""
     manager = worker(lambda task: None, concurrency=2)
     manager.register(Add, room=room)
-    until(lambda: server.sleeping == 1)
+    wait_until(lambda: server.sleeping == 1)
     began = time.monotonic()
     manager.disconnect()
     assert time.monotonic() - began < 0.5
-    until(lambda: server.sleeping == 0, 1)
+    wait_until(lambda: server.sleeping == 0, 1)
 
 
 def test_a_worker_that_leaves_takes_no_task_along(worker: Make, room: str) -> None:
@@ -94,7 +95,7 @@ def test_a_task_that_comes_after_the_stop_is_handed_back(
         claiming = threading.Thread(target=lambda: got.append(manager.claim(20)))
         if way == "by hand":
             claiming.start()
-        until(lambda: server.sleeping == 1)
+        wait_until(lambda: server.sleeping == 1)
         stop = StopFirst(api, manager.disconnect)
         task_id = keeper.submit(Add(), room=room)
         assert stop.stopped.wait(5)
@@ -155,7 +156,10 @@ def test_a_signal_ends_the_wait_for_a_server(room: str, caplog: pytest.LogCaptur
     """Nobody waits for the 30 s that a registration is tried again."""
     caplog.set_level(logging.WARNING)
     threading.Thread(
-        target=lambda: (until(lambda: "trying again" in caplog.text), os.kill(os.getpid(), signal.SIGINT))
+        target=lambda: (
+            wait_until(lambda: "trying again" in caplog.text),
+            os.kill(os.getpid(), signal.SIGINT),
+        )
     ).start()
     with connect("http://127.0.0.1:9") as api:
         began = time.monotonic()
@@ -181,10 +185,10 @@ def test_a_busy_worker_finishes_and_takes_no_more(
             each.register(Add, room=room)
         first = manager.submit(Add(), room=room)
         assert running.wait(5)
-        until(lambda: live.sleeping == 1)
+        wait_until(lambda: live.sleeping == 1)
         leaving = threading.Thread(target=manager.disconnect)
         leaving.start()
-        until(lambda: manager.jobs(room).items[0].workers == [keeper.worker_id])
+        wait_until(lambda: manager.jobs(room).items[0].workers == [keeper.worker_id])
         second = manager.submit(Add(), room=room, job_room=room)
         leaving.join(1.5)
         assert leaving.is_alive()
@@ -275,7 +279,7 @@ class Script:
 
     def until(self, name: str) -> None:
         """Wait for a sign of the process."""
-        until(lambda: (self.folder / name).exists() or self.process.poll() is not None, 20)
+        wait_until(lambda: (self.folder / name).exists() or self.process.poll() is not None, 20)
         assert (self.folder / name).exists()
 
 
@@ -308,7 +312,7 @@ def test_the_first_signal_lets_the_task_finish(
     task_id = caller.submit(f"{room}:modifiers:Add", room=room)
     child.until("running")
     child.process.send_signal(number)
-    until(lambda: caller.get_task(task_id).status == TaskStatus.RUNNING)
+    wait_until(lambda: caller.get_task(task_id).status == TaskStatus.RUNNING)
     assert child.process.poll() is None
     (child.folder / "may-end").touch()
     assert child.process.wait(5) == 0
@@ -341,10 +345,10 @@ def test_a_process_that_slept_comes_back(
     with live.connect() as api:
         caller = worker(at=api)
         child.process.send_signal(signal.SIGSTOP)
-        until(lambda: not caller.workers().items)
+        wait_until(lambda: not caller.workers().items)
         child.process.send_signal(signal.SIGCONT)
-        until(lambda: caller.workers().items)
-        until(lambda: caller.jobs(room).items)
+        wait_until(lambda: caller.workers().items)
+        wait_until(lambda: caller.jobs(room).items)
         (child.folder / "may-end").touch()
         assert caller.wait_for(caller.submit(f"{room}:modifiers:Add", room=room), 5).result == "done"
     child.process.terminate()

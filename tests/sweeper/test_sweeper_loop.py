@@ -12,6 +12,7 @@ import pytest
 import socketio
 import uvicorn
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from waiting import until
 
 from sweeper.queue import Queue, Wrapper
 from zndraw_joblib import JobLibSettings, JobsInvalidate, TaskStatusEvent, run_sweeper
@@ -41,13 +42,6 @@ async def sweeping(
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    """Wait for what no event tells, and look so often that nothing is missed between."""
-    async with asyncio.timeout(BOUND):
-        while not is_so():  # noqa: ASYNC110 - there is no event to await
-            await asyncio.sleep(0)
 
 
 async def gone(queue: Queue, worker_id: str) -> float:
@@ -119,7 +113,7 @@ async def test_each_cycle_opens_two_sessions_one_after_the_other(
     async with sweeping(counted, quick):
         await until(lambda: counted.calls)
         assert time.monotonic() - started >= quick.sweeper_interval_seconds * 0.9
-        await until(lambda: cycles() >= 3 and not counted.open)
+        await until(lambda: cycles() >= 3 and not counted.open, interval=0)
         assert counted.calls == 2 * cycles()
         assert (counted.most, counted.open) == (1, 0)
 
