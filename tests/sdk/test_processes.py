@@ -31,10 +31,10 @@ class Work(Extension):
 """
 MAIN = """
 import logging, sys
-from zndraw_joblib.worker.processes import ProcessPlan, serve_processes
+from zndraw_joblib.worker.processes import ProcessConfig, serve_processes
 if __name__ == "__main__":
     url, token, room, target, number = sys.argv[1:]
-    sys.exit(serve_processes(ProcessPlan(target, url, token, room), int(number)))
+    sys.exit(serve_processes(ProcessConfig(target, url, token, room), int(number)))
 """
 Start = Callable[..., subprocess.Popen[bytes]]
 

@@ -1,13 +1,10 @@
 """Be one worker, a row of worker processes, or a folder's window, until a signal ends it."""
 
-import logging
-import multiprocessing
 import time
 import traceback
-from functools import partial
-from multiprocessing.sharedctypes import Synchronized
+from dataclasses import replace
 
-from zndraw_joblib.cli import client, logs
+from zndraw_joblib.cli import client
 from zndraw_joblib.cli.client import Access
 from zndraw_joblib.cli.display import note
 from zndraw_joblib.cli.options import LogLevel
@@ -19,7 +16,7 @@ from zndraw_joblib.worker.files import share_folder
 from zndraw_joblib.worker.folders import Folder
 from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.processes import ProcessPlan
+from zndraw_joblib.worker.processes import ProcessConfig
 from zndraw_joblib.worker.remote import Remote
 from zndraw_joblib.worker.retry import unreachable
 from zndraw_joblib.worker.serving import serve
@@ -28,7 +25,7 @@ _PATIENCE_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 
 
-def run_one(access: Access, plan: ProcessPlan) -> None:
+def run_one(access: Access, plan: ProcessConfig) -> None:
     """Serve in this process. Raises `Refusal`."""
     try:
         extensions = load_extensions(plan.target)
@@ -43,12 +40,11 @@ def run_one(access: Access, plan: ProcessPlan) -> None:
         serve(api, extensions, room=plan.room, context=context, concurrency=plan.concurrency)
 
 
-def run_several(access: Access, plan: ProcessPlan, count: int, log_level: LogLevel) -> int:
+def run_several(access: Access, plan: ProcessConfig, count: int, log_level: LogLevel) -> int:
     """Serve in processes that are replaced when they crash; return the exit code. Raises `Refusal`."""
     _wait_for_server(access)
     note(f"{count} processes serve {plan.target} in {plan.room} at {access.url}; Ctrl-C stops them.")
-    said = multiprocessing.get_context("spawn").Value("b", 0)
-    return min(1, processes.serve_processes(plan, count, partial(_prepare, log_level, said)))
+    return min(1, processes.serve_processes(replace(plan, log_level=log_level.upper()), count))
 
 
 def share(access: Access, place: str, name: str, room: str) -> None:
@@ -90,17 +86,3 @@ def _place_of(error: BaseException | None) -> str:
         return ""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
     return f" ({frames[-1].filename}:{frames[-1].lineno})"
-
-
-def _prepare(log_level: LogLevel, said: "Synchronized[int]") -> None:
-    """Set up logging in a process. All are refused for the same reason: the first of them says it."""
-    logs.set_up(log_level)
-    logging.getLogger(processes.__name__).addFilter(partial(_is_first, said))
-
-
-def _is_first(said: "Synchronized[int]", record: logging.LogRecord) -> bool:
-    if record.levelno < logging.ERROR:
-        return True
-    with said.get_lock():
-        is_first, said.value = not said.value, 1
-    return is_first

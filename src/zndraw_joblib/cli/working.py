@@ -38,11 +38,11 @@ def worker(  # noqa: PLR0913 - each is an option
     """
     # Socket.IO takes half a second to load.
     from zndraw_joblib.cli import row  # noqa: PLC0415
-    from zndraw_joblib.worker.processes import ProcessPlan  # noqa: PLC0415
+    from zndraw_joblib.worker.processes import ProcessConfig  # noqa: PLC0415
 
     logs.set_up(log_level)
     access = client.find(url)
-    plan = ProcessPlan(target, access.url, access.token, room, context, concurrency)
+    plan = ProcessConfig(target, access.url, access.token, room, context, concurrency)
     if processes == 1:
         row.run_one(access, plan)
     elif row.run_several(access, plan, processes, log_level):
