@@ -1,9 +1,9 @@
 """A host: an app with its own users, rooms and database, and a job queue mounted into it.
 
-    pip install 'zndraw-joblib[server]'
+    pip install '.[server]'
     uvicorn examples.host_app:app
 
-Sign up with `POST /users`, send the key it gives as the header `X-Key`, and use `/v1/joblib` with it.
+Create a user with `POST /users`, and send the returned key as the header `X-Key` to `/v1/joblib`.
 On PostgreSQL (HOST_DATABASE_URL) first run `zndraw-joblib db upgrade` with the same URL.
 """
 
@@ -37,11 +37,11 @@ DATABASE_URL = os.environ.get("HOST_DATABASE_URL", "sqlite+aiosqlite:///host.db"
 
 
 class Base(DeclarativeBase):
-    """The host's own tables, beside which the queue keeps its own."""
+    """The host's own tables; the queue's tables are in the same database."""
 
 
 class User(Base):
-    """Somebody with a key. The queue asks a user for `id` and `is_superuser`, and for nothing else."""
+    """A user with a key. The queue reads only `id` and `is_superuser`."""
 
     __tablename__ = "user"
 
@@ -52,7 +52,7 @@ class User(Base):
 
 
 class Room(Base):
-    """A room that somebody has made. A private one is its owner's alone, a locked one takes no changes."""
+    """A room of a user. Only its owner may read a private room; a locked room accepts no changes."""
 
     __tablename__ = "room"
 
@@ -63,25 +63,25 @@ class Room(Base):
 
 
 class NewUser(BaseModel):
-    """Who signs up."""
+    """The body of a request that creates a user."""
 
     name: str
 
 
 class RoomSettings(BaseModel):
-    """What the owner of a room says about it."""
+    """What the owner of a room can change."""
 
     is_private: bool = False
     is_locked: bool = False
 
 
 def digest(key: str) -> str:
-    """Return what is stored of a key: it has 256 bits of chance, so a plain hash keeps it secret."""
+    """Return the hash to store. A key has 256 random bits, so it needs no salt."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 async def open_session(request: Request) -> AsyncIterator[AsyncSession]:
-    """Open a session for as long as the request needs it."""
+    """Open a session for the duration of the request."""
     async with request.app.state.sessions() as session:
         yield session
 
@@ -91,7 +91,7 @@ Key = Annotated[str | None, Depends(APIKeyHeader(name="X-Key", auto_error=False)
 
 
 async def current_user(session: Session, key: Key) -> User:
-    """Return who asks, by the header `X-Key`."""
+    """Return the user whose key is in the header `X-Key`."""
     found = await session.scalars(select(User).where(User.key_digest == digest(key or "")))
     user = found.first()
     if user is None:
@@ -104,7 +104,7 @@ RoomId = Annotated[str, Path()]
 
 
 async def readable_room(room_id: RoomId, session: Session, user: CurrentUser) -> str:
-    """Let nobody but its owner know that a private room exists."""
+    """Return the room id. Raise 404 for another user's private room."""
     room = await session.get(Room, validate_room_id(room_id))
     if room is not None and room.is_private and room.owner_id != user.id:
         raise HTTPException(404, f"There is no room {room_id!r}")
@@ -114,7 +114,7 @@ async def readable_room(room_id: RoomId, session: Session, user: CurrentUser) ->
 async def writable_room(
     room_id: Annotated[str, Depends(readable_room)], session: Session, user: CurrentUser
 ) -> str:
-    """Refuse changes to a locked room."""
+    """Return the room id. Raise 423 for a locked room."""
     room = await session.get(Room, room_id)
     if room is not None and room.is_locked and not user.is_superuser:
         raise HTTPException(423, f"Room {room_id!r} is locked")
@@ -122,7 +122,7 @@ async def writable_room(
 
 
 def create_app(database_url: str = DATABASE_URL) -> FastAPI:
-    """Return the host's app, with the queue in it."""
+    """Return the host's app, with the queue mounted."""
     engine = create_async_engine(database_url)
     sessions = async_sessionmaker(engine)
 
@@ -136,16 +136,16 @@ def create_app(database_url: str = DATABASE_URL) -> FastAPI:
     app = FastAPI(title="A host", lifespan=lifespan)
     app.state.sessions = sessions
 
-    # The queue, with the host's users, database and rules of rooms.
+    # The queue uses the host's users, database and room rules.
     sio = socketio.AsyncServer(async_mode="asgi", cors_allowed_origins=[])
     joblib = JobLib(session_maker=sessions, identity=current_user, tsio=sio)
     joblib.mount(app)
-    # What happens, live: sockets connect with the header `X-Key` too, and join rooms by `join_room`.
+    # Socket.IO clients connect with the header `X-Key` too, and join a room with `join_room`.
     register_socketio_handlers(sio, joblib)
     app.mount("/socket.io", socketio.ASGIApp(sio))
     app.dependency_overrides[verify_readable_room] = readable_room
     app.dependency_overrides[verify_writable_room] = writable_room
-    # The queue answers its own errors; this is for what the host's own routes raise of it.
+    # The queue handles errors of its own routes. This handles its exceptions in the host's routes.
     app.add_exception_handler(ProblemException, problem_exception_handler)
 
     app.add_api_route("/users", sign_up, methods=["POST"], status_code=201)
@@ -154,7 +154,7 @@ def create_app(database_url: str = DATABASE_URL) -> FastAPI:
 
 
 async def sign_up(new: NewUser, session: Session) -> dict[str, str]:
-    """Make a user; the first one is a superuser. The key is shown this once."""
+    """Create a user and return its key, which is shown only once. The first user is a superuser."""
     key = secrets.token_urlsafe(32)
     is_first = (await session.scalars(select(User.id).limit(1))).first() is None
     session.add(User(name=new.name, key_digest=digest(key), is_superuser=is_first))
@@ -168,13 +168,13 @@ async def sign_up(new: NewUser, session: Session) -> dict[str, str]:
 async def change_room(
     room_id: RoomId, settings: RoomSettings, session: Session, user: CurrentUser
 ) -> RoomSettings:
-    """Make a room or change one's own."""
+    """Create a room, or change the caller's own room."""
     room = await session.get(Room, validate_room_id(room_id))
     if room is None:
         room = Room(id=room_id, owner_id=user.id)
         session.add(room)
     if room.owner_id != user.id:
-        raise HTTPException(403, "The room belongs to somebody else")
+        raise HTTPException(403, "The room belongs to another user")
     room.is_private, room.is_locked = settings.is_private, settings.is_locked
     await session.commit()
     return settings

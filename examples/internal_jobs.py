@@ -1,15 +1,15 @@
-"""Internal jobs: they run inside the server, and need no worker.
+"""Internal jobs: they run inside the server and need no worker.
 
-In a standalone server, in threads of its own:
+On a standalone server, in its own threads:
 
     ZNDRAW_JOBLIB_INTERNAL_EXTENSIONS=examples.internal_jobs:Center zndraw-joblib serve
     zndraw-joblib submit @internal:modifiers:Center positions='[[0, 0], [2, 4]]' --wait
 
-With ZNDRAW_JOBLIB_REDIS_URL they run in processes of their own, of which there may be any number:
+With ZNDRAW_JOBLIB_REDIS_URL they run in any number of separate processes, on PostgreSQL:
 
     zndraw-joblib internal-worker
 
-In a host's app, with a broker of taskiq, see `offer`.
+In a host's app, with a taskiq broker: see `offer`.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -23,14 +23,14 @@ from zndraw_joblib import Category, Extension, GuardedExecutor, JobPolicy, regis
 
 
 class Center(Extension):
-    """Move points so that their centre is the origin. A lost server process costs it an attempt, no more."""
+    """Move points so that their centre is the origin. The task is retried if its process is lost."""
 
     category: ClassVar[Category] = Category.MODIFIER
     policy: ClassVar[JobPolicy] = JobPolicy(max_attempts=3, timeout_seconds=60)
     positions: list[tuple[float, float]]
 
     def run(self, vis: Any, **kwargs: Any) -> list[tuple[float, float]]:
-        """Return the points; stop where nobody waits for them any more."""
+        """Return the moved points; stop early if the task was cancelled."""
         count = len(self.positions) or 1
         x, y = (sum(point[axis] for point in self.positions) / count for axis in (0, 1))
         moved = []
@@ -42,7 +42,7 @@ class Center(Extension):
 
 
 def offer(app: FastAPI, broker: AsyncBroker, session_maker: Callable[[], Any]) -> None:
-    """Let a host's app, into which a `JobLib` is mounted, run the job by a broker of its own."""
+    """Run the job in a host's app, into which a `JobLib` is mounted, with the host's own broker."""
     hosts_own = app.router.lifespan_context
 
     @asynccontextmanager

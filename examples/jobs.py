@@ -9,7 +9,7 @@ from zndraw_joblib import Category, Extension
 
 
 class Area(Extension):
-    """The area of a rectangle."""
+    """Compute the area of a rectangle."""
 
     category: ClassVar[Category] = Category.ANALYSIS
     width: float
@@ -21,11 +21,11 @@ class Area(Extension):
 
 
 class Pause(Extension):
-    """Something that takes a while."""
+    """Take a while."""
 
     category: ClassVar[Category] = Category.MODIFIER
     seconds: float = Field(default=1.0, ge=0, le=60)
 
     def run(self, vis: Any, **kwargs: Any) -> None:
-        """Wait."""
+        """Sleep for `seconds`."""
         time.sleep(self.seconds)

@@ -1,7 +1,7 @@
-"""Let others look into a folder: `python examples/provider.py FOLDER ROOM`.
+"""Share a folder and the first lines of its text files: `python examples/provider.py FOLDER ROOM`.
 
-Where the server is and who asks are in ZNDRAW_JOBLIB_URL and ZNDRAW_JOBLIB_TOKEN. Others then read with
-`JobManager(connect(url, token)).read_provider("ROOM:heads:texts", {"path": "a.txt", "lines": 3})`, or by
+ZNDRAW_JOBLIB_URL and ZNDRAW_JOBLIB_TOKEN name the server and the token. Clients send requests with
+`JobManager(connect(url, token)).read_provider("ROOM:heads:texts", {"path": "a.txt", "lines": 3})`, or over
 HTTP: `GET /v1/joblib/rooms/ROOM/providers/ROOM:heads:texts?path=a.txt&lines=3`.
 """
 
@@ -17,7 +17,7 @@ from zndraw_joblib import Folder, JobManager, Provider, connect, share_folder
 
 
 class Head(Provider):
-    """The first lines of a text file. The fields are a read's parameters, checked before `read` is called."""
+    """The first lines of a text file. The fields are the parameters, validated before `read` runs."""
 
     category: ClassVar[str] = "heads"
     content_type: ClassVar[str] = "text/plain; charset=utf-8"
@@ -25,13 +25,13 @@ class Head(Provider):
     lines: int = Field(default=10, ge=0, le=1000)
 
     def read(self, handler: Folder) -> Iterator[bytes]:
-        """Give the lines one by one; they are sent as they come."""
+        """Return the lines one by one; the SDK sends them as they come."""
         content = b"".join(handler.blocks(self.path, length=1_000_000))
         return islice(iter(content.splitlines(keepends=True)), self.lines)
 
 
 def main(place: str, room: str) -> None:
-    """Answer reads until Ctrl-C."""
+    """Answer provider requests until Ctrl-C."""
     url = os.environ.get("ZNDRAW_JOBLIB_URL", "http://127.0.0.1:8000")
     folder = Folder(place)
     with (

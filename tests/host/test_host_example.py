@@ -97,5 +97,5 @@ async def test_the_hosts_own_routes_use_the_queues_rules(people: list[httpx.Asyn
     answer = await ada.put("/rooms/a:b", json={})
     assert (answer.status_code, answer.json()["type"]) == (400, "/v1/problems/invalid-room-id")
     await ada.put("/rooms/den", json={})
-    assert (await bob.put("/rooms/den", json={})).json() == {"detail": "The room belongs to somebody else"}
+    assert (await bob.put("/rooms/den", json={})).json() == {"detail": "The room belongs to another user"}
     assert (await ada.post("/users", json={"name": "ada"})).json() == {"detail": "'ada' is taken"}
