@@ -1,0 +1,67 @@
+"""The documentation matches the code: links, snippets, settings, operations, commands."""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from zndraw_joblib.cli import commands
+from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+ALIASES = {"sweep_threshold_seconds", "sweep_interval_seconds"}
+
+
+def rows(page: Path) -> list[list[str]]:
+    """Return the cells of all table rows of a page."""
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_resolve(page: Path) -> None:
+    """Every relative link of a page names a file of the repository."""
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_snippets_import_what_exists(page: Path) -> None:
+    """Every Python snippet parses, and imports public names only."""
+    public = set(__import__("zndraw_joblib").__all__)
+    for snippet in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for node in ast.walk(ast.parse(snippet.replace("…", "..."), mode="exec")):
+            if isinstance(node, ast.ImportFrom) and node.module == "zndraw_joblib":
+                assert {alias.name for alias in node.names} <= public
+
+
+def test_every_setting_is_listed_with_its_default() -> None:
+    """`settings.md` has each field of the settings, and the default of each number, flag and word."""
+    listed = {name.strip("`"): default.strip("`") for name, default, *_ in rows(REFERENCE / "settings.md")}
+    assert set(listed) == set(ServerSettings.model_fields) - ALIASES
+    assert set(JobLibSettings.model_fields) <= set(listed) | ALIASES
+    for name, default in listed.items():
+        value: Any = ServerSettings.model_fields[name].default
+        if isinstance(value, bool | int | float):
+            assert default == str(value).lower(), name
+
+
+def test_every_operation_is_listed() -> None:
+    """`rest.md` names the path of each operation."""
+    page = re.sub(r"\{\w+\}", "{}", (REFERENCE / "rest.md").read_text())
+    paths = create_app(ServerSettings(database_url="sqlite://")).openapi()["paths"]
+    plain = {re.sub(r"\{\w+\}", "{}", path.removeprefix("/v1/joblib")) for path in paths}
+    assert [path for path in plain if path not in page and not path.endswith("/resume")] == []
+
+
+def test_every_command_is_listed() -> None:
+    """`cli.md` names each command."""
+    page = (REFERENCE / "cli.md").read_text()
+    names: Any = getattr(get_command(commands.app), "commands")  # noqa: B009 - of a click group
+    assert [name for name in names if f"`{name}" not in page] == []
