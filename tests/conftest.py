@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import Sessions
+from zndraw_joblib.server.store.database import SessionDatabase
 from zndraw_joblib.server.store.engine import open_engine, open_sessions
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
@@ -45,7 +45,7 @@ def postgres() -> Iterator[str]:
     async def make_template() -> None:
         await _execute(url, f"CREATE DATABASE {_TEMPLATE}")
         engine = open_engine(url.format(_TEMPLATE))
-        await schema.upgrade(Sessions(open_sessions(engine)))
+        await schema.upgrade(SessionDatabase(open_sessions(engine)))
         await engine.dispose()
 
     asyncio.run(make_template())
@@ -98,7 +98,7 @@ def database_url(request: pytest.FixtureRequest) -> str:
 async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
     """Return an engine on a migrated database."""
     engine = open_engine(database_url)
-    await schema.prepare(Sessions(open_sessions(engine)))
+    await schema.prepare(SessionDatabase(open_sessions(engine)))
     yield engine
     await engine.dispose()
 

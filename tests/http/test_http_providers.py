@@ -19,9 +19,9 @@ from zndraw_joblib import get_result_backend, verify_readable_room, verify_writa
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.server.providers.results.memory import MemoryResults
 from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service.providers import MAX_WAITING
+from zndraw_joblib.server.service.providers import MAX_PENDING_REQUESTS
 from zndraw_joblib.server.store import providers as provider_store
-from zndraw_joblib.server.store.tables import ProviderCall, ProviderRecord
+from zndraw_joblib.server.store.tables import Provider, ProviderRequest
 
 BOUND = 10
 NAME = "lab:files:home"
@@ -839,11 +839,11 @@ async def test_who_reads_is_connected(client: httpx.AsyncClient, app: FastAPI) -
     await client.get(READ, headers=NOW)
     assert await take(client, provider["worker_id"]) is not None
 
-    async def heard_for(tx: Any) -> float:
-        found = (await tx.execute(select(ProviderRecord.__table__.c.heard_until))).scalar_one()
+    async def connected_for(tx: Any) -> float:
+        found = (await tx.execute(select(Provider.__table__.c.heard_until))).scalar_one()
         return (found - await tx.now()).total_seconds()
 
-    assert await app.state.joblib.database.read(heard_for) > 60
+    assert await app.state.joblib.database.read(connected_for) > 60
 
 
 @ON_SQLITE
@@ -855,8 +855,8 @@ async def test_waiting_reads_are_bounded(client: httpx.AsyncClient, runtime: Run
         row = await provider_store.by_id(tx, UUID(provider["id"]))
         assert row is not None
         until = await tx.now() + timedelta(minutes=1)
-        for n in range(MAX_WAITING):
-            await provider_store.ask(tx, row, f"read-{n}", "{}", until)
+        for n in range(MAX_PENDING_REQUESTS):
+            await provider_store.add_request(tx, row, f"read-{n}", "{}", until)
 
     await runtime.write(ask_many)
     answer = await client.get(f"{READ}?n=3", headers=NOW)
@@ -901,7 +901,7 @@ async def test_the_sweeper_forgets_what_nobody_wants(
     hour = timedelta(hours=1)
 
     async def age(tx: Any) -> None:
-        table = ProviderCall.__table__
+        table = ProviderRequest.__table__
         old = table.c.params != '{"n":"2"}'
         await tx.execute(table.update().where(old).values(expires_at=await tx.now() - hour))
 
@@ -909,7 +909,7 @@ async def test_the_sweeper_forgets_what_nobody_wants(
     await app.state.joblib_mount.sweeper.cycle()
 
     async def left(tx: Any) -> list[str]:
-        return list((await tx.execute(select(ProviderCall.__table__.c.params))).scalars())
+        return list((await tx.execute(select(ProviderRequest.__table__.c.params))).scalars())
 
     assert await runtime.database.read(left) == ['{"n":"2"}']
     assert json.loads((await take(client, provider["worker_id"]))["params"]) == {"n": "2"}

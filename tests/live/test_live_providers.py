@@ -260,11 +260,11 @@ async def hosts(sqlite_url: str) -> AsyncIterator[tuple[Live, socketio.AsyncServ
     from zndraw_joblib import JobLib, JobLibSettings, register_socketio_handlers
     from zndraw_joblib.server.ports import Identity
     from zndraw_joblib.server.store import schema
-    from zndraw_joblib.server.store.database import Sessions
+    from zndraw_joblib.server.store.database import SessionDatabase
     from zndraw_joblib.server.store.engine import open_engine, open_sessions
 
     engine = open_engine(sqlite_url)
-    await schema.prepare(Sessions(open_sessions(engine)))
+    await schema.prepare(SessionDatabase(open_sessions(engine)))
     app, sio = FastAPI(), socketio.AsyncServer(async_mode="asgi", cors_allowed_origins=[])
 
     async def anybody() -> Identity:

@@ -216,20 +216,20 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def beat(self, worker: UUID, by: Identity | None) -> None:
         """A worker shows that it lives."""
         caller = by or self._owner(worker)
-        [answer] = self.ask_many(workers.beat, [workers.Beat(caller, worker, 15)])
+        [answer] = self.ask_many(workers.heartbeat, [workers.Heartbeat(caller, worker, 15)])
         assert (answer if isinstance(answer, type) else None) == self.ledger.beat(caller, worker)
 
     @rule(worker=known_workers, by=CALLERS)
     def leave(self, worker: UUID, by: Identity | None) -> None:
         """A worker leaves."""
         caller = by or self._owner(worker)
-        assert self.ask(workers.leave, caller=caller, worker_id=worker) == self.ledger.leave(caller, worker)
+        assert self.ask(workers.remove, caller=caller, worker_id=worker) == self.ledger.leave(caller, worker)
 
     @rule(worker=known_workers, by=CALLERS, name=NAMES)
     def leave_job(self, worker: UUID, by: Identity | None, name: JobName) -> None:
         """A worker does one job no more."""
         caller = by or self._owner(worker)
-        answer = self.ask(workers.leave_job, caller=caller, worker_id=worker, name=name)
+        answer = self.ask(workers.unlink_job, caller=caller, worker_id=worker, name=name)
         assert answer == self.ledger.leave_job(caller, worker, name)
 
     @rule(seconds=st.sampled_from([1, 10, 30, 61, 1800, 3601, -30]))
@@ -243,10 +243,10 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         """The sweeper does its round."""
         self.ledger.sweep()
         self.ask(sweep.retire_stale, timeout=TIMEOUT)
-        assert self.ask(sweep.settle_abandoned) == 0
-        self.ask(sweep.settle_stuck, timeout=STUCK)
-        self.ask(sweep.settle_overdue)
-        self.ask(sweep.queue_due)
+        assert self.ask(sweep.recover_abandoned) == 0
+        self.ask(sweep.fail_stuck, timeout=STUCK)
+        self.ask(sweep.recover_overdue)
+        self.ask(sweep.enqueue_due)
 
     @invariant()
     def all_is_as_the_ledger_has_it(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from zndraw_joblib.server.store.database import _of
+from zndraw_joblib.server.store.database import from_connection
 
 # So many rows may be sorted; a queue or a history has far more.
 FEW = 3_000
@@ -72,7 +72,7 @@ class Explainer:
         self._heard.clear()
         async with self._engine.connect() as connection:
             with self._hearing():
-                await work(_of(connection, None))
+                await work(from_connection(connection, None))
             await connection.rollback()
             heard = list(self._heard)
             assert heard

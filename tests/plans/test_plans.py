@@ -19,7 +19,7 @@ from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.service import claims, internal, sweep, tasks, workers
-from zndraw_joblib.server.service.fairness import Order
+from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.store import pages
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
@@ -78,7 +78,7 @@ async def test_a_dispatcher_walks_what_is_held_and_the_queues_of_its_jobs(explai
     """What is due is among what nobody has started; the rest are heads of queues."""
     names = [str(name(number)) for number in (BIG, RARE)]
     plans = await explainer.plans(
-        partial(internal.take, names=names, limit=10, order=Order(), exclusive_start=True)
+        partial(internal.claim, names=names, limit=10, order=ClaimOrder(), exclusive_start=True)
     )
     assert_reads(plans, HELD, PENDING, KEY)
 
@@ -125,8 +125,8 @@ async def test_a_report_finds_its_tasks_by_their_keys(explainer: Explainer, coun
 @pytest.mark.parametrize("count", [1, 16])
 async def test_a_heartbeat_finds_its_workers_by_their_keys(explainer: Explainer, count: int) -> None:
     """A beat reads and writes the rows of those who beat."""
-    items = [workers.Beat(OWNER, worker_id(turn), 15) for turn in range(count)]
-    plans = await explainer.plans(partial(workers.beat, items=items))
+    items = [workers.Heartbeat(OWNER, worker_id(turn), 15) for turn in range(count)]
+    plans = await explainer.plans(partial(workers.heartbeat, items=items))
     assert_bounded(plans)
     assert not any(plan.by("joblib_task") for plan in plans)
 
@@ -138,9 +138,9 @@ async def test_a_heartbeat_finds_the_tasks_that_it_names_by_their_keys(
     """However many workers beat and whatever they name, the tasks are read by one statement."""
     named = [NamedTask(id=task_id(60_001 + turn), attempt=1) for turn in range(3 * count)]
     items = [
-        workers.Beat(OWNER, worker_id(turn), 15, named[3 * turn : 3 * turn + 3]) for turn in range(count)
+        workers.Heartbeat(OWNER, worker_id(turn), 15, named[3 * turn : 3 * turn + 3]) for turn in range(count)
     ]
-    plans = await explainer.plans(partial(workers.beat, items=items))
+    plans = await explainer.plans(partial(workers.heartbeat, items=items))
     assert_reads(plans, KEY)
     assert_bounded(plans)
     assert len({plan.statement for plan in plans if plan.by("joblib_task")}) == 1
@@ -170,8 +170,8 @@ async def test_the_silent_are_found_by_their_heartbeats(
 
 
 SWEEPS = {
-    "stuck": partial(sweep.settle_stuck, timeout=timedelta(days=1)),
-    "abandoned": sweep.settle_abandoned,
+    "stuck": partial(sweep.fail_stuck, timeout=timedelta(days=1)),
+    "abandoned": sweep.recover_abandoned,
 }
 
 

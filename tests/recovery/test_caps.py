@@ -15,7 +15,7 @@ from zndraw_joblib.contract.messages import EmptyReason, JobResponse, TaskRespon
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import claims, task_actions
-from zndraw_joblib.server.service.claims import Claim, Claimed
+from zndraw_joblib.server.service.claims import Claim, ClaimResult
 from zndraw_joblib.server.store import database
 from zndraw_joblib.server.store.tables import Task
 
@@ -26,7 +26,7 @@ tasks = Task.__table__
 async def reasons(replica: Replica, *workers: UUID | None) -> list[EmptyReason | None]:
     """Claim for several in one transaction; return why each got nothing, or None for those with a task."""
     items = [Claim(OWNER, worker, 15, None, replica.runtime.order) for worker in workers if worker]
-    answers: list[Claimed | ProblemException] = await replica.runtime.write(
+    answers: list[ClaimResult | ProblemException] = await replica.runtime.write(
         lambda tx: claims.claim(tx, items)
     )
     return [None if isinstance(a, ProblemException) or a.task else a.reason for a in answers]
@@ -181,7 +181,7 @@ def counting(replica: Replica) -> list[int]:
     """Count the claims that look at the database from now on."""
     looked, claim_once = [0], replica.runtime._claim_once
 
-    async def counted(item: Claim) -> Claimed:
+    async def counted(item: Claim) -> ClaimResult:
         looked[0] += 1
         return await claim_once(item)
 
@@ -308,13 +308,13 @@ async def test_submissions_and_claims_over_several_jobs_do_not_wait_for_each_oth
     pair: list[Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs with a cap and without, in every order: no deadlock, which would take a second to be found."""
-    faults, is_void = list[Exception](), database._is_void
+    faults, is_void = list[Exception](), database.is_retriable
 
     def noted(error: Any) -> bool:
         faults.append(error)
         return is_void(error)
 
-    monkeypatch.setattr(database, "_is_void", noted)
+    monkeypatch.setattr(database, "is_retriable", noted)
     both = await pair[0].register("A")
     for name, most in (("B", 50), ("C", None), ("D", 50)):
         await pair[0].register(name, worker=both.worker_id, max_in_flight=most)

@@ -13,18 +13,18 @@ from zndraw_joblib.contract.messages import EmptyReason
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import claims, task_actions
-from zndraw_joblib.server.service.claims import Claim, Claimed
+from zndraw_joblib.server.service.claims import Claim, ClaimResult
 
 
 async def batch(replica: Replica, *asked: tuple[UUID | None, UUID | None]) -> list[UUID | None]:
     """Claim for several in one transaction; return the tasks."""
     items = [Claim(OWNER, worker, 15, mark) for worker, mark in asked if worker is not None]
-    answers: list[Claimed | ProblemException] = await replica.runtime.write(
+    answers: list[ClaimResult | ProblemException] = await replica.runtime.write(
         lambda tx: claims.claim(tx, items)
     )
     found: list[UUID | None] = []
     for answer in answers:
-        assert isinstance(answer, Claimed)
+        assert isinstance(answer, ClaimResult)
         found.append(answer.task and answer.task.id)
     return found
 

@@ -39,8 +39,8 @@ async def serve(
 ) -> InternalExecutor:
     """Let a replica hand tasks of an internal job to a broker, and return that."""
     executor = executor or InternalExecutor()
-    offer = rules.Offer(internal(), {}, JobPolicy(**policy))
-    await replica.runtime.write(rules.offer, offers=[offer])
+    offer = rules.InternalJob(internal(), {}, JobPolicy(**policy))
+    await replica.runtime.write(rules.register, offers=[offer])
     held: Any = Guarded() if exclusive_start else None
     registry = InternalRegistry({str(internal()): executor}, executor=held)
     replica.runtime.dispatcher.registry = lambda: registry

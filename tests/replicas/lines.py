@@ -44,6 +44,6 @@ async def open_line(request: pytest.FixtureRequest, open_one: OpenDatabase, way:
     """Return what opens a line, over PostgreSQL or over Valkey."""
     if way == "valkey":
         return partial(open_redis_connection, request.getfixturevalue("valkey"), f"test-{id(request)}")
-    line = await open_one(None).line()
+    line = await open_one(None).pubsub_connection()
     assert line is not None
     return line

@@ -195,7 +195,7 @@ async def test_a_notice_crosses_processes(
     """By the line between replicas: the slow look is taken away, it would mend what is lost."""
     monkeypatch.setattr(module, "_RECHECK_FIRST", 3600.0)
     monkeypatch.setattr(module, "_RECHECK_MAX", 3600.0)
-    line = await open_one(None).line()
+    line = await open_one(None).pubsub_connection()
     assert line is not None
     runtimes = [open_replica().runtime for _ in range(2)]
     relaying = [asyncio.create_task(runtime.pubsub.run(line)) for runtime in runtimes]

@@ -11,7 +11,7 @@ from zndraw_joblib.contract.messages import NamedTask, Verdict, WorkerResponse
 from zndraw_joblib.contract.problems import Forbidden, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import workers
-from zndraw_joblib.server.service.workers import Beat
+from zndraw_joblib.server.service.workers import Heartbeat
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.tables import Task
 
@@ -77,8 +77,8 @@ async def test_the_tasks_of_a_whole_batch_are_read_at_once(
         await replica.claim(worker)
     secret = uuid4()
 
-    def beat(worker: UUID | None, *named: UUID, by: object = OWNER) -> Beat:
-        return Beat(by, worker, 15, [NamedTask(id=task_id, attempt=1) for task_id in named])  # type: ignore[arg-type]
+    def beat(worker: UUID | None, *named: UUID, by: object = OWNER) -> Heartbeat:
+        return Heartbeat(by, worker, 15, [NamedTask(id=task_id, attempt=1) for task_id in named])  # type: ignore[arg-type]
 
     items = [
         beat(job.worker_id, mine.id, theirs.id),
@@ -88,14 +88,14 @@ async def test_the_tasks_of_a_whole_batch_are_read_at_once(
         beat(uuid4(), secret),
     ]
     asked: list[list[UUID]] = []
-    read = store.standings
+    read = store.states
 
     async def noted(tx: object, ids: list[UUID]) -> object:
         asked.append(ids)
         return await read(tx, ids)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store, "standings", noted)
-    first, second, third, *refused = await replica.runtime.write(lambda tx: workers.beat(tx, items))
+    monkeypatch.setattr(store, "states", noted)
+    first, second, third, *refused = await replica.runtime.write(lambda tx: workers.heartbeat(tx, items))
     assert asked == [[mine.id, theirs.id]]
     said = [
         [task.verdict for task in answer.tasks]
@@ -104,7 +104,7 @@ async def test_the_tasks_of_a_whole_batch_are_read_at_once(
     ]
     assert said == [[CONTINUE, LOST], [LOST, CONTINUE], []]
     assert [type(problem) for problem in refused] == [Forbidden, WorkerNotFound]
-    await replica.runtime.write(lambda tx: workers.beat(tx, items[2:]))
+    await replica.runtime.write(lambda tx: workers.heartbeat(tx, items[2:]))
     assert len(asked) == 1
 
 

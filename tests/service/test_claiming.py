@@ -15,7 +15,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.service import claims
-from zndraw_joblib.server.service.claims import Claim, Claimed
+from zndraw_joblib.server.service.claims import Claim, ClaimResult
 from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
 
 tasks = Task.__table__
@@ -31,7 +31,7 @@ async def drained(replica: Replica, worker: UUID | None) -> list[UUID]:
     return ids
 
 
-async def batch(replica: Replica, *asked: tuple[Identity, UUID]) -> list[Claimed | ProblemException]:
+async def batch(replica: Replica, *asked: tuple[Identity, UUID]) -> list[ClaimResult | ProblemException]:
     """Claim for several in one transaction."""
     items = [Claim(caller, worker_id, 15) for caller, worker_id in asked]
     return await replica.runtime.write(lambda tx: claims.claim(tx, items))
@@ -150,7 +150,7 @@ async def test_a_batch_over_several_jobs_wastes_nothing(replica: Replica) -> Non
     assert _got(answers) == [ids[0], ids[2], ids[1], None]
 
 
-def _got(answers: list[Claimed | ProblemException]) -> list[Any]:
+def _got(answers: list[ClaimResult | ProblemException]) -> list[Any]:
     got: list[Any] = []
     for answer in answers:
         if isinstance(answer, ProblemException):
@@ -167,7 +167,7 @@ async def test_who_gets_nothing_learns_what_to_sleep_for(replica: Replica) -> No
     await replica.register("Render", INTERNAL, by=ADMIN)
     assert worker is not None
     [answer] = await batch(replica, (OWNER, worker))
-    assert isinstance(answer, Claimed)
+    assert isinstance(answer, ClaimResult)
     assert sorted(map(str, answer.jobs)) == ["@global:modifiers:A", "lab:modifiers:B"]
     assert not answer.is_contended
 

@@ -29,7 +29,7 @@ from zndraw_joblib.contract.providers import ProviderRegisterRequest
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.service import providers
 from zndraw_joblib.server.store import providers as provider_store
-from zndraw_joblib.server.store.tables import Job, ProviderCall, Task, Worker, WorkerJobLink
+from zndraw_joblib.server.store.tables import Job, ProviderRequest, Task, Worker, WorkerJobLink
 
 jobs, tasks, workers, links = Job.__table__, Task.__table__, Worker.__table__, WorkerJobLink.__table__
 
@@ -438,13 +438,13 @@ async def test_a_provider_that_is_asked_while_it_goes_is_gone(replica: Replica) 
 
     async def ask(tx: Any) -> None:
         [found] = await provider_store.lock(tx, [provider.id], shared=True)
-        leave = partial(providers.leave, caller=OWNER, provider_id=provider.id)
+        leave = partial(providers.remove, caller=OWNER, provider_id=provider.id)
         leaving.append(asyncio.create_task(write(leave)))
         while not (await tx.execute(waits)).scalar_one():  # noqa: ASYNC110 - a lock tells no event
             await asyncio.sleep(0.01)
-        await provider_store.ask(tx, found, "hash", "{}", await tx.now() + timedelta(seconds=60))
+        await provider_store.add_request(tx, found, "hash", "{}", await tx.now() + timedelta(seconds=60))
 
     async with asyncio.timeout(PATIENCE):
         await write(ask)
         await leaving[0]
-    assert await replica.rows(ProviderCall.__table__) == []
+    assert await replica.rows(ProviderRequest.__table__) == []

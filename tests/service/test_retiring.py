@@ -196,7 +196,7 @@ async def test_a_survey_changes_nothing(timed: Replica, clock: HandClock) -> Non
     clock.advance(2 * TIMEOUT)
     await timed.register()
     timed.events.clear()
-    assert await timed.runtime.database.read(lambda tx: sweep.survey(tx, seconds(TIMEOUT))) == (2, 1)
+    assert await timed.runtime.database.read(lambda tx: sweep.count_workers(tx, seconds(TIMEOUT))) == (2, 1)
     assert (await timed.get(held.id)).status is TaskStatus.RUNNING
     assert timed.events == []
     assert await timed.retire_stale(TIMEOUT) == 1

@@ -16,7 +16,7 @@ from store.invariants import faults
 from store.replica import HandClock, Replica
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import Clock, Database, Sessions
+from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase
 from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
 from zndraw_joblib.server.store.tables import metadata
 
@@ -122,7 +122,7 @@ async def open_one(kind: str, database_url: str) -> AsyncIterator[OpenDatabase]:
             engine = open_engine(database_url)
             stack.push_async_callback(engine.dispose)
             pools.append(engine.pool)
-            return Sessions(open_sessions(engine), clock)
+            return SessionDatabase(open_sessions(engine), clock)
 
         yield open_it
         assert [pool.checkedout() for pool in pools] == [0] * len(pools), "a connection was not given back"

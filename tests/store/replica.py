@@ -223,14 +223,14 @@ class Replica:
         """Remove a worker."""
         assert worker is not None
         async with asyncio.timeout(PATIENCE):
-            await self.runtime.write(workers.leave, caller=by, worker_id=worker)
+            await self.runtime.write(workers.remove, caller=by, worker_id=worker)
 
     async def leave_job(self, worker: UUID | None, job: JobResponse, *, by: Identity = OWNER) -> None:
         """Take a job off a worker."""
         assert worker is not None
         name = parse_job_name(job.full_name)
         async with asyncio.timeout(PATIENCE):
-            await self.runtime.write(workers.leave_job, caller=by, worker_id=worker, name=name)
+            await self.runtime.write(workers.unlink_job, caller=by, worker_id=worker, name=name)
 
     async def get(self, task_id: UUID, wait: float = 0, gone: Disconnected = None) -> TaskResponse:
         """Read a task."""
@@ -243,23 +243,23 @@ class Replica:
 
     async def settle_stuck(self, seconds: float = 3600) -> int:
         """End the internal tasks that are held for longer than `seconds`."""
-        return await self._until_done(partial(sweep.settle_stuck, timeout=timedelta(seconds=seconds)))
+        return await self._until_done(partial(sweep.fail_stuck, timeout=timedelta(seconds=seconds)))
 
     async def settle_abandoned(self) -> int:
         """Settle the held tasks whose worker does not exist."""
-        return await self._until_done(sweep.settle_abandoned)
+        return await self._until_done(sweep.recover_abandoned)
 
     async def settle_overdue(self) -> int:
         """Settle the held tasks that were not started, or did not end, in time."""
-        return await self._until_done(sweep.settle_overdue)
+        return await self._until_done(sweep.recover_overdue)
 
     async def settle_expired(self) -> int:
         """Fail the tasks that nobody claimed in time."""
-        return await self._until_done(sweep.settle_expired)
+        return await self._until_done(sweep.fail_expired)
 
     async def queue_due(self) -> int:
         """Let the tasks into their queues whose time has come."""
-        return await self._until_done(sweep.queue_due)
+        return await self._until_done(sweep.enqueue_due)
 
     async def _until_done(self, batch: Any) -> int:
         count = 0

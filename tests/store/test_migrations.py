@@ -20,7 +20,7 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import Sessions
+from zndraw_joblib.server.store.database import SessionDatabase
 from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
 from zndraw_joblib.server.store.tables import metadata
 
@@ -104,7 +104,7 @@ def _parts(sql: str) -> list[str]:
 
 async def test_an_upgraded_database_is_what_the_code_declares(empty: AsyncEngine) -> None:
     """Alembic finds no difference, and the database describes every part as if `metadata` had made it."""
-    await schema.upgrade(Sessions(open_sessions(empty)))
+    await schema.upgrade(SessionDatabase(open_sessions(empty)))
     async with empty.connect() as connection:
         assert await connection.run_sync(_differences) == []
     migrated = await described(empty)
@@ -121,7 +121,7 @@ def _differences(connection: Connection) -> list[Any]:
 
 async def test_an_upgrade_is_told_by_its_version(empty: AsyncEngine) -> None:
     """An empty database has no version, an upgraded one the newest; a second upgrade changes nothing."""
-    sessions = Sessions(open_sessions(empty))
+    sessions = SessionDatabase(open_sessions(empty))
     assert await schema.current(sessions) is None
     for _ in range(2):
         await schema.upgrade(sessions)
@@ -130,12 +130,12 @@ async def test_an_upgrade_is_told_by_its_version(empty: AsyncEngine) -> None:
 
 async def test_down_and_up_again(empty: AsyncEngine) -> None:
     """A downgrade to nothing leaves none of our tables, and the way up is open again."""
-    await schema.upgrade(Sessions(open_sessions(empty)))
+    await schema.upgrade(SessionDatabase(open_sessions(empty)))
     before = await described(empty)
     async with empty.begin() as connection:
         await connection.run_sync(migrate, command.downgrade, "base")
     assert await tables(empty) == {schema.VERSION_TABLE}
-    await schema.upgrade(Sessions(open_sessions(empty)))
+    await schema.upgrade(SessionDatabase(open_sessions(empty)))
     assert await described(empty) == before
 
 
@@ -145,7 +145,7 @@ async def test_a_host_keeps_its_tables_and_its_own_versions(empty: AsyncEngine) 
         await connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
         await connection.execute(text("INSERT INTO alembic_version VALUES ('of-the-host')"))
         await connection.execute(text("CREATE TABLE rooms (id INTEGER)"))
-    await schema.upgrade(Sessions(open_sessions(empty)))
+    await schema.upgrade(SessionDatabase(open_sessions(empty)))
     async with empty.begin() as connection:
         await connection.run_sync(migrate, command.downgrade, "base")
         kept = await connection.execute(text("SELECT version_num FROM alembic_version"))
@@ -156,25 +156,25 @@ async def test_a_host_keeps_its_tables_and_its_own_versions(empty: AsyncEngine) 
 async def test_sqlite_is_upgraded_by_a_start_and_postgresql_is_not_touched(empty: AsyncEngine) -> None:
     """A start brings SQLite up; PostgreSQL stops it with the command to run, and stays empty."""
     if empty.dialect.name == "sqlite":
-        await schema.prepare(Sessions(open_sessions(empty)))
-        assert await schema.current(Sessions(open_sessions(empty))) == schema.newest()
+        await schema.prepare(SessionDatabase(open_sessions(empty)))
+        assert await schema.current(SessionDatabase(open_sessions(empty))) == schema.newest()
         return
     with pytest.raises(schema.OutdatedSchema, match="zndraw-joblib db upgrade"):
-        await schema.prepare(Sessions(open_sessions(empty)))
+        await schema.prepare(SessionDatabase(open_sessions(empty)))
     assert await tables(empty) == set()
-    await schema.upgrade(Sessions(open_sessions(empty)))
-    await schema.prepare(Sessions(open_sessions(empty)))
+    await schema.upgrade(SessionDatabase(open_sessions(empty)))
+    await schema.prepare(SessionDatabase(open_sessions(empty)))
 
 
 async def test_an_older_database_stops_the_start_too(empty: AsyncEngine) -> None:
     """PostgreSQL with a version that this code does not know is not changed by a start either."""
-    await schema.upgrade(Sessions(open_sessions(empty)))
+    await schema.upgrade(SessionDatabase(open_sessions(empty)))
     async with empty.begin() as connection:
         await connection.execute(text("UPDATE joblib_alembic_version SET version_num = '0000'"))
     if empty.dialect.name == "postgresql":
         with pytest.raises(schema.OutdatedSchema, match="0000"):
-            await schema.prepare(Sessions(open_sessions(empty)))
-    assert await schema.current(Sessions(open_sessions(empty))) == "0000"
+            await schema.prepare(SessionDatabase(open_sessions(empty)))
+    assert await schema.current(SessionDatabase(open_sessions(empty))) == "0000"
 
 
 @pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
@@ -226,15 +226,15 @@ async def test_processes_that_start_together_upgrade_once(empty_url: str, empty:
             await starter.stdout.readline()
         ends = await asyncio.gather(*[starter.communicate(b"go\n") for starter in starters])
     assert [starter.returncode for starter in starters] == [0, 0], ends
-    assert await schema.current(Sessions(open_sessions(empty))) == schema.newest()
+    assert await schema.current(SessionDatabase(open_sessions(empty))) == schema.newest()
 
 
 async def test_upgrades_in_one_process_do_not_disturb_each_other(empty: AsyncEngine) -> None:
     """Two apps of one process that start together both succeed."""
     async with asyncio.timeout(20):
-        upgrades = [schema.upgrade(Sessions(open_sessions(empty))) for _ in range(3)]
+        upgrades = [schema.upgrade(SessionDatabase(open_sessions(empty))) for _ in range(3)]
         assert await asyncio.gather(*upgrades, return_exceptions=True) == [None] * 3
-    assert await schema.current(Sessions(open_sessions(empty))) == schema.newest()
+    assert await schema.current(SessionDatabase(open_sessions(empty))) == schema.newest()
 
 
 async def test_an_upgrade_that_breaks_off_leaves_nothing(
@@ -248,7 +248,7 @@ async def test_an_upgrade_that_breaks_off_leaves_nothing(
     with monkeypatch.context() as broken:
         broken.setattr("alembic.op.create_index", break_off)
         with pytest.raises(RuntimeError, match="the power is gone"):
-            await schema.upgrade(Sessions(open_sessions(empty)))
+            await schema.upgrade(SessionDatabase(open_sessions(empty)))
     assert await tables(empty) - {schema.VERSION_TABLE} == set()
-    await schema.upgrade(Sessions(open_sessions(empty)))
-    assert await schema.current(Sessions(open_sessions(empty))) == schema.newest()
+    await schema.upgrade(SessionDatabase(open_sessions(empty)))
+    assert await schema.current(SessionDatabase(open_sessions(empty))) == schema.newest()

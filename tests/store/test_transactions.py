@@ -19,9 +19,9 @@ from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.ports import Wake
 from zndraw_joblib.server.service import workers as worker_service
 from zndraw_joblib.server.store import workers
-from zndraw_joblib.server.store.database import Database, Sessions, Transaction, begin
-from zndraw_joblib.server.store.engine import SqliteFile, open_database, open_sessions
-from zndraw_joblib.server.store.postgres import PostgresServer
+from zndraw_joblib.server.store.database import Database, SessionDatabase, Transaction, begin
+from zndraw_joblib.server.store.engine import SqliteDatabase, open_database, open_sessions
+from zndraw_joblib.server.store.postgres import PostgresDatabase
 from zndraw_joblib.server.store.tables import Job, Worker
 
 only_postgresql = pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
@@ -195,18 +195,18 @@ async def impatient(kind: str, database_url: str) -> AsyncIterator[Database]:
     """Return the test's database with one connection, and hardly any patience for it or for a lock."""
     url = database_url.replace("postgresql:", "postgresql+asyncpg:")
     if kind == "sqlite":
-        yield (database := SqliteFile(create_engine(url, connect_args={"timeout": 0.05})))
+        yield (database := SqliteDatabase(create_engine(url, connect_args={"timeout": 0.05})))
         await database.close()
         return
     if kind == "postgresql":
-        yield (own := PostgresServer(make_url(url), pool_size=1, pool_seconds=0.05))
+        yield (own := PostgresDatabase(make_url(url), pool_size=1, pool_seconds=0.05))
         await own.close()
         return
     options: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.05}
     if kind == "sqlite-of-a-host":
         url, options["connect_args"] = url.replace("sqlite:", "sqlite+aiosqlite:"), {"timeout": 0.05}
     engine = create_async_engine(url, **options)
-    yield Sessions(open_sessions(engine))
+    yield SessionDatabase(open_sessions(engine))
     await engine.dispose()
 
 
@@ -287,7 +287,7 @@ async def test_a_hosts_own_session_becomes_a_transaction(
         if before == "a write":
             row = {"id": uuid4(), "owner_id": owner, "created_at": LONG_AGO, "last_heartbeat": LONG_AGO}
             await session.execute(insert(Worker.__table__), [row])
-        await worker_service.leave(await begin(session), OWNER, job.worker_id)
+        await worker_service.remove(await begin(session), OWNER, job.worker_id)
 
     async with open_sessions(engine)() as session:
         await retire(session, "undone")
@@ -307,7 +307,7 @@ def test_a_database_outlives_event_loops(kind: str, database_url: str) -> None:
     else:
         url = database_url.replace("sqlite:", "sqlite+aiosqlite:")
         engine = create_async_engine(url, poolclass=NullPool)
-        database = Sessions(open_sessions(engine))
+        database = SessionDatabase(open_sessions(engine))
     for turn in range(1, 4):
 
         async def at_once() -> int:

@@ -37,7 +37,7 @@ class PayloadValidator:
         `ServiceUnavailable` when too many wait for their check.
         """
         desk = self._desks.setdefault(asyncio.get_running_loop(), _Desk())
-        payloads.refuse(await desk.faults(to_json([schema, payload]) + b"\n"))
+        payloads.raise_if_invalid(await desk.faults(to_json([schema, payload]) + b"\n"))
 
     async def close(self) -> None:
         """Stop the process, if there is one."""
@@ -115,9 +115,9 @@ def _serve() -> None:
     _say(_READY)
     for line in sys.stdin.buffer:
         schema, payload = from_json(line)
-        fits = payloads.fits(schema, payload)
-        _say(to_json([] if fits else [payloads.first_fault(schema, payload)]) + b"\n")
-        _say(to_json([] if fits else payloads.faults(schema, payload)) + b"\n")
+        fits = payloads.is_valid(schema, payload)
+        _say(to_json([] if fits else [payloads.first_error(schema, payload)]) + b"\n")
+        _say(to_json([] if fits else payloads.list_errors(schema, payload)) + b"\n")
 
 
 def _say(line: bytes) -> None:

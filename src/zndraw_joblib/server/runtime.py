@@ -41,10 +41,10 @@ from zndraw_joblib.server.ports import (
 )
 from zndraw_joblib.server.pubsub.pubsub import PubSub
 from zndraw_joblib.server.service import claims, internal, jobs, tasks, workers
-from zndraw_joblib.server.service.fairness import Order
-from zndraw_joblib.server.service.payloads import MuchWork
+from zndraw_joblib.server.service.fairness import ClaimOrder
+from zndraw_joblib.server.service.payloads import ExpensiveValidation
 from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.database import Clock, Database, Sessions, Transaction
+from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase, Transaction
 from zndraw_joblib.server.waiters import Disconnected, Waiters
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Runtime:
         clock: Clock | None = None,
     ) -> None:
         self.settings = settings
-        self.database = database if isinstance(database, Database) else Sessions(database, clock)
+        self.database = database if isinstance(database, Database) else SessionDatabase(database, clock)
         self.pubsub = PubSub(self._wake, self.recheck)
         self.waiters = Waiters(lambda: self.settings.max_waiting_requests, self.pubsub.forward)
         self.publish = publish
@@ -85,7 +85,7 @@ class Runtime:
         self._reports = Batcher(partial(self._commit, tasks.report), width)
         self._beats = Batcher(self._commit_beats, width)
         self._writing: set[asyncio.Task[Any]] = set()
-        self._confirms = Batcher(partial(self._commit, internal.confirm), width)
+        self._confirms = Batcher(partial(self._commit, internal.confirm_dispatch), width)
         self.dispatcher = Dispatcher(self.write, self._confirms.put, lambda: self.order)
         self.checker = PayloadValidator()
         self.scheduler = Scheduler(self.write)
@@ -152,11 +152,11 @@ class Runtime:
         return await self._commit_and_tell(self.database.write_short(apply, items))
 
     async def _commit_beats(
-        self, items: Sequence[workers.Beat]
+        self, items: Sequence[workers.Heartbeat]
     ) -> Sequence[WorkerResponse | ProblemException]:
         is_short = sum(len(item.named) for item in items) <= _SHORTLY_READ
         write = self.database.write_short if is_short else self.database.write
-        return await self._commit_and_tell(write(workers.beat, items))
+        return await self._commit_and_tell(write(workers.heartbeat, items))
 
     async def tell(self, tx: Transaction) -> None:
         """Wake waiters and send events, after the commit. A publisher that fails is logged."""
@@ -182,7 +182,7 @@ class Runtime:
 
         Who was woken already counts.
         """
-        found = await self.database.read(jobs.waiting_in, rooms=sorted(set(rooms)))
+        found = await self.database.read(jobs.pending_in_rooms, rooms=sorted(set(rooms)))
         done = Counter[str]()
         for key, count in woken:
             done[key] += count or 0
@@ -195,9 +195,9 @@ class Runtime:
             self._heed(wake.key)
 
     @property
-    def order(self) -> Order:
+    def order(self) -> ClaimOrder:
         """In which order tasks are claimed, as the settings say now."""
-        return Order(self.settings.claim_order == "fair", self.settings.room_max_in_flight)
+        return ClaimOrder(self.settings.claim_order == "fair", self.settings.room_max_in_flight)
 
     async def submit(
         self, caller: Identity, room_id: str, job: JobName, request: TaskSubmitRequest
@@ -209,7 +209,7 @@ class Runtime:
             room_id=room_id,
             job=job,
             payload=request.payload,
-            wish=request,
+            options=request,
             is_configured=way is not None,
             exclusive_start=way is not None and way.exclusive_start,
             is_deferred=way is not None and way.is_bounded,
@@ -226,9 +226,9 @@ class Runtime:
         while True:
             try:
                 task: TaskResponse = await self._submits.put(item)
-            except MuchWork as work:
+            except ExpensiveValidation as work:
                 await self.checker.check(work.schema, item.payload)
-                item = replace(item, checked=work.schema)
+                item = replace(item, validated_schema=work.schema)
             else:
                 return task
 
@@ -250,7 +250,7 @@ class Runtime:
     ) -> WorkerResponse:
         """Note that a worker lives; give a verdict on each task that it names."""
         self._mark_seen(worker_id)
-        item = workers.Beat(caller, worker_id, self.settings.heartbeat_seconds, named, max_tasks)
+        item = workers.Heartbeat(caller, worker_id, self.settings.heartbeat_seconds, named, max_tasks)
         return await self._beats.put(item)
 
     def force_heartbeat(self, worker_id: UUID) -> None:
@@ -274,7 +274,7 @@ class Runtime:
         interval = 0 if is_doubted else self.settings.heartbeat_seconds
         item = claims.Claim(caller, worker_id, interval, claim_id, self.order)
         deadline = time.monotonic() + wait
-        got: claims.Claimed | None = await self._claim_once(item)
+        got: claims.ClaimResult | None = await self._claim_once(item)
         while got is not None and not got.is_final and not self._is_over(deadline, gone):
             keys = got.keys(worker_id)
             got = await self._claim_asleep(item, keys, deadline, gone)
@@ -282,7 +282,7 @@ class Runtime:
 
     async def _claim_asleep(
         self, item: claims.Claim, keys: list[str], deadline: float, gone: Disconnected
-    ) -> claims.Claimed | None:
+    ) -> claims.ClaimResult | None:
         """Claim, sleeping in between, until there is a task, the time is over, or the keys have changed.
 
         None where the client is gone, or a newer claim of the worker took its place.
@@ -309,7 +309,7 @@ class Runtime:
     def _is_over(self, deadline: float, gone: Disconnected) -> bool:
         return time.monotonic() >= deadline or self.waiters.is_closed or (gone is not None and gone.done())
 
-    async def _claim_once(self, item: claims.Claim) -> claims.Claimed:
+    async def _claim_once(self, item: claims.Claim) -> claims.ClaimResult:
         for attempt in range(self.settings.claim_max_attempts):
             got = await self._claims.put(item)
             if got.task is not None or not got.is_contended:
@@ -382,7 +382,7 @@ class Runtime:
         ]
         for start in range(0, len(waiting), _BEATS_AT_ONCE):
             part = waiting[start : start + _BEATS_AT_ONCE]
-            await self.write(workers.keep, worker_ids=part)
+            await self.write(workers.keep_alive, worker_ids=part)
 
     def _wake(self, key: str, limit: int | None) -> None:
         self.waiters.wake(key, limit)
@@ -398,7 +398,7 @@ class Runtime:
         ids = [UUID(rest) for kind, rest in waited_keys if kind == "task"]
         names = [rest for kind, rest in waited_keys if kind == "job"]
         ended = await self.database.read(tasks.ended, ids=ids) if ids else []
-        waiting = await self.database.read(jobs.waiting, full_names=names) if names else {}
+        waiting = await self.database.read(jobs.pending_counts, full_names=names) if names else {}
         for task_id in ended:
             self.waiters.wake(task_key(task_id))
         # Its tasks may have ended in another process, which tells nobody of that.

@@ -59,7 +59,7 @@ def revoke(name: str, database_url: str | None) -> None:
 async def _rows(tx: Transaction) -> list[dict[str, object]]:
     return [
         {"name": row.name, "superuser": "yes" if row.is_superuser else "no", "created": row.created_at}
-        for row in await tokens.every(tx)
+        for row in await tokens.list_all(tx)
     ]
 
 

@@ -58,7 +58,7 @@ class Scheduler:
 
     async def _queue_due(self) -> float | None:
         """Queue what is due. Return in how many seconds there is more to do, None if never."""
-        while await self._write(sweep.queue_due) == sweep.TASKS_PER_BATCH:
+        while await self._write(sweep.enqueue_due) == sweep.TASKS_PER_BATCH:
             pass
         seconds: float | None = await self._write(sweep.next_due)
         return seconds

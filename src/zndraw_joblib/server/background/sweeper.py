@@ -23,7 +23,7 @@ from zndraw_joblib.server.realtime.publisher import emit
 from zndraw_joblib.server.service import sweep, workers
 from zndraw_joblib.server.service.workers import Counts
 from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.database import Sessions, Transaction, begin
+from zndraw_joblib.server.store.database import SessionDatabase, Transaction, begin
 from zndraw_joblib.server.store.tables import Worker
 
 logger = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class Sweeper:
                 await self._observe(tx, cycle)
             if cycle.mode != SweeperMode.ENFORCE:
                 return False
-            cycle.scanned, cycle.stale = await sweep.survey(tx, timeout)
+            cycle.scanned, cycle.stale = await sweep.count_workers(tx, timeout)
             cycle.is_held_back = judge and self._must_hold_back(cycle)
         if not judge or cycle.is_held_back:
             return False
@@ -211,12 +211,12 @@ class Sweeper:
 
     def _batches(self, cycle: Cycle) -> list[Batch]:
         return [
-            partial(sweep.settle_stuck, timeout=self._internal_timeout(), counts=cycle.counts),
-            partial(sweep.settle_abandoned, counts=cycle.counts),
-            partial(sweep.settle_overdue, counts=cycle.counts),
-            partial(sweep.settle_expired, counts=cycle.counts),
-            sweep.queue_due,
-            sweep.prune_reads,
+            partial(sweep.fail_stuck, timeout=self._internal_timeout(), counts=cycle.counts),
+            partial(sweep.recover_abandoned, counts=cycle.counts),
+            partial(sweep.recover_overdue, counts=cycle.counts),
+            partial(sweep.fail_expired, counts=cycle.counts),
+            sweep.enqueue_due,
+            sweep.prune_provider_requests,
         ]
 
     def _settle(self, cycle: Cycle) -> Batch:
@@ -267,7 +267,7 @@ async def run_sweeper(get_session: Callable[[], Any], settings: JobLibSettings, 
 
     `get_session` is an async generator function that yields a session, or an `async_sessionmaker`.
     """
-    database = Sessions(partial(_open, get_session))
+    database = SessionDatabase(partial(_open, get_session))
 
     async def write(work: Callable[..., Awaitable[Result]], *args: Any, **kwargs: Any) -> Result:
         result, tx = await database.write(work, *args, **kwargs)
@@ -317,7 +317,7 @@ async def cleanup_stuck_internal_tasks(session: Any, timeout: timedelta) -> tupl
 
     Returns how many there were, and the events to `emit`.
     """
-    return await _until_done(session, partial(sweep.settle_stuck, timeout=timeout), sweep.TASKS_PER_BATCH)
+    return await _until_done(session, partial(sweep.fail_stuck, timeout=timeout), sweep.TASKS_PER_BATCH)
 
 
 async def _until_done(

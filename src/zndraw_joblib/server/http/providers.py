@@ -43,7 +43,7 @@ from zndraw_joblib.server.ports import PART_BYTES
 from zndraw_joblib.server.providers.cache import CachedResult
 from zndraw_joblib.server.providers.requests import request_key
 from zndraw_joblib.server.service import providers
-from zndraw_joblib.server.service.provider_requests import answering
+from zndraw_joblib.server.service.provider_requests import find_for_upload
 
 router = APIRouter(route_class=Route)
 # What a provider gives must not run in the name of whoever reads it with a browser.
@@ -149,7 +149,7 @@ async def remove_provider(
     runtime: CurrentRuntime, caller: Caller, provider_id: UUID, worker_id: UUID | None = None
 ) -> Response:
     """Remove a provider, or with ``worker_id`` only the registration of that worker."""
-    leave = partial(providers.leave, caller=caller, provider_id=provider_id, worker_id=worker_id)
+    leave = partial(providers.remove, caller=caller, provider_id=provider_id, worker_id=worker_id)
     await runtime.write(leave)
     return Response(status_code=204)
 
@@ -222,7 +222,7 @@ async def bring_result(  # noqa: PLR0913, PLR0917 - all that a request brings
 
     The header ``X-Request-Hash`` tells which read; ``X-Worker-ID``, if given, must be the provider's worker.
     """
-    find = partial(answering, caller=caller, provider_id=provider_id, worker_id=label.worker_id)
+    find = partial(find_for_upload, caller=caller, provider_id=provider_id, worker_id=label.worker_id)
     target = await runtime.database.read_short(find)
     if label.is_error:
         body = await read_body(request, _MAX_FAILURE_BYTES)

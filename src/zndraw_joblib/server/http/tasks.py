@@ -127,7 +127,11 @@ async def fail_task(
 
 
 async def _act(
-    runtime: Runtime, caller: Identity, task_id: UUID, body: TaskActionRequest | None, work: task_actions.Work
+    runtime: Runtime,
+    caller: Identity,
+    task_id: UUID,
+    body: TaskActionRequest | None,
+    work: task_actions.TaskAction,
 ) -> Response:
     act = partial(work, caller=caller, task_id=task_id, action=body or TaskActionRequest())
     return answer(await runtime.write(act))

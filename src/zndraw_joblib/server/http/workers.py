@@ -53,7 +53,7 @@ async def drain_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID)
 @router.delete("/workers/{worker_id}", status_code=204)
 async def remove_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -> Response:
     """Remove a worker: what it holds fails, jobs that nobody serves any more are hidden."""
-    await runtime.write(workers.leave, caller=caller, worker_id=worker_id)
+    await runtime.write(workers.remove, caller=caller, worker_id=worker_id)
     return Response(status_code=204)
 
 
@@ -62,7 +62,7 @@ async def remove_job_from_worker(
     runtime: CurrentRuntime, caller: Caller, worker_id: UUID, name: NamedJob
 ) -> Response:
     """Take one job off a worker. What it holds of that job goes on."""
-    await runtime.write(workers.leave_job, caller=caller, worker_id=worker_id, name=name)
+    await runtime.write(workers.unlink_job, caller=caller, worker_id=worker_id, name=name)
     return Response(status_code=204)
 
 

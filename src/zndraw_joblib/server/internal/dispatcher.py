@@ -11,8 +11,8 @@ from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.server.ports import InternalTask, job_key
 from zndraw_joblib.server.service import internal
-from zndraw_joblib.server.service.fairness import Order
-from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.service.fairness import ClaimOrder
+from zndraw_joblib.server.store.tasks import TaskRecord
 
 logger = logging.getLogger(__name__)
 Write = Callable[..., Awaitable[Any]]
@@ -44,7 +44,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self, write: Write, confirm: Callable[[UUID], Awaitable[None]], order: Callable[[], Order]
+        self, write: Write, confirm: Callable[[UUID], Awaitable[None]], order: Callable[[], ClaimOrder]
     ) -> None:
         self.registry: Callable[[], Any] = lambda: None
         self._write = write
@@ -112,17 +112,17 @@ class Dispatcher:
         names, free = list(registry.tasks), getattr(registry, "free", None)
         while (limit := _BATCH if free is None else min(_BATCH, free())) > 0:
             exclusive_start = _exclusive_start(registry)
-            take = partial(internal.take, names=names, limit=limit, order=self._order())
-            batch: list[Record] = await self._write(take, exclusive_start=exclusive_start)
+            take = partial(internal.claim, names=names, limit=limit, order=self._order())
+            batch: list[TaskRecord] = await self._write(take, exclusive_start=exclusive_start)
             refused = await self._hand(registry, batch, exclusive_start=exclusive_start)
             if refused:
-                await self._write(internal.put_back, ids=refused)
+                await self._write(internal.retry_dispatch_later, ids=refused)
                 return False
             if not batch:
                 break
         return True
 
-    async def _hand(self, registry: Any, batch: Sequence[Record], *, exclusive_start: bool) -> list[UUID]:
+    async def _hand(self, registry: Any, batch: Sequence[TaskRecord], *, exclusive_start: bool) -> list[UUID]:
         """Tell the broker of each task. Return those that it did not take."""
         refused: list[UUID] = []
         taken: list[UUID] = []
@@ -165,6 +165,6 @@ def _exclusive_start(registry: Any) -> bool:
     return bool(getattr(getattr(registry, "executor", None), "exclusive_start", False))
 
 
-async def _kiq(handle: InternalTask, task: Record | TaskResponse) -> None:
+async def _kiq(handle: InternalTask, task: TaskRecord | TaskResponse) -> None:
     async with asyncio.timeout(_KIQ_SECONDS):
         await handle.kiq(task_id=str(task.id), room_id=task.room_id, payload=task.payload)

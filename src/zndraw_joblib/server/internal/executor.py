@@ -32,7 +32,7 @@ from zndraw_joblib.server.service import internal, workers
 from zndraw_joblib.server.service.internal import EXECUTOR
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Database
-from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.store.tasks import TaskRecord
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -121,14 +121,14 @@ class GuardedExecutor:
         """Start nothing more, hand back what was not started, give the rest some seconds, and leave."""
         self._is_stopping = True
         if self._unstarted:
-            await self._try(internal.hand_back, ids=list(self._unstarted))
+            await self._try(internal.dispatch_again, ids=list(self._unstarted))
         if self._runs:
             await asyncio.wait(self._runs, timeout=self.grace_seconds)
         worker_id, self._worker_id = self._worker_id, None
         aides, self._aides = self._aides, []
         await _end(aides[:1])
         if worker_id is not None:
-            await self._try(workers.leave, caller=EXECUTOR, worker_id=worker_id)
+            await self._try(workers.remove, caller=EXECUTOR, worker_id=worker_id)
         await _end(aides[1:])
 
     async def __call__(
@@ -137,7 +137,7 @@ class GuardedExecutor:
         """Run a task to its end, and report it; nothing, where somebody else has it or it has ended."""
         wanted = UUID(task_id)
         if self._is_stopping:
-            await self._try(internal.hand_back, ids=[wanted])
+            await self._try(internal.dispatch_again, ids=[wanted])
             return
         await self.start()
         self._unstarted.add(wanted)
@@ -158,7 +158,7 @@ class GuardedExecutor:
         if task is not None and self._is_first(task):
             await self._carry_out(cls, payload, task)
 
-    def _is_first(self, task: Record) -> bool:
+    def _is_first(self, task: TaskRecord) -> bool:
         """Note that an attempt is begun here; not again, for a second message of it, or a repeated start."""
         claim = task.id, task.attempt
         if claim in self._begun:
@@ -168,7 +168,7 @@ class GuardedExecutor:
             self._begun.pop(next(iter(self._begun)))
         return True
 
-    async def _carry_out(self, cls: type[Any], payload: dict[str, Any], task: Record) -> None:
+    async def _carry_out(self, cls: type[Any], payload: dict[str, Any], task: TaskRecord) -> None:
         context = InternalContext(str(task.id), task.room_id, task.attempt)
         self._running[task.id, task.attempt] = context
         try:
@@ -225,11 +225,11 @@ class GuardedExecutor:
             return Outcome(error=text, retry=not getattr(error, "is_final", False))
         return _result(value)
 
-    async def _start(self, task_id: UUID) -> Record | None:
+    async def _start(self, task_id: UUID) -> TaskRecord | None:
         while True:
             worker_id = await self._worker()
             try:
-                task: Record | None = await self._starts.put(internal.Start(worker_id, task_id))
+                task: TaskRecord | None = await self._starts.put(internal.Start(worker_id, task_id))
             except WorkerNotFound:
                 self._lose(worker_id)
             else:

@@ -15,7 +15,7 @@ from zndraw_joblib.server.ports import InternalTask, SessionMaker
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import internal
 from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import Database, Sessions
+from zndraw_joblib.server.store.database import Database, SessionDatabase
 
 
 class InternalExecutor(Protocol):
@@ -77,11 +77,11 @@ async def register_internal_jobs(
     """
     registry = register_internal_tasks(broker, extensions, executor)
     offers = [offer_of(cls) for cls in registry.extensions.values()]
-    database = session_factory if isinstance(session_factory, Database) else Sessions(session_factory)
+    database = session_factory if isinstance(session_factory, Database) else SessionDatabase(session_factory)
     await schema.prepare(database)
     runtime = getattr(app.state, "joblib", None)
     write = runtime.write if isinstance(runtime, Runtime) else database.write
-    await write(internal.offer, offers=offers)
+    await write(internal.register, offers=offers)
     app.state.internal_registry = registry
     if isinstance(runtime, Runtime):
         runtime.dispatcher.poke()
@@ -104,10 +104,10 @@ def _name_of(cls: type[Any]) -> JobName:
     return JobName(INTERNAL, named.category, named.name)
 
 
-def offer_of(cls: type[Any]) -> internal.Offer:
+def offer_of(cls: type[Any]) -> internal.InternalJob:
     """Return an extension as an internal job. Raises ValueError where it cannot be one."""
     policy = getattr(cls, "policy", None)
     found = policy if isinstance(policy, JobPolicy) else JobPolicy()
-    offer = internal.Offer(_name_of(cls), cls.model_json_schema(), found)
+    offer = internal.InternalJob(_name_of(cls), cls.model_json_schema(), found)
     internal.check(offer)
     return offer

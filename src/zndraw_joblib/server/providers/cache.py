@@ -13,7 +13,7 @@ from zndraw_joblib.contract.problems import InvalidRequest, ProblemException, Pr
 from zndraw_joblib.contract.providers import ProviderError, inflight_key, result_key
 from zndraw_joblib.server.ports import PART_BYTES, ResultBackend, StreamingBackend
 from zndraw_joblib.server.service.provider_requests import ProviderRef
-from zndraw_joblib.server.service.rules import cut_error
+from zndraw_joblib.server.service.rules import truncate_error
 
 _FAILURE_SECONDS = 30
 # What is known of a result stays longer than the result: without it, the result would pass for a host's own.
@@ -121,7 +121,7 @@ async def store_failure(backend: ResultBackend, keys: CacheKeys, body: bytes) ->
         said = ProviderError.model_validate_json(body)
     except ValidationError:
         said = ProviderError(detail=body.decode("utf-8", "replace"))
-    shown = {**said.model_dump(), "detail": cut_error(said.detail) or "", "id": uuid4().hex}
+    shown = {**said.model_dump(), "detail": truncate_error(said.detail) or "", "id": uuid4().hex}
     await backend.store(keys.failure, json.dumps(shown).encode(), _FAILURE_SECONDS)
 
 

@@ -98,8 +98,8 @@ class ProviderRequests:
                 left = deadline - time.monotonic()
                 if left <= 0 or self._runtime.waiters.is_closed or (gone is not None and gone.done()):
                     raise _timeout(target)
-                heard_for = left if self._has_unknown_subscribers() else target.heard_for
-                seconds = min(left, pause, heard_for)
+                connected_for = left if self._has_unknown_subscribers() else target.connected_for
+                seconds = min(left, pause, connected_for)
                 await _first(backend.wait_for_key(keys.result, seconds), waiter.sleep(seconds, gone))
                 pause = min(pause * _RECHECK_GROWTH, _RECHECK_MAX)
                 self._runtime.waiters.look(waiter)
@@ -126,9 +126,9 @@ class ProviderRequests:
     ) -> CachedResult | None:
         """Ask whoever is connected, unless somebody else has asked the same. Return what came meanwhile."""
         ttl = self._runtime.settings.provider_inflight_ttl_seconds
-        if target.heard_for <= 0 and not self._has_unknown_subscribers():
-            raise provider_requests.nobody(target)
-        if target.is_asked:
+        if target.connected_for <= 0 and not self._has_unknown_subscribers():
+            raise provider_requests.not_connected(target)
+        if target.is_pending:
             return None
         has_lock = await backend.acquire_inflight(keys.inflight, ttl)
         if not has_lock:
@@ -140,7 +140,7 @@ class ProviderRequests:
             found = await cache.find(backend, target, keys)
             if found is None:
                 ask = partial(
-                    provider_requests.ask, target=target, request_hash=asked.hash, params=asked.params
+                    provider_requests.create, target=target, request_hash=asked.hash, params=asked.params
                 )
                 await self._runtime.write_short(ask, wanted=timedelta(seconds=ttl))
                 has_lock = False  # until there is an answer
@@ -152,7 +152,7 @@ class ProviderRequests:
     async def _is_doubtful(self, backend: ResultBackend, asked: RequestKey, keys: CacheKeys) -> bool:
         """Tell one of a crowd that a lock may be of a provider of this name that is gone, asked in vain."""
         await asyncio.sleep(_DOUBT_SECONDS)
-        if (await self._target(asked)).is_asked:
+        if (await self._target(asked)).is_pending:
             return False
         return await backend.acquire_inflight(keys.doubt, _DOUBT_TTL)
 
@@ -174,7 +174,7 @@ class ProviderRequests:
         if got is None and wait > 0 and not self._runtime.waiters.is_closed:
             got = await self._claim_asleep(item, gone)
             if gone is not None and gone.done() and not self._runtime.waiters.has(reads_key(worker_id)):
-                await self._runtime.write(providers.part, worker_id=worker_id)
+                await self._runtime.write(providers.disconnect, worker_id=worker_id)
         return ProviderClaimResponse(request=got)
 
     async def _claim_asleep(
@@ -203,7 +203,9 @@ class ProviderRequests:
     async def _look_for_claims(self, waited_keys: list[list[str]]) -> None:
         ids = [UUID(name) for kind, name in waited_keys if kind == "reads"]
         if ids:
-            awaited = await self._runtime.database.read(provider_requests.awaited_from, worker_ids=ids)
+            awaited = await self._runtime.database.read(
+                provider_requests.workers_with_requests, worker_ids=ids
+            )
             for worker_id in awaited:
                 self._runtime.waiters.wake(reads_key(worker_id), 1)
 

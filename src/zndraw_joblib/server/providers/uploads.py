@@ -48,7 +48,7 @@ class Uploads:
         if not await backend.acquire_inflight(keys.upload, _UPLOAD_SECONDS):
             raise _busy("The answer to this read is on its way in already")
         try:
-            await self._runtime.database.read_short(provider_requests.check_newest, target=target)
+            await self._runtime.database.read_short(provider_requests.check_current, target=target)
             if announced > most:
                 raise _too_large(most)
             await self._keep(backend, target, keys, chunks)
@@ -60,7 +60,7 @@ class Uploads:
             raise
         except Exception:
             await backend.release_inflight(keys.inflight)
-            await self._runtime.write(provider_requests.ask_anew, target=target, request_hash=request_hash)
+            await self._runtime.write(provider_requests.discard, target=target, request_hash=request_hash)
             raise
         else:
             await self._settle(backend, target, request_hash, keys)
@@ -98,7 +98,7 @@ class Uploads:
     ) -> None:
         await backend.release_inflight(keys.inflight)
         await backend.notify_key(keys.result)
-        answered = partial(provider_requests.answered, target=target, request_hash=request_hash)
+        answered = partial(provider_requests.complete, target=target, request_hash=request_hash)
         await self._runtime.write_short(answered)
 
     async def _measured(

@@ -82,5 +82,5 @@ class DisconnectTracker:
         await asyncio.sleep(grace)
         if self._runtime.waiters.has(worker_key(worker_id)):
             return  # a claim is held open
-        if await self._runtime.write(workers.leave_if_silent, worker_id=worker_id, since=since):
+        if await self._runtime.write(workers.remove_if_silent, worker_id=worker_id, since=since):
             logger.info("worker %s was removed: its socket is gone for %g s", worker_id, grace)

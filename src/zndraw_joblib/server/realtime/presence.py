@@ -28,12 +28,12 @@ _KIND = provider_key("")
 
 @dataclass(slots=True)
 class ProviderConnection:
-    """A socket is connected for a provider, in the name of a worker. `is_asked`: it gets the reads."""
+    """A socket is connected for a provider, in the name of a worker. `is_current`: it gets the reads."""
 
     name: JobName
     provider_id: UUID
     worker_id: UUID
-    is_asked: bool
+    is_current: bool
 
 
 class Presence:
@@ -57,20 +57,20 @@ class Presence:
 
         Raises `ProviderNotFound` where the worker is not registered for the provider.
         """
-        join = partial(providers.join, worker_id=worker_id, name=name, lease=_LEASE)
+        join = partial(providers.connect, worker_id=worker_id, name=name, lease=_LEASE)
         joined = await self._runtime.write(join)
-        if joined.is_asked and not await self._enter(sid, providers_of(str(name))):
+        if joined.is_current and not await self._enter(sid, providers_of(str(name))):
             return False
-        seat = ProviderConnection(name, joined.provider_id, worker_id, joined.is_asked)
+        seat = ProviderConnection(name, joined.provider_id, worker_id, joined.is_current)
         self._seats.setdefault(sid, {})[str(name)] = seat
-        if seat.is_asked:
+        if seat.is_current:
             await self._ask_again(sid, seat)
         return True
 
     async def _ask_again(self, sid: str, seat: ProviderConnection) -> None:
         # Looked for once it is in the room: what was asked before that went past it.
         look = partial(
-            providers.ask_again, provider_id=seat.provider_id, name=seat.name, worker_id=seat.worker_id
+            providers.notify_pending, provider_id=seat.provider_id, name=seat.name, worker_id=seat.worker_id
         )
         for read in await self._runtime.write(look):
             event = ProviderRequest(
@@ -96,8 +96,8 @@ class Presence:
             (seat.provider_id, seat.worker_id) for table in self._seats.values() for seat in table.values()
         }
         for seat in seats:
-            if seat.is_asked and (seat.provider_id, seat.worker_id) not in taken:
-                part = partial(providers.part, worker_id=seat.worker_id, only=[seat.provider_id])
+            if seat.is_current and (seat.provider_id, seat.worker_id) not in taken:
+                part = partial(providers.disconnect, worker_id=seat.worker_id, only=[seat.provider_id])
                 parting = asyncio.create_task(self._runtime.write(part))
                 self._parting.add(parting)
                 parting.add_done_callback(self._parted)
@@ -136,19 +136,19 @@ class Presence:
                 joined.setdefault(seat.worker_id, []).append(seat.provider_id)
         if not joined:
             return
-        answers = await self._runtime.write(providers.stay, joined=joined, lease=_LEASE)
+        answers = await self._runtime.write(providers.extend_connections, joined=joined, lease=_LEASE)
         for sid, table in list(self._seats.items()):
             for seat in list(table.values()):
                 await self._follow(sid, seat, answers.get(seat.provider_id))
 
     async def _follow(self, sid: str, seat: ProviderConnection, answers: UUID | None) -> None:
-        is_asked = answers == seat.worker_id
-        if seat.is_asked and not is_asked:
-            seat.is_asked = False
+        is_current = answers == seat.worker_id
+        if seat.is_current and not is_current:
+            seat.is_current = False
             await self._leave(sid, providers_of(str(seat.name)))
         if answers is None:
             self._seats.get(sid, {}).pop(str(seat.name), None)
-        elif is_asked and not seat.is_asked:
+        elif is_current and not seat.is_current:
             try:
                 await self.join(sid, seat.worker_id, seat.name)
             except ProblemException as problem:

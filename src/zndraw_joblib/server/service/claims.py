@@ -18,7 +18,7 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.store.tasks import TaskRecord
 from zndraw_joblib.server.store.workers import Queue, Served
 
 # A claim may hold up everything else, and is short.
@@ -35,11 +35,11 @@ class Claim(NamedTuple):
     worker_id: UUID
     interval: float
     claim_id: UUID | None = None
-    order: fairness.Order = fairness.Order()
+    order: fairness.ClaimOrder = fairness.ClaimOrder()
 
 
 @dataclass(slots=True)
-class Claimed:
+class ClaimResult:
     """What a claim got: a task, or none, and then the jobs to sleep for, and the reason.
 
     `is_contended`: a task was pending, but a rival held it just then; ask again.
@@ -77,10 +77,10 @@ class _Asker:
     may_ask_again: bool = False
 
 
-async def claim(tx: Transaction, items: Sequence[Claim]) -> list[Claimed | ProblemException]:
+async def claim(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | ProblemException]:
     """Give each worker the oldest task it may have, first come, first served."""
     asking = list(dict.fromkeys(item.worker_id for item in items))
-    workers, queues = await worker_store.lock_askers(tx, asking)
+    workers, queues = await worker_store.lock_with_queues(tx, asking)
     askers = _askers(items, workers, queues)
     served = list({id(asker): asker for asker in askers if isinstance(asker, _Asker)}.values())
     await _note_life(tx, served, workers)
@@ -127,10 +127,10 @@ async def _note_life(tx: Transaction, askers: Sequence[_Asker], workers: dict[UU
     now = await tx.now()
     ids = {asker.claim.worker_id: timedelta(seconds=asker.claim.interval / 4) for asker in askers}
     late = [worker_id for worker_id, age in ids.items() if workers[worker_id].last_heartbeat < now - age]
-    await worker_store.beat(tx, late)
+    await worker_store.heartbeat(tx, late)
 
 
-async def _repeated(tx: Transaction, askers: Sequence[_Asker]) -> dict[int | None, Record]:
+async def _repeated(tx: Transaction, askers: Sequence[_Asker]) -> dict[int | None, TaskRecord]:
     """Give those their tasks again whose answer was lost."""
     marked = [
         (asker, (asker.claim.worker_id, asker.claim.claim_id))
@@ -140,7 +140,7 @@ async def _repeated(tx: Transaction, askers: Sequence[_Asker]) -> dict[int | Non
     if not marked:
         return {}
     known = await store.by_claims(tx, [mark for _, mark in marked])
-    held: dict[int | None, Record] = {}
+    held: dict[int | None, TaskRecord] = {}
     for asker, mark in marked:
         task = known.get(mark)
         if task is not None:
@@ -173,7 +173,7 @@ async def _bound_workers(tx: Transaction, askers: Sequence[_Asker], workers: dic
 
 async def _serve(
     tx: Transaction, askers: Sequence[_Asker], queues: Mapping[UUID, Mapping[UUID, Queue]]
-) -> dict[int | None, Record]:
+) -> dict[int | None, TaskRecord]:
     asking = [asker for asker in askers if asker.seq is None]
     await _bound_jobs(tx, asking, queues)
     locked = await _pick(tx, asking)
@@ -192,11 +192,11 @@ async def _serve(
         moves += [(task, retry_policy.expired(task, now)) for task in rest]
     await store.move(tx, moves)
     for _, after in moves:
-        serializers.tell(tx, after)
+        serializers.publish_status(tx, after)
     return {after.seq: after for _, after in moves if after.status == TaskStatus.CLAIMED}
 
 
-def _claimed(task: Record, claim: Claim, now: datetime) -> Record:
+def _claimed(task: TaskRecord, claim: Claim, now: datetime) -> TaskRecord:
     return replace(
         task,
         status=TaskStatus.CLAIMED,
@@ -205,7 +205,7 @@ def _claimed(task: Record, claim: Claim, now: datetime) -> Record:
         attempt=task.attempt + 1,
         claimed_at=now,
         claim_id=claim.claim_id,
-        deadline=retry_policy.claimed(task, now),
+        deadline=retry_policy.start_deadline(task, now),
         expires_at=None,
     )
 
@@ -224,7 +224,7 @@ async def _bound_jobs(
         return
     # Counted while nobody else can claim of these jobs: no counter that leaks, no overshoot. The other jobs
     # whose rows these claims may write are locked with them, in order: else two could wait for each other.
-    await job_store.lock_capped(tx, sorted({job_id for asker in askers for job_id in asker.waiting}))
+    await job_store.lock_limited(tx, sorted({job_id for asker in askers for job_id in asker.waiting}))
     held = await expiry.count_held(tx, expiry.of_jobs(list(caps)), "job_id")
     for asker in askers:
         for job_id, most in caps.items():
@@ -236,7 +236,7 @@ async def _bound_jobs(
                 del asker.waiting[job_id]
 
 
-async def _pick(tx: Transaction, askers: Sequence[_Asker]) -> dict[int, Record]:
+async def _pick(tx: Transaction, askers: Sequence[_Asker]) -> dict[int, TaskRecord]:
     demand: Counter[UUID] = Counter()
     for asker in askers:
         for job_id, pending in asker.waiting.items():
@@ -266,14 +266,14 @@ def _assign(askers: Sequence[_Asker], queues: dict[UUID, deque[store.Place]]) ->
 
 
 def _answer(
-    asker: _Asker, got: dict[int | None, Record], taken: Counter[UUID], jobs: Mapping[UUID, Served]
-) -> Claimed:
+    asker: _Asker, got: dict[int | None, TaskRecord], taken: Counter[UUID], jobs: Mapping[UUID, Served]
+) -> ClaimResult:
     task = got.get(asker.seq)
     if task is not None:
-        return Claimed(task=serializers.response(task))
+        return ClaimResult(task=serializers.task_response(task))
     served = jobs[asker.claim.worker_id]
     # What is left of a queue that was not empty is in the hands of a rival just now.
     is_left = any(pending > taken[job_id] for job_id, pending in asker.waiting.items())
     is_contended = is_left or asker.may_ask_again
     reason = asker.refusal or (EmptyReason.PAUSED if served.is_paused else EmptyReason.EMPTY)
-    return Claimed(jobs=served.names, is_contended=is_contended, reason=reason)
+    return ClaimResult(jobs=served.names, is_contended=is_contended, reason=reason)

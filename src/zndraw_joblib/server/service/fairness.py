@@ -14,7 +14,7 @@ from zndraw_joblib.server.store.database import Transaction
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
-class Order(NamedTuple):
+class ClaimOrder(NamedTuple):
     """In which order tasks are claimed. `is_fair`: rooms take turns. `room_cap`: tasks of a room at once."""
 
     is_fair: bool = False
@@ -26,7 +26,7 @@ class Order(NamedTuple):
         return self.is_fair or self.room_cap is not None
 
 
-class Asker(Protocol):
+class ClaimSlot(Protocol):
     """Somebody who may have one task of these jobs."""
 
     waiting: dict[UUID, int]
@@ -44,13 +44,15 @@ class _Line:
     turn: tuple[int, datetime]
 
 
-async def assign(tx: Transaction, askers: Sequence[Asker], demand: Mapping[UUID, int], order: Order) -> None:
+async def assign(
+    tx: Transaction, askers: Sequence[ClaimSlot], demand: Mapping[UUID, int], order: ClaimOrder
+) -> None:
     """Choose a task for each asker, by its `seq`, or none."""
     if order.room_cap is not None:
-        await store.count_alone(tx)
+        await store.lock_room_counts(tx)
     lines = await _lines(tx, demand)
     rooms = sorted({line.room_id for line in lines})
-    held: Counter[str] = await store.held_in(tx, rooms) if order.room_cap is not None else Counter()
+    held: Counter[str] = await store.count_held_in(tx, rooms) if order.room_cap is not None else Counter()
     left = dict(demand)
     for turn, asker in enumerate(askers, 1):
         mine = [line for line in lines if line.job_id in asker.waiting and left[line.job_id] and line.places]

@@ -21,14 +21,14 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.store.tasks import TaskRecord
 
 DISPATCH_FAILED = "Failed to dispatch to internal executor"
 # Who owns the rows of the processes that run internal tasks.
 EXECUTOR = Identity(INTERNAL, is_superuser=False)
 
 
-class Offer(NamedTuple):
+class InternalJob(NamedTuple):
     """An internal job as the newest code has it."""
 
     name: JobName
@@ -43,27 +43,27 @@ class Start(NamedTuple):
     task_id: UUID
 
 
-def check(offer: Offer) -> None:
+def check(offer: InternalJob) -> None:
     """Raise the problem of a job that no server could offer."""
     payloads.check_schema(rules.check_size("schema", offer.schema))
 
 
-async def offer(tx: Transaction, offers: Sequence[Offer]) -> None:
+async def register(tx: Transaction, offers: Sequence[InternalJob]) -> None:
     """Make or renew internal jobs, and show those that were hidden; their tasks stay."""
     changed = False
     for name, schema, policy in sorted(offers, key=lambda one: str(one.name)):
         job, is_new = await job_store.add_or_lock(tx, name, schema, policy)
         is_same = job.schema == schema and job_store.policy_of(job.policy) == policy
         if job.deleted:
-            await job_store.revive(tx, job.id, schema, policy)
+            await job_store.restore_with(tx, job.id, schema, policy)
         elif not is_same:
-            await job_store.renew(tx, job.id, schema, policy)
+            await job_store.replace(tx, job.id, schema, policy)
         changed = changed or is_new or job.deleted or not is_same
     if changed:
-        serializers.tell_jobs(tx, INTERNAL)
+        serializers.publish_jobs_changed(tx, INTERNAL)
 
 
-async def start(tx: Transaction, items: Sequence[Start]) -> list[Record | ProblemException | None]:
+async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | ProblemException | None]:
     """Let workers start tasks: each task that is claimed, and that nobody has started, goes to one.
 
     The answer to whoever comes too late is None, and to a worker that is not there `WorkerNotFound`. Who
@@ -72,8 +72,8 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[Record | Proble
     workers = await worker_store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
     found = await store.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
     now = await tx.now()
-    moves: list[tuple[Record, Record]] = []
-    answers: list[Record | ProblemException | None] = []
+    moves: list[tuple[TaskRecord, TaskRecord]] = []
+    answers: list[TaskRecord | ProblemException | None] = []
     for item in items:
         task = found.get(item.task_id)
         if item.worker_id not in workers:
@@ -87,27 +87,27 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[Record | Proble
             answers.append(after)
     await store.move(tx, moves)
     for _, after in moves:
-        serializers.tell(tx, after)
+        serializers.publish_status(tx, after)
     return answers
 
 
-def _may_start(task: Record) -> bool:
+def _may_start(task: TaskRecord) -> bool:
     is_inside = task.job.room_id == INTERNAL
     return is_inside and task.status == TaskStatus.CLAIMED and task.worker_id is None
 
 
-def _runs_at(task: Record, worker_id: UUID) -> bool:
+def _runs_at(task: TaskRecord, worker_id: UUID) -> bool:
     return task.status == TaskStatus.RUNNING and task.worker_id == worker_id
 
 
-def _started(task: Record, worker_id: UUID, now: datetime) -> Record:
+def _started(task: TaskRecord, worker_id: UUID, now: datetime) -> TaskRecord:
     return replace(
         task,
         status=TaskStatus.RUNNING,
         worker_id=worker_id,
         worker_owner_id=EXECUTOR.id,
         started_at=now,
-        deadline=retry_policy.started(task, now),
+        deadline=retry_policy.end_deadline(task, now),
     )
 
 
@@ -120,9 +120,9 @@ class _Opening:
     refusal: EmptyReason | None = None
 
 
-async def take(
-    tx: Transaction, names: Sequence[str], limit: int, order: fairness.Order, *, exclusive_start: bool
-) -> list[Record]:
+async def claim(
+    tx: Transaction, names: Sequence[str], limit: int, order: fairness.ClaimOrder, *, exclusive_start: bool
+) -> list[TaskRecord]:
     """Return tasks of these jobs to hand to their broker now, at most `limit`; nobody else gets them for now.
 
     Those that are due again, then those that wait in their queues: these are claimed by it, in the order of
@@ -140,13 +140,13 @@ async def take(
     await store.move(tx, moves)
     for before, after in moves:
         if before.status != after.status:
-            serializers.tell(tx, after)
+            serializers.publish_status(tx, after)
     return [after for _, after in moves if after.status == TaskStatus.CLAIMED]
 
 
 async def _waiting(
-    tx: Transaction, demand: Mapping[UUID, int], limit: int, order: fairness.Order
-) -> list[Record]:
+    tx: Transaction, demand: Mapping[UUID, int], limit: int, order: fairness.ClaimOrder
+) -> list[TaskRecord]:
     """Lock the tasks that are next in their queues: at most `limit`, and `demand` of each job."""
     demand = {job_id: count for job_id, count in demand.items() if count > 0}
     if not demand or limit <= 0:
@@ -156,7 +156,7 @@ async def _waiting(
         await fairness.assign(tx, openings, demand, order)
         chosen = [opening.seq for opening in openings if opening.seq is not None]
         return list((await fetch.lock_pending(tx, chosen)).values()) if chosen else []
-    found: list[Record] = []
+    found: list[TaskRecord] = []
     for job_id, count in demand.items():
         if limit > len(found):
             found += await fetch.lock_oldest(tx, job_id, min(count, limit - len(found)))
@@ -168,42 +168,42 @@ async def _room(tx: Transaction, jobs: Sequence[Any]) -> dict[UUID, int]:
     caps = {job.id: job.max_in_flight for job in jobs if job.max_in_flight is not None}
     if not caps:
         return {}
-    await job_store.lock_capped(tx, [job.id for job in jobs])
+    await job_store.lock_limited(tx, [job.id for job in jobs])
     held = await expiry.count_held(tx, expiry.of_jobs(list(caps)), "job_id")
     return {job_id: most - held[job_id] for job_id, most in caps.items()}
 
 
-def _claimed(task: Record, now: datetime) -> Record:
+def _claimed(task: TaskRecord, now: datetime) -> TaskRecord:
     if task.expires_at is not None and task.expires_at <= now:
         return retry_policy.expired(task, now)
     attempt = task.attempt + 1
     return replace(task, status=TaskStatus.CLAIMED, claimed_at=now, attempt=attempt, expires_at=None)
 
 
-def _leased(task: Record, now: datetime, *, exclusive_start: bool) -> Record:
+def _leased(task: TaskRecord, now: datetime, *, exclusive_start: bool) -> TaskRecord:
     if task.status != TaskStatus.CLAIMED:
         return task
-    return replace(task, deadline=retry_policy.dispatched(task, now, exclusive_start=exclusive_start))
+    return replace(task, deadline=retry_policy.dispatch_deadline(task, now, exclusive_start=exclusive_start))
 
 
-async def confirm(tx: Transaction, ids: Sequence[UUID]) -> list[None]:
+async def confirm_dispatch(tx: Transaction, ids: Sequence[UUID]) -> list[None]:
     """Note that a broker has tasks: nobody hands them to it again."""
     await _set_due(tx, ids, None)
     return [None] * len(ids)
 
 
-async def put_back(tx: Transaction, ids: Sequence[UUID]) -> None:
+async def retry_dispatch_later(tx: Transaction, ids: Sequence[UUID]) -> None:
     """Let tasks that were not started be handed over the next time that a dispatcher looks."""
     await _set_due(tx, ids, await tx.now())
 
 
-async def hand_back(tx: Transaction, ids: Sequence[UUID]) -> None:
+async def dispatch_again(tx: Transaction, ids: Sequence[UUID]) -> None:
     """Let tasks that were not started be handed over anew, at once."""
     for task in await _set_due(tx, ids, await tx.now()):
         tx.wake(job_key(task.job), 1)
 
 
-async def _set_due(tx: Transaction, ids: Sequence[UUID], at: datetime | None) -> list[Record]:
+async def _set_due(tx: Transaction, ids: Sequence[UUID], at: datetime | None) -> list[TaskRecord]:
     found = await expiry.lock_undispatched(tx, list(dict.fromkeys(ids)))
     await store.move(tx, [(task, replace(task, deadline=at)) for task in found])
     return found
@@ -218,6 +218,6 @@ async def fail_dispatch(tx: Transaction, task_id: UUID) -> TaskResponse:
         code = DispatchFailed.problem_id()
         failed = retry_policy.ended(task, TaskStatus.FAILED, await tx.now(), DISPATCH_FAILED, code)
         await store.move(tx, [(task, failed)])
-        serializers.tell(tx, failed)
+        serializers.publish_status(tx, failed)
         task = failed
-    return serializers.response(task)
+    return serializers.task_response(task)

@@ -21,7 +21,7 @@ from zndraw_joblib.server.store import expiry
 from zndraw_joblib.server.store import jobs as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.store.tasks import TaskRecord
 
 
 class Registration(NamedTuple):
@@ -57,7 +57,7 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
     policy = JobPolicy.model_validate({field: getattr(request, field) for field in said})
     job, is_new = await store.add_or_lock(tx, name, request.schema_, policy)
     if job.deleted:
-        await store.revive(tx, job.id, request.schema_, policy)
+        await store.restore_with(tx, job.id, request.schema_, policy)
     elif not is_new:
         _check_conflict(job, request, said)
         policy = store.policy_of(job.policy)
@@ -67,7 +67,7 @@ async def register(tx: Transaction, item: Registration) -> tuple[JobResponse, bo
         await worker_store.link(tx, worker_id, job.id)
         # Open claims of the worker look again at what it may claim.
         tx.wake(worker_key(worker_id))
-    serializers.tell_jobs(tx, room_id)
+    serializers.publish_jobs_changed(tx, room_id)
     served_by = await worker_store.serving(tx, [job.id])
     answer = _response(job, policy, served_by[job.id])
     shown_as = {"schema_": request.schema_, "worker_id": worker_id, "paused": job.paused and not job.deleted}
@@ -99,34 +99,34 @@ async def _worker(tx: Transaction, caller: Identity, request: JobRegisterRequest
     if row is None or row.owner_id != caller.id:
         return None
     if request.max_tasks is not None:
-        await worker_store.change(tx, request.worker_id, max_tasks=request.max_tasks)
+        await worker_store.update_row(tx, request.worker_id, max_tasks=request.max_tasks)
     return request.worker_id
 
 
-async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> None:
+async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> None:
     """Hide those of these jobs that have no worker and no pending task, and tell their rooms."""
-    for job in await store.hide_orphans(tx, job_ids):
-        serializers.tell_jobs(tx, job.room_id)
+    for job in await store.soft_delete_orphans(tx, job_ids):
+        serializers.publish_jobs_changed(tx, job.room_id)
 
 
-async def show_wanted(tx: Transaction, moved: Iterable[Record]) -> None:
+async def restore_needed(tx: Transaction, moved: Iterable[TaskRecord]) -> None:
     """Show jobs again that were hidden, and to whose queues tasks came back; and tell their rooms.
 
     Call it after the move, which holds the jobs' rows: nobody can hide them meanwhile.
     """
     wanted = sorted({task.job_id for task in moved if task.status == TaskStatus.PENDING})
-    for room_id in await store.show(tx, wanted) if wanted else []:
-        serializers.tell_jobs(tx, room_id)
+    for room_id in await store.restore(tx, wanted) if wanted else []:
+        serializers.publish_jobs_changed(tx, room_id)
 
 
-async def waiting_in(tx: Transaction, rooms: Sequence[str]) -> list[JobName]:
+async def pending_in_rooms(tx: Transaction, rooms: Sequence[str]) -> list[JobName]:
     """Return jobs in whose queues tasks of these rooms wait."""
     return await expiry.jobs_waiting_in(tx, rooms)
 
 
-async def waiting(tx: Transaction, full_names: Sequence[str]) -> dict[str, int]:
+async def pending_counts(tx: Transaction, full_names: Sequence[str]) -> dict[str, int]:
     """Return those of these jobs that have pending tasks, and how many."""
-    found = {str(name): count for name, count in (await store.waiting(tx)).items()}
+    found = {str(name): count for name, count in (await store.pending_counts(tx)).items()}
     return {name: found[name] for name in full_names if name in found}
 
 
@@ -147,7 +147,7 @@ async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobResponse:
         raise JobNotFound(f"Job {str(name)!r} not found")
     if not paused and job.pending:
         tx.wake(job_key(name), job.pending)
-    serializers.tell_jobs(tx, name.room_id)
+    serializers.publish_jobs_changed(tx, name.room_id)
     served_by = await worker_store.serving(tx, [job.id])
     return _response(job, store.policy_of(job.policy), served_by[job.id])
 
@@ -155,7 +155,7 @@ async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobResponse:
 async def id_of(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> UUID:
     """Return a job's id, hidden or not, so that its history stays readable. Raises `JobNotFound`."""
     rules.check_room(name, room_id, cross_room=cross_room)
-    job = await store.any_by_name(tx, name)
+    job = await store.by_name_with_deleted(tx, name)
     if job is None:
         raise JobNotFound(f"Job {str(name)!r} not found")
     found: UUID = job.id

@@ -21,7 +21,7 @@ _PATTERN_EFFORT = 1000
 _PATTERN_BYTES = 1_000_000
 
 
-class MuchWork(Exception):
+class ExpensiveValidation(Exception):
     """To check a payload against `schema`, given as JSON, may take longer than an event loop can stand."""
 
     def __init__(self, schema: str) -> None:
@@ -34,30 +34,30 @@ def check_schema(schema: str) -> None:
     _validator(schema)
 
 
-def check(schema: str, payload: dict[str, Any], checked: str | None = None) -> None:
+def check(schema: str, payload: dict[str, Any], validated_schema: str | None = None) -> None:
     """Raise `InvalidPayload` with every fault of `payload` by `schema`, given as JSON, or `MuchWork`.
 
-    `checked` is a schema that the payload is known to fit.
+    `validated_schema` is a schema that the payload is known to fit.
     """
-    if schema == checked:
+    if schema == validated_schema:
         return
     size = len(to_json(payload))
-    work = effort(schema) * size
+    work = estimate_effort(schema) * size
     if work > MAX_EFFORT:
-        raise MuchWork(schema)
-    if fits(schema, payload):
+        raise ExpensiveValidation(schema)
+    if is_valid(schema, payload):
         return
     if work * (size + _BYTES_A_FAULT) > MAX_LISTING:
-        raise MuchWork(schema)
-    refuse(faults(schema, payload))
+        raise ExpensiveValidation(schema)
+    raise_if_invalid(list_errors(schema, payload))
 
 
-def fits(schema: str, payload: Any) -> bool:
+def is_valid(schema: str, payload: Any) -> bool:
     """Tell whether a payload has no fault."""
     return _validator(schema).is_valid(payload)
 
 
-def first_fault(schema: str, payload: Any) -> dict[str, str]:
+def first_error(schema: str, payload: Any) -> dict[str, str]:
     """Return the first fault of a payload that has one, without looking for more."""
     try:
         _validator(schema).validate(payload)
@@ -66,7 +66,7 @@ def first_fault(schema: str, payload: Any) -> dict[str, str]:
     raise AssertionError("the payload fits")
 
 
-def faults(schema: str, payload: Any) -> list[dict[str, str]]:
+def list_errors(schema: str, payload: Any) -> list[dict[str, str]]:
     """Return the first hundred faults of a payload, each with its JSON pointer.
 
     All are found before the first is returned, so this takes as long as there are many.
@@ -79,7 +79,7 @@ def _said(fault: jsonschema_rs.ValidationError) -> dict[str, str]:
     return {"pointer": pointer[:1000], "message": fault.message[:1000]}
 
 
-def refuse(found: list[dict[str, str]]) -> None:
+def raise_if_invalid(found: list[dict[str, str]]) -> None:
     """Raise `InvalidPayload` with these faults, if there are any."""
     if found:
         first, more = found[0], len(found) - 1
@@ -90,7 +90,7 @@ def refuse(found: list[dict[str, str]]) -> None:
 
 
 @lru_cache(maxsize=512)
-def effort(schema: str) -> float:
+def estimate_effort(schema: str) -> float:
     """Return how many subschemas there are once every reference is replaced by what it refers to.
 
     A list counts as what it holds, for a value may be compared with all of it, and a pattern as a thousand.

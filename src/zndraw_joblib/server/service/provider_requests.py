@@ -24,7 +24,7 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.contract.providers import ClaimedProviderRequest
 from zndraw_joblib.server.ports import Identity, read_key, reads_key
-from zndraw_joblib.server.service.providers import MAX_WAITING, check_owner, is_visible, not_found
+from zndraw_joblib.server.service.providers import MAX_PENDING_REQUESTS, check_owner, is_visible, not_found
 from zndraw_joblib.server.store import providers as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
@@ -36,8 +36,8 @@ CLAIM_GRACE = timedelta(seconds=15)
 class ProviderRef(NamedTuple):
     """A provider, as somebody who reads from it needs it.
 
-    `heard_for` is for how many seconds somebody may be taken to be connected; less than zero: nobody is.
-    It was made `age` seconds ago. `is_asked`: the read waits for its answer already.
+    `connected_for` is for how many seconds somebody may be taken to be connected; less than zero: nobody is.
+    It was made `age` seconds ago. `is_pending`: the read waits for its answer already.
     """
 
     id: UUID
@@ -46,9 +46,9 @@ class ProviderRef(NamedTuple):
     worker_id: UUID
     content_type: str
     registration: UUID
-    heard_for: float
+    connected_for: float
     age: float
-    is_asked: bool
+    is_pending: bool
 
 
 class Claim(NamedTuple):
@@ -67,14 +67,14 @@ async def find(
     """Return the provider to read from. Raises `ProviderNotFound`."""
     row = None
     if is_visible(room_id, name, cross_room=cross_room):
-        row = await store.with_call(tx, name, request_hash)
+        row = await store.by_name_with_request(tx, name, request_hash)
     if row is None:
         raise not_found(room_id, name)
-    is_asked = row.asked_of == row.registration and row.asked_until > await tx.now()
-    return await _target(tx, row, is_asked=is_asked)
+    is_pending = row.asked_of == row.registration and row.asked_until > await tx.now()
+    return await _target(tx, row, is_pending=is_pending)
 
 
-async def _target(tx: Transaction, row: Any, *, is_asked: bool = False) -> ProviderRef:
+async def _target(tx: Transaction, row: Any, *, is_pending: bool = False) -> ProviderRef:
     now = await tx.now()
     return ProviderRef(
         id=row.id,
@@ -83,13 +83,13 @@ async def _target(tx: Transaction, row: Any, *, is_asked: bool = False) -> Provi
         worker_id=row.worker_id,
         content_type=row.content_type,
         registration=row.registration,
-        heard_for=(row.heard_until - now).total_seconds(),
+        connected_for=(row.heard_until - now).total_seconds(),
         age=(now - row.created_at).total_seconds(),
-        is_asked=is_asked,
+        is_pending=is_pending,
     )
 
 
-async def ask(
+async def create(
     tx: Transaction, target: ProviderRef, request_hash: str, params: str, wanted: timedelta
 ) -> None:
     """Let a read wait, and let whoever is connected know of it; unless it waits already.
@@ -99,19 +99,19 @@ async def ask(
     [*found] = await store.lock(tx, [target.id], shared=True)
     if not found:
         raise ProviderNotFound(f"Provider {str(target.name)!r} is gone")
-    if await store.count_waiting(tx, target.id) >= MAX_WAITING:
+    if await store.count_requests(tx, target.id) >= MAX_PENDING_REQUESTS:
         raise TooManyRequests(
-            f"{MAX_WAITING} reads wait for provider {str(target.name)!r} already",
+            f"{MAX_PENDING_REQUESTS} reads wait for provider {str(target.name)!r} already",
             headers={"Retry-After": "2"},
         )
-    if not await store.ask(tx, found[0], request_hash, params, await tx.now() + wanted):
+    if not await store.add_request(tx, found[0], request_hash, params, await tx.now() + wanted):
         return
     event = ProviderRequest(request_id=request_hash, provider_name=str(target.name), params=params)
     tx.emit((target.id, request_hash), lambda: Emission(event, providers_of(event.provider_name)))
     tx.wake(reads_key(found[0].worker_id), 1)
 
 
-def nobody(target: ProviderRef) -> ProviderNotConnected:
+def not_connected(target: ProviderRef) -> ProviderNotConnected:
     """Return the problem of a provider that nobody is connected for."""
     return ProviderNotConnected(
         f"Nobody is connected for provider {str(target.name)!r}; its worker may come back",
@@ -130,11 +130,13 @@ async def claim(tx: Transaction, item: Claim) -> ClaimedProviderRequest | None:
     if row.owner_id != item.caller.id:
         raise Forbidden("Not authorized: the worker belongs to somebody else")
     # Who reads is there, even if it has no thread left that claims.
-    is_busy = bool(await store.awaited_from(tx, [item.worker_id]))
-    heard_for = max(item.wait + CLAIM_GRACE, item.lease if is_busy else timedelta())
-    await store.hear(tx, item.worker_id, await tx.now() + heard_for)
-    found = await store.claimed(tx, item.worker_id, item.claim_id) if item.claim_id is not None else None
-    found = found or await store.claim(tx, item.worker_id, item.claim_id, item.lease)
+    is_busy = bool(await store.workers_with_requests(tx, [item.worker_id]))
+    connected_for = max(item.wait + CLAIM_GRACE, item.lease if is_busy else timedelta())
+    await store.extend_connection(tx, item.worker_id, await tx.now() + connected_for)
+    found = (
+        await store.request_of_claim(tx, item.worker_id, item.claim_id) if item.claim_id is not None else None
+    )
+    found = found or await store.claim_request(tx, item.worker_id, item.claim_id, item.lease)
     if found is None:
         return None
     return ClaimedProviderRequest(
@@ -145,12 +147,12 @@ async def claim(tx: Transaction, item: Claim) -> ClaimedProviderRequest | None:
     )
 
 
-async def awaited_from(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID]:
+async def workers_with_requests(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID]:
     """Return those of these workers for whom reads wait."""
-    return await store.awaited_from(tx, worker_ids) if worker_ids else []
+    return await store.workers_with_requests(tx, worker_ids) if worker_ids else []
 
 
-async def answering(
+async def find_for_upload(
     tx: Transaction, caller: Identity, provider_id: UUID, worker_id: UUID | None
 ) -> ProviderRef:
     """Return the provider for which somebody brings a result.
@@ -166,27 +168,27 @@ async def answering(
     return await _target(tx, row)
 
 
-async def check_newest(tx: Transaction, target: ProviderRef) -> None:
+async def check_current(tx: Transaction, target: ProviderRef) -> None:
     """Raise `StaleResult` where a provider was registered anew since it was looked at, or is gone."""
     row = await store.by_id(tx, target.id)
     if row is None or row.registration != target.registration:
         raise _stale(target.name)
 
 
-async def ask_anew(tx: Transaction, target: ProviderRef, request_hash: str) -> None:
+async def discard(tx: Transaction, target: ProviderRef, request_hash: str) -> None:
     """Let those who wait for a read ask again: what was brought could not be kept."""
-    await store.answered(tx, target.id, request_hash)
+    await store.remove_request(tx, target.id, request_hash)
     tx.wake(read_key(target.name, request_hash))
 
 
-async def answered(tx: Transaction, target: ProviderRef, request_hash: str) -> None:
+async def complete(tx: Transaction, target: ProviderRef, request_hash: str) -> None:
     """Note that a result is there, and let those who wait know. Raises `StaleResult` as `answering`."""
     [*found] = await store.lock(tx, [target.id], shared=True)
     if not found:
         raise ProviderNotFound(f"Provider {str(target.name)!r} is gone")
     if found[0].registration != target.registration:
         raise _stale(target.name)
-    await store.answered(tx, target.id, request_hash)
+    await store.remove_request(tx, target.id, request_hash)
     room = room_of(target.name.room_id)
     event = ProviderResultReady(provider_name=str(target.name), request_hash=request_hash)
     tx.emit((target.id, request_hash), partial(Emission, event, room))

@@ -27,7 +27,7 @@ from zndraw_joblib.server.store.database import Transaction
 
 # After a registration, and after a connection was lost, somebody may be on the way.
 GRACE = timedelta(seconds=2)
-MAX_WAITING = 1000
+MAX_PENDING_REQUESTS = 1000
 
 
 class Registration(NamedTuple):
@@ -76,9 +76,9 @@ async def register(tx: Transaction, item: Registration) -> tuple[ProviderRespons
     if not is_new:
         if row.worker_id == worker_id:
             values["heard_until"] = max(heard_until, row.heard_until)
-        await store.change(tx, row.id, **values)
-        await store.pass_on(tx, row.id, registration)
-        await ask_again(tx, row.id, name, worker_id)
+        await store.update_row(tx, row.id, **values)
+        await store.reassign_requests(tx, row.id, registration)
+        await notify_pending(tx, row.id, name, worker_id)
     await store.link(tx, row.id, worker_id, request.schema_, request.content_type)
     _tell_changed(tx, name)
     shown = {"id": row.id, "created_at": row.created_at, "worker_id": worker_id}
@@ -99,7 +99,7 @@ async def _worker(tx: Transaction, item: Registration) -> UUID:
     return asked
 
 
-async def ask_again(
+async def notify_pending(
     tx: Transaction, provider_id: UUID, name: JobName, worker_id: UUID
 ) -> list[ClaimedProviderRequest]:
     """Let a worker know, after the commit, of the reads that nobody has claimed. Return them."""
@@ -107,7 +107,7 @@ async def ask_again(
         ClaimedProviderRequest(
             request_id=row.request_hash, provider_id=provider_id, provider_name=str(name), params=row.params
         )
-        for row in await store.waiting(tx, provider_id, MAX_WAITING)
+        for row in await store.unclaimed_requests(tx, provider_id, MAX_PENDING_REQUESTS)
     ]
     if found:
         tx.wake(reads_key(worker_id), len(found))
@@ -121,7 +121,7 @@ def _tell_changed(tx: Transaction, name: JobName) -> None:
     tx.wake(provider_key(name))
 
 
-async def leave(tx: Transaction, caller: Identity, provider_id: UUID, worker_id: UUID | None = None) -> None:
+async def remove(tx: Transaction, caller: Identity, provider_id: UUID, worker_id: UUID | None = None) -> None:
     """Remove a provider, or the registration of one of its workers alone; for its owner and superusers."""
     [*found] = await store.lock(tx, [provider_id])
     if not found:
@@ -134,7 +134,7 @@ async def leave(tx: Transaction, caller: Identity, provider_id: UUID, worker_id:
     await _settle(tx, found[0])
 
 
-async def drop(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
+async def remove_workers(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
     """Take all providers off workers that go, which the caller has locked.
 
     A provider for which another worker is registered goes on with that one; the others go.
@@ -155,9 +155,9 @@ async def _settle(tx: Transaction, provider: Any) -> None:
     else:
         registration, heard_until = uuid4(), await tx.now() + GRACE
         taken = {"worker_id": newest.worker_id, "content_type": newest.content_type, "schema": newest.schema}
-        await store.change(tx, provider.id, **taken, registration=registration, heard_until=heard_until)
-        await store.pass_on(tx, provider.id, registration)
-        await ask_again(tx, provider.id, name, newest.worker_id)
+        await store.update_row(tx, provider.id, **taken, registration=registration, heard_until=heard_until)
+        await store.reassign_requests(tx, provider.id, registration)
+        await notify_pending(tx, provider.id, name, newest.worker_id)
     _tell_changed(tx, name)
 
 
@@ -206,33 +206,35 @@ def _response(row: Any) -> ProviderResponse:
     )
 
 
-async def part(tx: Transaction, worker_id: UUID, only: Sequence[UUID] = ()) -> None:
+async def disconnect(tx: Transaction, worker_id: UUID, only: Sequence[UUID] = ()) -> None:
     """Note that a worker is not connected any more: its readers shall not wait for it for long."""
-    for name in await store.part(tx, worker_id, await tx.now() + GRACE, only):
+    for name in await store.end_connection(tx, worker_id, await tx.now() + GRACE, only):
         tx.wake(provider_key(name))
 
 
-class Joined(NamedTuple):
-    """A worker is connected for a provider. `is_asked`: it is the one that answers."""
+class Connected(NamedTuple):
+    """A worker is connected for a provider. `is_current`: it is the one that answers."""
 
     provider_id: UUID
-    is_asked: bool
+    is_current: bool
 
 
-async def join(tx: Transaction, worker_id: UUID, name: JobName, lease: timedelta) -> Joined:
+async def connect(tx: Transaction, worker_id: UUID, name: JobName, lease: timedelta) -> Connected:
     """Note that a worker is connected for a provider, for `lease`. Raises `ProviderNotFound`."""
     row = await store.by_name(tx, name)
     if row is None or not await store.is_linked(tx, row.id, worker_id):
         raise ProviderNotFound(f"Worker {worker_id} has no provider {str(name)!r}")
-    is_asked = row.worker_id == worker_id
-    if is_asked:
-        await store.hear(tx, worker_id, await tx.now() + lease, [row.id])
-    return Joined(row.id, is_asked)
+    is_current = row.worker_id == worker_id
+    if is_current:
+        await store.extend_connection(tx, worker_id, await tx.now() + lease, [row.id])
+    return Connected(row.id, is_current)
 
 
-async def stay(tx: Transaction, joined: dict[UUID, list[UUID]], lease: timedelta) -> dict[UUID, UUID]:
+async def extend_connections(
+    tx: Transaction, joined: dict[UUID, list[UUID]], lease: timedelta
+) -> dict[UUID, UUID]:
     """Note that workers are connected still, each for some providers. Return who answers for each."""
     until = await tx.now() + lease
     for worker_id, ids in sorted(joined.items()):
-        await store.hear(tx, worker_id, until, ids)
-    return await store.answerers(tx, sorted({each for ids in joined.values() for each in ids}))
+        await store.extend_connection(tx, worker_id, until, ids)
+    return await store.current_workers(tx, sorted({each for ids in joined.values() for each in ids}))

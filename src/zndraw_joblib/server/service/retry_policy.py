@@ -17,7 +17,7 @@ from zndraw_joblib.contract.problems import (
     WorkerLost,
 )
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.store.tasks import TaskRecord
 
 ERROR = "error"
 _CODES = {RetryOn.WORKER_LOST: WorkerLost.problem_id(), RetryOn.TIMEOUT: RunTimeout.problem_id()}
@@ -28,12 +28,12 @@ LEASE_SECONDS = 30.0
 _DISPATCH_AGAIN_SECONDS = 60.0
 
 
-def claimed(task: Record, now: datetime) -> datetime | None:
+def start_deadline(task: TaskRecord, now: datetime) -> datetime | None:
     """Return by when a task that is claimed now must have started."""
     return _after(now, task.policy.start_timeout_seconds or None)
 
 
-def dispatched(task: Record, now: datetime, *, exclusive_start: bool) -> datetime:
+def dispatch_deadline(task: TaskRecord, now: datetime, *, exclusive_start: bool) -> datetime:
     """Return when an internal task that goes to its broker now goes there again, unless it is heard of.
 
     A guarded executor starts a task once, however often it is told of it: then the pauses begin with
@@ -45,7 +45,7 @@ def dispatched(task: Record, now: datetime, *, exclusive_start: bool) -> datetim
     return now + max(pause, now - (task.claimed_at or now))
 
 
-def started(task: Record, now: datetime) -> datetime | None:
+def end_deadline(task: TaskRecord, now: datetime) -> datetime | None:
     """Return by when a task that starts now must have ended."""
     return _after(now, task.policy.timeout_seconds)
 
@@ -55,8 +55,8 @@ def _after(now: datetime, seconds: float | None) -> datetime | None:
 
 
 def ended(
-    task: Record, status: TaskStatus, now: datetime, error: str | None, code: str | None, **also: Any
-) -> Record:
+    task: TaskRecord, status: TaskStatus, now: datetime, error: str | None, code: str | None, **also: Any
+) -> TaskRecord:
     """Return the task at its end."""
     return replace(
         task,
@@ -71,8 +71,8 @@ def ended(
 
 
 def queued(
-    task: Record, reason: str, *, error: str | None = None, run_at: datetime | None = None, **also: Any
-) -> Record:
+    task: TaskRecord, reason: str, *, error: str | None = None, run_at: datetime | None = None, **also: Any
+) -> TaskRecord:
     """Return the task back in its queue, or on its way there. Whoever held it is fenced out.
 
     What was said of an earlier attempt is said of this one no more.
@@ -96,8 +96,14 @@ def queued(
 
 
 def failed(
-    task: Record, cause: RetryOn, error: str | None, now: datetime, chance: float, *, may_retry: bool = True
-) -> Record:
+    task: TaskRecord,
+    cause: RetryOn,
+    error: str | None,
+    now: datetime,
+    chance: float,
+    *,
+    may_retry: bool = True,
+) -> TaskRecord:
     """Return what a failed attempt makes of a task: one more where the policy allows it, else the end.
 
     `chance`, between 0 and 1, is for the jitter of the pause before it.
@@ -113,7 +119,7 @@ def failed(
     return ended(task, TaskStatus.FAILED, now, error, code, **counts)
 
 
-def _may_go_again(task: Record, cause: RetryOn, failures: int, crashes: int) -> bool:
+def _may_go_again(task: TaskRecord, cause: RetryOn, failures: int, crashes: int) -> bool:
     policy = task.policy
     most = task.max_attempts or policy.max_attempts
     # With one attempt there is no other, however it ended: seed 000.
@@ -122,12 +128,12 @@ def _may_go_again(task: Record, cause: RetryOn, failures: int, crashes: int) -> 
     return crashes < policy.max_crashes if cause == RetryOn.WORKER_LOST else failures < most
 
 
-def lost(task: Record, now: datetime, chance: float) -> Record:
+def lost(task: TaskRecord, now: datetime, chance: float) -> TaskRecord:
     """Return what becomes of a held task whose worker is gone."""
     return failed(task, RetryOn.WORKER_LOST, DISCONNECTED, now, chance)
 
 
-def overdue(task: Record, now: datetime, chance: float) -> Record:
+def overdue(task: TaskRecord, now: datetime, chance: float) -> TaskRecord:
     """Return what becomes of a held task that was not started, or did not end, in time."""
     if task.status == TaskStatus.CLAIMED:
         error = f"The task was not started within {task.policy.start_timeout_seconds:g} s"
@@ -136,27 +142,27 @@ def overdue(task: Record, now: datetime, chance: float) -> Record:
     return failed(task, RetryOn.TIMEOUT, error, now, chance)
 
 
-def due(task: Record) -> Record:
+def due(task: TaskRecord) -> TaskRecord:
     """Return a task whose time has come, in its queue."""
     return replace(task, run_at=None)
 
 
-def expired(task: Record, now: datetime) -> Record:
+def expired(task: TaskRecord, now: datetime) -> TaskRecord:
     """Return what becomes of a pending task that nobody claimed in time."""
     code = TaskExpired.problem_id()
     return ended(task, TaskStatus.FAILED, now, "Nobody claimed the task in time", code)
 
 
-def stuck_inside(task: Record, now: datetime) -> Record:
+def internal_timeout(task: TaskRecord, now: datetime) -> TaskRecord:
     """Return what becomes of an internal task that is held for too long."""
     return ended(task, TaskStatus.FAILED, now, INTERNAL_TIMEOUT, InternalTimeout.problem_id())
 
 
-def retried(task: Record, reason: str) -> Record:
+def retried(task: TaskRecord, reason: str) -> TaskRecord:
     """Return a task that had ended without success in its queue again, with all its attempts before it."""
     return replace(queued(task, reason), failures=0, crashes=0, expires_at=None, error_code=None)
 
 
-def released(task: Record, error: str | None = None) -> Record:
+def released(task: TaskRecord, error: str | None = None) -> TaskRecord:
     """Return a held task that was handed back, for what is said to be wrong; that burns no attempt."""
     return queued(task, Released.problem_id(), error=error)

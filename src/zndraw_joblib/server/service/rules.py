@@ -26,7 +26,7 @@ from zndraw_joblib.contract.problems import (
 from zndraw_joblib.contract.status import HELD, TERMINAL, Role, TaskStatus, may_move, targets
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.service import retry_policy
-from zndraw_joblib.server.store.tasks import Record, TaskState
+from zndraw_joblib.server.store.tasks import TaskRecord, TaskState
 
 _CUT = "\n[cut: the text was longer than 64 KiB]"
 
@@ -45,7 +45,7 @@ def check_size(field: str, value: Any) -> str:
     return encoded.decode()
 
 
-def cut_error(error: str | None) -> str | None:
+def truncate_error(error: str | None) -> str | None:
     """Return an error text that every database can hold, at most 64 KiB, marked where it was cut."""
     if not error:
         return None
@@ -55,7 +55,7 @@ def cut_error(error: str | None) -> str | None:
     return text.decode()
 
 
-def roles_of(caller: Identity, task: Record) -> frozenset[Role]:
+def roles_of(caller: Identity, task: TaskRecord) -> frozenset[Role]:
     """Return what `caller` is to a task. Raise `Forbidden` where it is nothing."""
     roles = set()
     if caller.is_superuser:
@@ -73,8 +73,8 @@ def roles_of(caller: Identity, task: Record) -> frozenset[Role]:
 
 
 def decide(
-    caller: Identity, task: Record, report: TaskUpdateRequest, now: datetime, chance: float = 0.0
-) -> Record:
+    caller: Identity, task: TaskRecord, report: TaskUpdateRequest, now: datetime, chance: float = 0.0
+) -> TaskRecord:
     """Return what a report makes of a task; the task itself where the report is a repeat.
 
     `chance`, between 0 and 1, is for the jitter of the pause before the next attempt. Raises `Forbidden`,
@@ -92,8 +92,8 @@ def decide(
     if not may_move(roles, task.status, target):
         raise _refusal(task, target)
     if target == TaskStatus.RUNNING:
-        return replace(task, status=target, started_at=now, deadline=retry_policy.started(task, now))
-    error = cut_error(report.error)
+        return replace(task, status=target, started_at=now, deadline=retry_policy.end_deadline(task, now))
+    error = truncate_error(report.error)
     if target == TaskStatus.FAILED:
         return retry_policy.failed(task, RetryOn.ERROR, error, now, chance, may_retry=report.retry)
     after = retry_policy.ended(task, target, now, error, None)
@@ -109,7 +109,7 @@ def verdict(task: TaskState | None, worker_id: UUID, attempt: int) -> Verdict:
     return Verdict.CANCEL if task.status == TaskStatus.CANCELLED else Verdict.LOST
 
 
-def check_fence(task: Record, report: TaskUpdateRequest | TaskActionRequest) -> None:
+def check_fence(task: TaskRecord, report: TaskUpdateRequest | TaskActionRequest) -> None:
     """Raise `StaleReport` where somebody else's claim of the task is meant."""
     other_worker = report.worker_id is not None and report.worker_id != task.worker_id
     other_attempt = report.attempt is not None and report.attempt != task.attempt
@@ -126,22 +126,22 @@ def check_fence(task: Record, report: TaskUpdateRequest | TaskActionRequest) -> 
         )
 
 
-def _led_to_retry(task: Record, report: TaskUpdateRequest) -> bool:
+def _led_to_retry(task: TaskRecord, report: TaskUpdateRequest) -> bool:
     """Tell whether this very report has put the task back into its queue: then it is a repeat."""
     return (
         (task.status, report.status, report.attempt) == (TaskStatus.PENDING, TaskStatus.FAILED, task.attempt)
         and task.error_code == retry_policy.ERROR
-        and task.error == cut_error(report.error)
+        and task.error == truncate_error(report.error)
     )
 
 
-def _is_repeat(task: Record, report: TaskUpdateRequest) -> bool:
+def _is_repeat(task: TaskRecord, report: TaskUpdateRequest) -> bool:
     if report.status != task.status or task.status in {TaskStatus.PENDING, TaskStatus.CLAIMED}:
         return False
-    return task.status != TaskStatus.FAILED or cut_error(report.error) == task.error
+    return task.status != TaskStatus.FAILED or truncate_error(report.error) == task.error
 
 
-def _refusal(task: Record, target: TaskStatus) -> InvalidTaskTransition:
+def _refusal(task: TaskRecord, target: TaskStatus) -> InvalidTaskTransition:
     allowed = ", ".join(t for t in targets(task.status) if t != TaskStatus.CLAIMED)
     ending = f"it has ended{f' ({task.error[:200]})' if task.error else ''}"
     return InvalidTaskTransition(

@@ -15,10 +15,10 @@ from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import job_key, task_key
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.store.tasks import TaskRecord
 
 
-def response(task: Record, position: int | None = None) -> TaskResponse:
+def task_response(task: TaskRecord, position: int | None = None) -> TaskResponse:
     """Return a task as an answer shows it."""
     return TaskResponse.model_construct(
         id=task.id,
@@ -42,7 +42,7 @@ def response(task: Record, position: int | None = None) -> TaskResponse:
     )
 
 
-def tell(tx: Transaction, task: Record, position: int | None = None) -> None:
+def publish_status(tx: Transaction, task: TaskRecord, position: int | None = None) -> None:
     """Let the room know of a task's new status, after the commit.
 
     Its waiters hear of its end, and its job's workers that it is in its queue.
@@ -51,27 +51,27 @@ def tell(tx: Transaction, task: Record, position: int | None = None) -> None:
     if task.status in TERMINAL:
         tx.wake(task_key(task.id))
     elif task.status == TaskStatus.PENDING and task.run_at is None:
-        tell_available(tx, task)
+        publish_available(tx, task)
 
 
-def tell_available(tx: Transaction, task: Record) -> None:
+def publish_available(tx: Transaction, task: TaskRecord) -> None:
     """Let the workers of a pending task's job know of it, after the commit; of an internal one, servers."""
     if task.job.room_id != INTERNAL:
         tx.emit((task.id, "available"), partial(_available_emission, task))
     tx.wake(job_key(task.job), 1)
 
 
-def tell_jobs(tx: Transaction, room_id: str) -> None:
+def publish_jobs_changed(tx: Transaction, room_id: str) -> None:
     """Let a room know, after the commit, that its list of jobs or of their workers has changed."""
     tx.emit(room_id, lambda: Emission(JobsInvalidate(), room_of(room_id)))
 
 
-def _available_emission(task: Record) -> Emission:
+def _available_emission(task: TaskRecord) -> Emission:
     event = TaskAvailable.model_construct(job_name=str(task.job), room_id=task.room_id, task_id=task.id)
     return Emission(event, workers_of(str(task.job)))
 
 
-def _status_emission(task: Record, position: int | None) -> Emission:
+def _status_emission(task: TaskRecord, position: int | None) -> Emission:
     event = TaskStatusEvent.model_construct(
         id=task.id,
         name=str(task.job),

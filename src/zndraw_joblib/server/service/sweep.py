@@ -19,7 +19,7 @@ from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.expiry import Wanted
-from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.store.tasks import TaskRecord
 
 WORKERS_PER_BATCH = 128
 TASKS_PER_BATCH = 1000
@@ -29,7 +29,7 @@ _UNREAD = timedelta(hours=1)
 _RESULT_PARTS = 16
 _FUTURE = timedelta(seconds=5)
 
-Decide = Callable[[Record, datetime, float], Record]
+Decide = Callable[[TaskRecord, datetime, float], TaskRecord]
 
 
 class Rule(NamedTuple):
@@ -50,7 +50,7 @@ async def set_mode(tx: Transaction, wanted: SweeperMode) -> None:
     await runtime_settings.put(tx, _MODE, wanted.value)
 
 
-async def survey(tx: Transaction, timeout: timedelta) -> tuple[int, int]:
+async def count_workers(tx: Transaction, timeout: timedelta) -> tuple[int, int]:
     """Count all workers, and those that are silent for longer than `timeout`."""
     return await store.count(tx), await store.count(tx, await tx.now() - timeout)
 
@@ -75,7 +75,9 @@ async def retire_stale(
 
 def stuck(now: datetime, timeout: timedelta) -> Rule:
     """Tasks of internal jobs that are held for longer than `timeout`."""
-    return Rule(expiry.stuck_inside(now - timeout), lambda task, at, _: retry_policy.stuck_inside(task, at))
+    return Rule(
+        expiry.stuck_inside(now - timeout), lambda task, at, _: retry_policy.internal_timeout(task, at)
+    )
 
 
 def abandoned() -> Rule:
@@ -88,27 +90,27 @@ def overdue(now: datetime) -> Rule:
     return Rule(expiry.overdue(now), retry_policy.overdue)
 
 
-async def settle_stuck(tx: Transaction, timeout: timedelta, counts: Counts | None = None) -> int:
+async def fail_stuck(tx: Transaction, timeout: timedelta, counts: Counts | None = None) -> int:
     """End internal tasks that are held for longer than `timeout`."""
     return await _settle(tx, stuck(await tx.now(), timeout), counts)
 
 
-async def settle_abandoned(tx: Transaction, counts: Counts | None = None) -> int:
+async def recover_abandoned(tx: Transaction, counts: Counts | None = None) -> int:
     """Settle tasks whose worker does not exist."""
     return await _settle(tx, abandoned(), counts)
 
 
-async def settle_overdue(tx: Transaction, counts: Counts | None = None) -> int:
+async def recover_overdue(tx: Transaction, counts: Counts | None = None) -> int:
     """Settle tasks that were not started in time, or run for too long."""
     return await _settle(tx, overdue(await tx.now()), counts)
 
 
 async def _settle(tx: Transaction, rule: Rule, counts: Counts | None) -> int:
     found = await expiry.held(tx, rule.wanted, limit=TASKS_PER_BATCH)
-    return await workers.settle(tx, found, rule.decide, counts)
+    return await workers.recover_tasks(tx, found, rule.decide, counts)
 
 
-async def settle_expired(tx: Transaction, counts: Counts | None = None) -> int:
+async def fail_expired(tx: Transaction, counts: Counts | None = None) -> int:
     """Fail pending tasks that nobody claimed in time."""
     now = await tx.now()
     moves = [
@@ -116,26 +118,26 @@ async def settle_expired(tx: Transaction, counts: Counts | None = None) -> int:
     ]
     await task_store.move(tx, moves)
     for _, after in moves:
-        serializers.tell(tx, after)
-    await job_service.hide_orphans(tx, sorted({task.job_id for task, _ in moves}))
+        serializers.publish_status(tx, after)
+    await job_service.soft_delete_orphans(tx, sorted({task.job_id for task, _ in moves}))
     if counts is not None:
         counts.failed += len(moves)
     return len(moves)
 
 
-async def queue_due(tx: Transaction) -> int:
+async def enqueue_due(tx: Transaction) -> int:
     """Let tasks into their queues whose time has come."""
     now = await tx.now()
     moves = [(task, retry_policy.due(task)) for task in await expiry.due(tx, now, TASKS_PER_BATCH)]
     await task_store.move(tx, moves)
     for _, after in moves:
-        serializers.tell_available(tx, after)
+        serializers.publish_available(tx, after)
     return len(moves)
 
 
-async def prune_reads(tx: Transaction) -> int:
+async def prune_provider_requests(tx: Transaction) -> int:
     """Forget reads that nobody waits for, and results that have expired."""
-    calls = await providers.prune(tx, await tx.now() - _UNREAD, TASKS_PER_BATCH)
+    calls = await providers.prune_requests(tx, await tx.now() - _UNREAD, TASKS_PER_BATCH)
     # A batch of results is small, for they may be large: if there was one, there may be more.
     return TASKS_PER_BATCH if await results.prune(tx, _RESULT_PARTS) else calls
 
@@ -167,11 +169,11 @@ async def preview(tx: Transaction, timeout: timedelta, internal_timeout: timedel
             changes.setdefault(task.id, _planned(task, rule.decide(task, now, 0.0)))
     for task in await expiry.expired(tx, now, TASKS_PER_BATCH, lock=False):
         changes.setdefault(task.id, _planned(task, retry_policy.expired(task, now)))
-    scanned, stale = await survey(tx, timeout)
+    scanned, stale = await count_workers(tx, timeout)
     return SweeperPreview(scanned=scanned, stale=stale, workers=silent, tasks=list(changes.values()))
 
 
-def _planned(task: Record, after: Record) -> PlannedChange:
+def _planned(task: TaskRecord, after: TaskRecord) -> PlannedChange:
     is_back = after.status == TaskStatus.PENDING
     return PlannedChange(
         id=task.id,

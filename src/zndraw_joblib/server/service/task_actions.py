@@ -30,12 +30,12 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.fairness import held_in
+from zndraw_joblib.server.store.fairness import count_held_in
 from zndraw_joblib.server.store.positions import positions
-from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.store.tasks import TaskRecord
 
-Act = Callable[[Record, TaskActionRequest, datetime], Record]
-Work = Callable[..., Awaitable[TaskResponse]]
+Act = Callable[[TaskRecord, TaskActionRequest, datetime], TaskRecord]
+TaskAction = Callable[..., Awaitable[TaskResponse]]
 _AGAIN = frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})
 
 
@@ -44,17 +44,17 @@ async def release(
 ) -> TaskResponse:
     """Hand a held task back to its queue: its worker, or a superuser. That burns no attempt."""
 
-    def act(task: Record, action: TaskActionRequest, now: datetime) -> Record:
+    def act(task: TaskRecord, action: TaskActionRequest, now: datetime) -> TaskRecord:
         _check_from(task, HELD, "released")
-        return retry_policy.released(task, rules.cut_error(action.error))
+        return retry_policy.released(task, rules.truncate_error(action.error))
 
     again = await _released_before(tx, task_id, action)
     if again is not None and again.worker_owner_id == caller.id:
-        return serializers.response(again, (await positions(tx, [again])).get(task_id))
+        return serializers.task_response(again, (await positions(tx, [again])).get(task_id))
     return await _act(tx, caller, task_id, action, frozenset({Role.WORKER, Role.SUPERUSER}), act)
 
 
-async def _released_before(tx: Transaction, task_id: UUID, action: TaskActionRequest) -> Record | None:
+async def _released_before(tx: Transaction, task_id: UUID, action: TaskActionRequest) -> TaskRecord | None:
     """Return a task that waits since this very claim was handed back: then it is a repeat."""
     task = await store.by_id(tx, task_id)
     if task is None or task.status != TaskStatus.PENDING or task.attempt != action.attempt:
@@ -68,7 +68,7 @@ async def _released_before(tx: Transaction, task_id: UUID, action: TaskActionReq
 async def retry(tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest) -> TaskResponse:
     """Let a task that failed or was cancelled be tried once more: its submitter, or a superuser."""
 
-    def act(task: Record, _: TaskActionRequest, now: datetime) -> Record:
+    def act(task: TaskRecord, _: TaskActionRequest, now: datetime) -> TaskRecord:
         _check_from(task, _AGAIN, "retried")
         return retry_policy.retried(task, Retried.problem_id())
 
@@ -78,9 +78,9 @@ async def retry(tx: Transaction, caller: Identity, task_id: UUID, action: TaskAc
 async def fail(tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest) -> TaskResponse:
     """End a task that has not ended: a superuser. Whoever holds it is fenced out."""
 
-    def act(task: Record, action: TaskActionRequest, now: datetime) -> Record:
+    def act(task: TaskRecord, action: TaskActionRequest, now: datetime) -> TaskRecord:
         _check_from(task, frozenset(TaskStatus) - TERMINAL, "failed")
-        error = rules.cut_error(action.error) or "An operator ended the task"
+        error = rules.truncate_error(action.error) or "An operator ended the task"
         return retry_policy.ended(task, TaskStatus.FAILED, now, error, FailedByOperator.problem_id())
 
     return await _act(tx, caller, task_id, action, frozenset({Role.SUPERUSER}), act)
@@ -106,21 +106,21 @@ async def _act(
     # The job's row, so that it is not hidden while a task comes back to it.
     await job_store.lock_by_names(tx, [task.job])
     await store.move(tx, [(task, after)])
-    await job_service.show_wanted(tx, [after])
+    await job_service.restore_needed(tx, [after])
     if task.status == TaskStatus.PENDING:
-        await job_service.hide_orphans(tx, [task.job_id])
+        await job_service.soft_delete_orphans(tx, [task.job_id])
     standing = await positions(tx, [after])
-    serializers.tell(tx, after, standing.get(task_id))
-    return serializers.response(after, standing.get(task_id))
+    serializers.publish_status(tx, after, standing.get(task_id))
+    return serializers.task_response(after, standing.get(task_id))
 
 
-def _check_from(task: Record, sources: frozenset[TaskStatus], what: str) -> None:
+def _check_from(task: TaskRecord, sources: frozenset[TaskStatus], what: str) -> None:
     if task.status not in sources:
         allowed = ", ".join(status for status in TaskStatus if status in sources)
         raise _refused(task, f"Only a task that is {allowed} can be {what}; this one is {task.status}")
 
 
-def _refused(task: Record, detail: str) -> InvalidTaskTransition:
+def _refused(task: TaskRecord, detail: str) -> InvalidTaskTransition:
     return InvalidTaskTransition(
         detail,
         reason="wrong order",
@@ -151,7 +151,7 @@ async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
     return TaskHistory(id=task_id, transitions=told)
 
 
-def _attempt(row: Record | expiry.AttemptRow) -> list[Transition]:
+def _attempt(row: TaskRecord | expiry.AttemptRow) -> list[Transition]:
     steps = [(row.claimed_at, TaskStatus.CLAIMED), (row.started_at, TaskStatus.RUNNING)]
     told = [
         Transition(at=at, status=status, attempt=row.attempt, worker_id=row.worker_id)
@@ -173,7 +173,7 @@ def _attempt(row: Record | expiry.AttemptRow) -> list[Transition]:
     return told
 
 
-async def explain(tx: Transaction, task_id: UUID, order: fairness.Order) -> TaskExplanation:
+async def explain(tx: Transaction, task_id: UUID, order: fairness.ClaimOrder) -> TaskExplanation:
     """Tell why a task is where it is. Raises `TaskNotFound`."""
     task = await _found(tx, task_id)
     standing = (await positions(tx, [task])).get(task_id)
@@ -191,10 +191,12 @@ async def explain(tx: Transaction, task_id: UUID, order: fairness.Order) -> Task
     return TaskExplanation(id=task_id, status=task.status, queue_position=standing, reasons=reasons)
 
 
-async def _waits(tx: Transaction, task: Record, standing: int | None, order: fairness.Order) -> list[Reason]:
+async def _waits(
+    tx: Transaction, task: TaskRecord, standing: int | None, order: fairness.ClaimOrder
+) -> list[Reason]:
     reasons: list[Reason] = []
     job = await job_store.by_name(tx, task.job)
-    serving = await worker_store.fit_for(tx, task.job_id)
+    serving = await worker_store.draining_flags(tx, task.job_id)
     if job is not None and job.paused:
         reasons.append(Reason(code="paused", detail=f"Job {task.job} is paused"))
     if task.job.room_id == INTERNAL:
@@ -219,7 +221,7 @@ async def _waits(tx: Transaction, task: Record, standing: int | None, order: fai
     return reasons
 
 
-async def _caps(tx: Transaction, task: Record, order: fairness.Order) -> list[Reason]:
+async def _caps(tx: Transaction, task: TaskRecord, order: fairness.ClaimOrder) -> list[Reason]:
     reasons = []
     most = task.policy.max_in_flight
     if most is not None:
@@ -228,14 +230,14 @@ async def _caps(tx: Transaction, task: Record, order: fairness.Order) -> list[Re
             detail = f"{held} tasks of {task.job} are under way, {most} may be (max_in_flight)"
             reasons.append(Reason(code="job_at_capacity", detail=detail))
     if order.room_cap is not None:
-        held = (await held_in(tx, [task.room_id]))[task.room_id]
+        held = (await count_held_in(tx, [task.room_id]))[task.room_id]
         if held >= order.room_cap:
             detail = f"{held} tasks of room {task.room_id!r} are under way, {order.room_cap} may be"
             reasons.append(Reason(code="room_at_capacity", detail=f"{detail} (room_max_in_flight)"))
     return reasons
 
 
-async def _found(tx: Transaction, task_id: UUID) -> Record:
+async def _found(tx: Transaction, task_id: UUID) -> TaskRecord:
     task = await store.by_id(tx, task_id)
     if task is None:
         raise TaskNotFound(f"Task {task_id} not found")

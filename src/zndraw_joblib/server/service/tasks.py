@@ -32,7 +32,7 @@ from zndraw_joblib.server.store import pages
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.positions import positions
-from zndraw_joblib.server.store.tasks import Record
+from zndraw_joblib.server.store.tasks import TaskRecord
 
 Answer = TaskResponse | ProblemException
 
@@ -43,7 +43,7 @@ class Submission:
 
     `exclusive_start`: that starts a task once, however often it is told of it; `is_deferred`: it is told later.
     `is_bounded`: its room may have only so many tasks under way.
-    `checked` is a schema, as JSON, that the payload is known to fit. `wish`: when, how urgently, how often.
+    `validated_schema` is a schema, as JSON, that the payload is known to fit. `options`: when, how urgently, how often.
     """
 
     caller: Identity
@@ -56,8 +56,8 @@ class Submission:
     is_bounded: bool = False
     validate_payload: bool = True
     cross_room: bool = False
-    checked: str | None = None
-    wish: TaskSubmitRequest = field(default_factory=TaskSubmitRequest)
+    validated_schema: str | None = None
+    options: TaskSubmitRequest = field(default_factory=TaskSubmitRequest)
 
 
 class Report(NamedTuple):
@@ -77,7 +77,7 @@ async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskRespo
     now = await tx.now()
     schemas = {name: to_json(job.schema).decode() for name, job in jobs.items()}
     made = [_check(item, schemas.get(item.job)) or _task(item, jobs[item.job], now) for item in items]
-    tasks = [task for task in made if isinstance(task, Record)]
+    tasks = [task for task in made if isinstance(task, TaskRecord)]
     if tasks:
         await store.add(tx, tasks)
     standing = await _standing(tx, tasks, jobs)
@@ -93,8 +93,8 @@ async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskRespo
         if task.status == TaskStatus.PENDING and task.run_at is None:
             position = pending[task.job_id] = pending[task.job_id] + 1
         position = standing.get(task.id, position)
-        serializers.tell(tx, task, position)
-        answers.append(serializers.response(task, position))
+        serializers.publish_status(tx, task, position)
+        answers.append(serializers.task_response(task, position))
     return answers
 
 
@@ -106,46 +106,54 @@ def _check(item: Submission, schema: str | None) -> Exception | None:
         if item.job.room_id == INTERNAL and not item.is_configured:
             raise InternalJobNotConfigured(f"Job {str(item.job)!r} has no executor in this server")
         if item.validate_payload:
-            payloads.check(schema, item.payload, item.checked)
-    except (ProblemException, payloads.MuchWork) as problem:
+            payloads.check(schema, item.payload, item.validated_schema)
+    except (ProblemException, payloads.ExpensiveValidation) as problem:
         return problem
     return None
 
 
-async def _standing(tx: Transaction, made: Sequence[Record], jobs: Mapping[JobName, Any]) -> dict[UUID, int]:
+async def _standing(
+    tx: Transaction, made: Sequence[TaskRecord], jobs: Mapping[JobName, Any]
+) -> dict[UUID, int]:
     """Return the positions of new tasks in queues of more than one lane: those are not at the end."""
     for job in jobs.values():
         if not job.has_lanes and any(task.job_id == job.id and task.lane for task in made):
-            await job_store.note_lanes(tx, job.id)
+            await job_store.record_priorities(tx, job.id)
     mixed = {job.id for job in jobs.values() if job.has_lanes} | {task.job_id for task in made if task.lane}
     ids = [task.id for task in made if task.job_id in mixed]
     return await positions(tx, list((await store.lock(tx, ids)).values())) if ids else {}
 
 
-def _task(item: Submission, job: Any, now: datetime) -> Record:
-    wish = item.wish
+def _task(item: Submission, job: Any, now: datetime) -> TaskRecord:
+    options = item.options
     policy = job_store.policy_of(job.policy)
-    run_at = wish.run_at if wish.delay_seconds is None else now + timedelta(seconds=wish.delay_seconds)
+    run_at = (
+        options.run_at if options.delay_seconds is None else now + timedelta(seconds=options.delay_seconds)
+    )
     if run_at is not None and run_at <= now:
         run_at = None
-    expires = None if wish.expires_in_seconds is None else now + timedelta(seconds=wish.expires_in_seconds)
+    expires = (
+        None if options.expires_in_seconds is None else now + timedelta(seconds=options.expires_in_seconds)
+    )
     # What may not run at once waits in its queue, from which the dispatcher takes it.
     may_wait = run_at is not None or job.paused or policy.max_in_flight is not None or item.is_bounded
     if item.job.room_id != INTERNAL or may_wait:
         return _new(item, job, policy, now, run_at=run_at, expires_at=expires)
     task = _new(item, job, policy, now, status=TaskStatus.CLAIMED, claimed_at=now, attempt=1)
     due = (
-        now if item.is_deferred else retry_policy.dispatched(task, now, exclusive_start=item.exclusive_start)
+        now
+        if item.is_deferred
+        else retry_policy.dispatch_deadline(task, now, exclusive_start=item.exclusive_start)
     )
     return replace(task, deadline=due)
 
 
-def _new(item: Submission, job: Any, policy: JobPolicy, now: datetime, **state: Any) -> Record:
-    wish = item.wish
+def _new(item: Submission, job: Any, policy: JobPolicy, now: datetime, **state: Any) -> TaskRecord:
+    options = item.options
     known = {"status": TaskStatus.PENDING, **state}
-    return Record(
-        lane=-(policy.priority if wish.priority is None else wish.priority),
-        max_attempts=wish.max_attempts,
+    return TaskRecord(
+        lane=-(policy.priority if options.priority is None else options.priority),
+        max_attempts=options.max_attempts,
         policy=policy,
         seq=0,
         id=uuid4(),
@@ -163,8 +171,8 @@ async def report(tx: Transaction, items: Sequence[Report]) -> list[Answer]:
     """Move tasks as their holders, submitters or superusers say, in the order of the list."""
     current = await store.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
     now = await tx.now()
-    moves: list[tuple[Record, Record]] = []
-    answers: list[Record | ProblemException] = []
+    moves: list[tuple[TaskRecord, TaskRecord]] = []
+    answers: list[TaskRecord | ProblemException] = []
     for item in items:
         task = current.get(item.task_id)
         try:
@@ -179,18 +187,18 @@ async def report(tx: Transaction, items: Sequence[Report]) -> list[Answer]:
             current[item.task_id] = after
         answers.append(after)
     await store.move(tx, moves)
-    await job_service.show_wanted(tx, [after for _, after in moves])
-    standing = await positions(tx, [task for task in answers if isinstance(task, Record)])
+    await job_service.restore_needed(tx, [after for _, after in moves])
+    standing = await positions(tx, [task for task in answers if isinstance(task, TaskRecord)])
     for _, after in moves:
-        serializers.tell(tx, after, standing.get(after.id))
-    await job_service.hide_orphans(tx, _emptied(moves))
+        serializers.publish_status(tx, after, standing.get(after.id))
+    await job_service.soft_delete_orphans(tx, _emptied(moves))
     return [
-        serializers.response(task, standing.get(task.id)) if isinstance(task, Record) else task
+        serializers.task_response(task, standing.get(task.id)) if isinstance(task, TaskRecord) else task
         for task in answers
     ]
 
 
-def _emptied(moves: Sequence[tuple[Record, Record]]) -> list[UUID]:
+def _emptied(moves: Sequence[tuple[TaskRecord, TaskRecord]]) -> list[UUID]:
     # Only a task that was still pending could keep its job from being an orphan.
     return sorted({before.job_id for before, _ in moves if before.status == TaskStatus.PENDING})
 
@@ -201,7 +209,7 @@ async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
     if task is None:
         raise TaskNotFound(f"Task {task_id} not found")
     standing = await positions(tx, [task])
-    return serializers.response(task, standing.get(task.id))
+    return serializers.task_response(task, standing.get(task.id))
 
 
 async def page(
@@ -215,7 +223,7 @@ async def page(
     """Return one page of a room's tasks, of one status and one job where these are given."""
     found, total = await pages.page(tx, pages.in_room(room_id, status, job), part)
     standing = await positions(tx, found)
-    items = [serializers.response(task, standing.get(task.id)) for task in found]
+    items = [serializers.task_response(task, standing.get(task.id)) for task in found]
     return PaginatedResponse[TaskResponse].model_construct(
         items=items, total=total, limit=part.limit, offset=part.offset
     )

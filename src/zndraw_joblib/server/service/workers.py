@@ -26,7 +26,7 @@ from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.positions import positions
-from zndraw_joblib.server.store.tasks import Record, TaskState
+from zndraw_joblib.server.store.tasks import TaskRecord, TaskState
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Counts:
     failed: int = 0
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """A worker shows that it lives. `interval` seconds until the next beat is due.
 
     `named` are the tasks that it takes itself to hold.
@@ -56,14 +56,14 @@ async def create(tx: Transaction, caller: Identity, interval: float) -> WorkerRe
     return WorkerResponse(id=worker_id, last_heartbeat=await tx.now(), heartbeat_interval_seconds=interval)
 
 
-async def beat(tx: Transaction, items: Sequence[Beat]) -> list[WorkerResponse | ProblemException]:
+async def heartbeat(tx: Transaction, items: Sequence[Heartbeat]) -> list[WorkerResponse | ProblemException]:
     """Note that workers live; only their owners may say so. The tasks that they name get their verdicts."""
     workers = await store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
     now = await tx.now()
     owners = {worker_id: row.owner_id for worker_id, row in workers.items()}
     heard = [item for item in items if owners.get(item.worker_id) == item.caller.id]
     named = dict.fromkeys(task.id for item in heard for task in item.named)
-    tasks = await task_store.standings(tx, list(named)) if named else {}
+    tasks = await task_store.states(tx, list(named)) if named else {}
     answers: list[WorkerResponse | ProblemException] = []
     for item in items:
         if item.worker_id not in owners:
@@ -80,20 +80,20 @@ async def beat(tx: Transaction, items: Sequence[Beat]) -> list[WorkerResponse | 
                     tasks=_verdicts(item, tasks),
                 )
             )
-    await store.beat(tx, [item.worker_id for item in heard])
+    await store.heartbeat(tx, [item.worker_id for item in heard])
     for item in heard:
         if item.max_tasks is not None and item.max_tasks != workers[item.worker_id].max_tasks:
-            await store.change(tx, item.worker_id, max_tasks=item.max_tasks)
+            await store.update_row(tx, item.worker_id, max_tasks=item.max_tasks)
             tx.wake(worker_key(item.worker_id))
     return answers
 
 
-async def keep(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
+async def keep_alive(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
     """Note that workers live whose requests are open. Those that are gone are passed over."""
-    await store.beat(tx, worker_ids)
+    await store.heartbeat(tx, worker_ids)
 
 
-def _verdicts(item: Beat, tasks: Mapping[UUID, TaskState]) -> list[TaskVerdict]:
+def _verdicts(item: Heartbeat, tasks: Mapping[UUID, TaskState]) -> list[TaskVerdict]:
     return [
         TaskVerdict.model_construct(
             id=task.id, verdict=rules.verdict(tasks.get(task.id), item.worker_id, task.attempt)
@@ -102,13 +102,13 @@ def _verdicts(item: Beat, tasks: Mapping[UUID, TaskState]) -> list[TaskVerdict]:
     ]
 
 
-async def leave(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
+async def remove(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
     """Remove a worker at the wish of its owner or a superuser."""
     await _owned(tx, caller, worker_id)
     await retire(tx, [worker_id])
 
 
-async def leave_if_silent(tx: Transaction, worker_id: UUID, since: datetime) -> bool:
+async def remove_if_silent(tx: Transaction, worker_id: UUID, since: datetime) -> bool:
     """Remove a worker that gave no sign of life from `since` on. Tell whether it was so."""
     silent = await store.lock_if_stale(tx, since, 1, only=worker_id)
     await retire(tx, silent)
@@ -129,30 +129,30 @@ async def retire(tx: Transaction, worker_ids: Sequence[UUID], counts: Counts | N
     """
     if not worker_ids:
         return
-    await settle(tx, await expiry.lock_held_by(tx, worker_ids), retry_policy.lost, counts)
-    await providers.drop(tx, worker_ids)
+    await recover_tasks(tx, await expiry.lock_held_by(tx, worker_ids), retry_policy.lost, counts)
+    await providers.remove_workers(tx, worker_ids)
     job_ids = await store.remove(tx, worker_ids)
     for room_id in await job_store.rooms(tx, job_ids) if job_ids else []:
-        serializers.tell_jobs(tx, room_id)
-    await job_service.hide_orphans(tx, job_ids)
+        serializers.publish_jobs_changed(tx, room_id)
+    await job_service.soft_delete_orphans(tx, job_ids)
     for worker_id in worker_ids:
         tx.wake(worker_key(worker_id))
 
 
-async def settle(
+async def recover_tasks(
     tx: Transaction,
-    found: Sequence[Record],
-    decide: Callable[[Record, datetime, float], Record],
+    found: Sequence[TaskRecord],
+    decide: Callable[[TaskRecord, datetime, float], TaskRecord],
     counts: Counts | None = None,
 ) -> int:
     """Let `decide` say what becomes of held tasks, which the caller has locked. Return how many there are."""
     now = await tx.now()
     moves = [(task, decide(task, now, random.random())) for task in found]  # noqa: S311 - jitter
     await task_store.move_alike(tx, moves)
-    await job_service.show_wanted(tx, [after for _, after in moves])
+    await job_service.restore_needed(tx, [after for _, after in moves])
     standing = await positions(tx, [after for _, after in moves])
     for _, after in moves:
-        serializers.tell(tx, after, standing.get(after.id))
+        serializers.publish_status(tx, after, standing.get(after.id))
     if counts is not None:
         back = sum(after.status == TaskStatus.PENDING for _, after in moves)
         counts.released, counts.failed = counts.released + back, counts.failed + len(moves) - back
@@ -170,22 +170,24 @@ async def drain(tx: Transaction, caller: Identity, worker_id: UUID, interval: fl
             f"Worker {worker_id} runs internal tasks and cannot be drained: SIGTERM lets a process of "
             "internal-worker finish what it runs; a pause of their jobs keeps new tasks waiting"
         )
-    await store.change(tx, worker_id, draining=True)
+    await store.update_row(tx, worker_id, draining=True)
     tx.wake(worker_key(worker_id))
     return WorkerResponse(
         id=worker_id, last_heartbeat=row.last_heartbeat, heartbeat_interval_seconds=interval, drain=True
     )
 
 
-async def leave_job(tx: Transaction, caller: Identity, worker_id: UUID, name: JobName) -> None:
+async def unlink_job(tx: Transaction, caller: Identity, worker_id: UUID, name: JobName) -> None:
     """Take one job off a worker. Raises `JobNotFound` where it does not serve it."""
     await _owned(tx, caller, worker_id)
-    job = await job_store.any_by_name(tx, name)
+    job = await job_store.by_name_with_deleted(tx, name)
     if job is None or not await store.unlink(tx, worker_id, job.id):
         raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
-    await store.beat(tx, [worker_id])  # a claim that waits for the worker's lock learns of the change by it
-    serializers.tell_jobs(tx, name.room_id)
-    await job_service.hide_orphans(tx, [job.id])
+    await store.heartbeat(
+        tx, [worker_id]
+    )  # a claim that waits for the worker's lock learns of the change by it
+    serializers.publish_jobs_changed(tx, name.room_id)
+    await job_service.soft_delete_orphans(tx, [job.id])
     # Open claims of the worker look again at what it may claim.
     tx.wake(worker_key(worker_id))
 

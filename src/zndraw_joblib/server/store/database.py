@@ -93,7 +93,7 @@ class Transaction:
                 self._now = (await self.execute(_NOW)).scalar_one().astimezone(UTC)
         return self._now
 
-    def note_now(self, rows: Sequence[Any]) -> None:
+    def record_now(self, rows: Sequence[Any]) -> None:
         """Take the time from the column `now` of the first statement, which saves asking for it."""
         if rows and self._now is None and self._clock is None and not self.is_sqlite:
             self._now = rows[0].now.astimezone(UTC)
@@ -107,11 +107,11 @@ class Transaction:
         """The events to send after the commit, in the order they happened."""
         return [make() for make in self._told.values()]
 
-    def note_due(self, at: datetime) -> None:
+    def record_due(self, at: datetime) -> None:
         """Remember when the time of a task comes."""
         self.due = at if self.due is None else min(self.due, at)
 
-    def note_freed(self, room_id: str, worker_id: UUID | None) -> None:
+    def record_freed(self, room_id: str, worker_id: UUID | None) -> None:
         """Remember that a task of a room is no longer under way, and who held it."""
         self.freed.append(Freed(room_id, worker_id))
 
@@ -144,7 +144,7 @@ class Database(ABC):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Result:
-        """Read as `read` does. The caller promises a few milliseconds, so SQLite may run it on the event loop."""
+        """Read like `read`. The caller promises a few milliseconds: SQLite may run it on the event loop."""
         return await self._again_after_faults(partial(self._read, _bind(work, args, kwargs), is_short=True))
 
     async def write(
@@ -166,7 +166,7 @@ class Database(ABC):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> tuple[Result, Transaction]:
-        """Write as `write` does. The caller promises a few milliseconds, so SQLite may run it on the event loop."""
+        """Write like `write`. The caller promises a few milliseconds: SQLite may run it on the event loop."""
         return await self._again_after_faults(partial(self._write, _bind(work, args, kwargs), is_short=True))
 
     async def _again_after_faults(self, transaction: Callable[[], Awaitable[Result]]) -> Result:
@@ -175,7 +175,7 @@ class Database(ABC):
                 try:
                     return await transaction()
                 except DBAPIError as error:
-                    if not _is_void(error):
+                    if not is_retriable(error):
                         raise
                     logger.info("a transaction is begun again: %r", error.orig)
                 await asyncio.sleep(0.005 * 2**attempt * random.random())  # noqa: S311 - jitter
@@ -191,7 +191,7 @@ class Database(ABC):
         """Whether it is SQLite; None as long as that is not known."""
         return None
 
-    async def line(self) -> OpenConnection | None:
+    async def pubsub_connection(self) -> OpenConnection | None:
         """Return what opens a line to other processes on this database, or None: SQLite has none."""
         return None
 
@@ -210,7 +210,7 @@ class Database(ABC):
     async def _write(self, work: Work[Result], is_short: bool) -> tuple[Result, Transaction]: ...
 
 
-class Sessions(Database):
+class SessionDatabase(Database):
     """A host's database, behind its session maker.
 
     A writer waits its turn on SQLite, which takes one at a time.
@@ -236,7 +236,7 @@ class Sessions(Database):
         """Whether the host's database is SQLite; None before its first use."""
         return self._is_sqlite
 
-    async def line(self) -> OpenConnection | None:
+    async def pubsub_connection(self) -> OpenConnection | None:
         """Return what opens a line on PostgreSQL with asyncpg; None for anything else."""
         async with self._open() as session:
             engine = (await session.connection()).engine
@@ -256,7 +256,7 @@ class Sessions(Database):
 
     async def _read(self, work: Work[Result], is_short: bool) -> Result:
         async with self._open() as session:
-            return await work(_of(await session.connection(), self._clock))
+            return await work(from_connection(await session.connection(), self._clock))
 
     async def _write(self, work: Work[Result], is_short: bool) -> tuple[Result, Transaction]:
         async with self._turn(), self._open() as session:
@@ -292,7 +292,8 @@ def _call(
     return work(tx, *args, **kwargs)
 
 
-def _of(connection: AsyncConnection, clock: Clock | None) -> Transaction:
+def from_connection(connection: AsyncConnection, clock: Clock | None) -> Transaction:
+    """Return a transaction that runs its statements on `connection`."""
     return Transaction(connection.execute, is_sqlite=connection.dialect.name == "sqlite", clock=clock)
 
 
@@ -302,7 +303,7 @@ async def begin(session: AsyncSession, clock: Clock | None = None) -> Transactio
     On SQLite it takes the write lock now: a read that turns into a write later can fail at once.
     """
     connection = await session.connection()
-    tx = _of(connection, clock)
+    tx = from_connection(connection, clock)
     if tx.is_sqlite:
         raw = (await connection.get_raw_connection()).driver_connection
         if getattr(raw, "in_transaction", False):
@@ -341,7 +342,7 @@ def _translated() -> Iterator[None]:
         ) from error
 
 
-def _is_void(error: DBAPIError) -> bool:
+def is_retriable(error: DBAPIError) -> bool:
     """Tell whether nothing was written for sure, and another try may do better."""
     if getattr(error.orig, "sqlstate", None) in _RETRIABLE:
         return True

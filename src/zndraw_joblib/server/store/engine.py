@@ -22,7 +22,7 @@ from zndraw_joblib.server.store.database import (
     Transaction,
     Work,
 )
-from zndraw_joblib.server.store.postgres import PostgresServer
+from zndraw_joblib.server.store.postgres import PostgresDatabase
 
 Result = TypeVar("Result")
 _DRIVERS = {
@@ -43,7 +43,7 @@ class InvalidDatabaseUrl(ValueError):
     """The URL names no database that we can use."""
 
 
-class SqliteFile(Database):
+class SqliteDatabase(Database):
     """A SQLite database of our own: a transaction runs as a whole, at once if it is short, else in a thread.
 
     A trip to a thread for each statement, as aiosqlite makes it, costs more than the statements. One for a
@@ -165,11 +165,11 @@ def open_database(url: str, clock: Clock | None = None) -> Database:
     if parsed.get_backend_name() == "sqlite":
         file = _open_sqlite(parsed, _BUSY_SECONDS)
         if parsed.database in {None, "", ":memory:"}:
-            return SqliteFile(file, clock)
+            return SqliteDatabase(file, clock)
         quick = _open_sqlite(parsed, 0, poolclass=StaticPool)
         event.listen(quick, "connect", _leave_checkpoints)
-        return SqliteFile(file, clock, quick)
-    return PostgresServer(parsed, clock)
+        return SqliteDatabase(file, clock, quick)
+    return PostgresDatabase(parsed, clock)
 
 
 def _open_sqlite(url: URL, seconds: float, **options: Any) -> Engine:

@@ -19,9 +19,9 @@ from zndraw_joblib.server.store.tasks import (
     IS_PENDING,
     IS_SCHEDULED,
     QUEUED,
-    Record,
-    records,
-    selected,
+    TaskRecord,
+    fetch_records,
+    select_records,
 )
 
 tasks = Task.__table__
@@ -34,7 +34,7 @@ Wanted = ColumnElement[bool]
 # all tasks in their order, or start from the jobs.
 _BY_ARRIVAL = tasks.c.seq + 0
 _HELD_BY = (
-    selected(bodies=False)
+    select_records(bodies=False)
     .where(IS_HELD, among(tasks.c.worker_id, bindparam("workers")))
     .order_by(_BY_ARRIVAL)
     .with_for_update(of=tasks)
@@ -44,21 +44,23 @@ _ROOM_OF_JOB = func.coalesce(jobs.c.room_id, "")
 
 async def held(
     tx: Transaction, wanted: ColumnElement[bool], *, limit: int | None = None, lock: bool = True
-) -> list[Record]:
+) -> list[TaskRecord]:
     """Return those held tasks that match, without payload and result, locked unless only looked at."""
-    statement = selected(bodies=False).where(IS_HELD, wanted).order_by(_BY_ARRIVAL).limit(limit)
-    return await records(tx, statement.with_for_update(of=tasks) if lock else statement)
+    statement = select_records(bodies=False).where(IS_HELD, wanted).order_by(_BY_ARRIVAL).limit(limit)
+    return await fetch_records(tx, statement.with_for_update(of=tasks) if lock else statement)
 
 
-async def lock_held_by(tx: Transaction, worker_ids: Sequence[UUID]) -> list[Record]:
+async def lock_held_by(tx: Transaction, worker_ids: Sequence[UUID]) -> list[TaskRecord]:
     """Return the tasks that these workers hold, locked, without payload and result."""
-    return await records(tx, _HELD_BY, workers=padded(worker_ids))
+    return await fetch_records(tx, _HELD_BY, workers=padded(worker_ids))
 
 
-async def due(tx: Transaction, now: datetime, limit: int) -> list[Record]:
+async def due(tx: Transaction, now: datetime, limit: int) -> list[TaskRecord]:
     """Lock tasks whose time has come, the earliest first, passing over those that a rival has locked."""
-    statement = selected(bodies=False).where(IS_SCHEDULED, tasks.c.run_at <= now).order_by(tasks.c.run_at)
-    return await records(tx, statement.limit(limit).with_for_update(of=tasks, skip_locked=True))
+    statement = (
+        select_records(bodies=False).where(IS_SCHEDULED, tasks.c.run_at <= now).order_by(tasks.c.run_at)
+    )
+    return await fetch_records(tx, statement.limit(limit).with_for_update(of=tasks, skip_locked=True))
 
 
 async def next_due(tx: Transaction) -> datetime | None:
@@ -77,20 +79,22 @@ async def expired(
     lock: bool = True,
     only: Sequence[UUID] = (),
     but: Sequence[int] = (),
-) -> list[Record]:
+) -> list[TaskRecord]:
     """Return pending tasks that nobody claimed in time, the earliest first, locked unless only looked at.
 
     `only` those of some jobs, where given, `but` for some by their `seq`.
     """
     statement = (
-        selected(bodies=False).where(IS_PENDING, tasks.c.expires_at <= now).order_by(tasks.c.expires_at)
+        select_records(bodies=False).where(IS_PENDING, tasks.c.expires_at <= now).order_by(tasks.c.expires_at)
     )
     if only:
         statement = statement.where(of_jobs(only))
     if but:
         statement = statement.where(tasks.c.seq.not_in(padded(but)))
     statement = statement.limit(limit)
-    return await records(tx, statement.with_for_update(of=tasks, skip_locked=True) if lock else statement)
+    return await fetch_records(
+        tx, statement.with_for_update(of=tasks, skip_locked=True) if lock else statement
+    )
 
 
 def held_by(worker_ids: Sequence[UUID]) -> ColumnElement[bool]:
@@ -144,17 +148,19 @@ def abandoned() -> ColumnElement[bool]:
     return or_(has_none, and_(tasks.c.worker_id.is_not(None), ~known))
 
 
-async def undispatched(tx: Transaction, job_ids: Sequence[UUID], now: datetime, limit: int) -> list[Record]:
+async def undispatched(
+    tx: Transaction, job_ids: Sequence[UUID], now: datetime, limit: int
+) -> list[TaskRecord]:
     """Lock internal tasks that are due to be handed to their broker, the longest due first."""
     known = func.coalesce(tasks.c.job_id, null()).in_(padded(job_ids))
-    statement = selected().where(IS_HELD, _undispatched(), known, tasks.c.deadline <= now)
+    statement = select_records().where(IS_HELD, _undispatched(), known, tasks.c.deadline <= now)
     statement = statement.order_by(tasks.c.deadline, _BY_ARRIVAL).limit(limit)
-    return await records(tx, statement.with_for_update(of=tasks, skip_locked=True))
+    return await fetch_records(tx, statement.with_for_update(of=tasks, skip_locked=True))
 
 
-async def lock_undispatched(tx: Transaction, ids: Sequence[UUID]) -> list[Record]:
+async def lock_undispatched(tx: Transaction, ids: Sequence[UUID]) -> list[TaskRecord]:
     """Lock those of these tasks that nobody has started, without payload and result."""
-    found: list[Record] = []
+    found: list[TaskRecord] = []
     for start in range(0, len(ids), CHUNK):
         chosen = tasks.c.id.in_(padded(ids[start : start + CHUNK]))
         found += await held(tx, and_(_undispatched(), chosen))

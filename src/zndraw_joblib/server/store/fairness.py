@@ -32,13 +32,13 @@ class Head(NamedTuple):
     served: datetime | None
 
 
-async def count_alone(tx: Transaction) -> None:
+async def lock_room_counts(tx: Transaction) -> None:
     """Wait until nobody else counts what is under way in rooms."""
     if not tx.is_sqlite:
         await tx.execute(_ALONE)
 
 
-async def held_in(tx: Transaction, rooms: Sequence[str]) -> Counter[Any]:
+async def count_held_in(tx: Transaction, rooms: Sequence[str]) -> Counter[Any]:
     """Count the tasks of rooms that are under way."""
     return await count_held(tx, in_rooms(rooms), "room_id") if rooms else Counter()
 

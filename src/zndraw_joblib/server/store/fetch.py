@@ -9,7 +9,7 @@ from sqlalchemy import Select, bindparam, select, union_all
 from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tables import Task
-from zndraw_joblib.server.store.tasks import FULL, Place, Record, in_queue, is_queued, records
+from zndraw_joblib.server.store.tasks import FULL, Place, TaskRecord, fetch_records, in_queue, is_queued
 
 tasks = Task.__table__
 
@@ -28,15 +28,15 @@ _LOCK_PENDING = (
 )
 
 
-async def lock_oldest(tx: Transaction, job_id: UUID, count: int) -> list[Record]:
+async def lock_oldest(tx: Transaction, job_id: UUID, count: int) -> list[TaskRecord]:
     """Lock the oldest pending tasks of a job, passing over those a rival has locked."""
-    return await records(tx, _LOCK_OLDEST, job=job_id, count=count)
+    return await fetch_records(tx, _LOCK_OLDEST, job=job_id, count=count)
 
 
-async def lock_pending(tx: Transaction, seqs: Sequence[int]) -> dict[int, Record]:
+async def lock_pending(tx: Transaction, seqs: Sequence[int]) -> dict[int, TaskRecord]:
     """Lock those of these tasks that are pending and that no rival has locked, by `seq`."""
     # Not judged by the statement: it would rather walk an index of all that is pending.
-    found = await records(tx, _LOCK_PENDING, seqs=padded(seqs))
+    found = await fetch_records(tx, _LOCK_PENDING, seqs=padded(seqs))
     return {record.seq: record for record in found if is_queued(record)}
 
 

@@ -24,7 +24,7 @@ _LOCK_NAMED = (
     .order_by(jobs.c.id)
     .with_for_update(key_share=True)
 )
-COUNT = (
+ADD_TO_COUNTS = (
     update(jobs)
     .where(jobs.c.id == bindparam("job"))
     .values(pending=jobs.c.pending + bindparam("queued"), scheduled=jobs.c.scheduled + bindparam("later"))
@@ -37,7 +37,7 @@ def policy_of(stored: str | None) -> JobPolicy:
     return JobPolicy() if stored is None else JobPolicy.model_validate_json(stored)
 
 
-class Change(NamedTuple):
+class CountChange(NamedTuple):
     """How many tasks more there are in a job's queue, and how many more wait for their time."""
 
     queued: int
@@ -55,7 +55,7 @@ async def by_name(tx: Transaction, name: JobName) -> Row[*tuple[Any, ...]] | Non
     return (await tx.execute(select(jobs).where(_named([name]), ~jobs.c.deleted))).first()
 
 
-async def any_by_name(tx: Transaction, name: JobName) -> Row[*tuple[Any, ...]] | None:
+async def by_name_with_deleted(tx: Transaction, name: JobName) -> Row[*tuple[Any, ...]] | None:
     """Return the job of this name, hidden or not."""
     return (await tx.execute(select(jobs).where(_named([name])))).first()
 
@@ -63,7 +63,7 @@ async def any_by_name(tx: Transaction, name: JobName) -> Row[*tuple[Any, ...]] |
 async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobName, Row[*tuple[Any, ...]]]:
     """Return the active jobs of these names, and keep their counts as they are until the commit."""
     found = (await tx.execute(_LOCK_NAMED, {"names": padded([str(name) for name in names])})).all()
-    tx.note_now(found)
+    tx.record_now(found)
     return {JobName(row.room_id, row.category, row.name): row for row in found}
 
 
@@ -87,13 +87,13 @@ async def add_or_lock(
     return row, is_new
 
 
-async def revive(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
+async def restore_with(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
     """Show a hidden job again, with a new schema and a new policy."""
     values = {"deleted": False, "paused": False, "schema": schema, **_stored(policy)}
     await tx.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
 
-async def renew(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
+async def replace(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
     """Give an active job a new schema and a new policy; one that is paused stays so."""
     values = {"schema": schema, **_stored(policy)}
     await tx.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
@@ -119,24 +119,24 @@ async def pause(tx: Transaction, name: JobName, *, paused: bool) -> Row[*tuple[A
     return (await tx.execute(statement.returning(jobs))).first()
 
 
-async def note_lanes(tx: Transaction, job_id: UUID) -> None:
+async def record_priorities(tx: Transaction, job_id: UUID) -> None:
     """Note that tasks of a job may pass others in its queue, by their priority."""
     await tx.execute(update(jobs).where(jobs.c.id == job_id).values(has_lanes=True))
 
 
-async def show(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
+async def restore(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
     """Show those of these jobs again that were hidden, as they were. Return their rooms."""
     hidden = update(jobs).where(jobs.c.id.in_(padded(job_ids)), jobs.c.deleted)
     return list((await tx.execute(hidden.values(deleted=False).returning(jobs.c.room_id))).scalars())
 
 
-async def lock_capped(tx: Transaction, job_ids: Sequence[UUID]) -> None:
+async def lock_limited(tx: Transaction, job_ids: Sequence[UUID]) -> None:
     """Lock jobs whose tasks in flight are to be counted: nobody else claims of them until the commit."""
     if not tx.is_sqlite:
         await tx.execute(_LOCK_CAPPED, {"ids": sorted(job_ids)})
 
 
-async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[Row[*tuple[Any, ...]]]:
+async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[Row[*tuple[Any, ...]]]:
     """Hide those of these jobs that have no worker and no pending task. Return what was hidden.
 
     One that waits for its time is pending too.
@@ -155,14 +155,14 @@ async def hide_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[Row[*tu
     return list(await tx.execute(statement.returning(jobs.c.room_id, jobs.c.category, jobs.c.name)))
 
 
-async def count_pending(tx: Transaction, changes: Mapping[UUID, Change]) -> None:
+async def add_to_counts(tx: Transaction, changes: Mapping[UUID, CountChange]) -> None:
     """Add to the counts of pending tasks, in the order of the ids.
 
     The callers are the functions that write a task's status, and nobody else.
     """
     counted = [{"job": job_id, **changes[job_id]._asdict()} for job_id in sorted(changes)]
     if counted:
-        await tx.execute(COUNT, counted)
+        await tx.execute(ADD_TO_COUNTS, counted)
 
 
 async def rooms(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
@@ -171,7 +171,7 @@ async def rooms(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
     return sorted((await tx.execute(statement)).scalars())
 
 
-async def waiting(tx: Transaction) -> dict[JobName, int]:
+async def pending_counts(tx: Transaction) -> dict[JobName, int]:
     """Return the jobs that have tasks to claim, and how many may be claimed at most."""
     statement = select(jobs.c.room_id, jobs.c.category, jobs.c.name, jobs.c.pending, jobs.c.max_in_flight)
     rows = await tx.execute(statement.where(jobs.c.pending > 0, ~jobs.c.paused))

@@ -11,7 +11,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tables import Task
-from zndraw_joblib.server.store.tasks import FULL, Record, of_status, records
+from zndraw_joblib.server.store.tasks import FULL, TaskRecord, fetch_records, of_status
 
 tasks = Task.__table__
 
@@ -29,14 +29,18 @@ def in_room(room_id: str, status: TaskStatus | None, job_id: UUID | None = None)
     return wanted
 
 
-async def page(tx: Transaction, wanted: list[ColumnElement[bool]], part: Page) -> tuple[list[Record], int]:
+async def page(
+    tx: Transaction, wanted: list[ColumnElement[bool]], part: Page
+) -> tuple[list[TaskRecord], int]:
     """Return one page, newest first, and the count of all that match.
 
     Raises `ContentTooLarge` for one with more than 32 MiB of payloads and results.
     """
     order = tasks.c.created_at.desc(), tasks.c.seq.desc()
     await _check_bulk(tx, select(tasks.c.seq).where(*wanted).order_by(*order), part)
-    found = await records(tx, FULL.where(*wanted).order_by(*order).limit(part.limit).offset(part.offset))
+    found = await fetch_records(
+        tx, FULL.where(*wanted).order_by(*order).limit(part.limit).offset(part.offset)
+    )
     total = await tx.execute(select(func.count()).select_from(tasks).where(*wanted))
     return found, total.scalar_one()
 

@@ -10,7 +10,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tables import Job, Task
-from zndraw_joblib.server.store.tasks import Place, Record, in_queue
+from zndraw_joblib.server.store.tasks import Place, TaskRecord, in_queue
 
 tasks = Task.__table__
 jobs = Job.__table__
@@ -19,9 +19,9 @@ jobs = Job.__table__
 _NEAR = 1000
 
 
-async def positions(tx: Transaction, records: Sequence[Record]) -> dict[UUID, int]:
+async def positions(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID, int]:
     """Return the positions of those of these tasks that are in a queue, by id."""
-    queues: dict[UUID, list[Record]] = {}
+    queues: dict[UUID, list[TaskRecord]] = {}
     for record in records:
         if record.status == TaskStatus.PENDING and record.run_at is None:
             queues.setdefault(record.job_id, []).append(record)
@@ -35,7 +35,7 @@ async def positions(tx: Transaction, records: Sequence[Record]) -> dict[UUID, in
     return found
 
 
-async def _ranks(tx: Transaction, job_id: UUID, queue: Sequence[Record]) -> dict[int, int]:
+async def _ranks(tx: Transaction, job_id: UUID, queue: Sequence[TaskRecord]) -> dict[int, int]:
     seqs = [record.seq for record in queue]
     places = [record.place for record in queue]
     given = {

@@ -41,7 +41,7 @@ _QUERIES = 10_000_000  # then a connection is replaced
 _DIALECT: Any = asyncpg_dialect()  # type: ignore[no-untyped-call]
 
 
-class PostgresServer(Database):
+class PostgresDatabase(Database):
     """A PostgreSQL database of our own.
 
     SQLAlchemy's way to the driver, made for any driver, costs more than most of our statements do.
@@ -79,7 +79,7 @@ class PostgresServer(Database):
         async with engine.begin() as connection:
             return await connection.run_sync(work)
 
-    async def line(self) -> OpenConnection:
+    async def pubsub_connection(self) -> OpenConnection:
         """Return what opens a line, on a connection of its own."""
         return self._open_line
 

@@ -25,11 +25,11 @@ from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction, dialect
-from zndraw_joblib.server.store.tables import ProviderCall, ProviderLink, ProviderRecord
+from zndraw_joblib.server.store.tables import Provider, ProviderRequest, ProviderWorkerLink
 
-providers = ProviderRecord.__table__
-links = ProviderLink.__table__
-calls = ProviderCall.__table__
+providers = Provider.__table__
+links = ProviderWorkerLink.__table__
+calls = ProviderRequest.__table__
 
 Found = Row[*tuple[Any, ...]]
 
@@ -46,7 +46,7 @@ _WITH_CALL = (
         calls,
         and_(calls.c.provider_id == providers.c.id, calls.c.request_hash == bindparam("hash")),
     )
-    .where(*[providers.c[part] == bindparam(part) for part in JobName._fields])
+    .where(*[providers.c[end_connection] == bindparam(end_connection) for end_connection in JobName._fields])
 )
 _BY_ID = select(providers, func.now().label("now")).where(providers.c.id == bindparam("id"))
 _LOCK = (
@@ -70,7 +70,7 @@ _COUNT_WAITING = (
 _ANSWERED = delete(calls).where(
     calls.c.provider_id == bindparam("provider"), calls.c.request_hash == bindparam("hash")
 )
-_CALLS_OF = select(calls, *[providers.c[part] for part in JobName._fields]).join_from(
+_CALLS_OF = select(calls, *[providers.c[end_connection] for end_connection in JobName._fields]).join_from(
     calls, providers, calls.c.provider_id == providers.c.id
 )
 _CLAIMED = _CALLS_OF.where(calls.c.claimed_by == bindparam("worker"), calls.c.claim_id == bindparam("claim"))
@@ -147,28 +147,28 @@ async def by_name(tx: Transaction, name: JobName) -> Found | None:
     return (await tx.execute(select(providers).where(_is_named(name)))).first()
 
 
-async def with_call(tx: Transaction, name: JobName, request_hash: str) -> Found | None:
+async def by_name_with_request(tx: Transaction, name: JobName, request_hash: str) -> Found | None:
     """Return the provider of this name; `asked_of` is the registration asked for this read, if one is."""
     found = (await tx.execute(_WITH_CALL, {**name._asdict(), "hash": request_hash})).all()
-    tx.note_now(found)
+    tx.record_now(found)
     return found[0] if found else None
 
 
 async def by_id(tx: Transaction, provider_id: UUID) -> Found | None:
     """Return a provider."""
     found = (await tx.execute(_BY_ID, {"id": provider_id})).all()
-    tx.note_now(found)
+    tx.record_now(found)
     return found[0] if found else None
 
 
 async def lock(tx: Transaction, ids: Sequence[UUID], *, shared: bool = False) -> list[Found]:
     """Return those of these providers that exist, locked; `shared` keeps them from being removed alone."""
     found = list(await tx.execute(_LOCK_SHARED if shared else _LOCK, {"ids": padded(ids)}))
-    tx.note_now(found)
+    tx.record_now(found)
     return found
 
 
-async def change(tx: Transaction, provider_id: UUID, **values: Any) -> None:
+async def update_row(tx: Transaction, provider_id: UUID, **values: Any) -> None:
     """Write what is known of a provider."""
     await tx.execute(update(providers).where(providers.c.id == provider_id).values(**values))
 
@@ -228,13 +228,17 @@ async def newest_link(tx: Transaction, provider_id: UUID) -> Found | None:
     return (await tx.execute(statement)).first()
 
 
-async def hear(tx: Transaction, worker_id: UUID, until: datetime, only: Sequence[UUID] = ()) -> None:
+async def extend_connection(
+    tx: Transaction, worker_id: UUID, until: datetime, only: Sequence[UUID] = ()
+) -> None:
     """Note until when a worker may be taken for connected: for all its providers, or for some of them."""
     given = {"worker": worker_id, "until": until}
     await tx.execute(*((_HEAR_SOME, {**given, "ids": padded(only)}) if only else (_HEAR, given)))
 
 
-async def part(tx: Transaction, worker_id: UUID, at: datetime, only: Sequence[UUID] = ()) -> list[JobName]:
+async def end_connection(
+    tx: Transaction, worker_id: UUID, at: datetime, only: Sequence[UUID] = ()
+) -> list[JobName]:
     """Note that a worker is connected no more after a time: for all its providers, or for some of them.
 
     Return which.
@@ -247,13 +251,15 @@ async def part(tx: Transaction, worker_id: UUID, at: datetime, only: Sequence[UU
     return [JobName(*row) for row in parted]
 
 
-async def answerers(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, UUID]:
+async def current_workers(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, UUID]:
     """Return the worker that answers the reads of each provider."""
     statement = select(providers.c.id, providers.c.worker_id).where(providers.c.id.in_(padded(ids)))
     return {row.id: row.worker_id for row in await tx.execute(statement)}
 
 
-async def ask(tx: Transaction, provider: Found, request_hash: str, params: str, until: datetime) -> bool:
+async def add_request(
+    tx: Transaction, provider: Found, request_hash: str, params: str, until: datetime
+) -> bool:
     """Let a read wait for its answer. Tell whether it did not wait already."""
     row = {
         "provider_id": provider.id,
@@ -266,37 +272,39 @@ async def ask(tx: Transaction, provider: Found, request_hash: str, params: str, 
     return (await tx.execute(_ask(tx.is_sqlite), row)).first() is not None
 
 
-async def count_waiting(tx: Transaction, provider_id: UUID) -> int:
+async def count_requests(tx: Transaction, provider_id: UUID) -> int:
     """Count the reads of a provider that somebody waits for."""
     found = await tx.execute(_COUNT_WAITING, {"provider": provider_id, "now": await tx.now()})
     count: int = found.scalar_one()
     return count
 
 
-async def waiting(tx: Transaction, provider_id: UUID, limit: int) -> list[Found]:
+async def unclaimed_requests(tx: Transaction, provider_id: UUID, limit: int) -> list[Found]:
     """Return the reads of a provider that somebody waits for and nobody has claimed, oldest first."""
     wanted = [calls.c.provider_id == provider_id, calls.c.expires_at > await tx.now()]
     statement = select(calls).where(*wanted, calls.c.claimed_at.is_(None)).order_by(calls.c.n).limit(limit)
     return list(await tx.execute(statement))
 
 
-async def pass_on(tx: Transaction, provider_id: UUID, registration: UUID) -> None:
+async def reassign_requests(tx: Transaction, provider_id: UUID, registration: UUID) -> None:
     """Ask a new registration for what the one before was asked."""
     values = {"registration": registration, "claimed_by": None, "claimed_at": None, "claim_id": None}
     await tx.execute(update(calls).where(calls.c.provider_id == provider_id).values(**values))
 
 
-async def answered(tx: Transaction, provider_id: UUID, request_hash: str) -> None:
+async def remove_request(tx: Transaction, provider_id: UUID, request_hash: str) -> None:
     """Forget a read that has its answer."""
     await tx.execute(_ANSWERED, {"provider": provider_id, "hash": request_hash})
 
 
-async def claimed(tx: Transaction, worker_id: UUID, claim_id: UUID) -> Found | None:
+async def request_of_claim(tx: Transaction, worker_id: UUID, claim_id: UUID) -> Found | None:
     """Return the read that a worker has got by a claim of its own."""
     return (await tx.execute(_CLAIMED, {"worker": worker_id, "claim": claim_id})).first()
 
 
-async def claim(tx: Transaction, worker_id: UUID, claim_id: UUID | None, lease: timedelta) -> Found | None:
+async def claim_request(
+    tx: Transaction, worker_id: UUID, claim_id: UUID | None, lease: timedelta
+) -> Found | None:
     """Give the oldest read that waits for a provider of this worker to it, for `lease`; None without one."""
     now = await tx.now()
     given = {"worker": worker_id, "now": now}
@@ -306,13 +314,13 @@ async def claim(tx: Transaction, worker_id: UUID, claim_id: UUID | None, lease: 
     return found
 
 
-async def awaited_from(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID]:
+async def workers_with_requests(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID]:
     """Return those of these workers for whose providers reads wait that nobody has claimed."""
     given = {"ids": padded(worker_ids), "now": await tx.now()}
     return list((await tx.execute(_AWAITED_FROM, given)).scalars())
 
 
-async def prune(tx: Transaction, before: datetime, limit: int) -> int:
+async def prune_requests(tx: Transaction, before: datetime, limit: int) -> int:
     """Forget up to `limit` reads that nobody has waited for since a time. Tell how many."""
     old = select(calls.c.n).where(calls.c.expires_at < before).order_by(calls.c.expires_at).limit(limit)
     ids = (await tx.execute(old.with_for_update(skip_locked=True))).scalars().all()

@@ -47,7 +47,7 @@ async def head(tx: Transaction, key: str) -> Head | None:
 
 async def _kept(tx: Transaction, statement: Executable, key: str) -> Sequence[Any]:
     rows = (await tx.execute(statement, {"key": _value(key)})).all()
-    tx.note_now(rows)
+    tx.record_now(rows)
     return rows if rows and rows[0].expires_at > await tx.now() else ()
 
 

@@ -3,9 +3,9 @@
 from sqlalchemy import select
 
 from zndraw_joblib.server.store.database import Transaction, dialect
-from zndraw_joblib.server.store.tables import Switch
+from zndraw_joblib.server.store.tables import RuntimeSetting
 
-switches = Switch.__table__
+switches = RuntimeSetting.__table__
 
 
 async def get(tx: Transaction, name: str) -> str | None:

@@ -264,7 +264,7 @@ class Attempt(_Base, table=True):
     reason: str = Field(max_length=64)
 
 
-class ProviderRecord(_Base, table=True):
+class Provider(_Base, table=True):
     """Somebody who answers reads. `worker_id`, `schema` and `content_type` are of its newest registration.
 
     `registration` is another one after each: what was read before is not of it. Until `heard_until` somebody
@@ -287,7 +287,7 @@ class ProviderRecord(_Base, table=True):
     heard_until: datetime = _time()
 
 
-class ProviderLink(_Base, table=True):
+class ProviderWorkerLink(_Base, table=True):
     """A worker is registered for a provider. If the newest one goes, the one before takes its place."""
 
     __tablename__ = "joblib_provider_worker"
@@ -303,7 +303,7 @@ class ProviderLink(_Base, table=True):
     content_type: str = Field(max_length=255)
 
 
-class ProviderCall(_Base, table=True):
+class ProviderRequest(_Base, table=True):
     """A read that waits for its answer. Until `expires_at` somebody wants it.
 
     `registration` is that of the provider when it was asked; `claimed_by` is the worker that is reading.
@@ -360,7 +360,7 @@ class Token(_Base, table=True):
     created_at: datetime = _time()
 
 
-class Switch(_Base, table=True):
+class RuntimeSetting(_Base, table=True):
     """What operators changed while servers run, common to all of them."""
 
     __tablename__ = "joblib_switch"

@@ -75,7 +75,7 @@ _NOT_STORED = {"job", "policy", "reason"}
 
 
 @dataclass(slots=True)
-class Record:
+class TaskRecord:
     """A task as it stands in the database, with the name and the policy of its job.
 
     `reason` is why it went back to its queue, where it is about to.
@@ -127,20 +127,20 @@ class TaskState(NamedTuple):
     attempt: int
 
 
-_FIELDS = [tasks.c[name] for name in Record.__dataclass_fields__ if name not in _NOT_STORED]
+_FIELDS = [tasks.c[name] for name in TaskRecord.__dataclass_fields__ if name not in _NOT_STORED]
 _INSERTED = [column.name for column in _FIELDS if column.name != "seq"]
 _JOB = [jobs.c.room_id.label("job_room"), jobs.c.category, jobs.c.name, jobs.c.policy]
 
 
-def _record(row: Sequence[Any]) -> Record:
+def _record(row: Sequence[Any]) -> TaskRecord:
     seq, task_id, job_id, room_id, status, *rest, job_room, category, name, policy = row
     job = JobName(job_room, category, name)
-    return Record(
+    return TaskRecord(
         seq, task_id, job_id, job, room_id, TaskStatus(status), *[*rest, job_store.policy_of(policy)]
     )
 
 
-def selected(*, bodies: bool = True) -> Select[Any]:
+def select_records(*, bodies: bool = True) -> Select[Any]:
     """Select whole records, or with payload and result left out: a sweep has no use for them."""
     bulky = {"payload", "result"}
     columns = [null().label(c.name) if not bodies and c.name in bulky else c for c in _FIELDS]
@@ -161,7 +161,7 @@ def _moving(given: Mapping[str, ColumnElement[Any]]) -> Update:
     return update(tasks).where(*old).values({name: given[f"new_{name}"] for name in _WRITTEN})
 
 
-FULL = selected()
+FULL = select_records()
 _NEW = arrays({name: tasks.c[name].type for name in _INSERTED})
 _ADD = insert(tasks)
 _ADD_MANY = insert(tasks).from_select(
@@ -174,7 +174,7 @@ _MOVE = _moving({name: bindparam(name) for name in _MOVED})
 _MOVE_MANY = _moving(dict(arrays(_MOVED).c))
 # With the count of the one job that they concern: a statement less.
 _ADD_AND_COUNT, _MOVE_AND_COUNT = (
-    job_store.COUNT.add_cte(many.cte("written")) for many in (_ADD_MANY, _MOVE_MANY)
+    job_store.ADD_TO_COUNTS.add_cte(many.cte("written")) for many in (_ADD_MANY, _MOVE_MANY)
 )
 _END_ALIKE = (
     update(tasks)
@@ -204,28 +204,28 @@ _STANDINGS = select(tasks.c.id, tasks.c.status, tasks.c.worker_id, tasks.c.attem
 )
 
 
-async def records(tx: Transaction, statement: Select[Any], **parameters: Any) -> list[Record]:
+async def fetch_records(tx: Transaction, statement: Select[Any], **parameters: Any) -> list[TaskRecord]:
     """Run a statement that selects whole records."""
     return [_record(row) for row in await tx.execute(statement, parameters)]
 
 
-def is_queued(task: Record) -> bool:
+def is_queued(task: TaskRecord) -> bool:
     """Tell whether a task waits in its queue."""
     return task.status == TaskStatus.PENDING and task.run_at is None
 
 
-def _is_scheduled(task: Record) -> bool:
+def _is_scheduled(task: TaskRecord) -> bool:
     return task.status == TaskStatus.PENDING and task.run_at is not None
 
 
-async def add(tx: Transaction, new: Sequence[Record]) -> None:
+async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
     """Add tasks in their order. Their jobs are locked: else one could be hidden meanwhile."""
     rows = [{name: getattr(task, name) for name in _INSERTED} for task in new]
     await _write(tx, (_ADD, _ADD_MANY, _ADD_AND_COUNT), rows, [(None, task) for task in new])
     _note(tx, [(None, task) for task in new])
 
 
-async def move(tx: Transaction, moves: Sequence[tuple[Record, Record]]) -> None:
+async def move(tx: Transaction, moves: Sequence[tuple[TaskRecord, TaskRecord]]) -> None:
     """Write new states over old ones. The old ones were read under a lock in this transaction.
 
     A task may move several times: its first and its last state count.
@@ -234,7 +234,7 @@ async def move(tx: Transaction, moves: Sequence[tuple[Record, Record]]) -> None:
     """
     if not moves:
         return
-    ways: dict[int, tuple[Record, Record]] = {}
+    ways: dict[int, tuple[TaskRecord, TaskRecord]] = {}
     for before, after in moves:
         first, _ = ways.get(before.seq, (before, after))
         ways[before.seq] = (first, after)
@@ -246,9 +246,9 @@ async def move(tx: Transaction, moves: Sequence[tuple[Record, Record]]) -> None:
         await tx.execute(insert(attempts), over)
 
 
-async def move_alike(tx: Transaction, moves: Sequence[tuple[Record, Record]]) -> None:
+async def move_alike(tx: Transaction, moves: Sequence[tuple[TaskRecord, TaskRecord]]) -> None:
     """Do what `move` does, for held tasks, of which many come to the same end: in one statement for those."""
-    alike: dict[tuple[Any, ...], list[tuple[Record, Record]]] = {}
+    alike: dict[tuple[Any, ...], list[tuple[TaskRecord, TaskRecord]]] = {}
     for before, after in moves:
         crash, failure = after.crashes - before.crashes, after.failures - before.failures
         end = (after.status, after.completed_at, after.error, after.error_code, crash, failure)
@@ -265,23 +265,23 @@ async def move_alike(tx: Transaction, moves: Sequence[tuple[Record, Record]]) ->
         _note(tx, same)
 
 
-def _note(tx: Transaction, ways: Iterable[tuple[Record | None, Record]]) -> None:
+def _note(tx: Transaction, ways: Iterable[tuple[TaskRecord | None, TaskRecord]]) -> None:
     """Note what concerns others after the commit: when a task is due, and where a place is free."""
     for before, after in ways:
         if after.status == TaskStatus.PENDING and after.run_at is not None:
-            tx.note_due(after.run_at)
+            tx.record_due(after.run_at)
         if before is not None and before.status in HELD and after.status not in HELD:
-            tx.note_freed(before.room_id, before.worker_id)
+            tx.record_freed(before.room_id, before.worker_id)
             # What is in its queue again is told anyway, and that is one task for one free place.
             if before.policy.max_in_flight is not None and not is_queued(after):
                 tx.wake(job_key(before.job), 1)
 
 
-def _goes_back(before: Record, after: Record) -> bool:
+def _goes_back(before: TaskRecord, after: TaskRecord) -> bool:
     return after.status == TaskStatus.PENDING and before.status != TaskStatus.PENDING
 
 
-def _attempt(before: Record, after: Record, now: datetime) -> dict[str, Any]:
+def _attempt(before: TaskRecord, after: TaskRecord, now: datetime) -> dict[str, Any]:
     """Return the row that keeps what the task's own row forgets when it goes back to its queue."""
     has_ended = before.status in TERMINAL
     told = before if has_ended else after
@@ -305,7 +305,7 @@ async def _write(
     tx: Transaction,
     statements: tuple[Executable, Executable, Executable],
     rows: Sequence[Mapping[str, Any]],
-    ways: Sequence[tuple[Record | None, Record]],
+    ways: Sequence[tuple[TaskRecord | None, TaskRecord]],
 ) -> None:
     each, many, and_count = statements
     changes = _changes(ways)
@@ -317,54 +317,54 @@ async def _write(
         return
     else:
         await tx.execute(many, by_column(rows))
-    await job_store.count_pending(tx, changes)
+    await job_store.add_to_counts(tx, changes)
 
 
-def _changes(ways: Sequence[tuple[Record | None, Record]]) -> dict[UUID, job_store.Change]:
+def _changes(ways: Sequence[tuple[TaskRecord | None, TaskRecord]]) -> dict[UUID, job_store.CountChange]:
     queued: Counter[UUID] = Counter()
     later: Counter[UUID] = Counter()
     for before, after in ways:
         queued[after.job_id] += is_queued(after) - (before is not None and is_queued(before))
         later[after.job_id] += _is_scheduled(after) - (before is not None and _is_scheduled(before))
     return {
-        job_id: job_store.Change(queued[job_id], later[job_id])
+        job_id: job_store.CountChange(queued[job_id], later[job_id])
         for job_id in queued
         if queued[job_id] or later[job_id]
     }
 
 
-def _parameters(before: Record, after: Record) -> dict[str, Any]:
+def _parameters(before: TaskRecord, after: TaskRecord) -> dict[str, Any]:
     old = {f"old_{name}": getattr(before, name) for name in _GUARDED}
     return old | {f"new_{name}": getattr(after, name) for name in _WRITTEN}
 
 
 async def by_claims(
     tx: Transaction, claims: Sequence[tuple[UUID, UUID]]
-) -> dict[tuple[UUID | None, UUID | None], Record]:
+) -> dict[tuple[UUID | None, UUID | None], TaskRecord]:
     """Return the tasks that workers hold by claims of theirs, by worker and claim."""
     given = {
         "workers": padded([worker for worker, _ in claims]),
         "ids": padded([known for _, known in claims]),
     }
-    found = await records(tx, _BY_CLAIMS, **given)
+    found = await fetch_records(tx, _BY_CLAIMS, **given)
     return {(record.worker_id, record.claim_id): record for record in found}
 
 
-async def by_id(tx: Transaction, task_id: UUID) -> Record | None:
+async def by_id(tx: Transaction, task_id: UUID) -> TaskRecord | None:
     """Return one task."""
-    found = await records(tx, _BY_ID, task=task_id)
+    found = await fetch_records(tx, _BY_ID, task=task_id)
     return found[0] if found else None
 
 
-async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Record]:
+async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskRecord]:
     """Return the tasks that exist, by id, and keep them as they are until the commit."""
     rows = (await tx.execute(_LOCK, {"ids": padded(ids)})).all()
-    tx.note_now(rows)
+    tx.record_now(rows)
     found = [_record(row[:-1]) for row in rows]
     return {record.id: record for record in found}
 
 
-async def standings(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskState]:
+async def states(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskState]:
     """Return where those of these tasks stand that exist, by id, without a lock."""
     found: dict[UUID, TaskState] = {}
     for start in range(0, len(ids), _IDS):

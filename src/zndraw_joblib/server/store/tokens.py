@@ -25,7 +25,7 @@ async def by_digest(tx: Transaction, digest: str) -> Row[*tuple[Any, ...]] | Non
     return (await tx.execute(select(tokens).where(tokens.c.digest == digest))).first()
 
 
-async def every(tx: Transaction) -> list[Row[*tuple[Any, ...]]]:
+async def list_all(tx: Transaction) -> list[Row[*tuple[Any, ...]]]:
     """Return all tokens by name."""
     return list(await tx.execute(select(tokens).order_by(tokens.c.name)))
 

@@ -124,7 +124,7 @@ async def add(tx: Transaction, owner_id: str, max_tasks: int | None = None) -> U
     return worker_id
 
 
-async def change(tx: Transaction, worker_id: UUID, **values: Any) -> None:
+async def update_row(tx: Transaction, worker_id: UUID, **values: Any) -> None:
     """Write what is known of a worker."""
     await tx.execute(update(workers).where(workers.c.id == worker_id).values(**values))
 
@@ -132,7 +132,7 @@ async def change(tx: Transaction, worker_id: UUID, **values: Any) -> None:
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Row[*tuple[Any, ...]]]:
     """Return the workers that exist, by id, and keep them from being removed until the commit."""
     found = (await tx.execute(_LOCK, {"ids": padded(ids)})).all()
-    tx.note_now(found)
+    tx.record_now(found)
     return {row.id: row for row in found}
 
 
@@ -156,7 +156,7 @@ async def silent(tx: Transaction, cutoff: datetime, limit: int) -> list[UUID]:
     return list((await tx.execute(statement)).scalars())
 
 
-async def beat(tx: Transaction, ids: Sequence[UUID]) -> None:
+async def heartbeat(tx: Transaction, ids: Sequence[UUID]) -> None:
     """Note a sign of life of each. A worker that is locked elsewhere is passed over."""
     if ids:
         await tx.execute(_BEAT, {"ids": padded(ids), "at": await tx.now()})
@@ -167,7 +167,7 @@ async def clamp_future_heartbeats(tx: Transaction, tolerance: timedelta) -> None
     now = await tx.now()
     future = select(workers.c.id).where(workers.c.last_heartbeat > now + tolerance)
     ids = (await tx.execute(future.with_for_update(skip_locked=True))).scalars().all()
-    await beat(tx, ids)
+    await heartbeat(tx, ids)
 
 
 async def remove(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
@@ -190,7 +190,7 @@ async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:
     return (await tx.execute(statement.returning(links.c.job_id))).first() is not None
 
 
-async def lock_askers(
+async def lock_with_queues(
     tx: Transaction, ids: Sequence[UUID]
 ) -> tuple[dict[UUID, Row[*tuple[Any, ...]]], dict[UUID, dict[UUID, Queue]]]:
     """Lock workers, as `lock` does. Return them, and for each the jobs with pending tasks that it serves.
@@ -204,7 +204,7 @@ async def lock_askers(
         is_new = True
     else:
         rows = (await tx.execute(_LOCK_ASKERS, {"ids": ids})).all()
-        tx.note_now(rows)
+        tx.record_now(rows)
         found = {row.id: row for row in rows}
         waiting = [
             (row.id, row.job_id, row.pending, row.max_in_flight) for row in rows if row.job_id is not None
@@ -229,7 +229,7 @@ async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID,
     return found
 
 
-async def fit_for(tx: Transaction, job_id: UUID) -> list[bool]:
+async def draining_flags(tx: Transaction, job_id: UUID) -> list[bool]:
     """Return for each worker of a job whether it drains."""
     served = workers.join(links, links.c.worker_id == workers.c.id)
     statement = select(workers.c.draining).select_from(served).where(links.c.job_id == job_id)
