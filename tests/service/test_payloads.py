@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator
 from math import inf
 from typing import Any
 
+import psutil
 import pytest
 from pydantic_core import to_json
 from store.fixtures import every_kind
 from store.replica import Replica
+from wire import until
 
 from zndraw_joblib.contract.problems import InvalidPayload, ServiceUnavailable
-from zndraw_joblib.server import payload_validator as module
 from zndraw_joblib.server.payload_validator import PayloadValidator
 from zndraw_joblib.server.service import payloads
 
@@ -99,11 +100,9 @@ async def test_of_too_many_faults_the_first_is_told(checker: PayloadValidator) -
 
 
 @every_kind
-async def test_a_schema_that_takes_for_ever_holds_up_nobody(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_schema_that_takes_for_ever_holds_up_nobody(replica: Replica) -> None:
     """Its submit is refused after a while; others go on all the time, and the next check is made."""
-    monkeypatch.setattr(module, "_SECONDS", 0.5)
+    replica.runtime.checker = PayloadValidator(check_seconds=0.5)
     slow = await replica.register("Slow", schema=bomb(60))
     quick = await replica.register("Quick")
     refused = asyncio.create_task(replica.submit(slow))
@@ -135,19 +134,20 @@ async def test_a_process_that_dies_is_replaced(checker: PayloadValidator) -> Non
     """The next check starts another."""
     schema = to_json(TREE).decode()
     await checker.check(schema, {"name": "a"})
-    [desk] = checker._desks.values()
-    assert desk._process is not None
-    desk._process.kill()
-    await desk._process.wait()
+    [child] = [each for each in psutil.Process().children() if "payload_validator" in str(each.cmdline())]
+    child.kill()
+    await until(lambda: not psutil.pid_exists(child.pid))
+    await asyncio.sleep(0.1)  # asyncio learns of the exit after the process table does
     with pytest.raises(InvalidPayload, match="string"):
         await checker.check(schema, {"name": 1})
 
 
-async def test_only_so_many_wait(checker: PayloadValidator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who comes when too many wait is told to come again."""
-    monkeypatch.setattr(module, "_MAX_WAITING", 2)
+async def test_only_so_many_wait() -> None:
+    """A check that exceeds the limit of waiting checks is refused with a 503."""
+    checker = PayloadValidator(max_waiting=2)
     schema = to_json(TREE).decode()
     answers = await asyncio.gather(
         *[checker.check(schema, {"name": "a"}) for _ in range(3)], return_exceptions=True
     )
     assert [type(answer) for answer in answers] == [type(None), type(None), ServiceUnavailable]
+    await checker.close()

@@ -1,138 +1,138 @@
-"""Results of providers in the server's own database, for several processes without Redis."""
+"""A result backend in the server's database, shared by all server processes."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from functools import partial
 
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.ports import PART_BYTES, Wake
-from zndraw_joblib.server.providers.results.notifier import SharedReads, parts_of, streamed
+from zndraw_joblib.server.providers import parts
+from zndraw_joblib.server.providers.results.notifier import SingleFlight
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.store import results
 
-# Between two parts of what is stored.
-_DRAFT_SECONDS = 60
 _SHORT_BYTES = 64 * 1024
-_RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
-# Where no line tells of what other processes store: SQLite without Redis.
-_RECHECK_ALONE = 0.1
+_RECHECK_GROWTH, _RECHECK_MAX = 1.5, 5.0
+# SQLite without Redis has no notifications between processes.
+_RECHECK_WITHOUT_PUBSUB = 0.1
 
 
 class DatabaseResults:
     """A `ResultBackend` and `StreamingBackend` in the runtime's database.
 
-    Bytes are written in parts of at most 1 MiB, a transaction each, and are seen once the last one is there.
-    Who waits sleeps among the runtime's waiters, holds no connection, and looks again now and then: a
-    wake-up from another replica may get lost. `store.results.prune` removes what has expired.
+    Each part of at most 1 MiB is written in a transaction of its own; readers see a value after its last
+    part. A caller that waits holds no connection, and reads again now and then, because a notification from
+    another replica may be lost: first after `recheck_seconds`, then less often. `store.results.prune` removes
+    expired values. A stream that is being stored may pause for `draft_seconds` between two parts.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, *, draft_seconds: int = 60, recheck_seconds: float = 1.0) -> None:
         self._runtime = runtime
-        self._shared = SharedReads(self.get)
+        self._draft_seconds = draft_seconds
+        self._recheck_seconds = recheck_seconds
+        self._read_again = SingleFlight(self.get)
 
     async def store(self, key: str, data: bytes, ttl: int) -> None:
-        """Keep bytes under a key for `ttl` seconds."""
+        """Store bytes under a key for `ttl` seconds."""
         if len(data) > PART_BYTES:
-            await self.store_stream(key, streamed(data), ttl)
+            await self.store_stream(key, parts.stream(data), ttl)
             return
         n = results.new_number()
         write = self._runtime.write_short if len(data) <= _SHORT_BYTES else self._runtime.write
         await write(results.put, n=n, key=key, data=bytes(data), ttl=ttl)
 
     async def get(self, key: str) -> bytes | None:
-        """Return what is kept under a key."""
+        """Return the bytes of a key, or None."""
         head = await self._runtime.database.read_short(results.head, key=key)
         if head is None or len(head.first) == head.size:
             return None if head is None else head.first
         return await self._runtime.database.read(results.read, key=key)
 
     async def delete(self, key: str) -> None:
-        """Forget what is kept under a key."""
+        """Remove a key."""
         await self._runtime.write(results.remove, key=key)
 
     async def acquire_inflight(self, key: str, ttl: int) -> bool:
-        """Take a lock for at most `ttl` seconds; tell whether it was free."""
+        """Take a lock for at most `ttl` seconds. Return whether it was free."""
         return await self._runtime.write_short(results.lock, key=key, ttl=ttl)
 
     async def release_inflight(self, key: str) -> None:
-        """Give the lock back."""
+        """Release a lock."""
         await self._runtime.write_short(results.unlock, key=key)
 
     async def wait_for_key(self, key: str, timeout: float) -> bytes | None:
-        """Return what is kept under a key, waiting up to `timeout` seconds for a notice.
+        """Return the bytes of a key, waiting up to `timeout` seconds for a notification.
 
-        Raises `ServiceUnavailable` when too many sleep already.
+        Raises `ServiceUnavailable` when too many requests wait.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        delay = _RECHECK_FIRST if self._runtime.pubsub.is_open else _RECHECK_ALONE
-        with self._runtime.waiters.enter([_sleeper_key(key)]) as waiter:
-            was_told, found = False, await self.get(key)
-            while found is None and not was_told and not self._runtime.waiters.is_closed:
+        delay = self._recheck_seconds if self._runtime.pubsub.is_open else _RECHECK_WITHOUT_PUBSUB
+        with self._runtime.waiters.enter([_waiter_key(key)]) as waiter:
+            value, is_notified = await self.get(key), False
+            while value is None and not is_notified and not self._runtime.waiters.is_closed:
                 left = deadline - loop.time()
                 if left <= 0:
                     break
-                was_told = await waiter.sleep(min(delay, left))
+                is_notified = await waiter.sleep(min(delay, left))
                 self._runtime.waiters.look(waiter)
-                found = await self._shared(key)
+                value = await self._read_again(key)
                 delay = min(delay * _RECHECK_GROWTH, _RECHECK_MAX)
-            return found
+            return value
 
     async def notify_key(self, key: str) -> None:
-        """Wake everybody who waits for a key, in all processes."""
-        self._runtime.waiters.notify([Wake(_sleeper_key(key))])
+        """Wake all callers that wait for a key, in all processes."""
+        self._runtime.waiters.notify([Wake(_waiter_key(key))])
 
     async def store_stream(self, key: str, chunks: AsyncIterator[bytes], ttl: int) -> None:
-        """Keep the chunks under a key once the last one is there."""
+        """Store the chunks under a key after the last one has come."""
         write, n = self._runtime.write, results.new_number()
         try:
-            await write(results.begin_draft, n=n, ttl=_DRAFT_SECONDS)
+            await write(results.begin_draft, n=n, ttl=self._draft_seconds)
             number = 0
-            async for data in parts_of(chunks):
+            async for data in parts.rechunk(chunks):
                 await self._add_part(n, number, data)
                 number += 1
             if number == 0:
                 await self._add_part(n, 0, b"")
             if not await write(results.publish_draft, n=n, key=key, ttl=ttl):
-                raise _too_slow()
+                raise self._draft_expired()
         except BaseException:
             with suppress(ServiceUnavailable):
                 await write(results.drop_draft, n=n)
             raise
 
     async def open_stream(self, key: str) -> tuple[int, AsyncIterator[bytes]] | None:
-        """Return the size of what is kept, and its bytes. The iterator raises if they go meanwhile."""
+        """Return the size of a value and its parts. The iterator raises if the value is replaced."""
         head = await self._runtime.database.read_short(results.head, key=key)
         return None if head is None else (head.size, self._chunks(head))
 
     async def _add_part(self, n: int, number: int, data: bytes) -> None:
-        add = partial(results.add_part, n=n, number=number, data=data, ttl=_DRAFT_SECONDS)
-        if not await self._runtime.write(add):
-            raise _too_slow()
+        ttl = self._draft_seconds
+        if not await self._runtime.write(results.add_part, n=n, number=number, data=data, ttl=ttl):
+            raise self._draft_expired()
 
     async def _chunks(self, head: results.Head) -> AsyncIterator[bytes]:
-        given, number = 0, 0
+        sent, number = 0, 0
         data: bytes | None = head.first
         while data:
-            given += len(data)
+            sent += len(data)
             number += 1
             yield data
-            if given >= head.size:
+            if sent >= head.size:
                 return
             data = await self._runtime.database.read(results.part, n=head.n, number=number)
-        if given < head.size:
+        if sent < head.size:
             raise ServiceUnavailable(
-                "The result was replaced while it was read; ask again.", headers={"Retry-After": "1"}
+                "The result was replaced while it was read; try again.", headers={"Retry-After": "1"}
             )
 
+    def _draft_expired(self) -> ServiceUnavailable:
+        return ServiceUnavailable(
+            f"The upload of a result paused for more than {self._draft_seconds} s; try again.",
+            headers={"Retry-After": "1"},
+        )
 
-def _sleeper_key(key: str) -> str:
+
+def _waiter_key(key: str) -> str:
     return f"result:{key}"
-
-
-def _too_slow() -> ServiceUnavailable:
-    return ServiceUnavailable(
-        f"A result must not pause for more than {_DRAFT_SECONDS} s while it is stored; try again.",
-        headers={"Retry-After": "1"},
-    )

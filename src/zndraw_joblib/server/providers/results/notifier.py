@@ -1,137 +1,115 @@
-"""What result backends share: waiting for a key, reading once for many, cutting bytes into parts."""
+"""Waiting for a key of a result backend, and one read for all callers that want the same key."""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.ports import PART_BYTES
 
 Read = Callable[[str], Awaitable[bytes | None]]
 
 
-class SharedReads:
-    """Lets all who want the same bytes at the same time have them by one read."""
+class SingleFlight:
+    """A read function that concurrent callers share: one read serves all of an event loop for a key."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
-        self._under_way: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Future[bytes | None]] = {}
+        self._reads: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Future[bytes | None]] = {}
 
     async def __call__(self, key: str) -> bytes | None:
-        """Return what is kept under a key at some time during the call, else None."""
+        """Return the value that the key has at some time during the call, or None."""
         place = (asyncio.get_running_loop(), key)
-        reading = self._under_way.get(place)
+        reading = self._reads.get(place)
         if reading is None:
-            reading = self._under_way[place] = asyncio.ensure_future(self._read(key))
-            reading.add_done_callback(lambda _: self._under_way.pop(place, None))
+            reading = self._reads[place] = asyncio.ensure_future(self._read(key))
+            reading.add_done_callback(lambda _: self._reads.pop(place, None))
             return await asyncio.shield(reading)
-        found = await asyncio.shield(reading)
-        # That read began before this call, perhaps too early.
-        return await self._read(key) if found is None else found
+        value = await asyncio.shield(reading)
+        # The shared read began before this call, perhaps before the value was stored.
+        return await self._read(key) if value is None else value
 
 
-class Bell:
-    """One who waits. `was_rung` once a notice came; a stir alone only makes it look again."""
+class Subscription:
+    """One caller that waits for a key. A notification ends its wait; a recheck only makes it read again."""
 
     def __init__(self) -> None:
+        self.is_notified = False
+        self.is_waiting = False
         self._loop = asyncio.get_running_loop()
-        self._moved = asyncio.Event()
-        self.was_rung = False
+        self._wake = asyncio.Event()
 
-    def begin_look(self) -> bool:
-        """Tell whether a notice has come; another move may come during the look."""
-        self._moved.clear()
-        return self.was_rung
-
-    async def sleep_until(self, deadline: float) -> bool:
-        """Sleep until it is moved; False at the deadline, in seconds of the loop's clock."""
-        with suppress(TimeoutError):
+    async def wait(self, deadline: float) -> bool:
+        """Wait for a signal until `deadline`, by the event loop's clock. Return whether one came."""
+        self.is_waiting = True
+        try:
             async with asyncio.timeout_at(deadline):
-                await self._moved.wait()
-                return True
-        return False
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self.is_waiting = False
+        self._wake.clear()
+        return True
 
-    def move(self, *, is_notice: bool) -> None:
-        """Wake it, from any thread."""
-        self.was_rung = self.was_rung or is_notice
-        with suppress(RuntimeError):  # its loop is closed
-            self._loop.call_soon_threadsafe(self._moved.set)
+    def signal(self, *, is_notification: bool) -> None:
+        """Wake the caller, from any thread."""
+        self.is_notified = self.is_notified or is_notification
+        with suppress(RuntimeError):  # its event loop is closed
+            self._loop.call_soon_threadsafe(self._wake.set)
 
 
-class Bells:
-    """All who wait for keys in a process, whatever loop or thread each is in; `read` looks for a key."""
+class Notifier:
+    """All subscriptions of a process or of an event loop; `read` returns the value of a key."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
-        self._shared = SharedReads(read)
+        self._read_again = SingleFlight(read)
         self._lock = threading.Lock()
-        self._bells: dict[str, set[Bell]] = {}
+        self._subscriptions: dict[str, set[Subscription]] = {}
 
     async def wait(self, key: str, timeout: float) -> bytes | None:
-        """Return what is kept under a key, waiting up to `timeout` seconds for it to be rung."""
+        """Return the value of a key, waiting up to `timeout` seconds for a notification."""
         deadline = asyncio.get_running_loop().time() + timeout
-        with self._listening(key) as bell:
-            was_rung, found = False, await self._read(key)
-            while found is None and not was_rung and await bell.sleep_until(deadline):
-                was_rung = bell.begin_look()
+        with self.subscribe(key) as subscription:
+            value, is_notified = await self._read(key), False
+            while value is None and not is_notified and await subscription.wait(deadline):
+                # Taken before the read: a notification that comes during the read ends the next round.
+                is_notified = subscription.is_notified
                 try:
-                    found = await self._shared(key)
+                    value = await self._read_again(key)
                 except ServiceUnavailable:
-                    if was_rung:
+                    if is_notified:
                         raise
-            return found
+            return value
 
-    def ring(self, key: str) -> None:
-        """Wake everybody who waits for a key."""
-        with self._lock:
-            bells = list(self._bells.get(key, ()))
-        for bell in bells:
-            bell.move(is_notice=True)
+    def notify(self, key: str) -> None:
+        """End the wait of all subscriptions of a key."""
+        for subscription in self.subscriptions(key):
+            subscription.signal(is_notification=True)
 
-    def stir(self) -> None:
-        """Let everybody look again: notices may have been lost."""
+    def recheck(self) -> None:
+        """Make all subscriptions read again: notifications may have been lost."""
         with self._lock:
-            bells = [bell for those in self._bells.values() for bell in those]
-        for bell in bells:
-            bell.move(is_notice=False)
+            every = [each for subscriptions in self._subscriptions.values() for each in subscriptions]
+        for subscription in every:
+            subscription.signal(is_notification=False)
+
+    def subscriptions(self, key: str) -> list[Subscription]:
+        """Return the subscriptions of a key."""
+        with self._lock:
+            return list(self._subscriptions.get(key, ()))
 
     @contextmanager
-    def _listening(self, key: str) -> Iterator[Bell]:
-        bell = Bell()
+    def subscribe(self, key: str) -> Iterator[Subscription]:
+        """Subscribe to a key inside the `with` block."""
+        subscription = Subscription()
         with self._lock:
-            self._bells.setdefault(key, set()).add(bell)
+            self._subscriptions.setdefault(key, set()).add(subscription)
         try:
-            yield bell
+            yield subscription
         finally:
             with self._lock:
-                self._bells[key].discard(bell)
-                if not self._bells[key]:
-                    del self._bells[key]
-
-
-async def parts_of(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Cut a stream anew: parts of `PART_BYTES`, the last one of what is left."""
-    kept = bytearray()
-    async for chunk in chunks:
-        for piece in slices(chunk):
-            if not kept and len(piece) == PART_BYTES:
-                yield piece
-                continue
-            kept += piece
-            if len(kept) >= PART_BYTES:
-                yield bytes(memoryview(kept)[:PART_BYTES])
-                del kept[:PART_BYTES]
-    if kept:
-        yield bytes(kept)
-
-
-def slices(data: bytes) -> Iterator[bytes]:
-    """Return bytes in parts of at most `PART_BYTES`; small ones as they are."""
-    return (data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES))
-
-
-async def streamed(data: bytes) -> AsyncIterator[bytes]:
-    """Return bytes as a stream of parts."""
-    for part in slices(data):
-        yield part
+                self._subscriptions[key].discard(subscription)
+                if not self._subscriptions[key]:
+                    del self._subscriptions[key]

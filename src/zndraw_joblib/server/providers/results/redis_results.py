@@ -1,4 +1,4 @@
-"""Results of providers in Redis or Valkey, for all server processes."""
+"""A result backend in Redis or Valkey, shared by all server processes."""
 
 import asyncio
 import logging
@@ -14,7 +14,8 @@ from redis.exceptions import RedisError
 
 from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
 from zndraw_joblib.server.ports import PART_BYTES
-from zndraw_joblib.server.providers.results.notifier import Bells, parts_of, streamed
+from zndraw_joblib.server.providers import parts
+from zndraw_joblib.server.providers.results.notifier import Notifier
 from zndraw_joblib.server.pubsub.redis import open_redis, subscribed
 
 logger = logging.getLogger(__name__)
@@ -23,100 +24,102 @@ _CONNECTIONS = 16
 _TIMEOUT_SECONDS = 5.0
 _POOL_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
-# Between two chunks of what is stored.
+# The longest pause between two chunks of a value that is being stored.
 _DRAFT_MS = 60_000
-_READS = 5
+_READ_ATTEMPTS = 5
+_RETRY_AFTER = {"Retry-After": "1"}
 Command = tuple[Any, ...]
 
 
-class _Side(NamedTuple):
-    """What belongs to one event loop: connections, and who waits."""
+class _LoopState(NamedTuple):
+    """The connections and subscriptions of one event loop."""
 
     client: Any
-    bells: Bells
-    listening: "list[asyncio.Task[None]]"
+    notifier: Notifier
+    listeners: "list[asyncio.Task[None]]"
 
 
 class RedisResults:
     """A `ResultBackend` and `StreamingBackend` in Redis, under keys that begin with ``{prefix}:``.
 
-    Each event loop has at most 16 connections, and one more on which all who wait listen together. While
-    Redis is away all raise `ServiceUnavailable`, but who waits already goes on waiting, and looks again
-    once it is back. More than 1 MiB goes in parts; ``{key}:version`` tells one value from the next.
+    Each event loop has at most 16 connections, and one more for the notifications of all its waiting
+    callers. While Redis is unreachable every call raises `ServiceUnavailable`; callers that already wait go
+    on waiting, and read again after the connection is back. A value over 1 MiB is stored in parts;
+    ``{key}:version`` identifies the value, so that a reader does not mix parts of two values.
     """
 
     def __init__(self, url: str, prefix: str) -> None:
         self._url = url
         self._prefix = prefix
-        self._sides: dict[asyncio.AbstractEventLoop, _Side] = {}
+        self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
 
     async def store(self, key: str, data: bytes, ttl: int) -> None:
-        """Keep bytes under a key for `ttl` seconds."""
+        """Store bytes under a key for `ttl` seconds."""
         if len(data) > PART_BYTES:
-            await self.store_stream(key, streamed(data), ttl)
+            await self.store_stream(key, parts.stream(data), ttl)
             return
         name = self._name(key)
-        await self._ask(("SET", name, data, "EX", ttl), ("DEL", _version(name)))
+        await self._execute(("SET", name, data, "EX", ttl), ("DEL", _version(name)))
 
     async def get(self, key: str) -> bytes | None:
-        """Return what is kept under a key."""
-        for attempt in range(_READS):
+        """Return the bytes of a key, or None."""
+        for attempt in range(_READ_ATTEMPTS):
             opened = await self.open_stream(key)
             if opened is None:
                 return None
             try:
                 return b"".join([chunk async for chunk in opened[1]])
-            except ServiceUnavailable as gone:
-                if not isinstance(gone, _Replaced) or attempt == _READS - 1:
+            except _ValueReplaced:
+                if attempt == _READ_ATTEMPTS - 1:
                     raise
         return None
 
     async def delete(self, key: str) -> None:
-        """Forget what is kept under a key."""
-        await self._ask(("DEL", self._name(key), _version(self._name(key))))
+        """Remove a key."""
+        await self._execute(("DEL", self._name(key), _version(self._name(key))))
 
     async def acquire_inflight(self, key: str, ttl: int) -> bool:
-        """Take a lock for at most `ttl` seconds; tell whether it was free."""
-        return bool((await self._ask(("SET", self._name(key), "1", "NX", "PX", 1000 * ttl)))[0])
+        """Take a lock for at most `ttl` seconds. Return whether it was free."""
+        return bool((await self._execute(("SET", self._name(key), "1", "NX", "PX", 1000 * ttl)))[0])
 
     async def release_inflight(self, key: str) -> None:
-        """Give the lock back."""
-        await self._ask(("DEL", self._name(key)))
+        """Release a lock."""
+        await self._execute(("DEL", self._name(key)))
 
     async def wait_for_key(self, key: str, timeout: float) -> bytes | None:
-        """Return what is kept under a key, waiting up to `timeout` seconds for a notice."""
-        side = self._side()
-        if not side.listening or side.listening[-1].done():
-            side.listening[:] = [asyncio.create_task(self._listen(side.bells))]
-        return await side.bells.wait(key, timeout)
+        """Return the bytes of a key, waiting up to `timeout` seconds for a notification."""
+        state = self._state()
+        if not state.listeners or state.listeners[-1].done():
+            state.listeners[:] = [asyncio.create_task(self._listen(state.notifier))]
+        return await state.notifier.wait(key, timeout)
 
     async def notify_key(self, key: str) -> None:
-        """Wake everybody who waits for a key, in all processes."""
-        await self._ask(("PUBLISH", self._channel, key))
+        """Wake all callers that wait for a key, in all processes."""
+        await self._execute(("PUBLISH", self._channel, key))
 
     async def store_stream(self, key: str, chunks: AsyncIterator[bytes], ttl: int) -> None:
-        """Keep the chunks under a key once the last one is there."""
+        """Store the chunks under a key after the last one has come."""
         name, draft = self._name(key), self._name(f"draft:{uuid4()}")
         try:
-            await self._ask(("SET", draft, b"", "PX", _DRAFT_MS))
+            await self._execute(("SET", draft, b"", "PX", _DRAFT_MS))
             size = 0
-            async for part in parts_of(chunks):
+            async for part in parts.rechunk(chunks):
                 size += len(part)
-                kept, _ = await self._ask(("APPEND", draft, part), ("PEXPIRE", draft, _DRAFT_MS))
-                if kept != size:
-                    raise _unavailable("Redis lost a part of what was being stored")
+                stored, _ = await self._execute(("APPEND", draft, part), ("PEXPIRE", draft, _DRAFT_MS))
+                if stored != size:
+                    raise _unavailable("Redis lost a part of the value while it was stored")
             version = ("SET", _version(name), uuid4().bytes, "EX", ttl)
-            # In this order: the name takes over what the draft has, its end too.
-            await self._ask(("EXPIRE", draft, ttl), ("RENAME", draft, name), version)
+            # RENAME keeps the expiry of the draft, so EXPIRE comes first.
+            await self._execute(("EXPIRE", draft, ttl), ("RENAME", draft, name), version)
         except BaseException:
             with suppress(ServiceUnavailable):
-                await self._ask(("DEL", draft))
+                await self._execute(("DEL", draft))
             raise
 
     async def open_stream(self, key: str) -> tuple[int, AsyncIterator[bytes]] | None:
-        """Return the size of what is kept, and its bytes. The iterator raises if they go meanwhile."""
+        """Return the size of a value and its parts. The iterator raises if the value is replaced."""
         name = self._name(key)
-        exists, version, size, first = await self._ask(
+        exists, version, size, first = await self._execute(
             ("EXISTS", name),
             ("GET", _version(name)),
             ("STRLEN", name),
@@ -125,65 +128,72 @@ class RedisResults:
         return (size, self._chunks(name, version, size, first)) if exists else None
 
     async def close(self) -> None:
-        """Let go of the connections of this event loop."""
-        side = self._sides.pop(asyncio.get_running_loop(), None)
-        if side is None:
+        """Close the connections of the running event loop."""
+        state = self._loops.pop(asyncio.get_running_loop(), None)
+        if state is None:
             return
-        for listening in side.listening:
-            while not listening.done():
-                # A client of Redis may take a cancellation for the end of its own patience.
-                listening.cancel()
-                await asyncio.wait([listening], timeout=1)
-        await side.client.aclose()
+        for listener in state.listeners:
+            while not listener.done():
+                # The Redis client may take one cancellation for its own timeout.
+                listener.cancel()
+                await asyncio.wait([listener], timeout=1)
+        await state.client.aclose()
+
+    @property
+    def notifier(self) -> Notifier:
+        """The subscriptions of the running event loop."""
+        return self._state().notifier
 
     async def _chunks(
         self, name: str, version: bytes | None, size: int, first: bytes
     ) -> AsyncIterator[bytes]:
-        given = len(first)
+        sent = len(first)
         if first:
             yield first
-        while given < size:
-            known, part = await self._ask(
-                ("GET", _version(name)), ("GETRANGE", name, given, given + PART_BYTES - 1)
+        while sent < size:
+            known, part = await self._execute(
+                ("GET", _version(name)), ("GETRANGE", name, sent, sent + PART_BYTES - 1)
             )
-            if known != version or len(part) != min(PART_BYTES, size - given):
-                raise _Replaced("The result was replaced while it was read; ask again.", headers=_SOON)
-            given += len(part)
+            if known != version or len(part) != min(PART_BYTES, size - sent):
+                raise _ValueReplaced(
+                    "The result was replaced while it was read; try again.", headers=_RETRY_AFTER
+                )
+            sent += len(part)
             yield part
 
-    async def _listen(self, bells: Bells) -> None:
+    async def _listen(self, notifier: Notifier) -> None:
         pause, task = _FIRST_PAUSE, asyncio.current_task()
         while task is not None and not task.cancelling():
             client = open_redis(self._url)
             try:
-                async for key in subscribed(client, self._channel, bells.stir):
+                async for key in subscribed(client, self._channel, notifier.recheck):
                     pause = _FIRST_PAUSE
-                    bells.ring(key.decode())
+                    notifier.notify(key.decode())
             except (RedisError, OSError) as error:
-                say = logger.warning if pause == _FIRST_PAUSE else logger.debug
-                say("no notices from Redis, which will be asked again: %r", error)
+                level = logging.WARNING if pause == _FIRST_PAUSE else logging.DEBUG
+                logger.log(level, "No notifications of provider results from Redis, retrying: %r", error)
             finally:
                 await client.aclose()
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _ask(self, *commands: Command) -> list[Any]:
-        """Run commands, several as one transaction. Raises `ServiceUnavailable`."""
+    async def _execute(self, *commands: Command) -> list[Any]:
+        """Run commands, several of them as one transaction. Raises `ServiceUnavailable`."""
         with _translated():
-            async with self._side().client.pipeline(transaction=len(commands) > 1) as pipeline:
+            async with self._state().client.pipeline(transaction=len(commands) > 1) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)
-                answers: list[Any] = await pipeline.execute()
-                return answers
+                replies: list[Any] = await pipeline.execute()
+                return replies
 
-    def _side(self) -> _Side:
+    def _state(self) -> _LoopState:
         loop = asyncio.get_running_loop()
-        side = self._sides.get(loop)
-        if side is None:
-            for other in [known for known in self._sides if known.is_closed()]:
-                del self._sides[other]
-            side = self._sides[loop] = _Side(_open_pooled(self._url), Bells(self.get), [])
-        return side
+        state = self._loops.get(loop)
+        if state is None:
+            for other in [known for known in self._loops if known.is_closed()]:
+                del self._loops[other]
+            state = self._loops[loop] = _LoopState(_open_pooled(self._url), Notifier(self.get), [])
+        return state
 
     @property
     def _channel(self) -> str:
@@ -193,11 +203,8 @@ class RedisResults:
         return f"{self._prefix}:{key}"
 
 
-class _Replaced(ServiceUnavailable):
-    """What was being read is no longer kept as it was."""
-
-
-_SOON = {"Retry-After": "1"}
+class _ValueReplaced(ServiceUnavailable):
+    """The value was replaced or removed while a caller read its parts."""
 
 
 def _version(name: str) -> str:
@@ -205,7 +212,7 @@ def _version(name: str) -> str:
 
 
 def _open_pooled(url: str) -> Any:
-    """Return a client with few connections, for which whoever asks more at once waits in line."""
+    """Return a client with few connections; a command waits for a free one."""
     pool = BlockingConnectionPool.from_url(
         url,
         max_connections=_CONNECTIONS,
@@ -214,14 +221,14 @@ def _open_pooled(url: str) -> Any:
         socket_timeout=_TIMEOUT_SECONDS,
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
-        # With RESP3 the pool takes the end of a connection for a message, and hands it out again.
+        # With RESP3 the pool takes a closed connection for one with a message, and reuses it.
         protocol=2,
     )
     return Redis.from_pool(pool)
 
 
-def _unavailable(what: str) -> ServiceUnavailable:
-    return ServiceUnavailable(f"{what}; try again.", headers=_SOON)
+def _unavailable(problem: str) -> ServiceUnavailable:
+    return ServiceUnavailable(f"{problem}; try again.", headers=_RETRY_AFTER)
 
 
 @contextmanager
@@ -234,12 +241,12 @@ def _translated() -> Iterator[None]:
         if isinstance(error, ProblemException):
             raise
         _raise_if_cancelled(task, before, error)
-        logger.warning("Redis does not do what results need: %r", error)
-        raise _unavailable("The results of providers cannot be reached") from error
+        logger.warning("A command for provider results failed in Redis: %r", error)
+        raise _unavailable("Redis, which stores the results of providers, is unavailable") from error
     _raise_if_cancelled(task, before)
 
 
 def _raise_if_cancelled(task: asyncio.Task[Any] | None, before: int, error: Exception | None = None) -> None:
-    """Cancel where the client did not: while it sends, it may lose a cancellation."""
+    """Raise the cancellation that the Redis client lost while it was sending."""
     if task is not None and task.cancelling() > before:
         raise asyncio.CancelledError from error

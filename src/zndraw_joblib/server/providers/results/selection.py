@@ -1,21 +1,21 @@
-"""Which result backend a server has."""
+"""The choice of a server's result backend."""
 
 from zndraw_joblib.server.ports import ResultBackend
 from zndraw_joblib.server.providers.results.database_results import DatabaseResults
 from zndraw_joblib.server.providers.results.memory import MemoryResults
 from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
 
 
 def select_result_backend(settings: JobLibSettings, runtime: Runtime) -> ResultBackend:
     """Return the backend of the setting `result_backend`.
 
-    `auto` is Redis where `redis_url` is set; else the database, where other processes may share it; else
-    memory. Ask once the runtime's database was used, for only then it is known what a host's is.
+    `auto` selects Redis if `redis_url` is set, else the database if several processes may share it, else
+    memory. Call it after the first use of the runtime's database: only then is a host's dialect known.
     """
     kind: str = settings.result_backend
     if kind == "auto":
-        kind = _chosen(settings, runtime)
+        kind = _select(settings, runtime)
     if kind == "database":
         return DatabaseResults(runtime)
     if kind == "memory":
@@ -27,8 +27,8 @@ def select_result_backend(settings: JobLibSettings, runtime: Runtime) -> ResultB
     return RedisResults(settings.redis_url, settings.redis_prefix)
 
 
-def _chosen(settings: JobLibSettings, runtime: Runtime) -> str:
+def _select(settings: JobLibSettings, runtime: Runtime) -> str:
     if settings.redis_url is not None:
         return "redis"
-    is_shared = getattr(settings, "workers", 1) > 1 or not runtime.database.is_sqlite
-    return "database" if is_shared else "memory"
+    workers = settings.workers if isinstance(settings, ServerSettings) else 1
+    return "database" if workers > 1 or not runtime.database.is_sqlite else "memory"
