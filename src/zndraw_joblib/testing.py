@@ -1,343 +1,373 @@
-"""What the queue relies on in a result backend, as checks that a host can run on its own."""
+"""A conformance test of result backends, for hosts that bring their own."""
 
 import asyncio
 import inspect
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from zndraw_joblib.server.ports import PART_BYTES, ResultBackend, StreamingBackend
 
-Make = Callable[[], ResultBackend | Awaitable[ResultBackend]]
+MakeBackend = Callable[[], ResultBackend | Awaitable[ResultBackend]]
+_Check = Callable[["_Checker"], Coroutine[Any, Any, None]]
 
-_LONG = 60  # seconds that nobody waits for
-_PATIENCE = 30.0
-_SOON = 5.0
-_CROWD = 200
-_PAST_A_TTL = 1.35
-_ODD = ("", " ", "a b", "a:b:c", "x*?[y]", "%s{}'\"\\", "line\nbreak", "häß→", "k" * 500)
+_TTL = 60  # longer than any check takes
+_CALLERS = 200
+_AFTER_TTL_SECONDS = 1.35
+_UNUSUAL_KEYS = ("", " ", "a b", "a:b:c", "x*?[y]", "%s{}'\"\\", "line\nbreak", "häß→", "k" * 500)
 
 
-async def check_result_backend(make: Make) -> None:
-    """Check whether a result backend keeps every promise of `ResultBackend`.
+async def check_result_backend(
+    make: MakeBackend, *, check_timeout: float = 30.0, wake_timeout: float = 5.0
+) -> None:
+    """Check that a result backend meets every requirement of `ResultBackend`.
 
-    `make` returns the backend, or an awaitable of it; it is called once. Where the backend is a
-    `StreamingBackend` too, that is checked as well. All keys are new ones. It takes about two seconds.
+    `make` returns the backend, or an awaitable of it, and is called once. If the backend is also a
+    `StreamingBackend`, its streams are checked too. The test uses new keys only and takes about two seconds.
+    Each requirement must be checked within `check_timeout` seconds; a waiting caller that is notified must
+    return within `wake_timeout` seconds.
 
-    Raises AssertionError, with a sentence that says what is broken.
+    Raises AssertionError with a sentence that names the broken requirement.
     """
     made = make()
-    backend: ResultBackend = await made if inspect.isawaitable(made) else made
-    for check in [*_CHECKS, *(_STREAMING if isinstance(backend, StreamingBackend) else ())]:
-        about = (inspect.getdoc(check) or "").rstrip(".")
+    backend: Any = await made if inspect.isawaitable(made) else made
+    checker = _Checker(backend, wake_timeout)
+    for check in [*_CHECKS, *(_STREAM_CHECKS if isinstance(backend, StreamingBackend) else ())]:
+        requirement = inspect.getdoc(check)
         try:
-            async with asyncio.timeout(_PATIENCE):
-                await check(backend)
+            async with asyncio.timeout(check_timeout):
+                await check(checker)
         except TimeoutError as error:
-            raise AssertionError(f"It hangs, or is far too slow. Promised: {about}.") from error
+            raise AssertionError(
+                f"The backend hangs or is too slow (over {check_timeout:g} s). Required: {requirement}"
+            ) from error
         except AssertionError as error:
-            raise AssertionError(f"{error}. Promised: {about}.") from error
+            raise AssertionError(f"{error}. Required: {requirement}") from error
 
 
-def _hold(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise AssertionError(sentence)
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
 
 
-def _key(name: str = "") -> str:
+def _new_key(name: str = "") -> str:
     return f"conformance:{uuid4()}:{name}"
 
 
-def _is_bytes(found: object, wanted: bytes | None) -> bool:
-    return type(found) is type(wanted) and found == wanted
+def _equals(found: object, expected: bytes | None) -> bool:
+    return type(found) is type(expected) and found == expected
 
 
-async def _keeps(backend: ResultBackend) -> None:
-    """What is stored is what one gets, whatever the bytes and the key, until the next store."""
-    for name in _ODD:
-        key, data = _key(name), uuid4().hex.encode()
-        _hold(await backend.get(key) is None, f"get of the unknown key {key!r} is not None")
-        await backend.store(key, data, _LONG)
-        _hold(_is_bytes(await backend.get(key), data), f"get does not return what was stored under {key!r}")
-    long = _key("long" * 100)
-    alike = [long, long + "1", long + "2", long.upper(), long + " "]
-    for key in alike:
-        await backend.store(key, key.encode(), _LONG)
-    found = [await backend.get(key) for key in alike]
-    _hold(found == [key.encode() for key in alike], "keys that are alike are taken for one another")
-    key = _key()
-    for data in (os.urandom(5 * PART_BYTES + 1), b"", bytes(range(256)) * 5, b"\0", os.urandom(PART_BYTES)):
-        await backend.store(key, data, _LONG)
-        _hold(
-            _is_bytes(await backend.get(key), data), f"get does not return the {len(data)} bytes stored last"
-        )
+class _BrokenStreamError(Exception):
+    """The error of an iterator that `store_stream` reads."""
 
 
-async def _forgets(backend: ResultBackend) -> None:
-    """What was deleted is gone, and nothing else; to delete what is not there is no fault."""
-    key, other = _key(), _key()
-    await backend.store(key, b"1", _LONG)
-    await backend.store(other, b"2", _LONG)
-    await backend.delete(key)
-    await backend.delete(key)
-    await backend.delete(_key())
-    _hold(await backend.get(key) is None, "get returns what was deleted")
-    _hold(await backend.get(other) == b"2", "delete of one key takes another away")
-
-
-async def _excludes(backend: ResultBackend) -> None:
-    """A lock is had by one caller at a time, until it is given back."""
-    key, other = _key(), _key()
-    for _ in range(3):
-        got = await asyncio.gather(*[backend.acquire_inflight(key, _LONG) for _ in range(_CROWD)])
-        _hold(sum(got) == 1, f"{sum(got)} of {_CROWD} callers got one lock at the same time")
-        _hold(await backend.acquire_inflight(key, _LONG) is False, "acquire_inflight gives a lock twice")
-        _hold(await backend.acquire_inflight(other, _LONG) is True, "a lock on one key locks another")
-        await backend.release_inflight(other)
-        await backend.release_inflight(key)
-    await backend.release_inflight(_key())
-    await backend.acquire_inflight(key, _LONG)
-    await backend.store(other, b"1", _LONG)
-    await backend.delete(other)
-    _hold(await backend.acquire_inflight(key, _LONG) is False, "a lock is lost when something is stored")
-    await backend.release_inflight(key)
-
-
-async def _expires(backend: ResultBackend) -> None:
-    """Values and locks last as long as they were asked for, and no longer."""
-    streamed = [_streamed_expires(backend)] if isinstance(backend, StreamingBackend) else []
-    await asyncio.gather(_kept_expires(backend), *streamed)
-
-
-async def _kept_expires(backend: ResultBackend) -> None:
-    gone, kept, longer, shorter, lock, held = [_key(name) for name in "gklsLh"]
-    await backend.store(kept, b"1", _LONG)
-    await backend.store(longer, b"1", 1)
-    await backend.store(longer, b"2", _LONG)
-    await backend.store(shorter, b"1", _LONG)
-    await backend.acquire_inflight(held, _LONG)
-    began = asyncio.get_running_loop().time()
-    await backend.acquire_inflight(lock, 1)
-    await backend.store(gone, b"1", 1)
-    await backend.store(shorter, b"2", 1)
-    early = await backend.acquire_inflight(lock, _LONG), await backend.get(gone), await backend.get(shorter)
-    _hold(early == (False, b"1", b"2") or _is_late(began), "what was asked for a second is gone before")
-    await asyncio.sleep(_PAST_A_TTL)
-    _hold(await backend.get(gone) is None, "get returns what has expired: `ttl` is ignored")
-    _hold(await backend.get(shorter) is None, "a store with a shorter ttl does not shorten the time")
-    _hold(await backend.wait_for_key(gone, 0) is None, "wait_for_key returns what has expired")
-    _hold(await backend.get(kept) == b"1", f"what was stored for {_LONG} s is gone after a second")
-    _hold(await backend.get(longer) == b"2", "a store with a longer ttl does not lengthen the time")
-    got = await asyncio.gather(*[backend.acquire_inflight(lock, _LONG) for _ in range(_CROWD)])
-    _hold(sum(got) == 1, f"{sum(got)} of {_CROWD} callers got a lock that had expired")
-    _hold(await backend.acquire_inflight(held, 1) is False, f"a lock for {_LONG} s is free after a second")
-    await backend.release_inflight(held)
-
-
-async def _returns_at_once(backend: ResultBackend) -> None:
-    """`wait_for_key` returns at once what is there already."""
-    key = _key()
-    await backend.store(key, b"1", _LONG)
-    found = await _soon(backend.wait_for_key(key, _LONG), "wait_for_key waits for what is there already")
-    _hold(found == b"1", "wait_for_key does not return what is there already")
-    _hold(
-        await backend.wait_for_key(key, 0) == b"1", "wait_for_key without time does not return what is there"
-    )
-
-
-async def _soon(waiting: Awaitable[bytes | None], sentence: str) -> bytes | None:
-    try:
-        async with asyncio.timeout(_SOON):
-            return await waiting
-    except TimeoutError:
-        raise AssertionError(sentence) from None
-
-
-async def _misses_nothing(backend: ResultBackend) -> None:
-    """What is stored and told of at any moment of a wait ends the wait."""
-
-    async def one(number: int) -> bytes | None:
-        key = _key()
-        waiting = asyncio.create_task(backend.wait_for_key(key, _LONG))
-        for _ in range(number % 20):
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.0005 * (number // 20))
-        await backend.store(key, b"%d" % number, _LONG)
-        for _ in range(number % 3):
-            await asyncio.sleep(0)
-        await backend.notify_key(key)
-        missed = f"wait_for_key misses what is stored and told of while it begins to wait (try {number})"
-        return await _soon(waiting, missed)
-
-    for start in range(0, 300, 100):
-        numbers = range(start, start + 100)
-        found = await asyncio.gather(*[one(number) for number in numbers])
-        _hold(found == [b"%d" % number for number in numbers], "wait_for_key returns something else")
-
-
-async def _tells_of_nothing(backend: ResultBackend) -> None:
-    """A notice where nothing is kept ends the wait with None."""
-    key = _key()
-    waiting = asyncio.create_task(backend.wait_for_key(key, _LONG))
-    loop = asyncio.get_running_loop()
-    patience = loop.time() + _SOON
-    while not waiting.done() and loop.time() < patience:
-        await backend.notify_key(key)
-        await asyncio.wait([waiting], timeout=0.02)
-    if not waiting.cancel():
-        _hold(waiting.result() is None, "wait_for_key returns something where nothing is kept")
-        return
-    raise AssertionError("wait_for_key goes on waiting after a notice, where nothing is kept")
-
-
-async def _wakes_all(backend: ResultBackend) -> None:
-    """One notice wakes all who wait for the key; who gave up, or waits for another key, takes none of it."""
-    key, other = _key(), _key()
-    waiting = [asyncio.create_task(backend.wait_for_key(key, _LONG)) for _ in range(_CROWD + 20)]
-    elsewhere = asyncio.create_task(backend.wait_for_key(other, _LONG))
-    await asyncio.sleep(0.1)
-    for given_up in waiting[::11]:
-        given_up.cancel()
-    await asyncio.sleep(0)
-    await backend.store(key, b"1", _LONG)
-    await backend.notify_key(key)
-    done, pending = await asyncio.wait(waiting, timeout=2 * _SOON)
-    _hold(not pending, f"a notice leaves {len(pending)} of {_CROWD} waiting")
-    found = [task.result() for task in done if not task.cancelled()]
-    _hold(found == [b"1"] * _CROWD, "some who were woken do not get what is kept")
-    _hold(not elsewhere.done(), "a notice ends a wait for another key")
-    await backend.store(other, b"2", _LONG)
-    await backend.notify_key(other)
-    _hold(
-        await _soon(elsewhere, "a notice for one key uses up that for another") == b"2", "a wait mixes keys"
-    )
-
-
-async def _gives_up(backend: ResultBackend) -> None:
-    """A wait ends after its time, with None."""
-    loop = asyncio.get_running_loop()
-    for seconds in (0, 0.3):
-        began = loop.time()
-        found = await _soon(backend.wait_for_key(_key(), seconds), f"a wait of {seconds} s takes too long")
-        took = loop.time() - began
-        _hold(found is None, "wait_for_key returns something where nothing is kept")
-        _hold(took >= 0.9 * seconds, f"a wait of {seconds} s is over after {took:.2f} s")
-        _hold(took <= seconds + 2, f"a wait of {seconds} s takes {took:.2f} s")
-
-
-async def _chunks(*chunks: bytes, fails: bool = False) -> AsyncIterator[bytes]:
+async def _stream(*chunks: bytes, fails: bool = False) -> AsyncIterator[bytes]:
     for chunk in chunks:
         yield chunk
     if fails:
         raise _BrokenStreamError
 
 
-class _BrokenStreamError(Exception):
-    """What the iterator raises that a store is given."""
+class _Checker:
+    """The checks of one backend; the docstring of each states the requirement."""
 
+    def __init__(self, backend: Any, wake_timeout: float) -> None:
+        self.backend = backend
+        self.wake_timeout = wake_timeout
 
-async def _drained(backend: Any, key: str) -> tuple[int, list[bytes]] | None:
-    opened = await backend.open_stream(key)
-    if opened is None:
-        return None
-    async with aclosing(opened[1]) as chunks:
-        return opened[0], [bytes(chunk) async for chunk in chunks]
+    async def returns_what_was_stored(self) -> None:
+        """`get` returns the bytes that were stored last under exactly this key."""
+        backend = self.backend
+        for name in _UNUSUAL_KEYS:
+            key, data = _new_key(name), uuid4().hex.encode()
+            _require(await backend.get(key) is None, f"get of the unknown key {key!r} is not None")
+            await backend.store(key, data, _TTL)
+            _require(
+                _equals(await backend.get(key), data), f"get does not return what was stored under {key!r}"
+            )
+        long = _new_key("long" * 100)
+        similar = [long, long + "1", long + "2", long.upper(), long + " "]
+        for key in similar:
+            await backend.store(key, key.encode(), _TTL)
+        found = [await backend.get(key) for key in similar]
+        _require(found == [key.encode() for key in similar], "similar keys are taken for one another")
+        key, values = _new_key(), (b"", bytes(range(256)) * 5, b"\0", os.urandom(PART_BYTES))
+        for data in (os.urandom(5 * PART_BYTES + 1), *values):
+            await backend.store(key, data, _TTL)
+            _require(
+                _equals(await backend.get(key), data),
+                f"get does not return the {len(data)} bytes stored last",
+            )
 
+    async def deletes_one_key(self) -> None:
+        """`delete` removes one key and no other; deleting an unknown key is not an error."""
+        backend, key, other = self.backend, _new_key(), _new_key()
+        await backend.store(key, b"1", _TTL)
+        await backend.store(other, b"2", _TTL)
+        await backend.delete(key)
+        await backend.delete(key)
+        await backend.delete(_new_key())
+        _require(await backend.get(key) is None, "get returns a deleted value")
+        _require(await backend.get(other) == b"2", "delete of one key removes another")
 
-async def _streams(backend: Any) -> None:
-    """A stream gives the size and the bytes that were kept, in chunks of at most 1 MiB, however they came."""
-    _hold(await backend.open_stream(_key()) is None, "open_stream of an unknown key is not None")
-    large = os.urandom(3 * PART_BYTES + 7)
-    for given in ((), (b"",), (b"abc", b"", b"d"), (large,), (large[:10], large[10:]), (b"x",) * 1000):
-        for as_stream in (True, False):
-            key, data = _key(), b"".join(given)
-            if as_stream:
-                await backend.store_stream(key, _chunks(*given), _LONG)
-            else:
-                await backend.store(key, data, _LONG)
-            found = await _drained(backend, key)
-            _hold(found is not None, "open_stream finds nothing of what was stored")
-            size, chunks = found or (0, [])
-            _hold(size == len(data), f"open_stream says {size} where {len(data)} bytes were stored")
-            _hold(b"".join(chunks) == data, "open_stream gives other bytes than were stored")
-            _hold(max(map(len, chunks), default=0) <= PART_BYTES, "open_stream gives more than 1 MiB at once")
-            _hold(await backend.get(key) == data, "get does not return what store_stream was given")
+    async def locks_exclude(self) -> None:
+        """One caller at a time holds a lock, until it is released."""
+        backend, key, other = self.backend, _new_key(), _new_key()
+        for _ in range(3):
+            got = await asyncio.gather(*[backend.acquire_inflight(key, _TTL) for _ in range(_CALLERS)])
+            _require(sum(got) == 1, f"{sum(got)} of {_CALLERS} callers got one lock at the same time")
+            _require(await backend.acquire_inflight(key, _TTL) is False, "a lock is acquired twice")
+            _require(await backend.acquire_inflight(other, _TTL) is True, "a lock on one key locks another")
+            await backend.release_inflight(other)
+            await backend.release_inflight(key)
+        await backend.release_inflight(_new_key())
+        await backend.acquire_inflight(key, _TTL)
+        await backend.store(other, b"1", _TTL)
+        await backend.delete(other)
+        _require(await backend.acquire_inflight(key, _TTL) is False, "a lock is lost when a value is stored")
+        await backend.release_inflight(key)
 
+    async def expires(self) -> None:
+        """Values and locks last for their `ttl`, and no longer."""
+        streams = [self._streams_expire()] if isinstance(self.backend, StreamingBackend) else []
+        await asyncio.gather(self._values_expire(), self._locks_expire(), *streams)
 
-async def _shows_the_whole(backend: Any) -> None:
-    """A stream that is stored is seen once its last chunk is there, and not at all if it breaks off."""
-    for before in (None, b"before"):
-        for fails in (True, False):
-            key = _key()
-            if before is not None:
-                await backend.store(key, before, _LONG)
-            await _store_watched(backend, key, before, fails)
-            after = before if fails else b"12" * PART_BYTES
-            _hold(await backend.get(key) == after, "a stream that breaks off changes what is kept")
+    async def _values_expire(self) -> None:
+        backend = self.backend
+        expired, kept, longer, shorter = [_new_key(name) for name in "ekls"]
+        await backend.store(kept, b"1", _TTL)
+        await backend.store(longer, b"1", 1)
+        await backend.store(longer, b"2", _TTL)
+        await backend.store(shorter, b"1", _TTL)
+        began = asyncio.get_running_loop().time()
+        await backend.store(expired, b"1", 1)
+        await backend.store(shorter, b"2", 1)
+        early = await backend.get(expired), await backend.get(shorter)
+        _require(early == (b"1", b"2") or _is_late(began), "a value with a ttl of 1 s expires too early")
+        await asyncio.sleep(_AFTER_TTL_SECONDS)
+        _require(await backend.get(expired) is None, "get returns an expired value: `ttl` is ignored")
+        _require(await backend.get(shorter) is None, "a store with a shorter ttl does not shorten the ttl")
+        _require(await backend.wait_for_key(expired, 0) is None, "wait_for_key returns an expired value")
+        _require(await backend.get(kept) == b"1", f"a value with a ttl of {_TTL} s is gone after a second")
+        _require(await backend.get(longer) == b"2", "a store with a longer ttl does not lengthen the ttl")
 
+    async def _locks_expire(self) -> None:
+        backend, lock, held = self.backend, _new_key(), _new_key()
+        await backend.acquire_inflight(held, _TTL)
+        began = asyncio.get_running_loop().time()
+        await backend.acquire_inflight(lock, 1)
+        is_free = await backend.acquire_inflight(lock, 1)
+        _require(not is_free or _is_late(began), "a lock with a ttl of 1 s expires too early")
+        await asyncio.sleep(_AFTER_TTL_SECONDS)
+        got = await asyncio.gather(*[backend.acquire_inflight(lock, _TTL) for _ in range(_CALLERS)])
+        _require(sum(got) == 1, f"{sum(got)} of {_CALLERS} callers got an expired lock")
+        _require(
+            await backend.acquire_inflight(held, 1) is False,
+            f"a lock with a ttl of {_TTL} s is free after a second",
+        )
+        await backend.release_inflight(held)
 
-async def _store_watched(backend: Any, key: str, before: bytes | None, fails: bool) -> None:
-    async def watched() -> AsyncIterator[bytes]:
-        async for chunk in _chunks(b"12" * PART_BYTES, b"", fails=fails):
-            yield chunk
-            _hold(await backend.get(key) == before, "a stream is seen before its last chunk is there")
+    async def _streams_expire(self) -> None:
+        backend, key, kept = self.backend, _new_key(), _new_key()
+        for large in (b"1", b"1" * PART_BYTES, b"1"):
+            await backend.store_stream(kept, _stream(large, large), _TTL)
+        await backend.store_stream(key, _stream(b"1"), _TTL)
+        began = asyncio.get_running_loop().time()
+        await backend.store_stream(key, _stream(b"1", b"2"), 1)
+        early = await backend.get(key)
+        _require(early == b"12" or _is_late(began), "a stream with a ttl of 1 s expires too early")
+        await asyncio.sleep(_AFTER_TTL_SECONDS)
+        _require(await backend.get(key) is None, "store_stream ignores `ttl`")
+        _require(await backend.open_stream(key) is None, "open_stream returns an expired value")
+        _require(await backend.get(kept) == b"11", f"a stream with a ttl of {_TTL} s is gone after a second")
 
-    try:
-        await backend.store_stream(key, watched(), _LONG)
-    except _BrokenStreamError:
-        return
-    _hold(not fails, "store_stream passes over what its iterator raises")
+    async def returns_at_once(self) -> None:
+        """`wait_for_key` returns a stored value at once."""
+        backend, key = self.backend, _new_key()
+        await backend.store(key, b"1", _TTL)
+        found = await self._within_wake_timeout(
+            backend.wait_for_key(key, _TTL), "wait_for_key waits although the value is stored"
+        )
+        _require(found == b"1", "wait_for_key does not return the stored value")
+        _require(
+            await backend.wait_for_key(key, 0) == b"1",
+            "wait_for_key with a timeout of 0 does not return the stored value",
+        )
 
+    async def _within_wake_timeout(self, waiting: Awaitable[bytes | None], message: str) -> bytes | None:
+        try:
+            async with asyncio.timeout(self.wake_timeout):
+                return await waiting
+        except TimeoutError:
+            raise AssertionError(message) from None
 
-async def _mixes_nothing(backend: Any) -> None:
-    """Who reads gets the bytes of the moment when the stream was opened, or an error; never others."""
-    old, new = b"o" * (4 * PART_BYTES), b"n" * (4 * PART_BYTES)
-    changes = (partial(backend.store, data=new, ttl=_LONG), partial(backend.store, data=b"n", ttl=_LONG))
-    for change in (*changes, backend.delete):
-        key = _key()
-        await backend.store(key, old, _LONG)
-        _, chunks = await backend.open_stream(key)
-        async with aclosing(chunks):
-            found = [bytes(await anext(chunks))]
-            await change(key)
-            try:
-                found += [bytes(chunk) async for chunk in chunks]
-            except Exception:  # noqa: S112 - any error says that it cannot
-                continue
-        _hold(b"".join(found) == old, "a stream gives other bytes, or fewer, once the key is written again")
+    async def misses_no_notification(self) -> None:
+        """A value that is stored and notified at any moment of a wait ends the wait."""
+
+        async def attempt(number: int) -> bytes | None:
+            key = _new_key()
+            waiting = asyncio.create_task(self.backend.wait_for_key(key, _TTL))
+            for _ in range(number % 20):
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.0005 * (number // 20))
+            await self.backend.store(key, b"%d" % number, _TTL)
+            for _ in range(number % 3):
+                await asyncio.sleep(0)
+            await self.backend.notify_key(key)
+            message = f"wait_for_key misses a value that is stored while the wait begins (attempt {number})"
+            return await self._within_wake_timeout(waiting, message)
+
+        for start in range(0, 300, 100):
+            numbers = range(start, start + 100)
+            found = await asyncio.gather(*[attempt(number) for number in numbers])
+            _require(
+                found == [b"%d" % number for number in numbers],
+                "wait_for_key returns the value of another key",
+            )
+
+    async def ends_a_wait_without_a_value(self) -> None:
+        """A notification of a key without a value ends the wait with None."""
+        key, loop = _new_key(), asyncio.get_running_loop()
+        waiting = asyncio.create_task(self.backend.wait_for_key(key, _TTL))
+        deadline = loop.time() + self.wake_timeout
+        while not waiting.done() and loop.time() < deadline:
+            await self.backend.notify_key(key)
+            await asyncio.wait([waiting], timeout=0.02)
+        if waiting.cancel():
+            raise AssertionError("wait_for_key goes on waiting after a notification without a value")
+        _require(waiting.result() is None, "wait_for_key returns a value although none is stored")
+
+    async def wakes_all_callers(self) -> None:
+        """One notification wakes all callers that wait for its key, and no caller of another key."""
+        backend, key, other = self.backend, _new_key(), _new_key()
+        waiting = [asyncio.create_task(backend.wait_for_key(key, _TTL)) for _ in range(_CALLERS + 20)]
+        elsewhere = asyncio.create_task(backend.wait_for_key(other, _TTL))
+        await asyncio.sleep(0.1)
+        for cancelled in waiting[::11]:
+            cancelled.cancel()
+        await asyncio.sleep(0)
+        await backend.store(key, b"1", _TTL)
+        await backend.notify_key(key)
+        done, pending = await asyncio.wait(waiting, timeout=2 * self.wake_timeout)
+        _require(not pending, f"a notification leaves {len(pending)} of {_CALLERS} callers waiting")
+        found = [task.result() for task in done if not task.cancelled()]
+        _require(found == [b"1"] * _CALLERS, "a notified caller does not get the stored value")
+        _require(not elsewhere.done(), "a notification ends a wait for another key")
+        await backend.store(other, b"2", _TTL)
+        await backend.notify_key(other)
+        message = "the notification of one key is lost after that of another"
+        _require(
+            await self._within_wake_timeout(elsewhere, message) == b"2",
+            "wait_for_key returns the value of another key",
+        )
+
+    async def respects_the_timeout(self) -> None:
+        """A wait ends after its timeout, with None."""
+        loop = asyncio.get_running_loop()
+        for seconds in (0, 0.3):
+            began = loop.time()
+            found = await self._within_wake_timeout(
+                self.backend.wait_for_key(_new_key(), seconds), f"a wait of {seconds} s takes too long"
+            )
+            took = loop.time() - began
+            _require(found is None, "wait_for_key returns a value although none is stored")
+            _require(took >= 0.9 * seconds, f"a wait of {seconds} s ends after {took:.2f} s")
+            _require(took <= seconds + 2, f"a wait of {seconds} s takes {took:.2f} s")
+
+    async def streams(self) -> None:
+        """A stream returns the size and the bytes of a value in chunks of at most 1 MiB."""
+        backend = self.backend
+        _require(await backend.open_stream(_new_key()) is None, "open_stream of an unknown key is not None")
+        large = os.urandom(3 * PART_BYTES + 7)
+        for chunks in ((), (b"",), (b"abc", b"", b"d"), (large,), (large[:10], large[10:]), (b"x",) * 1000):
+            data = b"".join(chunks)
+            streamed, whole = _new_key(), _new_key()
+            await backend.store_stream(streamed, _stream(*chunks), _TTL)
+            await backend.store(whole, data, _TTL)
+            for key in (streamed, whole):
+                await self._check_stream(key, data)
+
+    async def _check_stream(self, key: str, data: bytes) -> None:
+        opened = await self.backend.open_stream(key)
+        if opened is None:
+            raise AssertionError("open_stream does not find a stored value")
+        async with aclosing(opened[1]) as stream:
+            size, chunks = opened[0], [bytes(chunk) async for chunk in stream]
+        _require(size == len(data), f"open_stream returns the size {size} for {len(data)} stored bytes")
+        _require(b"".join(chunks) == data, "open_stream returns other bytes than were stored")
+        _require(
+            max(map(len, chunks), default=0) <= PART_BYTES, "open_stream returns more than 1 MiB at once"
+        )
+        _require(await self.backend.get(key) == data, "get does not return what store_stream stored")
+
+    async def stores_streams_atomically(self) -> None:
+        """A stream is visible after its last chunk, and not at all if its iterator raises."""
+        for before in (None, b"before"):
+            for fails in (True, False):
+                key = _new_key()
+                if before is not None:
+                    await self.backend.store(key, before, _TTL)
+                await self._store_observed(key, before, fails)
+                after = before if fails else b"12" * PART_BYTES
+                _require(
+                    await self.backend.get(key) == after, "a stream that breaks off changes the stored value"
+                )
+
+    async def _store_observed(self, key: str, before: bytes | None, fails: bool) -> None:
+        async def observed() -> AsyncIterator[bytes]:
+            async for chunk in _stream(b"12" * PART_BYTES, b"", fails=fails):
+                yield chunk
+                _require(
+                    await self.backend.get(key) == before,
+                    "a stream is visible before its last chunk is stored",
+                )
+
+        try:
+            await self.backend.store_stream(key, observed(), _TTL)
+        except _BrokenStreamError:
+            return
+        _require(not fails, "store_stream ignores an error of its iterator")
+
+    async def never_mixes_values(self) -> None:
+        """A reader gets the bytes of the moment when it opened the stream, or an error."""
+        backend, old, new = self.backend, b"o" * (4 * PART_BYTES), b"n" * (4 * PART_BYTES)
+        for replacement in (new, b"n", None):
+            key = _new_key()
+            await backend.store(key, old, _TTL)
+            _, stream = await backend.open_stream(key)
+            async with aclosing(stream):
+                found = [bytes(await anext(stream))]
+                if replacement is None:
+                    await backend.delete(key)
+                else:
+                    await backend.store(key, replacement, _TTL)
+                try:
+                    found += [bytes(chunk) async for chunk in stream]
+                except Exception:  # noqa: S112 - the backend may raise any error
+                    continue
+            _require(b"".join(found) == old, "a stream returns other or fewer bytes after its key is written")
 
 
 def _is_late(began: float) -> bool:
     return asyncio.get_running_loop().time() - began > 0.9
 
 
-async def _streamed_expires(backend: Any) -> None:
-    key, kept = _key(), _key()
-    for large in (b"1", b"1" * PART_BYTES, b"1"):
-        await backend.store_stream(kept, _chunks(large, large), _LONG)
-    await backend.store_stream(key, _chunks(b"1"), _LONG)
-    began = asyncio.get_running_loop().time()
-    await backend.store_stream(key, _chunks(b"1", b"2"), 1)
-    early = await backend.get(key)
-    _hold(early == b"12" or _is_late(began), "what was asked for a second is gone before")
-    await asyncio.sleep(_PAST_A_TTL)
-    _hold(await backend.get(key) is None, "store_stream ignores `ttl`")
-    _hold(await backend.open_stream(key) is None, "open_stream gives what has expired")
-    _hold(await backend.get(kept) == b"11", f"what was streamed for {_LONG} s is gone after a second")
-
-
-_CHECKS = (
-    _keeps,
-    _forgets,
-    _excludes,
-    _returns_at_once,
-    _misses_nothing,
-    _tells_of_nothing,
-    _wakes_all,
-    _gives_up,
-    _expires,
+_CHECKS: tuple[_Check, ...] = (
+    _Checker.returns_what_was_stored,
+    _Checker.deletes_one_key,
+    _Checker.locks_exclude,
+    _Checker.returns_at_once,
+    _Checker.misses_no_notification,
+    _Checker.ends_a_wait_without_a_value,
+    _Checker.wakes_all_callers,
+    _Checker.respects_the_timeout,
+    _Checker.expires,
 )
-_STREAMING = (_streams, _shows_the_whole, _mixes_nothing)
+_STREAM_CHECKS: tuple[_Check, ...] = (
+    _Checker.streams,
+    _Checker.stores_streams_atomically,
+    _Checker.never_mixes_values,
+)

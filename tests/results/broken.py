@@ -1,5 +1,5 @@
-"""Result backends that each break one promise, and what is said of them."""
-# ruff: noqa: D102 - each does what its class is called
+"""Result backends that each break one requirement, and the error message that names it."""
+# ruff: noqa: D102 - the name of the class says what each method does wrong
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -23,18 +23,18 @@ class StreamTtlIgnored(MemoryResults):
         await super().store_stream(key, chunks, 1000)
 
 
-class OldKept(MemoryResults):
+class KeepsOldValue(MemoryResults):
     async def store(self, key: str, data: bytes, ttl: int) -> None:
         if await self.get(key) is None:
             await super().store(key, data, ttl)
 
 
-class Text(MemoryResults):
+class TextMode(MemoryResults):
     async def store(self, key: str, data: bytes, ttl: int) -> None:
         await super().store(key, data.replace(b"\r\n", b"\n"), ttl)
 
 
-class KeysCut(MemoryResults):
+class TruncatesKeys(MemoryResults):
     async def store(self, key: str, data: bytes, ttl: int) -> None:
         await super().store(key[:60], data, ttl)
 
@@ -47,7 +47,7 @@ class EmptyIsNone(MemoryResults):
         return await super().get(key) or None
 
 
-class Mutable(MemoryResults):
+class ReturnsMutableBytes(MemoryResults):
     async def get(self, key: str) -> bytes | None:
         found = await super().get(key)
         return None if found is None else bytearray(found)
@@ -63,14 +63,17 @@ class DeleteRaises(MemoryResults):
         await super().delete(key)
 
 
-class LockForTwo(MemoryResults):
+class LocksForTwoCallers(MemoryResults):
     async def acquire_inflight(self, key: str, ttl: int) -> bool:
-        is_free = self._locks.get(key) is None
+        if not await super().acquire_inflight(key, ttl):
+            return False
+        await super().release_inflight(key)
         await asyncio.sleep(0)
-        return is_free and (await super().acquire_inflight(key, ttl) or True)
+        await super().acquire_inflight(key, ttl)
+        return True
 
 
-class LockForEver(MemoryResults):
+class LockNeverExpires(MemoryResults):
     async def acquire_inflight(self, key: str, ttl: int) -> bool:
         return await super().acquire_inflight(key, 1000)
 
@@ -80,7 +83,7 @@ class LockTooShort(MemoryResults):
         return await super().acquire_inflight(key, 1)
 
 
-class OneLockForAll(MemoryResults):
+class OneLockForAllKeys(MemoryResults):
     async def acquire_inflight(self, key: str, ttl: int) -> bool:
         return await super().acquire_inflight("", ttl)
 
@@ -92,52 +95,60 @@ class LockNotReleased(MemoryResults):
     async def release_inflight(self, key: str) -> None: ...
 
 
-class LooksBeforeListening(MemoryResults):
+class ReadsBeforeSubscribing(MemoryResults):
     async def wait_for_key(self, key: str, timeout: float) -> bytes | None:
         if (found := await self.get(key)) is not None:
             return found
         await asyncio.sleep(0)
-        with self._bells._listening(key) as bell:
-            await bell.sleep_until(asyncio.get_running_loop().time() + timeout)
+        with self.notifier.subscribe(key) as subscription:
+            await subscription.wait(asyncio.get_running_loop().time() + timeout)
         return await self.get(key)
 
 
-class LooksNotFirst(MemoryResults):
+class WaitsBeforeReading(MemoryResults):
     async def wait_for_key(self, key: str, timeout: float) -> bytes | None:
-        with self._bells._listening(key) as bell:
-            await bell.sleep_until(asyncio.get_running_loop().time() + timeout)
+        with self.notifier.subscribe(key) as subscription:
+            await subscription.wait(asyncio.get_running_loop().time() + timeout)
         return await self.get(key)
 
 
-class NoticeForOne(MemoryResults):
+class NotifiesOneCaller(MemoryResults):
     async def notify_key(self, key: str) -> None:
-        for bell in list(self._bells._bells.get(key, ()))[:1]:
-            bell.move(is_notice=True)
+        for subscription in self.notifier.subscriptions(key)[:1]:
+            subscription.signal(is_notification=True)
 
 
-class NoticeForAllKeys(MemoryResults):
+class NotifiesAllKeys(MemoryResults):
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self.keys: set[str] = set()
+
+    async def wait_for_key(self, key: str, timeout: float) -> bytes | None:
+        self.keys.add(key)
+        return await super().wait_for_key(key, timeout)
+
     async def notify_key(self, key: str) -> None:
-        for other in list(self._bells._bells):
-            self._bells.ring(other)
+        for other in self.keys:
+            await super().notify_key(other)
 
 
-class NoticeOfNothingUnheard(MemoryResults):
+class IgnoresNotificationsWithoutValue(MemoryResults):
     async def notify_key(self, key: str) -> None:
         if await self.get(key) is not None:
             await super().notify_key(key)
 
 
-class WaitTooLong(MemoryResults):
+class WaitsTooLong(MemoryResults):
     async def wait_for_key(self, key: str, timeout: float) -> bytes | None:
         return await super().wait_for_key(key, timeout + 3)
 
 
-class WaitNot(MemoryResults):
+class WaitsTooShort(MemoryResults):
     async def wait_for_key(self, key: str, timeout: float) -> bytes | None:
         return await super().wait_for_key(key, min(timeout, 0.01))
 
 
-class StreamInOnePiece(MemoryResults):
+class StreamInOneChunk(MemoryResults):
     async def open_stream(self, key: str) -> tuple[int, AsyncIterator[bytes]] | None:
         data = await self.get(key)
 
@@ -147,14 +158,14 @@ class StreamInOnePiece(MemoryResults):
         return None if data is None else (len(data), all_of_it())
 
 
-class StreamShowsParts(MemoryResults):
+class StreamVisibleTooEarly(MemoryResults):
     async def store_stream(self, key: str, chunks: AsyncIterator[bytes], ttl: int) -> None:
         await self.store(key, b"", ttl)
         async for chunk in chunks:
             await self.store(key, (await self.get(key) or b"") + chunk, ttl)
 
 
-class StreamBrokenOffKept(MemoryResults):
+class StoresBrokenStream(MemoryResults):
     async def store_stream(self, key: str, chunks: AsyncIterator[bytes], ttl: int) -> None:
         found = []
         try:
@@ -164,7 +175,7 @@ class StreamBrokenOffKept(MemoryResults):
             await self.store(key, b"".join(found), ttl)
 
 
-class StreamMixes(MemoryResults):
+class StreamMixesValues(MemoryResults):
     is_short = False
 
     async def open_stream(self, key: str) -> tuple[int, AsyncIterator[bytes]] | None:
@@ -179,7 +190,7 @@ class StreamMixes(MemoryResults):
         return None if data is None else (len(data), as_it_is())
 
 
-class StreamEndsEarly(StreamMixes):
+class StreamEndsEarly(StreamMixesValues):
     is_short = True
 
 
@@ -193,29 +204,29 @@ BROKEN: dict[Callable[[int], Any], str] = {
     TtlIgnored: "`ttl` is ignored",
     TtlTooShort: "is gone after a second",
     StreamTtlIgnored: "store_stream ignores `ttl`",
-    OldKept: "bytes stored last",
-    Text: "bytes stored last",
-    KeysCut: "taken for one another",
+    KeepsOldValue: "bytes stored last",
+    TextMode: "bytes stored last",
+    TruncatesKeys: "taken for one another",
     EmptyIsNone: "0 bytes stored last",
-    Mutable: "get does not return what was stored",
-    DeleteDoesNothing: "what was deleted",
+    ReturnsMutableBytes: "get does not return what was stored",
+    DeleteDoesNothing: "returns a deleted value",
     DeleteRaises: "nothing there",
-    LockForTwo: "callers got one lock",
-    LockForEver: "0 of 200 callers got a lock that had expired",
+    LocksForTwoCallers: "callers got one lock",
+    LockNeverExpires: "0 of 200 callers got an expired lock",
     LockTooShort: "is free after a second",
-    OneLockForAll: "a lock on one key locks another",
+    OneLockForAllKeys: "a lock on one key locks another",
     LockNotReleased: "0 of 200 callers got one lock|locks another",
-    LooksBeforeListening: "misses what is stored",
-    LooksNotFirst: "waits for what is there already",
-    NoticeForOne: "leaves .* waiting",
-    NoticeForAllKeys: "something else|ends a wait for another key",
-    NoticeOfNothingUnheard: "goes on waiting after a notice",
-    WaitTooLong: "a wait of 0 s takes",
-    WaitNot: "do not get|returns something else|is over after",
-    StreamInOnePiece: "more than 1 MiB at once",
-    StreamShowsParts: "seen before its last chunk",
-    StreamBrokenOffKept: "breaks off changes",
-    StreamMixes: "once the key is written again",
-    StreamEndsEarly: "once the key is written again",
-    StreamSizeWrong: "open_stream says",
+    ReadsBeforeSubscribing: "misses a value that is stored",
+    WaitsBeforeReading: "waits although the value is stored",
+    NotifiesOneCaller: "leaves .* waiting",
+    NotifiesAllKeys: "value of another key|ends a wait for another key",
+    IgnoresNotificationsWithoutValue: "goes on waiting after a notification",
+    WaitsTooLong: "a wait of 0 s takes",
+    WaitsTooShort: "does not get the stored value|value of another key|ends after",
+    StreamInOneChunk: "more than 1 MiB at once",
+    StreamVisibleTooEarly: "visible before its last chunk",
+    StoresBrokenStream: "breaks off changes",
+    StreamMixesValues: "after its key is written",
+    StreamEndsEarly: "after its key is written",
+    StreamSizeWrong: "open_stream returns the size",
 }

@@ -19,15 +19,16 @@ from store.fixtures import (  # noqa: F401 - likewise
 from zndraw_joblib.server.providers.results.redis_results import RedisResults
 
 OpenRedis = Callable[[], RedisResults]
+PREFIX = "test-of-results"
 
 
 @pytest.fixture
 async def open_redis(request: pytest.FixtureRequest) -> AsyncIterator[OpenRedis]:
-    """Return a function that opens a backend in Valkey, as each server process has one."""
+    """Return a function that opens a Redis backend, as each server process does."""
     opened: list[RedisResults] = []
 
     def open_it() -> RedisResults:
-        opened.append(RedisResults(request.getfixturevalue("valkey"), f"test-{id(request)}"))
+        opened.append(RedisResults(request.getfixturevalue("valkey"), PREFIX))
         return opened[-1]
 
     yield open_it

@@ -1,10 +1,9 @@
-"""Results in the database: whole or not at all, across processes, in bounded statements."""
+"""The database backend stores values as a whole, for several processes, in statements of bounded size."""
 
 import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from functools import partial
 
 import pytest
 from store.fixtures import OpenDatabase, OpenReplica
@@ -12,7 +11,6 @@ from store.replica import HandClock, Replica
 from waiting import until
 
 from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.providers.results import database_results as module
 from zndraw_joblib.server.providers.results.database_results import DatabaseResults
 from zndraw_joblib.server.store import results as store
 from zndraw_joblib.server.store.tables import Result, ResultPart
@@ -37,10 +35,8 @@ async def prune(replica: Replica, limit: int = 100) -> int:
     return await replica.runtime.write(store.prune, limit=limit)
 
 
-async def test_what_is_replaced_or_deleted_leaves_nothing_behind(
-    results: DatabaseResults, replica: Replica
-) -> None:
-    """No part of it, and no part has more than 1 MiB."""
+async def test_replaced_and_deleted_values_leave_no_rows(results: DatabaseResults, replica: Replica) -> None:
+    """No part of an old value stays, and no part has more than 1 MiB."""
     for size in (3 * MIB, 5, 2 * MIB, 0):
         await results.store("a", b"x" * size, 60)
         assert await counts(replica) == (1, max(1, size // MIB))
@@ -52,10 +48,10 @@ async def test_what_is_replaced_or_deleted_leaves_nothing_behind(
     assert await counts(replica) == (0, 0)
 
 
-async def test_who_writes_the_same_key_at_the_same_time_leaves_one(
+async def test_concurrent_stores_of_one_key_leave_one_value(
     results: DatabaseResults, open_replica: OpenReplica, replica: Replica
 ) -> None:
-    """Whole, and without remains, from two processes; small and large."""
+    """The value is complete and no other parts stay, with two processes, small and large values."""
     other = DatabaseResults(open_replica().runtime)
     values = [bytes([number]) * (MIB * (number % 3) + 1) for number in range(24)]
     for _ in range(3):
@@ -66,8 +62,8 @@ async def test_who_writes_the_same_key_at_the_same_time_leaves_one(
         assert await counts(replica) == (1, -(-len(kept or b"") // MIB))
 
 
-async def test_a_stream_that_breaks_off_leaves_nothing(results: DatabaseResults, replica: Replica) -> None:
-    """Be it an error, or a caller that is cancelled."""
+async def test_a_stream_that_breaks_off_leaves_no_rows(results: DatabaseResults, replica: Replica) -> None:
+    """The iterator raises, or the caller is cancelled."""
     reached = asyncio.Event()
 
     async def chunks(*, fails: bool) -> AsyncIterator[bytes]:
@@ -89,16 +85,15 @@ async def test_a_stream_that_breaks_off_leaves_nothing(results: DatabaseResults,
     assert await counts(replica) == (0, 0)
 
 
-async def test_what_has_expired_is_pruned_in_batches(timed: Replica, clock: HandClock) -> None:
-    """The oldest first, never what is still kept; values, locks and drafts that were left."""
+async def test_expired_rows_are_pruned_in_batches(timed: Replica, clock: HandClock) -> None:
+    """Pruning removes the oldest values, locks and abandoned drafts, and nothing that has not expired."""
     results = DatabaseResults(timed.runtime)
     for number in range(10):
         await results.store(f"small{number}", b"x", 60 + number)
     await results.store("large", b"x" * (5 * MIB), 50)
     await results.store("kept", b"x", 1000)
     await results.acquire_inflight("lock", 60)
-    draft = partial(store.begin_draft, n=7, ttl=60)
-    await timed.runtime.write(draft)
+    await timed.runtime.write(store.begin_draft, n=7, ttl=60)
     await timed.runtime.write(store.add_part, n=7, number=0, data=b"x", ttl=60)
     assert await prune(timed) == 0
     clock.advance(70)
@@ -110,13 +105,13 @@ async def test_what_has_expired_is_pruned_in_batches(timed: Replica, clock: Hand
     assert len(await timed.rows(parts)) == 1
 
 
-async def test_a_draft_that_was_pruned_is_not_stored_short(timed: Replica, clock: HandClock) -> None:
-    """Who pauses for too long is told."""
-    results = DatabaseResults(timed.runtime)
+async def test_a_pruned_draft_is_not_stored(timed: Replica, clock: HandClock) -> None:
+    """A stream that pauses too long gets a 503, and its key keeps no shortened value."""
+    results = DatabaseResults(timed.runtime, draft_seconds=30)
 
     async def chunks() -> AsyncIterator[bytes]:
         yield b"x" * MIB
-        clock.advance(module._DRAFT_SECONDS + 1)
+        clock.advance(31)
         assert await prune(timed) == 1
         yield b"x" * MIB
 
@@ -126,10 +121,10 @@ async def test_a_draft_that_was_pruned_is_not_stored_short(timed: Replica, clock
     assert await counts(timed) == (0, 0)
 
 
-async def test_who_reads_while_others_write_gets_one_value(
+async def test_a_read_during_writes_returns_one_value(
     results: DatabaseResults, open_replica: OpenReplica
 ) -> None:
-    """`get` always, a stream or else it raises."""
+    """`get` always returns one value; a stream does too, or raises."""
     other = DatabaseResults(open_replica().runtime)
     values = [bytes([number]) * (MIB * size) for number, size in enumerate((3, 2, 1, 4))]
     await results.store("a", values[0], 60)
@@ -154,25 +149,37 @@ async def test_who_reads_while_others_write_gets_one_value(
     await writing
 
 
-async def test_who_waits_holds_no_connection(results: DatabaseResults, replica: Replica) -> None:
-    """More wait than there are connections, and all go on."""
+class CountingResults(DatabaseResults):
+    """A database backend that counts the reads that have ended."""
+
+    reads = 0
+
+    async def get(self, key: str) -> bytes | None:
+        """Return the bytes of a key, and count the read."""
+        found = await super().get(key)
+        self.reads += 1
+        return found
+
+
+async def test_waiting_callers_hold_no_connection(replica: Replica) -> None:
+    """More callers wait than there are connections, and a store still succeeds."""
+    results = CountingResults(replica.runtime, recheck_seconds=3600)
     waiting = [asyncio.create_task(results.wait_for_key("a", 20)) for _ in range(200)]
-    waiters = replica.runtime.waiters._queues
-    await until(lambda: [s._future is not None for s in waiters.get("result:a", ())] == [True] * 200)
+    await until(lambda: results.reads == 200)
     data = os.urandom(2 * MIB)
     await asyncio.wait_for(results.store("a", data, 60), 5)
     await results.notify_key("a")
     found = await asyncio.wait_for(asyncio.gather(*waiting), 10)
     assert set(found) == {data}
-    # How many share a read is a matter of who wakes when; most do.
+    # The moment of each wake-up decides how many callers share a read.
     assert len({id(one) for one in found}) < 100
     assert len(replica.runtime.waiters) == 0
 
 
-async def test_the_slow_look_finds_what_no_notice_told_of(
+async def test_a_recheck_finds_a_value_without_a_notification(
     results: DatabaseResults, open_replica: OpenReplica, replica: Replica
 ) -> None:
-    """There is no line between processes on SQLite alone."""
+    """Processes that share SQLite without Redis have no notifications."""
     other = DatabaseResults(open_replica().runtime)
     waiting = asyncio.create_task(results.wait_for_key("a", 20))
     await until(lambda: len(replica.runtime.waiters) == 1)
@@ -180,8 +187,8 @@ async def test_the_slow_look_finds_what_no_notice_told_of(
     assert await asyncio.wait_for(waiting, 2) == b"1"
 
 
-async def test_who_waits_leaves_when_the_server_stops(results: DatabaseResults, replica: Replica) -> None:
-    """At once, with nothing."""
+async def test_a_wait_ends_when_the_server_stops(results: DatabaseResults, replica: Replica) -> None:
+    """The caller gets None at once."""
     waiting = asyncio.create_task(results.wait_for_key("a", 20))
     await until(lambda: len(replica.runtime.waiters) == 1)
     replica.runtime.waiters.close()
@@ -189,24 +196,22 @@ async def test_who_waits_leaves_when_the_server_stops(results: DatabaseResults, 
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"], indirect=True)
-async def test_a_notice_crosses_processes(
-    open_replica: OpenReplica, open_one: OpenDatabase, monkeypatch: pytest.MonkeyPatch
+async def test_a_notification_reaches_other_processes(
+    open_replica: OpenReplica, open_one: OpenDatabase
 ) -> None:
-    """By the line between replicas: the slow look is taken away, it would mend what is lost."""
-    monkeypatch.setattr(module, "_RECHECK_FIRST", 3600.0)
-    monkeypatch.setattr(module, "_RECHECK_MAX", 3600.0)
-    line = await open_one(None).pubsub_connection()
-    assert line is not None
+    """The notification comes by pub/sub: no recheck is due before the test ends."""
+    open_connection = await open_one(None).pubsub_connection()
+    assert open_connection is not None
     runtimes = [open_replica().runtime for _ in range(2)]
-    relaying = [asyncio.create_task(runtime.pubsub.run(line)) for runtime in runtimes]
+    running = [asyncio.create_task(runtime.pubsub.run(open_connection)) for runtime in runtimes]
     await until(lambda: all(runtime.pubsub.has_peers for runtime in runtimes))
-    here, there = map(DatabaseResults, runtimes)
+    here, there = [DatabaseResults(runtime, recheck_seconds=3600) for runtime in runtimes]
     for number in range(10):
         waiting = [asyncio.create_task(there.wait_for_key(f"x{number}", 20)) for _ in range(3)]
         await asyncio.sleep(0.002 * (number % 5))
         await here.store(f"x{number}", b"1", 60)
         await here.notify_key(f"x{number}")
         assert await asyncio.wait_for(asyncio.gather(*waiting), 5) == [b"1"] * 3
-    for pubsub in relaying:
-        pubsub.cancel()
-    await asyncio.wait(relaying)
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)

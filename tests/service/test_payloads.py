@@ -10,7 +10,7 @@ import pytest
 from pydantic_core import to_json
 from store.fixtures import every_kind
 from store.replica import Replica
-from wire import until
+from waiting import until
 
 from zndraw_joblib.contract.problems import InvalidPayload, ServiceUnavailable
 from zndraw_joblib.server.payload_validator import PayloadValidator

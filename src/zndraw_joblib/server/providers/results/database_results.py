@@ -12,7 +12,7 @@ from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.store import results
 
 _SHORT_BYTES = 64 * 1024
-_RECHECK_GROWTH, _RECHECK_MAX = 1.5, 5.0
+_RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
 # SQLite without Redis has no notifications between processes.
 _RECHECK_WITHOUT_PUBSUB = 0.1
 
@@ -22,11 +22,13 @@ class DatabaseResults:
 
     Each part of at most 1 MiB is written in a transaction of its own; readers see a value after its last
     part. A caller that waits holds no connection, and reads again now and then, because a notification from
-    another replica may be lost: first after `recheck_seconds`, then less often. `store.results.prune` removes
+    another replica may be lost: after `recheck_seconds`, later less often. `store.results.prune` removes
     expired values. A stream that is being stored may pause for `draft_seconds` between two parts.
     """
 
-    def __init__(self, runtime: Runtime, *, draft_seconds: int = 60, recheck_seconds: float = 1.0) -> None:
+    def __init__(
+        self, runtime: Runtime, *, draft_seconds: int = 60, recheck_seconds: float | None = None
+    ) -> None:
         self._runtime = runtime
         self._draft_seconds = draft_seconds
         self._recheck_seconds = recheck_seconds
@@ -67,7 +69,9 @@ class DatabaseResults:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        delay = self._recheck_seconds if self._runtime.pubsub.is_open else _RECHECK_WITHOUT_PUBSUB
+        delay = self._recheck_seconds or (
+            _RECHECK_FIRST if self._runtime.pubsub.is_open else _RECHECK_WITHOUT_PUBSUB
+        )
         with self._runtime.waiters.enter([_waiter_key(key)]) as waiter:
             value, is_notified = await self.get(key), False
             while value is None and not is_notified and not self._runtime.waiters.is_closed:

@@ -1,4 +1,4 @@
-"""Which result backend a server has, by its settings."""
+"""The settings select the result backend of a server."""
 
 import pytest
 from store.fixtures import OpenReplica, every_kind
@@ -14,13 +14,13 @@ REDIS = "redis://127.0.0.1:9"
 
 
 @every_kind
-async def test_what_fits_is_chosen(kind: str, open_replica: OpenReplica) -> None:
-    """Redis where it is set, the database where others may share it, else memory; once it was looked at."""
+async def test_auto_selects_a_backend_that_fits(kind: str, open_replica: OpenReplica) -> None:
+    """Redis if it is set, the database if several processes may share it, else memory."""
     runtime = open_replica().runtime
     await schema.prepare(runtime.database)
-    alone = MemoryResults if kind.startswith("sqlite") else DatabaseResults
-    assert isinstance(select_result_backend(JobLibSettings(), runtime), alone)
-    assert isinstance(select_result_backend(ServerSettings(), runtime), alone)
+    unshared = MemoryResults if kind.startswith("sqlite") else DatabaseResults
+    assert isinstance(select_result_backend(JobLibSettings(), runtime), unshared)
+    assert isinstance(select_result_backend(ServerSettings(), runtime), unshared)
     assert isinstance(select_result_backend(ServerSettings(workers=2), runtime), DatabaseResults)
     assert isinstance(
         select_result_backend(ServerSettings(workers=2, redis_url=REDIS), runtime), RedisResults
@@ -28,8 +28,8 @@ async def test_what_fits_is_chosen(kind: str, open_replica: OpenReplica) -> None
 
 
 @pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
-async def test_what_is_asked_for_is_taken(open_replica: OpenReplica) -> None:
-    """Whatever would fit."""
+async def test_an_explicit_choice_wins(open_replica: OpenReplica) -> None:
+    """The setting `result_backend` decides, whatever `auto` would select."""
     runtime = open_replica().runtime
     chosen = {"memory": MemoryResults, "database": DatabaseResults, "redis": RedisResults}
     for name, backend in chosen.items():
@@ -37,7 +37,7 @@ async def test_what_is_asked_for_is_taken(open_replica: OpenReplica) -> None:
         assert isinstance(select_result_backend(settings, runtime), backend)
 
 
-def test_redis_without_an_address_says_what_to_set() -> None:
-    """At the start, not at the first read."""
+def test_redis_without_a_url_names_the_missing_setting() -> None:
+    """The error comes at the start, not at the first provider request."""
     with pytest.raises(ValueError, match="set ZNDRAW_JOBLIB_REDIS_URL"):
         JobLibSettings(result_backend="redis")

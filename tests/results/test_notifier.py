@@ -1,0 +1,74 @@
+"""Callers that wait for a key miss no value, also when several of them share one read."""
+
+import asyncio
+
+from waiting import until
+
+from zndraw_joblib.contract.problems import ServiceUnavailable
+from zndraw_joblib.server.ports import PART_BYTES
+from zndraw_joblib.server.providers.parts import rechunk
+from zndraw_joblib.server.providers.results.notifier import Notifier, SingleFlight
+
+
+async def test_a_caller_that_joins_a_read_late_reads_again_if_it_found_nothing() -> None:
+    """The shared read may have begun before the value was stored."""
+    stored: bytes | None = None
+    reads, began, proceed = 0, asyncio.Event(), asyncio.Event()
+
+    async def read(_: str) -> bytes | None:
+        nonlocal reads
+        reads += 1
+        found = stored
+        began.set()
+        await proceed.wait()
+        return found
+
+    single_flight = SingleFlight(read)
+    early = asyncio.create_task(single_flight("a"))
+    await began.wait()
+    stored = b"1"
+    late = asyncio.create_task(single_flight("a"))
+    await asyncio.sleep(0)
+    proceed.set()
+    assert await asyncio.gather(early, late) == [None, b"1"]
+    assert reads == 2
+    assert await single_flight("a") == b"1"
+    assert reads == 3
+
+
+async def test_a_failed_recheck_does_not_end_a_wait() -> None:
+    """A caller goes on waiting while the store is unavailable, unless a notification announced its value."""
+    answers: list[bytes | Exception | None] = [None]
+    reads = 0
+
+    async def read(_: str) -> bytes | None:
+        nonlocal reads
+        reads += 1
+        if isinstance(answers[0], Exception):
+            raise answers[0]
+        return answers[0]
+
+    notifier = Notifier(read)
+    waiting = asyncio.create_task(notifier.wait("a", 20))
+    await until(lambda: reads == 1)
+    answers[0] = ServiceUnavailable("unreachable")
+    notifier.recheck()
+    await until(lambda: reads == 2)
+    answers[0] = b"1"
+    notifier.recheck()
+    assert await waiting == b"1"
+    assert not notifier.subscriptions("a")
+
+
+async def test_a_stream_is_cut_into_full_parts() -> None:
+    """All parts but the last are full, whatever the size of the chunks."""
+
+    async def chunks(*sizes: int) -> None:
+        for number, size in enumerate(sizes):
+            yield bytes([number]) * size
+
+    for sizes in ((), (0,), (1, 2), (PART_BYTES,), (1, PART_BYTES), (3 * PART_BYTES + 1, 5), (PART_BYTES, 1)):
+        parts = [part async for part in rechunk(chunks(*sizes))]
+        assert b"".join(parts) == b"".join([bytes([n]) * size for n, size in enumerate(sizes)])
+        assert all(len(part) == PART_BYTES for part in parts[:-1])
+        assert all(parts)
