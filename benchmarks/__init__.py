@@ -1,1 +1,1 @@
-"""Measurements: `python -m benchmarks`. Every speed is a ratio to a no-op of the same minute."""
+"""Benchmarks: `python -m benchmarks`. Each rate is also printed as a ratio to a no-op endpoint."""

@@ -1,4 +1,4 @@
-"""Make a backlog quickly, in the database itself."""
+"""Insert a backlog of pending tasks directly into the database."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ from sqlalchemy import Connection, text
 
 from zndraw_joblib.server.store.engine import open_database
 
-_STEP = 50_000
+_ROWS_PER_INSERT = 50_000
 _JOB = "(SELECT id FROM joblib_job WHERE full_name = '@global:modifiers:Work')"
 _COLUMNS = "id, job_id, room_id, status, created_by, payload, created_at, attempt"
 _VALUES = f"{_JOB}, 'bench', 'pending', 'bench', '{{}}', CURRENT_TIMESTAMP, 0"
@@ -20,11 +20,11 @@ _POSTGRESQL = (
 )
 
 
-async def grow(url: str, count: int) -> None:
-    """Add pending tasks to the benchmark's job, as submits would have."""
+async def add_pending_tasks(url: str, count: int) -> None:
+    """Add pending tasks of the benchmark's job, as submits do."""
     database = open_database(url)
-    for done in range(0, count, _STEP):
-        await database.run_sync(partial(_insert, count=min(_STEP, count - done)))
+    for done in range(0, count, _ROWS_PER_INSERT):
+        await database.run_sync(partial(_insert, count=min(_ROWS_PER_INSERT, count - done)))
     await database.close()
 
 

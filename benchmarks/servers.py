@@ -1,4 +1,4 @@
-"""The servers that are measured, each in a process of its own."""
+"""The measured servers, each in its own process."""
 
 import argparse
 import gc
@@ -15,14 +15,14 @@ TOKEN = "token-of-the-benchmark"
 
 
 def allow_many_connections() -> None:
-    """Let this process open as many connections as the machine allows."""
+    """Raise the limit of open files of this process to its maximum."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @contextmanager
 def serving(kind: str, database_url: str = "") -> Iterator[str]:
-    """Run a server and return its URL; `kind` is `noop`, `joblib`, or `silent`: without Socket.IO."""
+    """Run a server and yield its URL; `kind` is `noop`, `joblib`, or `no-events` (without Socket.IO)."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -40,18 +40,18 @@ def serving(kind: str, database_url: str = "") -> Iterator[str]:
 def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     for _ in range(400):
         if process.poll() is not None:
-            sys.exit("the server that was to be measured did not start")
+            sys.exit(f"The server at {url} ended before it was ready")
         try:
-            urllib.request.urlopen(url, timeout=1).close()  # noqa: S310 - our own server
+            urllib.request.urlopen(url, timeout=1).close()  # noqa: S310
         except OSError:
             time.sleep(0.05)
         else:
             return
-    sys.exit("the server that was to be measured does not answer")
+    sys.exit(f"The server at {url} did not become ready")
 
 
 def _run() -> None:
-    import uvicorn  # noqa: PLC0415 - only the server's process needs them
+    import uvicorn  # noqa: PLC0415 - only the server process needs them
     from fastapi import FastAPI  # noqa: PLC0415
 
     from zndraw_joblib.contract.messages import TaskSubmitRequest  # noqa: PLC0415
@@ -66,10 +66,6 @@ def _run() -> None:
     if arguments.kind == "noop":
         app = FastAPI()
 
-        @app.post("/empty")
-        async def empty() -> dict[str, bool]:
-            return {"ok": True}
-
         @app.post("/noop/{room}/{name}", status_code=202)
         async def noop(room: str, name: str, body: TaskSubmitRequest) -> TaskSubmitRequest:
             return body
@@ -82,7 +78,7 @@ def _run() -> None:
             database_url=arguments.database_url, admin_token=TOKEN, long_poll_max_wait_seconds=600
         )
         app = create_app(settings)
-        if arguments.kind == "silent":
+        if arguments.kind == "no-events":
             app.state.joblib.publish = None
     allow_many_connections()
     gc.collect()

@@ -1,1 +1,1 @@
-"""Real processes, real faults, and a proof of what is promised, seen from outside."""
+"""Chaos test: run real processes, inject faults, then check the documented guarantees from the outside."""

@@ -1,4 +1,4 @@
-"""Proves from the evidence of a run what is promised, or lists what was broken. ProviderRequests nothing else."""
+"""Check the record of a run against the documented guarantees."""
 
 import math
 from collections import Counter, defaultdict
@@ -6,332 +6,352 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from chaos.evidence import Evidence, Loss
-from chaos.journal import Call, Effect
+from chaos.records import ExecutionEvent, LostAttempt, RunRecord, WorkerRequest
 from zndraw_joblib.contract.messages import TaskHistory, TaskResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 
-BRAKE_AT_LEAST = 5
+MASS_EXPIRY_MINIMUM = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was broken."""
+    """A guarantee that does not hold for a task."""
 
     rule: str
-    task: str
+    task_id: str
     text: str
 
     def __str__(self) -> str:
-        return f"{self.rule}: task {self.task}: {self.text}"
+        return f"{self.rule}: task {self.task_id}: {self.text}"
 
 
-Found = Iterator[tuple[str, str]]
+Findings = Iterator[tuple[str, str]]
+Interval = tuple[float, float, str]
 
 
-def check(evidence: Evidence) -> list[Violation]:
-    """Return every violation."""
+def check(record: RunRecord) -> list[Violation]:
+    """Return all violations."""
     return [
-        Violation(rule.__name__.replace("_", " "), task, text)
+        Violation(rule.__name__.replace("_", " "), task_id, text)
         for rule in RULES
-        for task, text in rule(evidence)
+        for task_id, text in rule(record)
     ]
 
 
-def nothing_is_lost(evidence: Evidence) -> Found:
-    """Each accepted task is there, and has ended."""
-    for submission in evidence.submissions:
-        if submission.task is not None and submission.task not in evidence.by_id:
-            yield submission.task, f"submit {submission.number} was accepted, and the task is gone"
-    for task in evidence.tasks:
+def no_task_is_lost(record: RunRecord) -> Findings:
+    """Each accepted task exists and has ended."""
+    for submission in record.submissions:
+        if submission.task_id is not None and submission.task_id not in record.tasks_by_id:
+            yield submission.task_id, f"submission {submission.number} was accepted, the task does not exist"
+    for task in record.tasks:
         if task.status not in TERMINAL:
             yield str(task.id), f"is still {task.status}, attempt {task.attempt}, worker {task.worker_id}"
 
 
-def nothing_is_doubled(evidence: Evidence) -> Found:
-    """Each submit made one task at most, and each task comes from a submit."""
-    listed = Counter(str(task.id) for task in evidence.tasks)
-    made: dict[int, list[str]] = defaultdict(list)
-    for task in evidence.by_id.values():
-        made[task.payload["number"]].append(str(task.id))
-    known = {submission.number: submission for submission in evidence.submissions}
+def no_task_is_duplicated(record: RunRecord) -> Findings:
+    """Each submission created at most one task, and each task belongs to a submission."""
+    listed = Counter(str(task.id) for task in record.tasks)
+    created: dict[int, list[str]] = defaultdict(list)
+    for task in record.tasks_by_id.values():
+        created[task.payload["number"]].append(str(task.id))
+    known = {submission.number: submission for submission in record.submissions}
     for task_id, times in listed.items():
         if times > 1:
             yield task_id, f"is listed {times} times"
-    for number, ids in made.items():
+    for number, ids in created.items():
         if len(ids) > 1:
-            yield ids[0], f"submit {number} made {len(ids)} tasks: {', '.join(ids)}"
-        if number not in known or known[number].task not in {None, *ids}:
-            yield ids[0], f"nobody has submitted it (number {number})"
+            yield ids[0], f"submission {number} created {len(ids)} tasks: {', '.join(ids)}"
+        if number not in known or known[number].task_id not in {None, *ids}:
+            yield ids[0], f"belongs to no submission (number {number})"
 
 
-def each_ends_once(evidence: Evidence) -> Found:
-    """A history has one end, which is its last step; attempts grow with every claim."""
-    for task_id, history in evidence.histories.items():
+def each_task_ends_once(record: RunRecord) -> Findings:
+    """Only the last step of a history is terminal, and each claim has a higher attempt number."""
+    for task_id, history in record.histories.items():
         steps = history.transitions
-        ends = [place for place, step in enumerate(steps) if step.status in TERMINAL]
+        ends = [index for index, step in enumerate(steps) if step.status in TERMINAL]
+        task = record.tasks_by_id.get(task_id)
         if ends != [len(steps) - 1]:
-            yield task_id, f"its history does not end once: {_told(history)}"
-        elif task_id in evidence.by_id and (steps[-1].status, steps[-1].attempt) != _state(
-            evidence.by_id[task_id]
-        ):
-            yield task_id, f"its history does not end as it stands: {_told(history)}"
+            yield task_id, f"its history does not end exactly once: {_format_history(history)}"
+        elif task is not None and (steps[-1].status, steps[-1].attempt) != (task.status, task.attempt):
+            yield task_id, f"is {_format_state(task)}, its history ends with {_format_history(history)}"
         claims = [step.attempt for step in steps if step.status == TaskStatus.CLAIMED]
         if any(later <= earlier for earlier, later in pairwise(claims)):
-            yield task_id, f"its attempts do not grow: {_told(history)}"
+            yield task_id, f"its attempt numbers do not increase: {_format_history(history)}"
 
 
-def an_attempt_has_one_holder(evidence: Evidence) -> Found:
-    """Nobody else is given, or begins, the same attempt of a task; nor does anybody begin it twice."""
-    holders: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for call in evidence.calls:
-        if call.kind == "claim" and call.task and call.attempt and call.worker:
-            holders[call.task, call.attempt].add(call.worker)
-    begun = Counter((it.task, it.attempt) for it in evidence.effects if it.event == "started")
-    for (task, attempt), workers in holders.items():
-        if len(workers) > 1:
-            yield task, f"attempt {attempt} was given to workers {', '.join(sorted(workers))}"
-    for (task, attempt), times in begun.items():
+def each_attempt_has_one_worker(record: RunRecord) -> Findings:
+    """Only one worker claims an attempt of a task, and starts it only once."""
+    workers: dict[tuple[str, int], set[str]] = defaultdict(set)
+    for request in record.requests:
+        if request.kind == "claim" and request.task_id and request.attempt and request.worker_id:
+            workers[request.task_id, request.attempt].add(request.worker_id)
+    started = Counter((it.task_id, it.attempt) for it in record.executions if it.event == "started")
+    for (task_id, attempt), ids in workers.items():
+        if len(ids) > 1:
+            yield task_id, f"attempt {attempt} was claimed by workers {', '.join(sorted(ids))}"
+    for (task_id, attempt), times in started.items():
         if times > 1:
-            yield task, f"attempt {attempt} was begun {times} times"
+            yield task_id, f"attempt {attempt} was started {times} times"
 
 
-def one_end_is_accepted(evidence: Evidence) -> Found:
-    """At most one attempt's report ended a task; the task stands as it said, with the result it sent."""
+def one_final_report_is_accepted(record: RunRecord) -> Findings:
+    """At most one attempt's report ended a task, and the task has the status of that report."""
     accepted: dict[str, set[tuple[str | None, int | None, str | None]]] = defaultdict(set)
-    for call in evidence.ends:
-        accepted[call.task or ""].add((call.became, call.attempt, call.worker))
+    for report in record.final_reports:
+        accepted[report.task_id or ""].add((report.resulting_status, report.attempt, report.worker_id))
     for task_id, ends in accepted.items():
-        task = evidence.by_id.get(task_id)
+        task = record.tasks_by_id.get(task_id)
         if len(ends) > 1:
             yield task_id, f"{len(ends)} reports ended it: {sorted(map(str, ends))}"
         elif task is not None and {(task.status, task.attempt, str(task.worker_id))} != ends:
-            yield task_id, f"was ended by {ends}, and is {_state(task)} of worker {task.worker_id}"
+            yield task_id, f"{ends} ended it, but it is {_format_state(task)} of worker {task.worker_id}"
 
 
-def a_result_is_of_its_attempt(evidence: Evidence) -> Found:
-    """What is completed was worked on to its end, and reported, by the attempt whose result it has."""
-    done = {(it.task, it.attempt, it.pid) for it in evidence.effects if it.event == "finished"}
-    told = {(call.task, call.attempt, call.pid) for call in evidence.calls if call.asked == "completed"}
-    for task_id, task in evidence.by_id.items():
+def results_belong_to_their_attempt(record: RunRecord) -> Findings:
+    """The attempt of a completed task was executed and reported, and the task has its result."""
+    finished = {(it.task_id, it.attempt, it.pid) for it in record.executions if it.event == "finished"}
+    reported = {
+        (it.task_id, it.attempt, it.pid) for it in record.requests if it.status == TaskStatus.COMPLETED
+    }
+    for task_id, task in record.tasks_by_id.items():
         if task.status != TaskStatus.COMPLETED:
             continue
         result = task.result if isinstance(task.result, dict) else {}
-        mark = (task_id, task.attempt, result.get("pid"))
-        if (result.get("task"), result.get("attempt")) != mark[:2]:
+        pid = result.get("pid")
+        if (result.get("task_id"), result.get("attempt")) != (task_id, task.attempt):
             yield task_id, f"attempt {task.attempt} completed it, with the result {task.result}"
-        elif mark not in done or mark not in told:
-            yield (
-                task_id,
-                f"is completed, and process {mark[2]} has not finished and reported attempt {mark[1]}",
-            )
+        elif (task_id, task.attempt, pid) not in finished & reported:
+            yield task_id, f"is completed, but process {pid} did not finish and report attempt {task.attempt}"
 
 
-def the_fence_holds(evidence: Evidence) -> Found:
-    """No report is accepted that was first sent after a newer attempt had been given out or begun."""
+def stale_reports_are_rejected(record: RunRecord) -> Findings:
+    """No report is accepted that was first sent after a newer attempt was claimed or started."""
     known: dict[str, list[tuple[float, int]]] = defaultdict(list)
-    for call in evidence.calls:
-        if call.kind == "claim" and call.task and call.attempt and call.answered_at:
-            known[call.task].append((call.answered_at, call.attempt))
-    for effect in evidence.effects:
-        known[effect.task].append((effect.at, effect.attempt))
-    first: dict[tuple[object, ...], float] = {}
-    for call in evidence.calls:
-        sent_at = first.setdefault((call.task, call.attempt, call.worker, call.asked), call.sent_at)
-        if call.kind != "report" or not call.is_accepted:
+    for request in record.requests:
+        if request.kind == "claim" and request.task_id and request.attempt and request.response_at:
+            known[request.task_id].append((request.response_at, request.attempt))
+    for execution in record.executions:
+        known[execution.task_id].append((execution.at, execution.attempt))
+    first_sent: dict[tuple[object, ...], float] = {}
+    for request in record.requests:
+        identity = (request.task_id, request.attempt, request.worker_id, request.status)
+        sent_at = first_sent.setdefault(identity, request.sent_at)
+        if request.kind != "report" or not request.is_accepted:
             continue
-        newer = [attempt for at, attempt in known[call.task or ""] if at < sent_at]
-        if call.attempt is not None and max(newer, default=0) > call.attempt:
-            yield (
-                call.task or "",
-                f"{call.asked!r} of attempt {call.attempt} was accepted; attempt {max(newer)} had begun",
+        newest = max((attempt for at, attempt in known[request.task_id or ""] if at < sent_at), default=0)
+        if request.attempt is not None and newest > request.attempt:
+            text = (
+                f"{request.status!r} of attempt {request.attempt} was accepted after attempt {newest} began"
             )
+            yield request.task_id or "", text
 
 
-def ends_are_as_promised(evidence: Evidence) -> Found:
-    """A task fails only if it says so as often as it may, or if it is not tried again after a loss."""
-    planned = {submission.number: submission for submission in evidence.submissions}
-    for task_id, task in evidence.by_id.items():
-        policy, submission = evidence.policy(task.job_name), planned.get(task.payload["number"])
+def failures_follow_the_retry_policy(record: RunRecord) -> Findings:
+    """A task fails only after all its attempts failed, or after a loss that its policy does not retry."""
+    planned = {submission.number: submission for submission in record.submissions}
+    for task_id, task in record.tasks_by_id.items():
+        policy, submission = record.policy_of(task.job_name), planned.get(task.payload["number"])
         if task.status == TaskStatus.CANCELLED:
-            yield task_id, "was cancelled, and nobody asked for it"
+            yield task_id, "was cancelled without a request"
         if task.status != TaskStatus.FAILED or submission is None:
             continue
-        is_lost = any((loss.task, loss.attempt) == (task_id, task.attempt) for loss in evidence.losses)
+        is_lost = any(
+            (lost.task_id, lost.attempt) == (task_id, task.attempt) for lost in record.lost_attempts
+        )
         may_fail = submission.failures >= policy.max_attempts and not is_lost
         if not may_fail and not (is_lost and policy.max_attempts == 1):
             yield task_id, f"failed in attempt {task.attempt} of job {task.job_name}: {task.error}"
 
 
-def the_living_are_spared(evidence: Evidence) -> Found:
-    """Nobody is lost who reported within the timeout, nor before a server that was away has watched."""
-    timeout = evidence.worker_timeout_seconds
-    signs = _signs(evidence.calls)
-    left = {call.worker: call.sent_at for call in reversed(evidence.calls) if call.kind == "leave"}
-    for loss in evidence.losses:
-        if left.get(loss.worker, math.inf) <= loss.at:
+def live_workers_are_kept(record: RunRecord) -> Findings:
+    """The server removes no worker within the timeout after a heartbeat or after its own return."""
+    timeout = record.worker_timeout_seconds
+    heartbeats = _heartbeats(record.requests)
+    deleted = {it.worker_id: it.sent_at for it in reversed(record.requests) if it.kind == "delete"}
+    for lost in record.lost_attempts:
+        if deleted.get(lost.worker_id, math.inf) <= lost.at:
             continue
-        late = [at for at in signs[loss.worker] if loss.at - timeout < at < loss.at]
-        if late:
+        recent = [at for at in heartbeats[lost.worker_id] if lost.at - timeout < at < lost.at]
+        if recent:
             yield (
-                loss.task,
-                f"was taken from worker {loss.worker}, whose sign of life {loss.at - max(late):.2f} s "
-                f"before was answered",
+                lost.task_id,
+                f"worker {lost.worker_id} was removed {lost.at - max(recent):.2f} s after it sent a "
+                f"heartbeat that the server accepted; the timeout is {timeout:g} s",
             )
-        for fault in evidence.faults:
-            if fault.back_at is not None and fault.back_at <= loss.at < fault.back_at + timeout:
+        for fault in record.faults:
+            if fault.server_back_at is not None and 0 <= lost.at - fault.server_back_at < timeout:
                 yield (
-                    loss.task,
-                    f"was taken from worker {loss.worker} {loss.at - fault.back_at:.2f} s after the "
-                    f"server came back ({fault.kind}); workers have {timeout:g} s",
+                    lost.task_id,
+                    f"worker {lost.worker_id} was removed {lost.at - fault.server_back_at:.2f} s after the "
+                    f"server came back ({fault.kind}); the timeout is {timeout:g} s",
                 )
 
 
-def the_brake_holds(evidence: Evidence) -> Found:
-    """Where most workers are held for lost at once, most were silent a whole interval before already."""
-    timeout, interval = evidence.worker_timeout_seconds, evidence.sweeper_interval_seconds
-    signs = _signs(evidence.calls)
-    sweeps: dict[float, list[Loss]] = defaultdict(list)
-    for loss in evidence.losses:
-        sweeps[loss.at].append(loss)
+def the_mass_expiry_guard_holds(record: RunRecord) -> Findings:
+    """The server removes most workers at once only if most were silent one sweeper interval earlier too."""
+    silence = record.worker_timeout_seconds + record.sweeper_interval_seconds
+    heartbeats = _heartbeats(record.requests)
+    sweeps: dict[float, list[LostAttempt]] = defaultdict(list)
+    for lost in record.lost_attempts:
+        sweeps[lost.at].append(lost)
     for at, losses in sweeps.items():
-        lost = {loss.worker for loss in losses}
-        known = _known(evidence, at)
-        seen = {worker: max([sign for sign in signs[worker] if sign < at], default=0.0) for worker in known}
-        silent = [worker for worker in known if seen[worker] < at - timeout - interval]
-        many = len(lost) >= BRAKE_AT_LEAST and 2 * len(lost) > len(known)
-        if many and not (len(silent) >= BRAKE_AT_LEAST and 2 * len(silent) > len(known)):
+        removed = {lost.worker_id for lost in losses}
+        registered = _registered_workers(record, at)
+        last = {
+            worker: max([beat for beat in heartbeats[worker] if beat < at], default=0.0)
+            for worker in registered
+        }
+        silent = {worker for worker in registered if last[worker] < at - silence}
+        if _is_mass_expiry(removed, registered) and not _is_mass_expiry(silent, registered):
             yield (
-                losses[0].task,
-                f"{len(lost)} of {len(known)} workers were held for lost at once; "
-                f"{len(silent)} were silent one interval before",
+                losses[0].task_id,
+                f"{len(removed)} of {len(registered)} workers were removed at once; "
+                f"{len(silent)} were silent one interval earlier",
             )
 
 
-def caps_hold(evidence: Evidence) -> Found:
-    """No more tasks of a job are worked on, or held, at once than its cap."""
-    for job, policy in evidence.policies.items():
+def _is_mass_expiry(expired: set[str], registered: set[str]) -> bool:
+    return len(expired) >= MASS_EXPIRY_MINIMUM and 2 * len(expired) > len(registered)
+
+
+def concurrency_limits_hold(record: RunRecord) -> Findings:
+    """No more tasks of a job are executed, or claimed, at once than its limit allows."""
+    for job, policy in record.policies.items():
         if policy.max_in_flight is None:
             continue
-        ids = {task_id for task_id, task in evidence.by_id.items() if task.job_name == job}
-        for what, spans in (("worked on", _worked(evidence, ids)), ("held", _held(evidence, ids))):
-            most, task = _overlap(spans)
+        ids = {task_id for task_id, task in record.tasks_by_id.items() if task.job_name == job}
+        for what, intervals in (("executed", _executing(record, ids)), ("claimed", _claimed(record, ids))):
+            most, task_id = _max_overlap(intervals)
             if most > policy.max_in_flight:
-                yield task, f"{most} tasks of {job} were {what} at once; {policy.max_in_flight} may be"
+                yield (
+                    task_id,
+                    f"{most} tasks of {job} were {what} at once; max_in_flight is {policy.max_in_flight}",
+                )
 
 
-def the_line_holds(evidence: Evidence) -> Found:
-    """Of a job that is tried once, in a line, a worker begins first attempts in the order of the submits.
+def submission_order_is_kept(record: RunRecord) -> Findings:
+    """A worker starts the first attempts of an ordered job in the order of their submissions.
 
-    Promised where one submit was answered before the other was sent, and both were given to the same worker.
+    This holds for two submissions if the first one had its response before the second one was sent, and the
+    same worker claimed both.
     """
-    sent = {it.task: it for it in evidence.submissions if it.task is not None and it.job in evidence.lines}
-    begun: dict[str, list[Effect]] = defaultdict(list)
-    for effect in evidence.effects:
-        if effect.event == "started" and effect.attempt == 1 and effect.task in sent:
-            begun[effect.worker].append(effect)
-    for worker, effects in begun.items():
-        for earlier, later in combinations(effects, 2):
-            answered = sent[later.task].answered_at
-            if answered is not None and answered < sent[earlier.task].sent_at:
-                yield later.task, f"worker {worker} began it after {earlier.task}, which was submitted later"
+    submissions = {
+        it.task_id: it
+        for it in record.submissions
+        if it.task_id is not None and it.job in record.ordered_jobs
+    }
+    started: dict[str, list[ExecutionEvent]] = defaultdict(list)
+    for it in record.executions:
+        if it.event == "started" and it.attempt == 1 and it.task_id in submissions:
+            started[it.worker_id].append(it)
+    for worker_id, executions in started.items():
+        for earlier, later in combinations(executions, 2):
+            response_at = submissions[later.task_id].response_at
+            if response_at is not None and response_at < submissions[earlier.task_id].sent_at:
+                yield (
+                    later.task_id,
+                    f"worker {worker_id} started it after {earlier.task_id}, which was submitted later",
+                )
 
 
-def nobody_waits_in_a_circle(evidence: Evidence) -> Found:
-    """There is one order of locks: the database found no deadlock."""
-    if evidence.deadlocks:
-        yield "-", f"{evidence.deadlocks} deadlocks; see the database's log"
+def no_deadlock_occurs(record: RunRecord) -> Findings:
+    """The database reported no deadlock."""
+    if record.deadlocks:
+        yield "-", f"{record.deadlocks} deadlocks; see the log of the database"
 
 
-RULES: tuple[Callable[[Evidence], Found], ...] = (
-    nothing_is_lost,
-    nothing_is_doubled,
-    each_ends_once,
-    an_attempt_has_one_holder,
-    one_end_is_accepted,
-    a_result_is_of_its_attempt,
-    the_fence_holds,
-    ends_are_as_promised,
-    the_living_are_spared,
-    the_brake_holds,
-    caps_hold,
-    the_line_holds,
-    nobody_waits_in_a_circle,
+RULES: tuple[Callable[[RunRecord], Findings], ...] = (
+    no_task_is_lost,
+    no_task_is_duplicated,
+    each_task_ends_once,
+    each_attempt_has_one_worker,
+    one_final_report_is_accepted,
+    results_belong_to_their_attempt,
+    stale_reports_are_rejected,
+    failures_follow_the_retry_policy,
+    live_workers_are_kept,
+    the_mass_expiry_guard_holds,
+    concurrency_limits_hold,
+    submission_order_is_kept,
+    no_deadlock_occurs,
 )
 
 
-def _state(task: TaskResponse) -> tuple[TaskStatus, int]:
-    return task.status, task.attempt
+def _format_state(task: TaskResponse) -> str:
+    return f"{task.status}#{task.attempt}"
 
 
-def _told(history: TaskHistory) -> str:
+def _format_history(history: TaskHistory) -> str:
     return " → ".join(f"{step.status}#{step.attempt}" for step in history.transitions)
 
 
-def _signs(calls: Iterable[Call]) -> dict[str, list[float]]:
-    """Return when each worker sent heartbeats that were answered: the server had them no sooner."""
-    signs: dict[str, list[float]] = defaultdict(list)
-    for call in calls:
-        if call.kind in {"beat", "register"} and call.is_accepted and call.worker:
-            signs[call.worker].append(call.sent_at)
-    return signs
+def _heartbeats(requests: Iterable[WorkerRequest]) -> dict[str, list[float]]:
+    """Return when each worker sent the heartbeats that the server accepted; it received them no earlier."""
+    heartbeats: dict[str, list[float]] = defaultdict(list)
+    for it in requests:
+        if it.kind in {"heartbeat", "register"} and it.is_accepted and it.worker_id:
+            heartbeats[it.worker_id].append(it.sent_at)
+    return heartbeats
 
 
-def _known(evidence: Evidence, at: float) -> set[str]:
-    """Return the workers that were registered at a time, as far as they knew it themselves."""
-    known = {
-        call.worker for call in evidence.calls if call.kind == "register" and (call.answered_at or at) < at
+def _registered_workers(record: RunRecord, at: float) -> set[str]:
+    """Return the workers that were registered at a time, according to their own logs."""
+    registered = {
+        it.worker_id for it in record.requests if it.kind == "register" and (it.response_at or at) < at
     }
-    gone = {call.worker for call in evidence.calls if call.kind == "leave" and call.sent_at < at}
-    gone |= {loss.worker for loss in evidence.losses if loss.at < at}
-    return {worker for worker in known if worker is not None} - gone
+    removed = {it.worker_id for it in record.requests if it.kind == "delete" and it.sent_at < at}
+    removed |= {lost.worker_id for lost in record.lost_attempts if lost.at < at}
+    return {worker_id for worker_id in registered if worker_id is not None} - removed
 
 
-def _worked(evidence: Evidence, ids: set[str]) -> list[tuple[float, float, str]]:
-    """Return when the attempts were worked on whose reports were accepted: they held the task all along."""
-    begun = {(it.task, it.attempt): it.at for it in evidence.effects if it.event == "started"}
-    ended = {(it.task, it.attempt): it.at for it in evidence.effects if it.event == "finished"}
-    told = [(call.task or "", call.attempt or 0) for call in evidence.calls if _ended_well(call)]
+def _executing(record: RunRecord, ids: set[str]) -> list[Interval]:
+    """Return when each attempt was executed whose final report was accepted: it held the task throughout."""
+    started = {(it.task_id, it.attempt): it.at for it in record.executions if it.event == "started"}
+    finished = {(it.task_id, it.attempt): it.at for it in record.executions if it.event == "finished"}
+    reported = {
+        (it.task_id or "", it.attempt or 0) for it in record.requests if it.ends_task and it.is_accepted
+    }
     return [
-        (begun[one], ended[one], one[0]) for one in told if one[0] in ids and one in begun and one in ended
+        (started[attempt], finished[attempt], attempt[0])
+        for attempt in reported & started.keys() & finished.keys()
+        if attempt[0] in ids
     ]
 
 
-def _ended_well(call: Call) -> bool:
-    return call.kind == "report" and call.is_accepted and call.asked in TERMINAL
+def _claimed(record: RunRecord, ids: set[str]) -> list[Interval]:
+    """Return when the tasks were certainly claimed.
 
-
-def _held(evidence: Evidence, ids: set[str]) -> list[tuple[float, float, str]]:
-    """Return from when to when the tasks were held for sure.
-
-    A time of the server's is that of a transaction's begin: that of a claim may be too early, but the task
-    was held when its worker had the answer, or said that it begins.
+    The server's times are the beginnings of transactions, so the time of a claim may be too early. The task
+    was claimed at the latest when the worker had the response, or reported the start.
     """
-    answers = {
-        (call.task, call.attempt): call.answered_at
-        for call in evidence.calls
-        if call.kind == "claim" and call.task and call.answered_at
+    responses = {
+        (it.task_id, it.attempt): it.response_at
+        for it in record.requests
+        if it.kind == "claim" and it.task_id and it.response_at
     }
-    spans = []
-    for task_id in ids & evidence.histories.keys():
+    intervals = []
+    for task_id in ids & record.histories.keys():
         since: float | None = None
-        for step in evidence.histories[task_id].transitions:
+        for step in record.histories[task_id].transitions:
             if step.status == TaskStatus.CLAIMED:
-                since = answers.get((task_id, step.attempt))
+                since = responses.get((task_id, step.attempt))
             elif step.status == TaskStatus.RUNNING:
                 since = min(since or math.inf, step.at.timestamp())
             elif since is not None:
-                spans.append((since, step.at.timestamp(), task_id))
+                intervals.append((since, step.at.timestamp(), task_id))
                 since = None
-    return [span for span in spans if span[0] < span[1]]
+    return [interval for interval in intervals if interval[0] < interval[1]]
 
 
-def _overlap(spans: Iterable[tuple[float, float, str]]) -> tuple[int, str]:
-    """Return how many spans overlap at most, and whose begin makes it so many."""
-    steps = sorted(step for begin, end, task in set(spans) for step in ((begin, 1, task), (end, -1, task)))
-    most, now, whose = 0, 0, ""
-    for _, change, task in steps:
+def _max_overlap(intervals: Iterable[Interval]) -> tuple[int, str]:
+    """Return how many intervals overlap at most, and the task whose start reaches this maximum."""
+    steps = sorted(
+        step for begin, end, task_id in set(intervals) for step in ((begin, 1, task_id), (end, -1, task_id))
+    )
+    most, now, reached_by = 0, 0, ""
+    for _, change, task_id in steps:
         now += change
         if now > most:
-            most, whose = now, task
-    return most, whose
+            most, reached_by = now, task_id
+    return most, reached_by

@@ -1,4 +1,4 @@
-"""The database of a run: a SQLite file, or a PostgreSQL server from a wheel that can be restarted."""
+"""The database of a run: a SQLite file, or a PostgreSQL server of its own that can be restarted."""
 
 import asyncio
 import shutil
@@ -17,36 +17,36 @@ from zndraw_joblib.server.store.engine import open_database
 
 
 class Database(Protocol):
-    """Where tasks are kept."""
+    """A database for one server."""
 
     url: str
     can_restart: bool
 
     def restart(self, mode: str) -> None:
-        """Stop it in a mode of pg_ctl's (`fast`, `immediate`), and start it again."""
+        """Stop it in a shutdown mode of pg_ctl (`fast`, `immediate`) and start it again."""
 
     def deadlocks(self) -> int:
-        """Return how many deadlocks it has found so far."""
+        """Return the number of deadlocks so far."""
 
 
-class Sqlite:
-    """A file."""
+class FileDatabase:
+    """A database without a server process to restart, and without a log to count deadlocks in."""
 
     can_restart = False
 
-    def __init__(self, folder: Path) -> None:
-        self.url = f"sqlite:///{folder / 'chaos.db'}"
+    def __init__(self, url: str) -> None:
+        self.url = url
 
     def restart(self, mode: str) -> None:
-        """Do nothing: there is no server."""
+        """Do nothing."""
 
     def deadlocks(self) -> int:
-        """Return 0: there is one writer at a time."""
+        """Return 0."""
         return 0
 
 
-class Postgres:
-    """A server of its own."""
+class PostgresServer:
+    """A PostgreSQL server in its own folder."""
 
     can_restart = True
 
@@ -54,9 +54,9 @@ class Postgres:
         self._folder = folder
         self._server = get_server(folder, cleanup_mode="stop")
         self.url = f"postgresql://postgres@/chaos?host={folder}"
-        asyncio.run(self._make())
+        asyncio.run(self._create())
 
-    async def _make(self) -> None:
+    async def _create(self) -> None:
         connection = await asyncpg.connect(f"postgresql://postgres@/postgres?host={self._folder}")
         await connection.execute("CREATE DATABASE chaos")
         await connection.execute("ALTER SYSTEM SET log_lock_waits = on")
@@ -67,29 +67,29 @@ class Postgres:
         await database.close()
 
     def restart(self, mode: str) -> None:
-        """Stop it in a mode of pg_ctl's, and start it again."""
+        """Stop it in a shutdown mode of pg_ctl and start it again."""
         command = ("-w", "-D", str(self._folder), "-m", mode, "-l", str(self._server.log), "restart")
         pgexec("pg_ctl", command, bin_path=self._server.bin_path, user=self._server.system_user)
-        self._server.ensure_postgres_running()  # it remembers the process that it has to stop
+        self._server.ensure_postgres_running()  # updates the process that `cleanup` stops
 
     def deadlocks(self) -> int:
-        """Return how many deadlocks it has found so far."""
+        """Return the number of deadlocks in its log."""
         return self._server.log.read_text(encoding="utf-8").count("ERROR:  deadlock detected")
 
     def stop(self) -> None:
-        """Stop it for good."""
+        """Stop it."""
         self._server.cleanup()
 
 
 @contextmanager
-def database(kind: str, folder: Path) -> Iterator[Database]:
-    """Give a database, `sqlite` or `postgresql`; it is gone afterwards."""
+def temporary_database(kind: str, folder: Path) -> Iterator[Database]:
+    """Yield a new database, `sqlite` or `postgresql`. Of a PostgreSQL server, keep only the log."""
     if kind == "sqlite":
-        yield Sqlite(folder)
+        yield FileDatabase(f"sqlite:///{folder / 'chaos.db'}")
         return
-    # Not below `folder`: the server's user may not be allowed there, and socket paths are short.
+    # Not below `folder`: the server's user may have no access there, and socket paths must be short.
     home = Path(tempfile.mkdtemp(prefix="joblib-chaos-"))
-    postgres = Postgres(home)
+    postgres = PostgresServer(home)
     try:
         yield postgres
     finally:

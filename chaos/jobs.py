@@ -1,4 +1,4 @@
-"""The jobs of a chaos run. None of them does anything; what is written down about them counts."""
+"""The jobs of a chaos run. Their tasks have no effect; the worker logs start and end of each attempt."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from zndraw_joblib.contract.extensions import Category, Extension
 
 GLOBAL = "@global"
-RETRIED: dict[str, Any] = {
+RETRY_POLICY: dict[str, Any] = {
     "max_attempts": 5,
     "retry_on": ["worker_lost", "error", "timeout"],
     "backoff": {"base_seconds": 0.1, "factor": 2, "cap_seconds": 1},
@@ -15,47 +15,47 @@ RETRIED: dict[str, Any] = {
 }
 
 
-class _Step(Extension):
-    """Take `seconds`, or until the file `gate` is there; fail while the attempt is no higher than `failures`.
+class _ChaosExtension(Extension):
+    """Run for `seconds`, or until the file `release_file` exists. The first `failures` attempts fail.
 
-    `number` tells submits apart.
+    `number` identifies the submission.
     """
 
     category: ClassVar[Category] = Category.MODIFIER
     number: int
     seconds: float = 0.0
     failures: int = 0
-    gate: str = ""
+    release_file: str = ""
 
     def run(self, vis: Any, **kwargs: Any) -> None:
-        """Do nothing: the worker of a chaos run has its own way."""
+        """Do nothing: the workers of a chaos run pass their own `execute`."""
 
 
-class Once(_Step):
-    """Is tried once."""
+class SingleAttempt(_ChaosExtension):
+    """One attempt only."""
 
 
-class Again(_Step):
-    """Is tried until it goes well."""
+class Retried(_ChaosExtension):
+    """Retried until an attempt succeeds."""
 
 
-class Few(_Step):
-    """Is tried again, and few of it may be in flight at once."""
+class Limited(_ChaosExtension):
+    """Retried, with a low concurrency limit."""
 
 
-class Slow(_Step):
-    """Is tried again; an attempt that shall fail hangs instead, for longer than it may."""
+class Slow(_ChaosExtension):
+    """Retried; an attempt that has to fail runs longer than its timeout instead."""
 
 
-class Line(_Step):
-    """Is tried once, by one worker, in the order of the submits."""
+class Ordered(_ChaosExtension):
+    """One attempt only, by one worker, in the order of the submissions."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A class, the room that it is registered in, and how its tasks are treated."""
+    """An extension class, the room of its job, and the job's policy."""
 
-    cls: type[_Step]
+    cls: type[_ChaosExtension]
     room: str = GLOBAL
     policy: dict[str, Any] = field(default_factory=dict)
 
@@ -65,11 +65,11 @@ class Job:
         return f"{self.room}:{self.cls.category.value}:{self.cls.__name__}"
 
 
-ONCE = Job(Once, policy={"start_timeout_seconds": 2})
-AGAIN = Job(Again, policy=RETRIED)
-HOME = Job(Again, "lab-1", RETRIED)
-FEW = Job(Few, policy={**RETRIED, "max_in_flight": 3})
-SLOW = Job(Slow, policy={**RETRIED, "timeout_seconds": 1.5})
-LINE = Job(Line, "lab-2", {"start_timeout_seconds": 2})
-ALL = (ONCE, AGAIN, HOME, FEW, SLOW, LINE)
+SINGLE_ATTEMPT = Job(SingleAttempt, policy={"start_timeout_seconds": 2})
+RETRIED = Job(Retried, policy=RETRY_POLICY)
+RETRIED_IN_ROOM = Job(Retried, "lab-1", RETRY_POLICY)
+LIMITED = Job(Limited, policy={**RETRY_POLICY, "max_in_flight": 3})
+SLOW = Job(Slow, policy={**RETRY_POLICY, "timeout_seconds": 1.5})
+ORDERED = Job(Ordered, "lab-2", {"start_timeout_seconds": 2})
+ALL = (SINGLE_ATTEMPT, RETRIED, RETRIED_IN_ROOM, LIMITED, SLOW, ORDERED)
 ROOMS = ("lab-1", "lab-2", "lab-3", "lab-4")

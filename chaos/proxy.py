@@ -1,18 +1,20 @@
-"""What stands between workers and server, and cuts connections when it is told to."""
+"""A TCP proxy between workers and server that closes connections on request."""
 
 import asyncio
 from contextlib import suppress
+from typing import Literal
 
+Direction = Literal["request", "response"]
 _CHUNK = 65_536
 
 
 class Proxy:
-    """Passes bytes on between `url` and a server on `port`. A connection that finds no server is closed."""
+    """Forwards bytes between `url` and a server on `port`. Closes a connection if the server refuses it."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._open: set[asyncio.StreamWriter] = set()
-        self._to_lose = {"request": 0, "answer": 0}
+        self._to_drop: dict[Direction, int] = {"request": 0, "response": 0}
         self._server: asyncio.Server | None = None
         self.url = ""
 
@@ -22,52 +24,53 @@ class Proxy:
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Cut all, and listen no more."""
+        """Stop listening and close all connections."""
         if self._server is not None:
             self._server.close()
-        self.cut()
+        self.close_connections()
 
-    def cut(self) -> int:
-        """Drop all open connections; return how many there were."""
+    def close_connections(self) -> None:
+        """Close all open connections."""
         writers, self._open = self._open, set()
         for writer in writers:
             writer.transport.abort()
-        return len(writers) // 2
 
-    def lose(self, what: str, count: int) -> None:
-        """Drop the connections of the next requests before they arrive, or of the next answers."""
-        self._to_lose[what] += count
+    def drop(self, direction: Direction, count: int) -> None:
+        """Close the connections of the next `count` requests or responses instead of forwarding them."""
+        self._to_drop[direction] += count
 
-    def heal(self) -> None:
-        """Lose nothing more."""
-        self._to_lose = dict.fromkeys(self._to_lose, 0)
+    def stop_dropping(self) -> None:
+        """Forward everything again."""
+        self._to_drop = {"request": 0, "response": 0}
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._port)
         except OSError:
             writer.transport.abort()
             return
-        both = {writer, far_writer}
+        both = {writer, server_writer}
         self._open |= both
-        ways = [
-            asyncio.create_task(self._pass_on(reader, far_writer, "request")),
-            asyncio.create_task(self._pass_on(far_reader, writer, "answer")),
+        directions = [
+            asyncio.create_task(self._forward(reader, server_writer, "request")),
+            asyncio.create_task(self._forward(server_reader, writer, "response")),
         ]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for way in ways:
-                way.cancel()
+            for direction in directions:
+                direction.cancel()
             for end in both:
                 end.transport.abort()
             self._open -= both
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: str) -> None:
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction
+    ) -> None:
         with suppress(OSError):
             while data := await reader.read(_CHUNK):
-                if self._to_lose[what]:
-                    self._to_lose[what] -= 1
+                if self._to_drop[direction]:
+                    self._to_drop[direction] -= 1
                     return
                 writer.write(data)
                 await writer.drain()

@@ -1,87 +1,109 @@
-"""The table of a run: what each fault has hit, and how soon it was mended."""
+"""The table of a run: how many tasks each kind of fault affected, and when the server recovered."""
 
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 
-from chaos.evidence import Evidence, Fault
+from chaos.records import Fault, RunRecord
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 
-_HEAD = ("fault", "times", "tasks hit", "lost", "doubled", "run again", "failed", "detect s", "recover s")
-_WIDTHS = (19, 6, 10, 5, 8, 10, 7, 15, 15)
+_HEADER = (
+    "fault",
+    "count",
+    "tasks affected",
+    "unfinished",
+    "ended twice",
+    "retried",
+    "failed",
+    "detection s",
+    "recovery s",
+)
+_WIDTHS = (19, 7, 16, 12, 13, 9, 8, 16, 15)
 
 
-def table(evidence: Evidence) -> str:
-    """Return a line for each kind of fault; times are `median (longest)` in seconds."""
+def format_table(record: RunRecord) -> str:
+    """Return one line per kind of fault. Times are `median (maximum)` in seconds."""
     kinds: dict[str, list[Fault]] = defaultdict(list)
-    for fault in evidence.faults:
+    for fault in record.faults:
         kinds[fault.kind].append(fault)
-    rows = [_HEAD, *(_row(evidence, kind, faults) for kind, faults in sorted(kinds.items()))]
+    rows = [_HEADER, *(_format_row(record, kind, faults) for kind, faults in sorted(kinds.items()))]
     return "\n".join(
         "".join(
-            f"{cell:<{width}}" if not place else f"{cell:>{width}}"
-            for place, (cell, width) in enumerate(zip(row, _WIDTHS, strict=True))
+            f"{cell:>{width}}" if column else f"{cell:<{width}}"
+            for column, (cell, width) in enumerate(zip(row, _WIDTHS, strict=True))
         )
         for row in rows
     )
 
 
-def _row(evidence: Evidence, kind: str, faults: Sequence[Fault]) -> tuple[str, ...]:
-    hit = [_hit(evidence, fault) for fault in faults]
-    tasks = {task for held in hit for task, _ in held}
-    standing = [evidence.by_id[task] for task in tasks if task in evidence.by_id]
-    begun = defaultdict(set)
-    for effect in evidence.effects:
-        begun[effect.task].add(effect.attempt)
-    ends: dict[str, set[int | None]] = defaultdict(set)
-    for call in evidence.ends:
-        ends[call.task or ""].add(call.attempt)
-    detected = [
-        found for fault, held in zip(faults, hit, strict=True) for found in _detected(evidence, fault, held)
-    ]
-    done = sorted(
-        task.completed_at.timestamp()
-        for task in evidence.tasks
-        if task.status == TaskStatus.COMPLETED and task.completed_at
-    )
-    recovered = [
-        done[place] - fault.at for fault in faults if (place := bisect_right(done, fault.at)) < len(done)
+def _format_row(record: RunRecord, kind: str, faults: Sequence[Fault]) -> tuple[str, ...]:
+    affected = [_affected_attempts(record, fault) for fault in faults]
+    ids = {task_id for attempts in affected for task_id, _ in attempts}
+    tasks = [record.tasks_by_id[task_id] for task_id in ids if task_id in record.tasks_by_id]
+    started: dict[str, set[int]] = defaultdict(set)
+    for execution in record.executions:
+        started[execution.task_id].add(execution.attempt)
+    ended: dict[str | None, set[int | None]] = defaultdict(set)
+    for report in record.final_reports:
+        ended[report.task_id].add(report.attempt)
+    detections = [
+        seconds
+        for fault, attempts in zip(faults, affected, strict=True)
+        for seconds in _detection_seconds(record, fault, attempts)
     ]
     return (
         kind,
         str(len(faults)),
-        str(len(tasks)),
-        str(len(tasks) - sum(task.status in TERMINAL for task in standing)),
-        str(sum(len(ends[task]) > 1 for task in tasks)),
-        str(sum(len(begun[task]) > 1 for task in tasks)),
-        str(sum(task.status == TaskStatus.FAILED for task in standing)),
-        _times(detected),
-        _times(recovered),
+        str(len(ids)),
+        str(len(ids) - sum(task.status in TERMINAL for task in tasks)),
+        str(sum(len(ended[task_id]) > 1 for task_id in ids)),
+        str(sum(len(started[task_id]) > 1 for task_id in ids)),
+        str(sum(task.status == TaskStatus.FAILED for task in tasks)),
+        _format_times(detections),
+        _format_times(_recovery_seconds(record, faults)),
     )
 
 
-def _hit(evidence: Evidence, fault: Fault) -> set[tuple[str, int]]:
-    """Return the tasks, with their attempts, that the fault's workers had begun and not yet reported."""
-    begun = {
-        (effect.task, effect.attempt)
-        for effect in evidence.effects
-        if effect.event == "started"
-        and effect.at <= fault.at
-        and (not fault.pids or effect.pid in fault.pids)
+def _affected_attempts(record: RunRecord, fault: Fault) -> set[tuple[str, int]]:
+    """Return the attempts that the affected workers were executing when the fault started."""
+    reported = {
+        (it.task_id, it.attempt)
+        for it in record.requests
+        if it.ends_task and it.status_code is not None and (it.response_at or 0) <= fault.started_at
     }
-    told = {
-        (call.task, call.attempt)
-        for call in evidence.calls
-        if call.asked in TERMINAL and call.code is not None and (call.answered_at or 0) <= fault.at
+    return {
+        (it.task_id, it.attempt)
+        for it in record.executions
+        if it.event == "started"
+        and it.at <= fault.started_at
+        and (not fault.pids or it.pid in fault.pids)
+        and (it.task_id, it.attempt) not in reported
     }
-    return begun - {(task, attempt) for task, attempt in told if task is not None and attempt is not None}
 
 
-def _detected(evidence: Evidence, fault: Fault, held: set[tuple[str, int]]) -> list[float]:
-    found = [loss.at - fault.at for loss in evidence.losses if (loss.task, loss.attempt) in held]
-    return [seconds for seconds in found if seconds > 0] if fault.pids else []
+def _detection_seconds(record: RunRecord, fault: Fault, attempts: set[tuple[str, int]]) -> list[float]:
+    """Return the times until the server removed the affected workers."""
+    if not fault.pids:
+        return []
+    seconds = [
+        lost.at - fault.started_at
+        for lost in record.lost_attempts
+        if (lost.task_id, lost.attempt) in attempts
+    ]
+    return [each for each in seconds if each > 0]
 
 
-def _times(seconds: Sequence[float]) -> str:
+def _recovery_seconds(record: RunRecord, faults: Sequence[Fault]) -> list[float]:
+    """Return the times until the next task completed."""
+    completed = sorted(
+        task.completed_at.timestamp()
+        for task in record.tasks
+        if task.status == TaskStatus.COMPLETED and task.completed_at
+    )
+    next_at = [(fault, bisect_right(completed, fault.started_at)) for fault in faults]
+    return [completed[index] - fault.started_at for fault, index in next_at if index < len(completed)]
+
+
+def _format_times(seconds: Sequence[float]) -> str:
     return f"{median(seconds):.2f} ({max(seconds):.2f})" if seconds else "-"

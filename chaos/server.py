@@ -1,4 +1,4 @@
-"""The server: `zndraw-joblib serve` in a process of its own, which is stopped, killed and frozen."""
+"""The server process `zndraw-joblib serve`: start, stop, kill and pause it."""
 
 import asyncio
 import os
@@ -11,46 +11,46 @@ from pathlib import Path
 
 TOKEN = "token-of-the-chaos-run"
 COMMAND = ("-m", "zndraw_joblib")
-_START_SECONDS = 30.0
+_OUTPUT_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on just now."""
+    """Return an unused TCP port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
 
 
 class Server:
-    """One place for a server process. `command` follows the interpreter; settings come as keywords."""
+    """One server process at a time, on one port. `settings` become environment variables of the process."""
 
     def __init__(
         self, database_url: str, log: Path, command: Sequence[str] = COMMAND, **settings: object
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        given = {"database_url": database_url, "admin_token": TOKEN, **settings}
-        self._environment = {f"ZNDRAW_JOBLIB_{name.upper()}": str(value) for name, value in given.items()}
+        settings = {"database_url": database_url, "admin_token": TOKEN, **settings}
+        self._environment = {f"ZNDRAW_JOBLIB_{name.upper()}": str(value) for name, value in settings.items()}
         self._command = [sys.executable, *command, "serve", "--port", str(self.port)]
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._lines = asyncio.Condition()
-        self._said: list[str] = []
+        self._changed = asyncio.Condition()
+        self.output: list[str] = []
 
     async def start(self) -> float:
-        """Start it, and wait until it serves; return the time before which it cannot have done anything."""
-        began = time.time()
-        heard = len(self._said)
+        """Start the process and wait until it serves. Return the time just before the start."""
+        started_at = time.time()
+        lines = len(self.output)
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stderr=asyncio.subprocess.PIPE, env={**os.environ, **self._environment}
         )
-        self._reading = asyncio.create_task(self._read(self._process))
-        await self.says(" serves http", since=heard)
-        return began
+        self._reading = asyncio.create_task(self._read_output(self._process))
+        await self.wait_for_output(" serves http", since=lines)
+        return started_at
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End it by a signal, and wait until it is gone."""
+        """Send a signal and wait for the end of the process."""
         if self._process is None or self._reading is None:
             return
         if self._process.returncode is None:
@@ -64,43 +64,36 @@ class Server:
         self._process = None
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
-    @property
-    def has_died(self) -> bool:
-        """Whether it has ended by itself."""
-        return self._process is not None and self._process.returncode is not None
+    async def wait_for_output(self, text: str, since: int) -> str:
+        """Return the first line of output that contains `text`, from line number `since` on."""
 
-    @property
-    def lines_said(self) -> int:
-        """How many lines it has written so far."""
-        return len(self._said)
+        def find() -> str | None:
+            return next((line for line in self.output[since:] if text in line), None)
 
-    async def says(self, text: str, since: int = 0) -> str:
-        """Wait for a line with `text` in it, from line number `since` on; return it."""
+        def has_ended() -> bool:
+            return self._process is not None and self._process.returncode is not None
 
-        def found() -> str | None:
-            return next((line for line in self._said[since:] if text in line), None)
-
-        async with self._lines, asyncio.timeout(_START_SECONDS):
-            await self._lines.wait_for(lambda: found() is not None or self.has_died)
-        line = found()
+        async with self._changed, asyncio.timeout(_OUTPUT_SECONDS):
+            await self._changed.wait_for(lambda: find() is not None or has_ended())
+        line = find()
         if line is None:
-            raise RuntimeError(f"the server ended before it said {text!r}; see {self._log}")
+            raise RuntimeError(f"The server ended before it wrote {text!r}. See {self._log}.")
         return line
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
+    async def _read_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
         with self._log.open("a", encoding="utf-8") as log:
             async for raw in process.stderr:
                 line = raw.decode(errors="replace")
                 log.write(line)
                 log.flush()
-                async with self._lines:
-                    self._said.append(line)
-                    self._lines.notify_all()
+                async with self._changed:
+                    self.output.append(line)
+                    self._changed.notify_all()
         await process.wait()
-        async with self._lines:
-            self._lines.notify_all()
+        async with self._changed:
+            self._changed.notify_all()

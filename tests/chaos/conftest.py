@@ -1,34 +1,37 @@
-"""Small stages, on either database."""
+"""Small environments on both databases."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from chaos import stage
+from chaos.database import FileDatabase
+from chaos.environment import Environment, open_environment
 from chaos.jobs import Job
-from chaos.stage import Stage
-from small import LAUNCHER, Kept, OpenStage
+from steps import OpenEnvironment
+
+SERVER = str(Path(__file__).with_name("server_without_guards.py"))
 
 
 @pytest.fixture
-def open_stage(database_url: str, tmp_path: Path) -> OpenStage:
-    """Return what runs a server with changes of the launcher's, and workers of one job."""
+def start_environment(database_url: str, tmp_path: Path) -> OpenEnvironment:
+    """Return a function that starts a server without the named guards, and workers of one job."""
 
     @asynccontextmanager
-    async def opened(changes: str, job: Job, workers: int, **settings: float) -> AsyncIterator[Stage]:
-        async with stage.stage(Kept(database_url), tmp_path, (LAUNCHER, changes), **settings) as on:
-            # One that waits for a second task lives as long as it waits, even if it stands still.
-            on.pool.concurrency = 1
+    async def start(removed: str, job: Job, workers: int, **settings: float) -> AsyncIterator[Environment]:
+        database = FileDatabase(database_url)
+        async with open_environment(database, tmp_path, (SERVER, removed), **settings) as environment:
+            # A worker with a second slot waits for a task, and an open claim counts as a heartbeat.
+            environment.workers.concurrency = 1
             for _ in range(workers):
-                on.pool.add([job])
-            await on.ready([job])
-            yield on
+                environment.workers.add([job])
+            await environment.wait_for_jobs([job])
+            yield environment
 
-    return opened
+    return start
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    """Return the file that lets tasks end, once it is there."""
-    return tmp_path / "gate"
+def release_file(tmp_path: Path) -> Path:
+    """Return the file whose existence ends the tasks."""
+    return tmp_path / "release"

@@ -1,4 +1,4 @@
-"""Each rule of the checker, broken once in the evidence of a run that was good."""
+"""Each rule of the checker reports a record that violates it, and no rule reports a correct record."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,14 +7,13 @@ from uuid import UUID
 
 import pytest
 from chaos.checker import RULES, check
-from chaos.evidence import Evidence, Fault, Submission
-from chaos.journal import Call, Effect
+from chaos.records import ExecutionEvent, Fault, RunRecord, Submission, WorkerRequest
 
 from zndraw_joblib.contract.messages import TaskHistory, TaskResponse, Transition
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.status import TaskStatus
 
-JOB, WORKER, OTHER = "@global:modifiers:Line", str(UUID(int=9)), str(UUID(int=8))
+JOB, WORKER, OTHER_WORKER = "@global:modifiers:Ordered", str(UUID(int=9)), str(UUID(int=8))
 TASKS = [str(UUID(int=number)) for number in range(2)]
 PENDING, CLAIMED, RUNNING, COMPLETED, FAILED, CANCELLED = TaskStatus
 
@@ -25,37 +24,38 @@ def step(at: float, status: TaskStatus, attempt: int = 1, reason: str | None = N
     return Transition(at=when, status=status, attempt=attempt, worker_id=UUID(WORKER), reason=reason)
 
 
-def report(number: int, begin: float, asked: str) -> Call:
+def report(number: int, sent_at: float, status: str) -> WorkerRequest:
     """Return an accepted report."""
-    return Call("report", 7, begin, WORKER, TASKS[number], 1, asked, begin + 0.01, 200, asked)
+    return WorkerRequest("report", 7, sent_at, WORKER, TASKS[number], 1, status, sent_at + 0.01, 200, status)
 
 
-def good() -> Evidence:
-    """Return the evidence of two tasks that a worker did one after the other, as they were submitted."""
-    evidence = Evidence([], [], [], [], policies={JOB: JobPolicy(max_in_flight=1)}, lines=frozenset({JOB}))
-    evidence.worker_timeout_seconds, evidence.sweeper_interval_seconds = 3.0, 0.5
-    evidence.calls.append(Call("register", 7, 9, WORKER, answered_at=9.1, code=200))
+def correct_record() -> RunRecord:
+    """Return the record of two tasks that one worker executed in the order of their submissions."""
+    record = RunRecord(
+        [], [], [], [], policies={JOB: JobPolicy(max_in_flight=1)}, ordered_jobs=frozenset({JOB})
+    )
+    record.worker_timeout_seconds, record.sweeper_interval_seconds = 3.0, 0.5
+    record.requests.append(WorkerRequest("register", 7, 9, WORKER, response_at=9.1, status_code=200))
     for number, task_id in enumerate(TASKS):
         begin = 20.0 + 10 * number
-        evidence.submissions.append(
-            Submission(number, JOB, "lab", sent_at=10.0 + number, answered_at=10.5 + number, task=task_id)
+        record.submissions.append(
+            Submission(number, JOB, "lab", sent_at=10.0 + number, response_at=10.5 + number, task_id=task_id)
         )
         steps = [step(begin - 9, PENDING, 0), step(begin, CLAIMED), step(begin + 1, RUNNING)]
-        evidence.histories[task_id] = TaskHistory(
+        record.histories[task_id] = TaskHistory(
             id=UUID(task_id), transitions=[*steps, step(begin + 4, COMPLETED)]
         )
-        mark = {"pid": 7, "task": task_id, "attempt": 1}
-        evidence.effects += [
-            Effect("started", begin + 2, worker=WORKER, **mark),
-            Effect("finished", begin + 3, worker=WORKER, **mark),
+        attempt = {"pid": 7, "task_id": task_id, "attempt": 1}
+        record.executions += [
+            ExecutionEvent("started", begin + 2, worker_id=WORKER, **attempt),
+            ExecutionEvent("finished", begin + 3, worker_id=WORKER, **attempt),
         ]
-        claim = Call("claim", 7, begin, WORKER, task_id, 1, answered_at=begin + 0.5, code=200)
-        evidence.calls += [
-            claim,
+        record.requests += [
+            WorkerRequest("claim", 7, begin, WORKER, task_id, 1, response_at=begin + 0.5, status_code=200),
             report(number, begin + 0.9, "running"),
             report(number, begin + 3.9, "completed"),
         ]
-        evidence.tasks.append(
+        record.tasks.append(
             TaskResponse(
                 id=UUID(task_id),
                 job_name=JOB,
@@ -66,142 +66,144 @@ def good() -> Evidence:
                 worker_id=UUID(WORKER),
                 payload={"number": number},
                 attempt=1,
-                result=mark,
+                result=attempt,
             )
         )
-    return evidence
+    return record
 
 
-def lose_a_task(evidence: Evidence) -> None:
-    """Forget one that was accepted."""
-    evidence.tasks.pop()
+def lose_a_task(record: RunRecord) -> None:
+    """Remove an accepted task."""
+    record.tasks.pop()
 
 
-def leave_one_running(evidence: Evidence) -> None:
-    """Let one never end."""
-    evidence.tasks[0].status = RUNNING
+def leave_a_task_running(record: RunRecord) -> None:
+    """Let a task never end."""
+    record.tasks[0].status = RUNNING
 
 
-def double_a_submit(evidence: Evidence) -> None:
-    """Let one submit have made both."""
-    evidence.tasks[1].payload["number"] = 0
+def duplicate_a_submission(record: RunRecord) -> None:
+    """Let one submission create both tasks."""
+    record.tasks[1].payload["number"] = 0
 
 
-def end_twice(evidence: Evidence) -> None:
-    """Let a history go on after its end."""
-    steps = evidence.histories[TASKS[0]].transitions
+def end_twice(record: RunRecord) -> None:
+    """Add a second terminal step to a history."""
+    steps = record.histories[TASKS[0]].transitions
     steps.append(steps[-1])
 
 
-def repeat_an_attempt(evidence: Evidence) -> None:
-    """Give the same attempt out again."""
-    steps = evidence.histories[TASKS[0]].transitions
+def repeat_an_attempt_number(record: RunRecord) -> None:
+    """Add a claim with the same attempt number."""
+    steps = record.histories[TASKS[0]].transitions
     steps[1:1] = [steps[1], steps[0]]
 
 
-def give_to_two(evidence: Evidence) -> None:
-    """Give one attempt to two workers."""
-    evidence.calls.append(replace(evidence.calls[1], worker=OTHER))
+def give_an_attempt_to_two_workers(record: RunRecord) -> None:
+    """Let a second worker claim the same attempt."""
+    record.requests.append(replace(record.requests[1], worker_id=OTHER_WORKER))
 
 
-def accept_another_end(evidence: Evidence) -> None:
+def accept_a_second_final_report(record: RunRecord) -> None:
     """Accept the report of a second attempt too."""
-    evidence.calls.append(replace(report(0, 40, "completed"), attempt=2))
+    record.requests.append(replace(report(0, 40, "completed"), attempt=2))
 
 
-def mix_results(evidence: Evidence) -> None:
-    """Give a task the result of another."""
-    evidence.tasks[0].result = evidence.tasks[1].result
+def swap_results(record: RunRecord) -> None:
+    """Give a task the result of another task."""
+    record.tasks[0].result = record.tasks[1].result
 
 
-def accept_a_late_report(evidence: Evidence) -> None:
-    """Let a newer attempt begin before the report."""
-    evidence.effects.append(Effect("started", 22.5, 8, TASKS[0], 2, OTHER))
+def accept_a_stale_report(record: RunRecord) -> None:
+    """Let a newer attempt start before the report."""
+    record.executions.append(ExecutionEvent("started", 22.5, 8, TASKS[0], 2, OTHER_WORKER))
 
 
-def fail_for_no_reason(evidence: Evidence) -> None:
-    """Let one fail that was to go well."""
-    evidence.tasks[0].status = FAILED
+def fail_without_a_reason(record: RunRecord) -> None:
+    """Let a task fail whose submission asks for no failure."""
+    record.tasks[0].status = FAILED
 
 
-def lose(evidence: Evidence, at: float) -> None:
-    """Take the first task from its worker."""
-    evidence.histories[TASKS[0]].transitions[3:3] = [step(at, PENDING, 1, "worker-lost")]
+def lose_the_worker(record: RunRecord, at: float) -> None:
+    """Remove the worker of the first task."""
+    record.histories[TASKS[0]].transitions[3:3] = [step(at, PENDING, 1, "worker-lost")]
 
 
-def remove_a_living_worker(evidence: Evidence) -> None:
-    """Let its heartbeat have been answered just before."""
-    evidence.calls.append(Call("beat", 7, 22.9, WORKER, answered_at=22.95, code=200))
-    lose(evidence, 23)
+def remove_a_live_worker(record: RunRecord) -> None:
+    """Remove a worker right after an accepted heartbeat."""
+    record.requests.append(WorkerRequest("heartbeat", 7, 22.9, WORKER, response_at=22.95, status_code=200))
+    lose_the_worker(record, 23)
 
 
-def judge_after_an_absence(evidence: Evidence) -> None:
-    """Let the server have come back just before."""
-    evidence.faults.append(Fault("server stopped", 15, 22, back_at=22))
-    lose(evidence, 23)
+def remove_a_worker_after_a_pause(record: RunRecord) -> None:
+    """Remove a worker right after the server came back."""
+    record.faults.append(Fault("server paused", 15, 22, server_back_at=22))
+    lose_the_worker(record, 23)
 
 
-def overlap(evidence: Evidence) -> None:
-    """Let both have been held at once."""
-    evidence.histories[TASKS[0]].transitions[-1] = step(35, COMPLETED)
+def overlap(record: RunRecord) -> None:
+    """Let both tasks be claimed at once."""
+    record.histories[TASKS[0]].transitions[-1] = step(35, COMPLETED)
 
 
-def change_the_order(evidence: Evidence) -> None:
-    """Let the first have been submitted last."""
-    evidence.submissions[0].sent_at, evidence.submissions[0].answered_at = 12, 12.5
+def change_the_order(record: RunRecord) -> None:
+    """Let the first task be submitted last."""
+    record.submissions[0].sent_at, record.submissions[0].response_at = 12, 12.5
 
 
-def remove_most_workers(evidence: Evidence) -> None:
-    """Hold five workers for lost as soon as they are silent."""
+def remove_most_workers(record: RunRecord) -> None:
+    """Remove five workers as soon as their timeout has passed."""
     for number in range(5):
-        worker, task = str(UUID(int=100 + number)), UUID(int=200 + number)
-        evidence.calls.append(Call("beat", 7, 49.9 - 3, worker, answered_at=47, code=200))
-        evidence.calls.append(Call("register", 7, 40, worker, answered_at=40.1, code=200))
-        lost = step(50, PENDING, 1, "worker-lost").model_copy(update={"worker_id": UUID(worker)})
-        evidence.histories[str(task)] = TaskHistory(id=task, transitions=[lost, step(51, COMPLETED)])
-        fields = {"id": task, "payload": {"number": 10 + number}, "attempt": 1, "status": COMPLETED}
-        evidence.tasks.append(evidence.tasks[0].model_copy(update=fields))
+        worker_id, task_id = str(UUID(int=100 + number)), UUID(int=200 + number)
+        record.requests += [
+            WorkerRequest("heartbeat", 7, 46.9, worker_id, response_at=47, status_code=200),
+            WorkerRequest("register", 7, 40, worker_id, response_at=40.1, status_code=200),
+        ]
+        lost = step(50, PENDING, 1, "worker-lost").model_copy(update={"worker_id": UUID(worker_id)})
+        record.histories[str(task_id)] = TaskHistory(id=task_id, transitions=[lost, step(51, COMPLETED)])
+        fields = {"id": task_id, "payload": {"number": 10 + number}, "attempt": 1, "status": COMPLETED}
+        record.tasks.append(record.tasks[0].model_copy(update=fields))
 
 
-def find_deadlocks(evidence: Evidence) -> None:
-    """Let the database have found some."""
-    evidence.deadlocks = 3
+def report_deadlocks(record: RunRecord) -> None:
+    """Let the database report deadlocks."""
+    record.deadlocks = 3
 
 
-def test_a_good_run_is_good() -> None:
-    """Nothing is found where nothing is wrong."""
-    assert check(good()) == []
+def test_no_rule_reports_a_correct_record() -> None:
+    """Without a fault there is no violation."""
+    assert check(correct_record()) == []
 
 
 @pytest.mark.parametrize(
-    ("spoil", "rule"),
+    ("change", "rule"),
     [
-        (lose_a_task, "nothing is lost"),
-        (leave_one_running, "nothing is lost"),
-        (double_a_submit, "nothing is doubled"),
-        (end_twice, "each ends once"),
-        (repeat_an_attempt, "each ends once"),
-        (give_to_two, "an attempt has one holder"),
-        (accept_another_end, "one end is accepted"),
-        (mix_results, "a result is of its attempt"),
-        (accept_a_late_report, "the fence holds"),
-        (fail_for_no_reason, "ends are as promised"),
-        (remove_a_living_worker, "the living are spared"),
-        (judge_after_an_absence, "the living are spared"),
-        (remove_most_workers, "the brake holds"),
-        (overlap, "caps hold"),
-        (change_the_order, "the line holds"),
-        (find_deadlocks, "nobody waits in a circle"),
+        (lose_a_task, "no task is lost"),
+        (leave_a_task_running, "no task is lost"),
+        (duplicate_a_submission, "no task is duplicated"),
+        (end_twice, "each task ends once"),
+        (repeat_an_attempt_number, "each task ends once"),
+        (give_an_attempt_to_two_workers, "each attempt has one worker"),
+        (accept_a_second_final_report, "one final report is accepted"),
+        (swap_results, "results belong to their attempt"),
+        (accept_a_stale_report, "stale reports are rejected"),
+        (fail_without_a_reason, "failures follow the retry policy"),
+        (remove_a_live_worker, "live workers are kept"),
+        (remove_a_worker_after_a_pause, "live workers are kept"),
+        (remove_most_workers, "the mass expiry guard holds"),
+        (overlap, "concurrency limits hold"),
+        (change_the_order, "submission order is kept"),
+        (report_deadlocks, "no deadlock occurs"),
     ],
 )
-def test_what_is_wrong_is_found(spoil: Callable[[Evidence], None], rule: str) -> None:
-    """The rule that is broken is among those that the checker names."""
-    evidence = good()
-    spoil(evidence)
-    assert rule in {violation.rule for violation in check(evidence)}
+def test_a_violation_is_reported(change: Callable[[RunRecord], None], rule: str) -> None:
+    """The checker reports the violated rule."""
+    record = correct_record()
+    change(record)
+    assert rule in {violation.rule for violation in check(record)}
 
 
-def test_each_rule_is_broken_somewhere_above() -> None:
-    """A new rule comes with evidence that breaks it."""
-    [marks] = [mark for mark in test_what_is_wrong_is_found.pytestmark if mark.name == "parametrize"]
+def test_each_rule_has_a_violation_above() -> None:
+    """A new rule needs a record that violates it."""
+    [marks] = [mark for mark in test_a_violation_is_reported.pytestmark if mark.name == "parametrize"]
     assert {rule for _, rule in marks.args[1]} == {rule.__name__.replace("_", " ") for rule in RULES}

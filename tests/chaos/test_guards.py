@@ -1,4 +1,4 @@
-"""The checker finds out when a guard of the server is missing, and is content when it is there."""
+"""Without a guard of the server, the checker reports a violation; with the guard it reports none."""
 
 import asyncio
 import signal
@@ -6,93 +6,121 @@ import time
 from pathlib import Path
 
 import pytest
-from chaos import journal
-from chaos.evidence import Fault
-from chaos.jobs import AGAIN, ONCE
-from small import OpenStage, begin, broken, told, until_begun, until_noted
+from chaos.jobs import RETRIED, SINGLE_ATTEMPT
+from chaos.records import Fault, read_worker_logs
+from steps import (
+    OpenEnvironment,
+    broken_rules,
+    start_tasks,
+    wait_for_logs,
+    wait_for_output,
+    wait_until_started,
+)
 
-SHORT = {"worker_timeout_seconds": 1.0, "sweeper_interval_seconds": 0.3}
-# All grow silent between the first cycle after a stop and the second.
-SLOW = {"worker_timeout_seconds": 2.0, "sweeper_interval_seconds": 1.2}
+# Long enough that on a busy machine a worker that is not paused sends its heartbeats in time.
+SHORT = {
+    "worker_timeout_seconds": 2.0,
+    "sweeper_interval_seconds": 0.5,
+    "heartbeat_interval_seconds": 0.25,
+}
+# Workers that are paused right after a cycle expire between the next cycle and the one after it.
+SLOW_SWEEPER = {
+    "worker_timeout_seconds": 3.0,
+    "sweeper_interval_seconds": 1.8,
+    "heartbeat_interval_seconds": 0.2,
+}
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize(
-    ("server", "rules"), [("look-then-remove", {"the living are spared"}), ("look-then-look-again", set())]
+    ("server", "rules"), [("find-then-remove", {"live workers are kept"}), ("find-then-check-again", set())]
 )
-async def test_who_reports_in_time_is_not_removed(
-    open_stage: OpenStage, gate: Path, server: str, rules: set[str]
+async def test_a_worker_that_reports_in_time_is_not_removed(
+    start_environment: OpenEnvironment, release_file: Path, server: str, rules: set[str]
 ) -> None:
-    """The sweeper has seen a silent worker, which then reports, before it is removed."""
-    async with open_stage(server, ONCE, 1, **SHORT) as on:
-        given = await begin(on, ONCE, 1, gate)
-        [place] = on.pool.places
-        on.pool.send(place, signal.SIGSTOP)
-        await told(on, "judged")
-        on.pool.send(place, signal.SIGCONT)
-        await told(on, "cycle:")
-        gate.touch()  # noqa: ASYNC240 - an instant
-        assert await broken(on, given) == rules
+    """The sweeper finds a silent worker, which sends a heartbeat before the sweeper removes it."""
+    async with start_environment(server, SINGLE_ATTEMPT, 1, **SHORT) as environment:
+        submissions = await start_tasks(environment, SINGLE_ATTEMPT, 1, release_file)
+        [worker] = environment.workers.slots
+        environment.workers.pause(worker)
+        await wait_for_output(environment, "found silent workers")
+        environment.workers.resume(worker)
+        await wait_for_output(environment, "cycle:")
+        release_file.touch()  # noqa: ASYNC240
+        assert await broken_rules(environment, submissions) == rules
 
 
-@pytest.mark.parametrize(("server", "rules"), [("credit", {"the living are spared"}), ("", set())])
-async def test_a_server_that_was_away_judges_nobody_at_once(
-    open_stage: OpenStage, gate: Path, server: str, rules: set[str]
+@pytest.mark.parametrize(("server", "rules"), [("grace", {"live workers are kept"}), ("", set())])
+async def test_after_a_pause_the_server_removes_no_worker_at_once(
+    start_environment: OpenEnvironment, release_file: Path, server: str, rules: set[str]
 ) -> None:
-    """The server stands still for longer than the timeout, and hears its workers a moment later."""
-    async with open_stage(server, ONCE, 3, **SHORT) as on:
-        given = await begin(on, ONCE, 3, gate)
-        await told(on, "cycle:")
-        fault = Fault("server stopped", time.time())
-        on.server.send(signal.SIGSTOP)
-        on.proxy.lose("request", 1000)
-        on.proxy.cut()
-        await asyncio.sleep(2 * SHORT["worker_timeout_seconds"])
-        since = on.server.lines_said
-        fault.back_at = time.time()
-        on.server.send(signal.SIGCONT)
-        await told(on, "cycle:", since)
-        on.proxy.heal()
-        on.faults.append(fault)
-        gate.touch()  # noqa: ASYNC240 - an instant
-        assert await broken(on, given) == rules
+    """The server is paused for longer than the timeout, and gets the first heartbeats a moment later."""
+    async with start_environment(server, SINGLE_ATTEMPT, 3, **SHORT) as environment:
+        submissions = await start_tasks(environment, SINGLE_ATTEMPT, 3, release_file)
+        await wait_for_output(environment, "cycle:")
+        fault = Fault("server paused", time.time())
+        environment.server.send(signal.SIGSTOP)
+        environment.proxy.drop("request", 1000)
+        environment.proxy.close_connections()
+        await asyncio.sleep(SHORT["worker_timeout_seconds"] + 0.5)
+        lines = len(environment.server.output)
+        fault.server_back_at = time.time()
+        environment.server.send(signal.SIGCONT)
+        await environment.server.wait_for_output("cycle:", lines)
+        environment.proxy.stop_dropping()
+        environment.faults.append(fault)
+        release_file.touch()  # noqa: ASYNC240
+        assert await broken_rules(environment, submissions) == rules
 
 
-@pytest.mark.parametrize(("server", "rules"), [("brake", {"the brake holds"}), ("", set())])
-async def test_the_brake_gives_most_workers_one_interval_more(
-    open_stage: OpenStage, gate: Path, server: str, rules: set[str]
+@pytest.mark.parametrize(("server", "rules"), [("mass-expiry", {"the mass expiry guard holds"}), ("", set())])
+async def test_the_mass_expiry_guard_waits_one_interval(
+    start_environment: OpenEnvironment, release_file: Path, server: str, rules: set[str]
 ) -> None:
-    """All workers fall silent at once, and are back right after the cycle that would remove them."""
-    async with open_stage(server, ONCE, 5, **SLOW) as on:
-        given = await begin(on, ONCE, 5, gate)
-        await told(on, "stale=0")
-        for place in on.pool.places:
-            on.pool.send(place, signal.SIGSTOP)
-        await told(on, "stale=5")
-        for place in on.pool.places:
-            on.pool.send(place, signal.SIGCONT)
-        await told(on, "stale=0")
-        gate.touch()  # noqa: ASYNC240 - an instant
-        assert await broken(on, given) == rules
+    """All workers are silent at once, and send heartbeats right after the cycle that finds them silent."""
+    async with start_environment(server, SINGLE_ATTEMPT, 5, **SLOW_SWEEPER) as environment:
+        submissions = await start_tasks(environment, SINGLE_ATTEMPT, 5, release_file)
+        await wait_for_output(environment, "stale=0")
+        for worker in environment.workers.slots:
+            environment.workers.pause(worker)
+        await wait_for_output(environment, "stale=5")
+        for worker in environment.workers.slots:
+            environment.workers.resume(worker)
+        await wait_for_output(environment, "stale=0")
+        release_file.touch()  # noqa: ASYNC240
+        assert await broken_rules(environment, submissions) == rules
 
 
 @pytest.mark.parametrize(
     ("server", "rules"),
-    [("fence", {"the fence holds", "one end is accepted", "a result is of its attempt"}), ("", set())],
+    [
+        (
+            "fencing",
+            {
+                "stale reports are rejected",
+                "one final report is accepted",
+                "results belong to their attempt",
+            },
+        ),
+        ("", set()),
+    ],
 )
-async def test_a_late_report_ends_nothing(
-    open_stage: OpenStage, gate: Path, server: str, rules: set[str]
+async def test_a_stale_report_ends_no_task(
+    start_environment: OpenEnvironment, release_file: Path, server: str, rules: set[str]
 ) -> None:
-    """A worker was taken for lost, and reports while another one is at the next attempt."""
-    async with open_stage(server, AGAIN, 2, **SHORT) as on:
-        given = await begin(on, AGAIN, 1, gate)
-        task = given[0].task or ""
-        [first] = [it.pid for it in journal.read(on.folder)[0]]
-        late, other = sorted(on.pool.places, key=lambda place: place.pid != first)
-        on.pool.send(late, signal.SIGSTOP)
-        await until_begun(on, (task, 2))
-        on.pool.send(other, signal.SIGSTOP)
-        gate.touch()  # noqa: ASYNC240 - an instant
-        on.pool.send(late, signal.SIGCONT)
-        await until_noted(on, lambda _, calls: any(it.asked == "completed" and it.code for it in calls))
-        on.pool.send(other, signal.SIGCONT)
-        assert await broken(on, given) == rules
+    """The server removed a worker, which reports while another worker executes the next attempt."""
+    async with start_environment(server, RETRIED, 2, **SHORT) as environment:
+        submissions = await start_tasks(environment, RETRIED, 1, release_file)
+        [first] = [it.pid for it in read_worker_logs(environment.log_folder)[0]]
+        stale, other = sorted(environment.workers.slots, key=lambda slot: slot.pid != first)
+        environment.workers.pause(stale)
+        await wait_until_started(environment, (submissions[0].task_id, 2))
+        environment.workers.pause(other)
+        release_file.touch()  # noqa: ASYNC240
+        environment.workers.resume(stale)
+        await wait_for_logs(
+            environment,
+            lambda _, requests: any(it.status == "completed" and it.status_code for it in requests),
+        )
+        environment.workers.resume(other)
+        assert await broken_rules(environment, submissions) == rules

@@ -1,4 +1,4 @@
-"""A load generator that costs little: HTTP/1.1 with keep-alive on bare sockets."""
+"""A load generator with little overhead: HTTP/1.1 with keep-alive on an asyncio protocol."""
 
 import asyncio
 import json
@@ -12,28 +12,28 @@ from urllib.parse import urlsplit
 
 
 class Connection(asyncio.Protocol):
-    """One connection; one request at a time."""
+    """One connection, which sends one request at a time."""
 
     def __init__(self, head: str) -> None:
         self._head = head
         self._buffer = bytearray()
-        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._response: asyncio.Future[tuple[int, bytes]] | None = None
         self._transport: Any = None
 
     def connection_made(self, transport: Any) -> None:
-        """Keep the transport."""
+        """Store the transport."""
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the open request."""
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(exc or ConnectionResetError("the server hung up"))
+        """Raise an error in the open request."""
+        if self._response is not None and not self._response.done():
+            self._response.set_exception(exc or ConnectionResetError("The server closed the connection"))
 
     def data_received(self, data: bytes) -> None:
-        """Answer once head and body are there."""
+        """Return the response to the caller when head and body are complete."""
         self._buffer += data
         end = self._buffer.find(b"\r\n\r\n")
-        if end < 0 or self._answer is None:
+        if end < 0 or self._response is None:
             return
         head = bytes(self._buffer[:end]).lower()
         start = head.find(b"content-length:")
@@ -42,7 +42,7 @@ class Connection(asyncio.Protocol):
             return
         body = bytes(self._buffer[end + 4 : end + 4 + size])
         self._buffer.clear()
-        self._answer.set_result((int(head[9:12]), body))
+        self._response.set_result((int(head[9:12]), body))
 
     async def request(self, method: str, path: str, body: Any = None, headers: str = "") -> tuple[int, bytes]:
         """Send a request and return (status, body)."""
@@ -51,29 +51,29 @@ class Connection(asyncio.Protocol):
         head = (
             f"{method} {path} HTTP/1.1\r\n{self._head}{headers}{kind}Content-Length: {len(content)}\r\n\r\n"
         )
-        self._answer = asyncio.get_running_loop().create_future()
+        self._response = asyncio.get_running_loop().create_future()
         self._transport.write(head.encode() + content)
-        return await self._answer
+        return await self._response
 
     async def json(self, method: str, path: str, body: Any = None, headers: str = "") -> Any:
-        """Send a request and return the parsed answer; anything but a success stops the benchmark."""
-        status, answer = await self.request(method, path, body, headers)
-        assert status < 300, (method, path, status, answer)
-        return json.loads(answer) if answer else None
+        """Send a request and return the parsed response; an error response stops the benchmark."""
+        status, content = await self.request(method, path, body, headers)
+        assert status < 300, (method, path, status, content)
+        return json.loads(content) if content else None
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._transport.close()
 
 
 @asynccontextmanager
 async def connections(url: str, token: str, count: int) -> AsyncIterator[list[Connection]]:
     """Open `count` connections."""
-    where = urlsplit(url)
-    head = f"Host: {where.netloc}\r\nAuthorization: Bearer {token}\r\n"
+    server = urlsplit(url)
+    head = f"Host: {server.netloc}\r\nAuthorization: Bearer {token}\r\n"
     loop = asyncio.get_running_loop()
     opened = [
-        (await loop.create_connection(lambda: Connection(head), where.hostname, where.port))[1]
+        (await loop.create_connection(lambda: Connection(head), server.hostname, server.port))[1]
         for _ in range(count)
     ]
     try:
@@ -85,7 +85,7 @@ async def connections(url: str, token: str, count: int) -> AsyncIterator[list[Co
 
 @dataclass
 class Rate:
-    """Rounds per second, and the time of one round in ms at the middle and near the end."""
+    """Calls per second; median and 95th percentile of the duration of one call, in ms."""
 
     per_second: float
     p50: float
@@ -93,18 +93,15 @@ class Rate:
 
 
 async def measure(
-    opened: list[Connection], one: Callable[[Connection, int], Awaitable[object]], seconds: float
+    opened: list[Connection], call: Callable[[Connection], Awaitable[object]], seconds: float
 ) -> Rate:
-    """Let every connection do `one` again and again for `seconds`; the index counts all rounds."""
+    """Run `call` repeatedly on every connection for `seconds`."""
     times: list[float] = []
     stop = time.perf_counter() + seconds
-    index = 0
 
     async def work(connection: Connection) -> None:
-        nonlocal index
         while (start := time.perf_counter()) < stop:
-            index += 1
-            await one(connection, index)
+            await call(connection)
             times.append(time.perf_counter() - start)
 
     begin = time.perf_counter()
@@ -113,6 +110,6 @@ async def measure(
 
 
 def quantiles(times: list[float]) -> tuple[float, float]:
-    """Return the middle and the 95th percentile, in ms."""
+    """Return the median and the 95th percentile, in ms."""
     ordered = sorted(times)
     return median(ordered) * 1000, ordered[int(0.95 * (len(ordered) - 1))] * 1000

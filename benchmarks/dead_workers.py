@@ -1,0 +1,87 @@
+"""The sweeper removes thousands of dead workers while a live worker sends heartbeats."""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Connection, insert, select
+
+from benchmarks.http_client import connections, quantiles
+from benchmarks.scenarios import JOB, V1, register
+from benchmarks.servers import TOKEN
+from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.store.tables import Job, Task, Worker
+
+_SETTINGS = {"WORKER_TIMEOUT_SECONDS": "4", "SWEEPER_INTERVAL_SECONDS": "1"}
+_TASKS_EACH = 2
+_HEARTBEAT_SECONDS = 0.005
+_SILENCE = timedelta(days=1)
+
+
+@contextmanager
+def short_timeouts() -> Iterator[None]:
+    """Set a short worker timeout for the servers that start in this block."""
+    names = {f"ZNDRAW_JOBLIB_{name}": value for name, value in _SETTINGS.items()}
+    os.environ |= names
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
+
+
+async def sweep(server: str, url: str, count: int) -> str:
+    """Insert dead workers with two tasks each; return how long one cycle takes, and heartbeats meanwhile."""
+    async with connections(server, TOKEN, 2) as (live, admin):
+        worker = await register(live)
+        database = open_database(url)
+        await database.run_sync(partial(_insert_dead_workers, count=count))
+        await database.close()
+        swept, times = asyncio.Event(), []
+
+        async def send_heartbeats() -> None:
+            while not swept.is_set():
+                start = time.perf_counter()
+                await live.json("PATCH", f"{V1}/workers/{worker}")
+                times.append(time.perf_counter() - start)
+                await asyncio.sleep(_HEARTBEAT_SECONDS)
+
+        sending = asyncio.create_task(send_heartbeats())
+        cycle: dict[str, Any] = {"expired": 0}
+        while not cycle["expired"]:
+            await asyncio.sleep(0.2)
+            state = await admin.json("GET", f"{V1}/admin/sweeper")
+            cycle = max(state["cycles"], key=lambda each: each["expired"], default=cycle)
+        swept.set()
+        await sending
+    assert (cycle["expired"], cycle["failed"]) == (count, _TASKS_EACH * count), cycle
+    p50, p95 = quantiles(times)
+    return (
+        f"{count:,} dead workers with {_TASKS_EACH * count:,} tasks: removed in {cycle['elapsed']:.2f} s; "
+        f"heartbeats meanwhile: p50 {p50:.1f} ms, p95 {p95:.1f} ms, max {1000 * max(times):.0f} ms"
+    )
+
+
+def _insert_dead_workers(connection: Connection, count: int) -> None:
+    jobs = Job.__table__
+    job, now = connection.execute(select(jobs.c.id, jobs.c.created_at).where(jobs.c.full_name == JOB)).one()
+    ids = [uuid4() for _ in range(count)]
+    workers = [
+        {"id": worker, "owner_id": "dead", "created_at": now, "last_heartbeat": now - _SILENCE}
+        for worker in ids
+    ]
+    connection.execute(insert(Worker.__table__), workers)
+    task = {"job_id": job, "room_id": "bench", "status": "claimed", "created_by": "bench", "payload": {}}
+    times = {"created_at": now, "claimed_at": now}
+    tasks = [
+        {**task, **times, "id": uuid4(), "attempt": 1, "worker_id": worker}
+        for worker in ids
+        for _ in range(_TASKS_EACH)
+    ]
+    connection.execute(insert(Task.__table__), tasks)

@@ -1,0 +1,137 @@
+"""Thousands of clients that wait: open claims and Socket.IO connections."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import psutil
+import socketio
+
+from benchmarks.http_client import Connection, connections, quantiles
+from benchmarks.scenarios import V1, claim_task, register, report, submit_task
+from benchmarks.servers import TOKEN
+
+_CLAIMS_PER_WORKER = 50
+_IDLE_SECONDS = 10.0
+_SETTLE_SECONDS = 12.0  # PostgreSQL counts the transactions of a connection up to 10 s later
+_CONNECTS_AT_ONCE = 100
+_ROUNDS = 200
+
+
+async def waiting_claims(
+    url: str,
+    server: psutil.Process,
+    count: int,
+    count_transactions: Callable[[], Awaitable[int]] | None,
+) -> str:
+    """Open many claims that wait; return their memory, their transactions while idle, and their latency."""
+    before = server.memory_info().rss
+    async with connections(url, TOKEN, count + 1) as (submitter, *waiting):
+        workers = [await register(submitter) for _ in range(count // _CLAIMS_PER_WORKER)]
+        served: asyncio.Queue[tuple[Connection, str]] = asyncio.Queue()
+
+        async def claim(connection: Connection, worker: str) -> None:
+            await claim_task(connection, worker, "Prefer: wait=600\r\n")
+            served.put_nowait((connection, worker))
+
+        claims = {
+            asyncio.create_task(claim(connection, workers[index // _CLAIMS_PER_WORKER]))
+            for index, connection in enumerate(waiting)
+        }
+        await asyncio.sleep(_SETTLE_SECONDS)
+        memory = (server.memory_info().rss - before) / count
+        idle = "" if count_transactions is None else await _describe_idle(count_transactions)
+        times = []
+        for _ in range(_ROUNDS):
+            start = time.perf_counter()
+            await submit_task(submitter)
+            connection, worker = await served.get()
+            times.append(time.perf_counter() - start)
+            claims.add(asyncio.create_task(claim(connection, worker)))
+        for task in claims:
+            task.cancel()
+        await asyncio.gather(*claims, return_exceptions=True)
+    p50, p95 = quantiles(times)
+    return (
+        f"{count:,} waiting claims: {memory / 1024:.1f} KiB each, {idle}"
+        f"submit to claim p50 {p50:.1f} ms, p95 {p95:.1f} ms"
+    )
+
+
+async def _describe_idle(count_transactions: Callable[[], Awaitable[int]]) -> str:
+    before = await count_transactions()
+    await asyncio.sleep(_IDLE_SECONDS)
+    rate = (await count_transactions() - before) / _IDLE_SECONDS
+    return f"{rate:.1f} transactions/s while idle, "
+
+
+async def sockets(url: str, server: psutil.Process, count: int) -> str:
+    """Open many Socket.IO connections, each in its own room; return their memory and the event latency."""
+    before = server.memory_info().rss
+    received: asyncio.Queue[int] = asyncio.Queue()
+    clients = [socketio.AsyncClient(reconnection=False) for _ in range(count)]
+
+    async def connect(number: int, client: Any) -> None:
+        client.on("task_status_event", lambda _: received.put_nowait(number))
+        await _join(client, url, f"room-{number}")
+
+    for start in range(0, count, _CONNECTS_AT_ONCE):
+        numbers = range(start, min(start + _CONNECTS_AT_ONCE, count))
+        await asyncio.gather(*[connect(number, clients[number]) for number in numbers])
+    memory = (server.memory_info().rss - before) / count
+    async with connections(url, TOKEN, 1) as (submitter,):
+        await register(submitter)
+        times = []
+        for index in range(_ROUNDS):
+            number = index * 7919 % count
+            start_time = time.perf_counter()
+            await submit_task(submitter, room=f"{V1}/rooms/room-{number}")
+            assert await received.get() == number
+            times.append(time.perf_counter() - start_time)
+    await _disconnect(clients)
+    p50, p95 = quantiles(times)
+    return (
+        f"{count:,} Socket.IO connections: {memory / 1024:.1f} KiB each, "
+        f"submit to event p50 {p50:.1f} ms, p95 {p95:.1f} ms"
+    )
+
+
+async def listeners(url: str, count: int, cycles: int) -> str:
+    """Open many connections in one room; return the rate at which all of them receive all events in order."""
+    clients = [socketio.AsyncClient(reconnection=False) for _ in range(count)]
+    received: list[list[tuple[str, str]]] = [[] for _ in clients]
+    for client, events in zip(clients, received, strict=True):
+        client.on(
+            "task_status_event", lambda task, events=events: events.append((task["id"], task["status"]))
+        )
+        await _join(client, url, "bench")
+    async with connections(url, TOKEN, 1) as (worker,):
+        worker_id = await register(worker, "Observed")
+        start = time.perf_counter()
+        for _ in range(cycles):
+            await submit_task(worker, "@global:modifiers:Observed")
+            task = await claim_task(worker, worker_id)
+            for status in ("running", "completed"):
+                await report(worker, task, status)
+        for client in clients:
+            await client.call("leave_room", {"room_id": "bench"}, timeout=60)
+        seconds = time.perf_counter() - start
+    await _disconnect(clients)
+    statuses = ["pending", "claimed", "running", "completed"] * cycles
+    assert all([status for _, status in events] == statuses for events in received), "an event is missing"
+    assert len(set(map(tuple, received))) == 1, "the clients received different events"
+    return (
+        f"{count} connections in one room, {cycles:,} life cycles: received all {count * 4 * cycles:,} "
+        f"events in order, {count * 4 * cycles / seconds:,.0f} per second"
+    )
+
+
+async def _join(client: Any, url: str, room: str) -> None:
+    await client.connect(url, auth={"token": TOKEN}, transports=["websocket"])
+    assert await client.call("join_room", {"room_id": room}) == {}
+
+
+async def _disconnect(clients: list[Any]) -> None:
+    for client in clients:
+        await client.disconnect()
