@@ -228,6 +228,6 @@ async def bring_result(  # noqa: PLR0913, PLR0917 - all that a request brings
         body = await read_body(request, _MAX_FAILURE_BYTES)
         await answers.upload_error(results, target, label.request_hash, body)
     else:
-        announced = int(request.headers.get("content-length", 0))
-        await answers.upload(results, target, label.request_hash, request.stream(), announced)
+        content_length = int(request.headers.get("content-length", 0))
+        await answers.upload(results, target, label.request_hash, request.stream(), content_length)
     return Response(status_code=204)

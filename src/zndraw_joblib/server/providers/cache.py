@@ -1,4 +1,4 @@
-"""What a result backend keeps of a read: its bytes, what is known of them, or what went wrong."""
+"""The entries of a provider request in a result backend: its result, the metadata of it, or its error."""
 
 import json
 from collections.abc import AsyncIterator
@@ -11,18 +11,19 @@ from pydantic import ValidationError
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import InvalidRequest, ProblemException, ProviderFailed
 from zndraw_joblib.contract.providers import ProviderError, inflight_key, result_key
-from zndraw_joblib.server.ports import PART_BYTES, ResultBackend, StreamingBackend
+from zndraw_joblib.server.ports import ResultBackend, StreamingBackend
+from zndraw_joblib.server.providers import parts
 from zndraw_joblib.server.service.provider_requests import ProviderRef
 from zndraw_joblib.server.service.rules import truncate_error
 
-_FAILURE_SECONDS = 30
-# What is known of a result stays longer than the result: without it, the result would pass for a host's own.
-_META_SECONDS = 60
+_ERROR_TTL = 30
+# The metadata must outlive the result: a result without metadata counts as stored by the host.
+_EXTRA_META_TTL = 60
 
 
 @dataclass(frozen=True, slots=True)
 class CachedResult:
-    """What a read gives: `size` bytes in `chunks`. `etag` is None where a host has put the bytes there."""
+    """The result of a request: `size` bytes in `chunks`. `etag` is None if the host stored the bytes."""
 
     size: int
     chunks: AsyncIterator[bytes]
@@ -31,104 +32,103 @@ class CachedResult:
 
 
 class CacheKeys(NamedTuple):
-    """Under which names a backend keeps what belongs to a read, and its locks."""
+    """The names of a request's entries and locks in a result backend."""
 
     result: str
     inflight: str
-    doubt: str
+    stale_lock: str
     upload: str
     meta: str
-    failure: str
+    error: str
 
 
 def cache_keys(name: JobName, request_hash: str) -> CacheKeys:
-    """Return the names of a read."""
+    """Return the names for a request."""
     rest = f"{name}:{request_hash}"
     return CacheKeys(
         result_key(str(name), request_hash),
         inflight_key(str(name), request_hash),
-        f"provider-doubt:{rest}",
+        f"provider-stale-lock:{rest}",
         f"provider-upload:{rest}",
         f"provider-meta:{rest}",
-        f"provider-failure:{rest}",
+        f"provider-error:{rest}",
     )
 
 
-async def find(backend: ResultBackend, target: ProviderRef, keys: CacheKeys) -> CachedResult | None:
-    """Return what was read by the provider's present registration. What is of another one is forgotten."""
+async def find(backend: ResultBackend, provider: ProviderRef, keys: CacheKeys) -> CachedResult | None:
+    """Return the result of the provider's current registration; remove one of an earlier registration."""
     meta = await backend.get(keys.meta)
-    if not _is_of(meta, target):
+    if not _is_current(meta, provider):
         await backend.delete(keys.result)
         await backend.delete(keys.meta)
         return None
-    said = json.loads(meta) if meta is not None else {}
+    fields = json.loads(meta) if meta is not None else {}
     opened = await _open(backend, keys.result)
     if opened is None:
         return None
-    return CachedResult(*opened, said.get("content_type", target.content_type), said.get("etag"))
+    return CachedResult(*opened, fields.get("content_type", provider.content_type), fields.get("etag"))
 
 
-def _is_of(meta: bytes | None, target: ProviderRef) -> bool:
-    """Tell whether bytes are of the registration that holds now. Else a host put them there."""
-    return meta is None or json.loads(meta)["registration"] == str(target.registration)
+def _is_current(meta: bytes | None, provider: ProviderRef) -> bool:
+    """Return whether a result is of the current registration. One without metadata is the host's own."""
+    return meta is None or json.loads(meta)["registration"] == str(provider.registration)
 
 
 async def _open(backend: ResultBackend, key: str) -> tuple[int, AsyncIterator[bytes]] | None:
     if isinstance(backend, StreamingBackend):
         return await backend.open_stream(key)
     data = await backend.get(key)
-    return None if data is None else (len(data), _sliced(data))
+    return None if data is None else (len(data), parts.stream(data))
 
 
-async def _sliced(data: bytes) -> AsyncIterator[bytes]:
-    for start in range(0, len(data), PART_BYTES):
-        yield data[start : start + PART_BYTES]
-
-
-async def make_room(backend: ResultBackend, target: ProviderRef, keys: CacheKeys) -> bool:
-    """Forget bytes of another registration, before those of this one come. Tell whether none are left."""
+async def remove_outdated(backend: ResultBackend, provider: ProviderRef, keys: CacheKeys) -> bool:
+    """Remove a result of an earlier registration. Return whether no result is left."""
     meta = await backend.get(keys.meta)
-    if not _is_of(meta, target):
+    if not _is_current(meta, provider):
         await backend.delete(keys.result)
         return True
     return meta is None
 
 
-async def describe(
-    backend: ResultBackend, target: ProviderRef, keys: CacheKeys, ttl: int, etag: str | None = None
+async def store_meta(
+    backend: ResultBackend, provider: ProviderRef, keys: CacheKeys, ttl: int, etag: str | None = None
 ) -> None:
-    """Note of which registration the bytes are, be they there already or on their way."""
-    said = {"registration": str(target.registration), "content_type": target.content_type, "etag": etag}
-    await backend.store(keys.meta, json.dumps(said).encode(), ttl + _META_SECONDS)
+    """Store the metadata of a result that is stored already or is being uploaded."""
+    fields = {
+        "registration": str(provider.registration),
+        "content_type": provider.content_type,
+        "etag": etag,
+    }
+    await backend.store(keys.meta, json.dumps(fields).encode(), ttl + _EXTRA_META_TTL)
 
 
-async def store(backend: ResultBackend, key: str, chunks: AsyncIterator[bytes], ttl: int) -> None:
-    """Keep bytes as they come."""
+async def store_result(backend: ResultBackend, key: str, chunks: AsyncIterator[bytes], ttl: int) -> None:
+    """Store the bytes of a result, as a stream if the backend can."""
     if isinstance(backend, StreamingBackend):
         await backend.store_stream(key, chunks, ttl)
     else:
         await backend.store(key, b"".join([chunk async for chunk in chunks]), ttl)
 
 
-async def failure(backend: ResultBackend, keys: CacheKeys) -> bytes | None:
-    """Return what went wrong with a read lately; each failure is another one."""
-    return await backend.get(keys.failure)
+async def get_error(backend: ResultBackend, keys: CacheKeys) -> bytes | None:
+    """Return the latest error of a request, or None. Two errors are never equal."""
+    return await backend.get(keys.error)
 
 
-async def store_failure(backend: ResultBackend, keys: CacheKeys, body: bytes) -> None:
-    """Keep what is said of a failed read, be it the shape that is expected or any text."""
+async def store_error(backend: ResultBackend, keys: CacheKeys, body: bytes) -> None:
+    """Store the error of a request: a `ProviderError` as JSON, or any text."""
     try:
-        said = ProviderError.model_validate_json(body)
+        error = ProviderError.model_validate_json(body)
     except ValidationError:
-        said = ProviderError(detail=body.decode("utf-8", "replace"))
-    shown = {**said.model_dump(), "detail": truncate_error(said.detail) or "", "id": uuid4().hex}
-    await backend.store(keys.failure, json.dumps(shown).encode(), _FAILURE_SECONDS)
+        error = ProviderError(detail=body.decode("utf-8", "replace"))
+    fields = {**error.model_dump(), "detail": truncate_error(error.detail) or "", "id": uuid4().hex}
+    await backend.store(keys.error, json.dumps(fields).encode(), _ERROR_TTL)
 
 
-def problem_of(target: ProviderRef, failed: bytes) -> ProblemException:
-    """Return a failure as the problem that the reader gets."""
-    said = json.loads(failed)
-    detail = f"Provider {str(target.name)!r}: {said['detail'] or said['error']}"
-    if said["is_invalid"]:
-        return InvalidRequest(detail, error=said["error"])
-    return ProviderFailed(detail, error=said["error"])
+def as_problem(provider: ProviderRef, error: bytes) -> ProblemException:
+    """Return a stored error as the problem for the caller."""
+    fields = json.loads(error)
+    detail = f"Provider {str(provider.name)!r}: {fields['detail'] or fields['error']}"
+    if fields["is_invalid"]:
+        return InvalidRequest(detail, error=fields["error"])
+    return ProviderFailed(detail, error=fields["error"])

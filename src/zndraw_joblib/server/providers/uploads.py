@@ -1,8 +1,7 @@
-"""The walk of an answer: from whoever was asked, into the result backend, to all who wait for it."""
+"""Uploads of provider results: into the result backend, and from there to all callers that wait."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -15,122 +14,120 @@ from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import provider_requests
 from zndraw_joblib.server.service.provider_requests import ProviderRef
 
-# So many results of the largest size may be on their way in at once.
-_UPLOADS = 4
-_UPLOAD_SECONDS = 30
+# At most the size of this many largest results is uploaded at once.
+_MAX_UPLOADS = 4
+_UPLOAD_LOCK_SECONDS = 30
 _ETAG_LENGTH = 32
 
 
 class Uploads:
-    """Takes what providers bring."""
+    """The uploads of provider results that this server process receives."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._incoming = 0
+        self._incoming_bytes = 0
 
     async def upload(
         self,
         backend: ResultBackend,
-        target: ProviderRef,
+        provider: ProviderRef,
         request_hash: str,
         chunks: AsyncIterator[bytes],
-        announced: int = 0,
+        content_length: int = 0,
     ) -> None:
-        """Keep the answer to a read for all who ask for the same, and let those who wait know.
+        """Store the result of a request and wake the callers that wait for it.
 
-        `announced` is how many bytes there will be, 0 where that is not known.
-
-        Raises `ContentTooLarge`, which readers are told too, `StaleResult`, and `ServiceUnavailable` while
-        too much is on its way in, or the same. What cannot be kept is asked for anew.
+        `content_length` is 0 if it is unknown. Raises `ContentTooLarge`, which the waiting callers get too,
+        `StaleResult`, and `ServiceUnavailable` while the same result or too many bytes are being uploaded. A
+        result that cannot be stored is requested again.
         """
-        keys, most = cache.cache_keys(target.name, request_hash), self._runtime.settings.max_result_bytes
-        # Bytes, and what is known of them, must not be of two registrations.
-        if not await backend.acquire_inflight(keys.upload, _UPLOAD_SECONDS):
-            raise _busy("The answer to this read is on its way in already")
+        keys, limit = cache.cache_keys(provider.name, request_hash), self._runtime.settings.max_result_bytes
+        # The lock keeps the bytes of one registration from being stored with the metadata of another.
+        if not await backend.acquire_inflight(keys.upload, _UPLOAD_LOCK_SECONDS):
+            raise _unavailable("The result of this request is being uploaded already")
         try:
-            await self._runtime.database.read_short(provider_requests.check_current, target=target)
-            if announced > most:
-                raise _too_large(most)
-            await self._keep(backend, target, keys, chunks)
+            await self._runtime.database.read_short(provider_requests.check_current, provider)
+            if content_length > limit:
+                raise _too_large(limit)
+            await self._store(backend, provider, keys, chunks)
         except ContentTooLarge as problem:
-            said = ProviderError(error=type(problem).__name__, detail=str(problem))
-            await self.upload_error(backend, target, request_hash, said.model_dump_json().encode())
+            error = ProviderError(error=type(problem).__name__, detail=str(problem))
+            await self.upload_error(backend, provider, request_hash, error.model_dump_json().encode())
             raise
         except StaleResult:
             raise
         except Exception:
             await backend.release_inflight(keys.inflight)
-            await self._runtime.write(provider_requests.discard, target=target, request_hash=request_hash)
+            await self._runtime.write(provider_requests.discard, provider, request_hash)
             raise
         else:
-            await self._settle(backend, target, request_hash, keys)
+            await self._complete(backend, provider, request_hash, keys)
         finally:
             await backend.release_inflight(keys.upload)
 
     async def upload_error(
-        self, backend: ResultBackend, target: ProviderRef, request_hash: str, body: bytes
+        self, backend: ResultBackend, provider: ProviderRef, request_hash: str, body: bytes
     ) -> None:
-        """Let those who wait for a read know what went wrong. Who asks later asks the provider again."""
-        keys = cache.cache_keys(target.name, request_hash)
-        await cache.store_failure(backend, keys, body)
-        await self._settle(backend, target, request_hash, keys)
+        """Report an error to the callers that wait for a request. A later caller repeats the request."""
+        keys = cache.cache_keys(provider.name, request_hash)
+        await cache.store_error(backend, keys, body)
+        await self._complete(backend, provider, request_hash, keys)
 
-    async def _keep(
-        self, backend: ResultBackend, target: ProviderRef, keys: CacheKeys, chunks: AsyncIterator[bytes]
+    async def _store(
+        self, backend: ResultBackend, provider: ProviderRef, keys: CacheKeys, chunks: AsyncIterator[bytes]
     ) -> None:
         ttl, digest = self._runtime.settings.provider_result_ttl_seconds, sha256()
-        has_room = await cache.make_room(backend, target, keys)
-        async with aclosing(self._measured(chunks, digest.update)) as measured:
-            begin = await _begin(measured)
-            is_whole = len(begin) <= PART_BYTES
-            # Bytes that are there already must not be taken for these: only then the ETag comes last.
-            is_known = is_whole and has_room
-            await cache.describe(backend, target, keys, ttl, _etag(digest) if is_known else None)
+        is_removed = await cache.remove_outdated(backend, provider, keys)
+        async with aclosing(self._limited(chunks, digest.update)) as limited:
+            head = await _read_head(limited)
+            is_whole = len(head) <= PART_BYTES
+            # The ETag is stored before the bytes only if no older bytes can be taken for them.
+            has_etag = is_whole and is_removed
+            await cache.store_meta(backend, provider, keys, ttl, _etag(digest) if has_etag else None)
             if is_whole:
-                await backend.store(keys.result, begin, ttl)
+                await backend.store(keys.result, head, ttl)
             else:
-                await cache.store(backend, keys.result, _joined(begin, measured), ttl)
-        if not is_known:
-            await cache.describe(backend, target, keys, ttl, _etag(digest))
+                await cache.store_result(backend, keys.result, _prepend(head, limited), ttl)
+        if not has_etag:
+            await cache.store_meta(backend, provider, keys, ttl, _etag(digest))
 
-    async def _settle(
-        self, backend: ResultBackend, target: ProviderRef, request_hash: str, keys: CacheKeys
+    async def _complete(
+        self, backend: ResultBackend, provider: ProviderRef, request_hash: str, keys: CacheKeys
     ) -> None:
         await backend.release_inflight(keys.inflight)
         await backend.notify_key(keys.result)
-        answered = partial(provider_requests.complete, target=target, request_hash=request_hash)
-        await self._runtime.write_short(answered)
+        await self._runtime.write_short(provider_requests.complete, provider, request_hash)
 
-    async def _measured(
-        self, chunks: AsyncIterator[bytes], note: Callable[[bytes], None]
+    async def _limited(
+        self, chunks: AsyncIterator[bytes], update_digest: Callable[[bytes], None]
     ) -> AsyncGenerator[bytes]:
-        most, size = self._runtime.settings.max_result_bytes, 0
+        limit, size = self._runtime.settings.max_result_bytes, 0
         try:
             async for chunk in chunks:
                 size += len(chunk)
-                self._incoming += len(chunk)
-                if size > most:
-                    raise _too_large(most)
-                if self._incoming > _UPLOADS * most:
-                    raise _busy("Too many results are on their way in")
-                note(chunk)
+                self._incoming_bytes += len(chunk)
+                if size > limit:
+                    raise _too_large(limit)
+                if self._incoming_bytes > _MAX_UPLOADS * limit:
+                    raise _unavailable("Too many results are being uploaded")
+                update_digest(chunk)
                 yield chunk
         finally:
-            self._incoming -= size
+            self._incoming_bytes -= size
 
 
-async def _begin(chunks: AsyncIterator[bytes]) -> bytes:
-    """Take what fits into one part, and a little more if there is more."""
-    begin = bytearray()
+async def _read_head(chunks: AsyncIterator[bytes]) -> bytes:
+    """Read the whole stream if it fits into one part, else until it exceeds one."""
+    head = bytearray()
     async for chunk in chunks:
-        begin += chunk
-        if len(begin) > PART_BYTES:
+        head += chunk
+        if len(head) > PART_BYTES:
             break
-    return bytes(begin)
+    return bytes(head)
 
 
-async def _joined(begin: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield begin
+async def _prepend(head: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield head
     async for chunk in chunks:
         yield chunk
 
@@ -140,9 +137,9 @@ def _etag(digest: Any) -> str:
     return text[:_ETAG_LENGTH]
 
 
-def _busy(what: str) -> ServiceUnavailable:
-    return ServiceUnavailable(f"{what}; try again", headers={"Retry-After": "1"})
+def _unavailable(reason: str) -> ServiceUnavailable:
+    return ServiceUnavailable(f"{reason}; try again", headers={"Retry-After": "1"})
 
 
-def _too_large(most: int) -> ContentTooLarge:
-    return ContentTooLarge(f"A result may have {most} bytes (setting max_result_bytes)")
+def _too_large(limit: int) -> ContentTooLarge:
+    return ContentTooLarge(f"A result may have at most {limit} bytes (setting max_result_bytes)")
