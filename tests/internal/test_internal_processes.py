@@ -14,7 +14,7 @@ import pytest
 import redis.asyncio
 import socketio
 from cli.program import Program, Serving
-from sweeper.process import ServerProcess
+from servers import ServerProcess
 from waiting import until
 from wire import V1
 

@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from replicas.lines import valkey  # noqa: F401 - a fixture is taken by its name
 from wire import V1
 
 from live.sockets import Live, serving
@@ -26,7 +25,7 @@ Pair = tuple[Live, Live]
 def urls(request: pytest.FixtureRequest) -> tuple[str, str | None]:
     """Return a database, and a Valkey server if there is one."""
     url = request.getfixturevalue("postgres_url")
-    return url, request.getfixturevalue("valkey") if request.param == "valkey" else None
+    return url, request.getfixturevalue("valkey_url") if request.param == "valkey" else None
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from databases import empty
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,10 +21,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from invariants import broken_invariants
+from replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock
 from sqlalchemy import select
-from store.fixtures import empty
-from store.invariants import faults
-from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock
 
 from model.ledger import ENDED, STUCK, TIMEOUT, Ledger, Policy
 from zndraw_joblib.contract.events import Emission, TaskStatusEvent
@@ -82,7 +82,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         """Let go, and look at the database once more from outside."""
         self.runner.run(self.runtime.database.close())
         self.runner.close()
-        assert faults(self.url) == []
+        assert broken_invariants(self.url) == []
 
     async def _hear(self, emissions: Sequence[Emission]) -> None:
         events = [event for event, _ in emissions if isinstance(event, TaskStatusEvent)]
@@ -368,11 +368,11 @@ def test_the_queue_on_sqlite_is_the_ledger(sqlite_template: Path, tmp_path: Path
 
 
 @pytest.mark.timeout(120)
-def test_the_queue_on_postgresql_is_the_ledger(postgres_for_all: str) -> None:
+def test_the_queue_on_postgresql_is_the_ledger(postgres_url: str) -> None:
     """The same on PostgreSQL, in fewer stories."""
 
     def begin() -> QueueAgainstLedger:
-        asyncio.run(empty(postgres_for_all))
-        return QueueAgainstLedger(postgres_for_all)
+        empty(postgres_url)
+        return QueueAgainstLedger(postgres_url)
 
     run_state_machine_as_test(begin, settings=profile(examples=12, steps=30))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from databases import PostgresDatabases
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
-from store.fixtures import sqlite_template  # noqa: F401 - pytest finds fixtures here, by their names
 
 from plans.explained import Explainer
 from plans.seeding import SEEDS
@@ -19,7 +19,7 @@ KINDS = ["without statistics", "with statistics"]
 
 
 @pytest.fixture(scope="session")
-def seeded_sqlite(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:  # noqa: F811
+def seeded_sqlite(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the URLs of two equal databases full of tasks: one without statistics, one with."""
     folder = tmp_path_factory.mktemp("plans")
     plain, analysed = folder / "plain.db", folder / "analysed.db"
@@ -31,12 +31,12 @@ def seeded_sqlite(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="session")
-def seeded_postgresql(postgres: str) -> dict[str, str]:
+def seeded_postgresql(postgres: PostgresDatabases) -> dict[str, str]:
     """Return the URLs of two equal databases full of tasks: one without statistics, one with."""
-    plain, analysed = postgres.format("plans_plain"), postgres.format("plans_analysed")
+    plain, analysed = postgres.url.format("plans_plain"), postgres.url.format("plans_analysed")
 
     async def seed() -> None:
-        administer = await asyncpg.connect(postgres.format("postgres"))
+        administer = await asyncpg.connect(postgres.url.format("postgres"))
         await administer.execute("CREATE DATABASE plans_plain TEMPLATE joblib_template")
         await _run(plain, SEEDS["postgresql"])
         await administer.execute("CREATE DATABASE plans_analysed TEMPLATE plans_plain")

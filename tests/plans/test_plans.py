@@ -8,9 +8,9 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
+from replica import ADMIN, OWNER, SUBMITTER
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
-from store.replica import ADMIN, OWNER, SUBMITTER
 
 from plans.explained import FEW, Explainer, Plan
 from plans.seeding import BIG, IDLE, JOBS, LAB, QUIET, RARE, TASKS, WORKERS, job_id, task_id, worker_id

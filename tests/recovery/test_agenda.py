@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from store.fixtures import OpenReplica
-from store.replica import Replica
+from replica import OpenReplica, Replica
 from waiting import until
 
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse

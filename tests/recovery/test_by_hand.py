@@ -5,9 +5,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from store.fixtures import every_kind
-from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock, InternalExecutor, Replica, internal
-from store.seeds import add_tasks, task
+from databases import every_kind
+from replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock, InternalExecutor, Replica, internal
+from seeds import add_tasks, task
 
 from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import JobsInvalidate, TaskAvailable, TaskStatusEvent, room_of, workers_of

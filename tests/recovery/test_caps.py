@@ -6,9 +6,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from databases import every_kind
+from replica import ADMIN, OWNER, SUBMITTER, HandClock, Replica
 from sqlalchemy import func, select
-from store.fixtures import every_kind
-from store.replica import ADMIN, OWNER, SUBMITTER, HandClock, Replica
 
 from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
 from zndraw_joblib.contract.messages import EmptyReason, JobResponse, TaskResponse

@@ -5,8 +5,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from store.fixtures import every_kind
-from store.replica import OWNER, HandClock, Replica
+from databases import every_kind
+from replica import OWNER, HandClock, Replica
 
 from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
 from zndraw_joblib.contract.messages import EmptyReason

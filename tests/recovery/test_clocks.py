@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from store.fixtures import every_kind
-from store.replica import ADMIN, HandClock, InternalExecutor, Replica, internal
+from databases import every_kind
+from replica import ADMIN, HandClock, InternalExecutor, Replica, internal
 
 from zndraw_joblib.contract.events import Emission, TaskAvailable, TaskStatusEvent, room_of, workers_of
 from zndraw_joblib.contract.messages import EmptyReason, TaskResponse

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from store.fixtures import every_kind
-from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica
+from databases import every_kind
+from replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica
 
 from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import JobsInvalidate

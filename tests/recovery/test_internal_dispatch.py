@@ -5,9 +5,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from databases import every_kind
+from replica import ADMIN, SUBMITTER, HandClock, InternalExecutor, Replica, internal
 from sqlalchemy import delete, update
-from store.fixtures import every_kind
-from store.replica import ADMIN, SUBMITTER, HandClock, InternalExecutor, Replica, internal
 
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import INTERNAL

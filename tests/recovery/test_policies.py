@@ -6,8 +6,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from store.fixtures import every_kind
-from store.replica import STRANGER, SUBMITTER, HandClock, Replica
+from databases import every_kind
+from replica import STRANGER, SUBMITTER, HandClock, Replica
 
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse
 from zndraw_joblib.contract.policy import Backoff, JobPolicy

@@ -5,8 +5,8 @@ from functools import partial
 from uuid import UUID
 
 import pytest
-from store.fixtures import every_kind
-from store.replica import SUBMITTER, HandClock, Replica
+from databases import every_kind
+from replica import SUBMITTER, HandClock, Replica
 
 from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.status import TaskStatus

@@ -4,10 +4,10 @@ import asyncio
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from databases import every_kind
 from pydantic import ValidationError
-from store.fixtures import OpenReplica, every_kind
-from store.replica import SUBMITTER, HandClock, Replica
-from store.seeds import seconds
+from replica import SUBMITTER, HandClock, OpenReplica, Replica
+from seeds import seconds
 
 from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import TaskAvailable
@@ -74,11 +74,11 @@ async def test_a_time_may_be_of_any_zone(timed: Replica, clock: HandClock) -> No
 
 
 @every_kind
-async def test_a_schedule_outlives_the_server(timed: Replica, clock: HandClock, open_one) -> None:
+async def test_a_schedule_outlives_the_server(timed: Replica, clock: HandClock, new_database) -> None:
     """It is in the database: another process lets the task in, by the sweeper as well."""
     job = await timed.register()
     later = await timed.submit(job, delay_seconds=100)
-    other = Replica(open_one(clock), timed.engine)
+    other = Replica(new_database(clock), timed.engine)
     sweeper = Sweeper(other.runtime.write, other.runtime.settings)
     await sweeper.cycle()
     assert (await other.get(later.id)).queue_position is None

@@ -4,8 +4,8 @@ from functools import partial
 from uuid import UUID
 
 import pytest
-from store.fixtures import every_kind
-from store.replica import ADMIN, OWNER, SUBMITTER, HandClock, InternalExecutor, Replica, internal
+from databases import every_kind
+from replica import ADMIN, OWNER, SUBMITTER, HandClock, InternalExecutor, Replica, internal
 
 from zndraw_joblib.contract.messages import JobResponse, TaskHistory, TaskUpdateRequest
 from zndraw_joblib.contract.names import INTERNAL

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from store.fixtures import every_kind
-from store.replica import OWNER, HandClock, Replica
+from databases import every_kind
+from replica import OWNER, HandClock, Replica
 
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse
 from zndraw_joblib.contract.status import TaskStatus

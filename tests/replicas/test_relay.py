@@ -158,7 +158,7 @@ async def test_a_line_that_breaks_is_opened_again(
 
 async def _break(request: pytest.FixtureRequest, engine: AsyncEngine) -> None:
     if request.getfixturevalue("way") == "valkey":
-        async with redis.asyncio.Redis.from_url(request.getfixturevalue("valkey")) as client:
+        async with redis.asyncio.Redis.from_url(request.getfixturevalue("valkey_url")) as client:
             await client.execute_command("CLIENT", "KILL", "SKIPME", "yes")
             return
     others = (

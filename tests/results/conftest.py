@@ -1,20 +1,6 @@
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from replicas.lines import valkey  # noqa: F401 - pytest finds fixtures here, by their names
-from store.fixtures import (  # noqa: F401 - likewise
-    clock,
-    database_url,
-    engine,
-    kind,
-    nothing_out_of_order,
-    open_one,
-    open_replica,
-    postgres_for_all,
-    replica,
-    sqlite_template,
-    timed,
-)
 
 from zndraw_joblib.server.providers.results.redis_results import RedisResults
 
@@ -28,7 +14,7 @@ async def open_redis(request: pytest.FixtureRequest) -> AsyncIterator[OpenRedis]
     opened: list[RedisResults] = []
 
     def open_it() -> RedisResults:
-        opened.append(RedisResults(request.getfixturevalue("valkey"), PREFIX))
+        opened.append(RedisResults(request.getfixturevalue("valkey_url"), PREFIX))
         return opened[-1]
 
     yield open_it

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from store.fixtures import OpenReplica, every_kind
+from databases import every_kind
+from replica import OpenReplica
 
 from results.broken import BROKEN
 from results.conftest import OpenRedis

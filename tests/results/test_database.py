@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
-from store.fixtures import OpenDatabase, OpenReplica
-from store.replica import HandClock, Replica
+from databases import OpenDatabase
+from replica import HandClock, OpenReplica, Replica
 from waiting import until
 
 from zndraw_joblib.contract.problems import ServiceUnavailable
@@ -195,12 +195,12 @@ async def test_a_wait_ends_when_the_server_stops(results: DatabaseResults, repli
     assert await asyncio.wait_for(waiting, 2) is None
 
 
-@pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"], indirect=True)
+@pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
 async def test_a_notification_reaches_other_processes(
-    open_replica: OpenReplica, open_one: OpenDatabase
+    open_replica: OpenReplica, new_database: OpenDatabase
 ) -> None:
     """The notification comes by pub/sub: no recheck is due before the test ends."""
-    open_connection = await open_one(None).pubsub_connection()
+    open_connection = await new_database(None).pubsub_connection()
     assert open_connection is not None
     runtimes = [open_replica().runtime for _ in range(2)]
     running = [asyncio.create_task(runtime.pubsub.run(open_connection)) for runtime in runtimes]

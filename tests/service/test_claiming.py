@@ -4,9 +4,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from replica import ADMIN, OWNER, STRANGER, HandClock, InternalExecutor, Replica, internal
+from seeds import add_tasks, task
 from sqlalchemy import insert, update
-from store.replica import ADMIN, OWNER, STRANGER, HandClock, InternalExecutor, Replica, internal
-from store.seeds import add_tasks, task
 
 from zndraw_joblib.contract.messages import TaskUpdateRequest
 from zndraw_joblib.contract.names import INTERNAL

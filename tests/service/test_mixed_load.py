@@ -9,11 +9,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from databases import every_kind
+from replica import ADMIN, OWNER, STRANGER, SUBMITTER, InternalExecutor, OpenReplica, Replica, internal
+from seeds import LONG_AGO
 from sqlalchemy import text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
-from store.fixtures import OpenReplica, every_kind
-from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, InternalExecutor, Replica, internal
-from store.seeds import LONG_AGO
 
 from zndraw_joblib.contract.events import TaskStatusEvent
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse

@@ -7,9 +7,9 @@ from typing import Any
 
 import psutil
 import pytest
+from databases import every_kind
 from pydantic_core import to_json
-from store.fixtures import every_kind
-from store.replica import Replica
+from replica import Replica
 from waiting import until
 
 from zndraw_joblib.contract.problems import InvalidPayload, ServiceUnavailable

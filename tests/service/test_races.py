@@ -11,11 +11,11 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from databases import every_kind
+from replica import OWNER, PATIENCE, STRANGER, SUBMITTER, Replica
+from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
-from store.fixtures import every_kind
-from store.replica import OWNER, PATIENCE, STRANGER, SUBMITTER, Replica
-from store.seeds import LONG_AGO, add_tasks, seconds, task
 
 from zndraw_joblib.contract.events import TaskStatusEvent
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse

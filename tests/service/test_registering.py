@@ -4,7 +4,7 @@ from functools import partial
 from uuid import uuid4
 
 import pytest
-from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica, internal
+from replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica, internal
 
 from zndraw_joblib.contract.events import Emission, JobsInvalidate, room_of
 from zndraw_joblib.contract.messages import JobRegisterRequest

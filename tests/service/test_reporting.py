@@ -6,9 +6,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock, Replica
+from seeds import add_tasks, task
 from sqlalchemy import update
-from store.replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock, Replica
-from store.seeds import add_tasks, task
 
 from zndraw_joblib.contract.messages import MAX_ERROR_BYTES, TaskResponse, TaskUpdateRequest
 from zndraw_joblib.contract.problems import (

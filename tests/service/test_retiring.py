@@ -4,9 +4,9 @@ from collections import Counter
 from uuid import uuid4
 
 import pytest
+from replica import ADMIN, OWNER, STRANGER, HandClock, InternalExecutor, Replica, internal
+from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import delete, update
-from store.replica import ADMIN, OWNER, STRANGER, HandClock, InternalExecutor, Replica, internal
-from store.seeds import LONG_AGO, add_tasks, seconds, task
 
 from zndraw_joblib.contract.events import JobsInvalidate, TaskStatusEvent, room_of
 from zndraw_joblib.contract.names import INTERNAL

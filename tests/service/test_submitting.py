@@ -6,8 +6,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from store.fixtures import every_kind
-from store.replica import ADMIN, SUBMITTER, InternalExecutor, Replica, internal
+from databases import every_kind
+from replica import ADMIN, SUBMITTER, InternalExecutor, Replica, internal
 
 from zndraw_joblib.contract.events import TaskAvailable, TaskStatusEvent, room_of, workers_of
 from zndraw_joblib.contract.messages import TaskResponse

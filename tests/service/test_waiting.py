@@ -7,11 +7,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from databases import every_kind
+from replica import OWNER, SUBMITTER, HandClock, OpenReplica, Replica
+from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
-from store.fixtures import OpenReplica, every_kind
-from store.replica import OWNER, SUBMITTER, HandClock, Replica
-from store.seeds import LONG_AGO, add_tasks, seconds, task
 
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import TaskResponse

@@ -5,10 +5,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from replica import Replica
 from sqlalchemy import CheckConstraint, delete, update
 from sqlalchemy.exc import IntegrityError
 
-from store.replica import Replica
 from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink, metadata
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

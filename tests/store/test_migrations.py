@@ -5,12 +5,10 @@ import re
 import sqlite3
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import asyncpg
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -26,16 +24,12 @@ from zndraw_joblib.server.store.tables import metadata
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of a database without any table."""
-    name = f"empty_{uuid4().hex}"
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / name}.db"
-        return
-    server: str = request.getfixturevalue("postgres")
-    asyncio.run(_administer(server, f"CREATE DATABASE {name}"))
-    yield server.format(name)
-    asyncio.run(_administer(server, f"DROP DATABASE {name} WITH (FORCE)"))
+        return f"sqlite:///{tmp_path / 'empty.db'}"
+    url: str = request.getfixturevalue("empty_postgres_url")
+    return url
 
 
 @pytest.fixture
@@ -44,12 +38,6 @@ async def empty(empty_url: str) -> AsyncIterator[AsyncEngine]:
     engine = open_engine(empty_url)
     yield engine
     await engine.dispose()
-
-
-async def _administer(server: str, statement: str) -> None:
-    connection = await asyncpg.connect(server.format("postgres"))
-    await connection.execute(statement)
-    await connection.close()
 
 
 async def tables(engine: AsyncEngine) -> set[str]:

@@ -5,10 +5,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from replica import OWNER, Replica
+from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import text
 
-from store.replica import OWNER, Replica
-from store.seeds import LONG_AGO, add_tasks, seconds, task
 from zndraw_joblib.contract.problems import ContentTooLarge
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page

@@ -5,9 +5,9 @@ from functools import partial
 from uuid import UUID
 
 import pytest
+from replica import SUBMITTER, Replica
+from seeds import add_tasks, task
 
-from store.replica import SUBMITTER, Replica
-from store.seeds import add_tasks, task
 from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page

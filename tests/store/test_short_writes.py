@@ -5,12 +5,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from databases import OpenDatabase
+from replica import PATIENCE
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from store.fixtures import OpenDatabase
-from store.replica import PATIENCE
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.store import workers
 from zndraw_joblib.server.store.database import Database, Transaction
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.parametrize("kind", ["sqlite"])
 
 
 @pytest.fixture
-def database(open_one: OpenDatabase) -> Database:
+def database(new_database: OpenDatabase) -> Database:
     """Return the test's database."""
-    return open_one(None)
+    return new_database(None)
 
 
 async def add(database: Database, owner: str = "x") -> None:

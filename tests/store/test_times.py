@@ -3,10 +3,10 @@
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+from replica import HandClock, Replica
+from seeds import LONG_AGO, add_tasks, task
 from sqlalchemy import text
 
-from store.replica import HandClock, Replica
-from store.seeds import LONG_AGO, add_tasks, task
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tables import Task

@@ -6,14 +6,14 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from databases import OpenDatabase, every_kind
+from replica import OWNER, PATIENCE, Replica
+from seeds import LONG_AGO
 from sqlalchemy import create_engine, insert, make_url, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from store.fixtures import OpenDatabase, every_kind
-from store.replica import OWNER, PATIENCE, Replica
-from store.seeds import LONG_AGO
 from zndraw_joblib.contract.events import Emission, JobsInvalidate
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.ports import Wake
@@ -30,9 +30,9 @@ jobs = Job.__table__
 
 
 @pytest.fixture
-def database(open_one: OpenDatabase) -> Database:
+def database(new_database: OpenDatabase) -> Database:
     """Return the test's database."""
-    return open_one(None)
+    return new_database(None)
 
 
 async def owners(engine: AsyncEngine) -> list[str]:
@@ -110,11 +110,11 @@ async def test_a_writer_waits_for_another_process(database: Database, engine: As
 @every_kind
 @pytest.mark.parametrize("ends", [1, 2])
 async def test_writers_lose_no_update(
-    open_one: OpenDatabase, engine: AsyncEngine, replica: Replica, ends: int
+    new_database: OpenDatabase, engine: AsyncEngine, replica: Replica, ends: int
 ) -> None:
     """Read-and-write of many writers at once, from one process and from two, counts each of them."""
     job = await replica.register()
-    databases = [open_one(None) for _ in range(ends)]
+    databases = [new_database(None) for _ in range(ends)]
 
     async def increment(tx: Transaction) -> None:
         row = (await tx.execute(select(jobs.c.pending).where(jobs.c.id == job.id).with_for_update())).one()

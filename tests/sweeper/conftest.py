@@ -1,6 +1,6 @@
 """A queue whose clock goes when it is told, with a sweeper that sweeps when it is told."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
@@ -8,7 +8,6 @@ from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from sweeper.queue import Clock, Queue, Wall, Wrapper, somebody
-from sweeper.shelf import Shelf
 from zndraw_joblib import JobLib, JobLibSettings
 from zndraw_joblib.server.background import sweeper as sweeper_module
 
@@ -37,16 +36,3 @@ def wall(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the sweeper look at a clock that goes when it is told, and start it by that clock."""
     monkeypatch.setattr(sweeper_module, "time", queue.wall)
     queue.restart()
-
-
-@pytest.fixture(scope="session")
-def shelf(postgres: str) -> Shelf:
-    """Keep PostgreSQL databases for the tests of this folder."""
-    return Shelf(postgres)
-
-
-@pytest.fixture
-def postgres_url(shelf: Shelf) -> Iterator[str]:
-    """Return the URL of an empty PostgreSQL database."""
-    yield shelf.take()
-    shelf.give_back()

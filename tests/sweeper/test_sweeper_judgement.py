@@ -320,7 +320,7 @@ class TestFaults:
         assert (await queue.sweep()).counts.failed == 2
         assert (await queue.read(running))["error"] == "Internal worker timeout"
 
-    @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+    @pytest.mark.parametrize("kind", ["postgresql"])
     async def test_a_statement_that_hangs_is_given_up(
         self, queue: Queue, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
     ) -> None:

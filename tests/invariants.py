@@ -5,7 +5,7 @@ import sqlite3
 
 import asyncpg
 
-FAULTS = {
+INVARIANTS = {
     "a task is held without a living worker": """
         SELECT count(*) FROM joblib_task t JOIN joblib_job j ON j.id = t.job_id
         WHERE t.status IN ('claimed', 'running') AND j.room_id <> '@internal'
@@ -61,10 +61,10 @@ FAULTS = {
         SELECT count(*) FROM joblib_attempt a
         WHERE NOT EXISTS (SELECT 1 FROM joblib_task t WHERE t.seq = a.task_seq AND t.attempt >= a.attempt)""",
 }
-_ALL = "SELECT " + ", ".join(f"({sql})" for sql in FAULTS.values())
+_ALL = "SELECT " + ", ".join(f"({sql})" for sql in INVARIANTS.values())
 
 
-def faults(url: str) -> list[str]:
+def broken_invariants(url: str) -> list[str]:
     """Return the sentences that are true of a database and must not be, and of how many rows."""
     if url.startswith("sqlite"):
         connection = sqlite3.connect(url.removeprefix("sqlite:///"))
@@ -72,7 +72,7 @@ def faults(url: str) -> list[str]:
         connection.close()
     else:
         counts = asyncio.run(_counts(url))
-    return [f"{fault} ({count})" for fault, count in zip(FAULTS, counts, strict=True) if count]
+    return [f"{fault} ({count})" for fault, count in zip(INVARIANTS, counts, strict=True) if count]
 
 
 async def _counts(url: str) -> list[int]:

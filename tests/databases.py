@@ -1,0 +1,120 @@
+"""Migrated databases for the tests. An emptied one is used again: creating one costs more than most tests."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import asyncpg
+import pytest
+
+from zndraw_joblib.server.store import schema
+from zndraw_joblib.server.store.database import Clock, Database
+from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.store.tables import metadata
+
+OpenDatabase = Callable[[Clock | None], Database]
+
+every_kind = pytest.mark.parametrize(
+    "kind", ["sqlite", "sqlite-of-a-host", "postgresql", "postgresql-of-a-host"]
+)
+# For behaviour that does not depend on the database.
+on_sqlite = pytest.mark.parametrize("kind", ["sqlite"])
+on_postgresql = pytest.mark.parametrize("kind", ["postgresql"])
+
+_TEMPLATE = "joblib_template"
+# Everything that a test may have left beside rows: tables, columns, indexes, triggers, functions.
+_OBJECTS = """
+    SELECT string_agg(thing, ',' ORDER BY thing) FROM (
+        SELECT c.relname || '.' || coalesce(a.attname, '') AS thing FROM pg_class c
+            LEFT JOIN pg_attribute a ON a.attrelid = c.oid WHERE c.relnamespace = 'public'::regnamespace
+        UNION ALL SELECT tgname::text FROM pg_trigger WHERE NOT tgisinternal
+        UNION ALL SELECT proname::text FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+    ) AS things
+"""
+_DISCONNECT_OTHERS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+_EMPTY = "; ".join(
+    ["SET lock_timeout = '5s'"] + [f"DELETE FROM {table.name}" for table in reversed(metadata.sorted_tables)]  # noqa: S608
+)
+
+
+class PostgresDatabases:
+    """The databases of one PostgreSQL server; its URL has `{}` for the name of the database."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._numbers = itertools.count()
+        self._free: list[str] = []
+        self._objects: str | None = None
+
+    def make_template(self) -> None:
+        """Create the migrated database that others are cloned from."""
+        self._execute("postgres", f"CREATE DATABASE {_TEMPLATE}")
+        migrate(self.url.format(_TEMPLATE))
+        self._objects = self._run(_TEMPLATE, lambda c: c.fetchval(_OBJECTS))
+
+    def create(self, *, empty: bool = False) -> str:
+        """Create a database, migrated or without tables; return its name."""
+        name = f"test_{next(self._numbers)}"
+        self._execute("postgres", f"CREATE DATABASE {name}" + ("" if empty else f" TEMPLATE {_TEMPLATE}"))
+        return name
+
+    def drop(self, name: str) -> None:
+        """Drop a database and its connections."""
+        self._execute("postgres", f"DROP DATABASE {name} WITH (FORCE)")
+
+    def take(self) -> str:
+        """Return the name of a migrated database without rows."""
+        return self._free.pop() if self._free else self.create()
+
+    def give_back(self, name: str) -> None:
+        """Keep the emptied database for the next test; drop it if a test changed its tables."""
+        if self._run(name, self._reset):
+            self._free.append(name)
+        else:
+            self.drop(name)
+
+    async def _reset(self, connection: Any) -> bool:
+        await connection.execute(_DISCONNECT_OTHERS)
+        if await connection.fetchval(_OBJECTS) != self._objects:
+            return False
+        await connection.execute(_EMPTY)
+        return True
+
+    def _execute(self, name: str, statement: str) -> None:
+        self._run(name, lambda connection: connection.execute(statement))
+
+    def _run(self, name: str, work: Callable[[Any], Awaitable[Any]]) -> Any:
+        async def connected() -> Any:
+            connection = await asyncpg.connect(self.url.format(name))
+            try:
+                return await work(connection)
+            finally:
+                await connection.close()
+
+        return asyncio.run(connected())
+
+
+def empty(url: str) -> None:
+    """Delete all rows of a PostgreSQL database."""
+
+    async def delete() -> None:
+        connection = await asyncpg.connect(url)
+        await connection.execute(_EMPTY)
+        await connection.close()
+
+    asyncio.run(delete())
+
+
+def migrate(url: str) -> None:
+    """Upgrade a database to the newest schema."""
+
+    async def upgrade() -> None:
+        database = open_database(url)
+        await schema.upgrade(database)
+        await database.close()
+
+    asyncio.run(upgrade())
