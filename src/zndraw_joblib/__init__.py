@@ -1,9 +1,9 @@
-"""A job queue with an HTTP face, for FastAPI teams. Importing it loads no server library."""
+"""A job queue with an HTTP API for FastAPI. The public names are loaded on first use."""
 
 from importlib import import_module
 from typing import Any
 
-_HOMES = {
+_MODULES = {
     "contract.events": (
         "Emission",
         "Event",
@@ -100,13 +100,11 @@ _HOMES = {
     ),
     "contract.policy": ("Backoff", "RetryOn", "JobPolicy"),
     "contract.status": ("TaskStatus",),
-    "contract.extensions": ("Category", "Extension", "Provider"),
+    "contract.extensions": ("Category", "Extension", "GiveUp", "NonRetryable", "Provider"),
     "worker.api": ("ApiManager", "connect"),
-    "worker.caller": ("ReadResult",),
-    "worker.files": ("FileContent", "FolderListing", "share_folder"),
-    "worker.folders": ("Folder",),
+    "worker.client": ("ProviderResult", "ReadResult"),
+    "worker.folders": ("FileContent", "Folder", "FolderListing", "share_folder"),
     "worker.manager": ("ClaimedTask", "JobManager"),
-    "worker.tasks": ("GiveUp",),
     "server.realtime.publisher": ("emit",),
     "testing": ("check_result_backend",),
     "server.internal.executor": ("GuardedExecutor", "InternalContext"),
@@ -135,16 +133,16 @@ _HOMES = {
         "run_sweeper",
     ),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted(_HOME_OF)  # noqa: PLE0605 - derived, so that a name has one home
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - derived, so that each name stands in one place
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name on first use (PEP 562)."""
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

@@ -9,8 +9,8 @@ import pytest
 from waiting import wait_until
 
 from cli.program import Program, Serving
-from zndraw_joblib.worker.caller import Caller
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.worker.rest import RestApi
 
 JOBS = '''
 from typing import Any
@@ -59,7 +59,7 @@ class Place(NamedTuple):
 
     program: Program
     server: Serving
-    caller: Caller
+    caller: JobClient
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with Serving(program) as server, server.connect() as connection:
         program.env["ZNDRAW_JOBLIB_URL"] = server.url
         worker = program.start("worker", "my_jobs.py", "--context", "my_jobs:context")
-        caller = Caller(Remote(connection))
+        caller = JobClient(RestApi(connection))
         wait_until(lambda: caller.jobs().total == 4 or worker.poll())
         yield Place(program, server, caller)
         worker.send_signal(signal.SIGINT)

@@ -10,13 +10,13 @@ from waiting import wait_until
 from cli.conftest import Place
 from cli.program import Program, Serving
 from zndraw_joblib.contract.messages import JobRegisterRequest, TaskResponse
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.rest import RestApi
 
 
 class Job:
     """A job in a room of its own, and a worker that does as it is told."""
 
-    def __init__(self, remote: Remote, room: str) -> None:
+    def __init__(self, remote: RestApi, room: str) -> None:
         self.remote, self.room = remote, room
         registered = remote.register(room, JobRegisterRequest(category="analysis", name="Slow"))
         assert registered.worker_id is not None
@@ -31,7 +31,7 @@ class Job:
 def job(place: Place, request: pytest.FixtureRequest) -> Iterator[Job]:
     """Return a job of the test's own."""
     with place.server.connect() as connection:
-        job = Job(Remote(connection), f"mending-{request.node.name[:60]}")
+        job = Job(RestApi(connection), f"mending-{request.node.name[:60]}")
         yield job
         job.remote.remove_worker(job.worker_id, 5)
 
@@ -158,7 +158,7 @@ def test_the_sweeper_is_looked_at_and_switched(program: Program) -> None:
         assert json.loads(observing.out)["mode"] == "observe"
         assert (both.code, both.is_refusal) == (2, True)
         with server.connect() as connection:
-            job = Job(Remote(connection), "silent")
+            job = Job(RestApi(connection), "silent")
             task_id = str(job.remote.submit(job.room, job.name, {}).id)
             assert job.claim() is not None
         preview = wait_until(

@@ -21,8 +21,8 @@ from zndraw_joblib.cli.operator import serving
 from zndraw_joblib.cli.operator.process import Plan
 from zndraw_joblib.cli.options import LogLevel
 from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.worker.caller import Caller
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.worker.rest import RestApi
 
 # What the supervisor does where the parent's own look at the database found nothing wrong.
 _SUPERVISE = """
@@ -117,18 +117,18 @@ def test_sigterm_stops_all_with_long_polls_open(row: Row) -> None:
     """Promptly, with one exit code; whoever sleeps there gets an answer: no task."""
     children, answers = row.children, []
 
-    def sleep(remote: Remote, worker_id: object) -> None:
+    def sleep(remote: RestApi, worker_id: object) -> None:
         answers.append(remote.claim(worker_id, wait=30))
 
     with row.connect() as connection:
-        remote = Remote(connection)
+        remote = RestApi(connection)
         workers = [remote.create_worker() for _ in range(4)]
         threads = [threading.Thread(target=sleep, args=(remote, worker.id)) for worker in workers]
         for thread in threads:
             thread.start()
         born = {worker.id: worker.last_heartbeat for worker in workers}
         # A worker that sleeps on the server counts as alive, every quarter of the timeout.
-        every = Caller(remote).workers
+        every = JobClient(remote).workers
         wait_until(lambda: all(one.last_heartbeat > born[one.id] for one in every().items))
         began = time.monotonic()
         done = row.stop(signal.SIGTERM)

@@ -7,8 +7,8 @@ from waiting import wait_until
 
 from cli.program import Program, Serving
 from zndraw_joblib.contract.messages import TaskClaimResponse
-from zndraw_joblib.worker.caller import Caller
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.worker.rest import RestApi
 
 
 def test_a_server_stops_with_long_polls_open(program: Program) -> None:
@@ -18,12 +18,12 @@ def test_a_server_stops_with_long_polls_open(program: Program) -> None:
         Serving(program, WORKER_TIMEOUT_SECONDS="0.4") as server,
         server.connect() as connection,
     ):
-        remote = Remote(connection)
+        remote = RestApi(connection)
         worker = remote.create_worker()
         answers: list[tuple[TaskClaimResponse, int]] = []
         poll = threading.Thread(target=lambda: answers.append(remote.claim(worker.id, wait=30)))
         poll.start()
-        wait_until(lambda: Caller(remote).workers().items[0].last_heartbeat > worker.last_heartbeat)
+        wait_until(lambda: JobClient(remote).workers().items[0].last_heartbeat > worker.last_heartbeat)
         began = time.monotonic()
         done = server.stop()
         assert time.monotonic() - began < 2

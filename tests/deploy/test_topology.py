@@ -20,9 +20,9 @@ from deploy.forwarder import Forwarder
 from zndraw_joblib.contract.messages import MAX_PAGE
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection, connect
-from zndraw_joblib.worker.caller import Caller
-from zndraw_joblib.worker.remote import Remote
-from zndraw_joblib.worker.retry import unreachable
+from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.retry import is_unreachable
 
 pytestmark = pytest.mark.timeout(240)  # many processes, each of which imports a server
 
@@ -81,7 +81,7 @@ class Deployment:
     """A worker, and somebody who submits."""
 
     def __init__(self, connection: Connection, worker: subprocess.Popen[str], folder: Path) -> None:
-        self.caller = Caller(Remote(connection))
+        self.caller = JobClient(RestApi(connection))
         self._worker = worker
         self._pipe = folder / "pipe"
         os.mkfifo(self._pipe)
@@ -129,7 +129,7 @@ class Deployment:
             try:
                 return self.caller.submit(SQUARE, {"number": number}, room=ROOM)
             except Exception as error:
-                if unreachable(error):
+                if is_unreachable(error):
                     return None
                 raise
 

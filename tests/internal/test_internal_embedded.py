@@ -92,7 +92,7 @@ async def test_a_task_runs_to_its_end_without_any_remote_worker(client: httpx.As
     [
         ("exit", "SystemExit: 3", 2),
         ("interrupt", "KeyboardInterrupt", 2),
-        ("give up", "GiveUp: no use", 1),
+        ("give up", "NonRetryable: no use", 1),
         ("large", "The result has 1,048,578 bytes as JSON; 1,048,576 are allowed", 2),
         ("strange", "The result cannot be kept as JSON: ", 2),
         ("nan", "The result cannot be kept as JSON: ", 2),

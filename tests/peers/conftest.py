@@ -14,8 +14,8 @@ from waiting import wait_until
 
 from peers.peer import ROOT, Peer
 from zndraw_joblib.worker.api import Connection
-from zndraw_joblib.worker.caller import Caller
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.worker.rest import RestApi
 
 PEERS = Path(__file__).parent
 OLD = ROOT / ".venv-0.1.7"
@@ -35,14 +35,14 @@ class Place(NamedTuple):
     connection: Connection
 
     @property
-    def remote(self) -> Remote:
+    def remote(self) -> RestApi:
         """The server's operations."""
-        return Remote(self.connection)
+        return RestApi(self.connection)
 
     @property
-    def caller(self) -> Caller:
+    def caller(self) -> JobClient:
         """Calls jobs."""
-        return Caller(self.remote)
+        return JobClient(self.remote)
 
     def workers(self) -> set[str]:
         """Return the ids of all workers."""

@@ -14,20 +14,20 @@ from zndraw_joblib.contract.problems import (
     ProviderNotFound,
     ProviderTimeout,
 )
-from zndraw_joblib.worker.caller import ReadResult
+from zndraw_joblib.worker.client import ProviderResult
 
 
-def hear(place: Place, name: str, path: str) -> ReadResult:
+def hear(place: Place, name: str, path: str) -> ProviderResult:
     """Read until there is an answer: by then its socket has joined, which nothing else tells."""
 
-    def answer() -> ReadResult | None:
+    def answer() -> ProviderResult | None:
         try:
             return place.caller.read_provider(name, {"path": path}, timeout=5)
         except (ProviderNotConnected, ProviderTimeout):
             return None
 
     found = wait_until(answer)
-    assert isinstance(found, ReadResult)
+    assert isinstance(found, ProviderResult)
     return found
 
 

@@ -16,9 +16,9 @@ from zndraw_joblib.contract.events import sockets_of
 from zndraw_joblib.contract.messages import TaskUpdateRequest
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection
-from zndraw_joblib.worker.inflight import InFlight
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.reports import HeldTasks
+from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 Make = Callable[..., JobManager]
@@ -51,7 +51,7 @@ def patient() -> Patient:
 
 def end(api: Connection, task_id: str, status: TaskStatus) -> None:
     """Move a task as somebody else would, a superuser."""
-    Remote(api).report(task_id, TaskUpdateRequest(status=status))
+    RestApi(api).report_task(task_id, TaskUpdateRequest(status=status))
 
 
 @pytest.mark.parametrize("way", [1, 2], ids=["returns", "raises"])
@@ -64,7 +64,7 @@ def test_a_heartbeat_tells_of_a_cancellation(
     manager.register(Add, room=room)
     task_id = manager.submit(Add(a=way), room=room)
     assert patient.running.wait(5)
-    end(manager._remote.api, task_id, TaskStatus.CANCELLED)  # type: ignore[arg-type]
+    end(manager._rest.api, task_id, TaskStatus.CANCELLED)  # type: ignore[arg-type]
     assert patient.stopped.wait(5)
     assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 0
     assert manager.get_task(task_id).status == TaskStatus.CANCELLED
@@ -91,12 +91,12 @@ def test_socketio_tells_of_a_cancellation_at_once(
 def test_a_worker_in_a_room_heeds_its_own_cancellations_alone(room: str) -> None:
     """An event counts where both the task and the worker that held it are meant."""
     task = ClaimedTask("1", "room-1:a:Echo", room, None, 1, {}, uuid4())
-    in_flight = InFlight()
-    in_flight.add(task)
-    in_flight.cancel("1", str(uuid4()))
-    in_flight.cancel("2", str(task.worker_id))
+    held = HeldTasks()
+    held.add(task)
+    held.cancel("1", str(uuid4()))
+    held.cancel("2", str(task.worker_id))
     assert not task.cancelled.is_set()
-    in_flight.cancel("1", str(task.worker_id))
+    held.cancel("1", str(task.worker_id))
     assert task.cancelled.is_set()
 
 
@@ -119,7 +119,7 @@ def test_a_worker_that_was_removed_gives_up_what_it_held(
     manager.submit(Add(a=1), room=room)
     assert patient.running.wait(5)
     assert isinstance(manager.worker_id, UUID)
-    Remote(api).remove_worker(manager.worker_id, 5)
+    RestApi(api).remove_worker(manager.worker_id, 5)
     manager.heartbeat()
     assert patient.stopped.wait(5)
 
@@ -140,7 +140,7 @@ def test_a_task_that_was_claimed_by_hand_is_told(worker: Make, room: str, api: C
     manager.heartbeat()
     assert (first.cancelled.is_set(), second.cancelled.is_set()) == (True, False)
     assert end_of_second == TaskStatus.COMPLETED
-    assert manager._in_flight.named() == []
+    assert manager._held.to_name() == []
 
 
 def test_a_heartbeat_names_what_is_worked_on_and_nothing_else(worker: Make, room: str) -> None:
@@ -149,21 +149,21 @@ def test_a_heartbeat_names_what_is_worked_on_and_nothing_else(worker: Make, room
     manager.register(Add, room=room)
     task_ids = [manager.submit(Add(), room=room) for _ in range(3)]
     tasks = [manager.claim(5) for _ in task_ids]
-    assert [str(task.id) for task in manager._in_flight.named()] == task_ids
-    end(manager._remote.api, task_ids[0], TaskStatus.CANCELLED)  # type: ignore[arg-type]
+    assert [str(task.id) for task in manager._held.to_name()] == task_ids
+    end(manager._rest.api, task_ids[0], TaskStatus.CANCELLED)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cancelled"):
         manager.start(tasks[0])
     manager.fail(tasks[1], "no")
-    assert [str(task.id) for task in manager._in_flight.named()] == task_ids[2:]
+    assert [str(task.id) for task in manager._held.to_name()] == task_ids[2:]
 
 
 def test_a_crowd_of_tasks_is_named_in_turn() -> None:
     """A thousand at most, and others the next time."""
-    in_flight = InFlight()
+    held = HeldTasks()
     tasks = [ClaimedTask(str(uuid4()), "a:b:C", "a", None, 1, {}, uuid4()) for _ in range(1500)]
     for task in tasks:
-        in_flight.add(task)
-    first, second = in_flight.named(), in_flight.named()
+        held.add(task)
+    first, second = held.to_name(), held.to_name()
     assert (len(first), len(second)) == (1000, 1000)
     assert {str(task.id) for task in [*first, *second]} == {task.task_id for task in tasks}
 

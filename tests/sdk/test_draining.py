@@ -13,7 +13,7 @@ from zndraw_joblib.contract.messages import WorkerResponse
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.serving import serve
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -22,7 +22,7 @@ Make = Callable[..., JobManager]
 
 def drain(api: Connection, worker_id: object) -> None:
     """Ask a worker to leave, as an operator does."""
-    assert Remote(api).order("POST", f"/workers/{worker_id}/drain", WorkerResponse).drain
+    assert RestApi(api).send("POST", f"/workers/{worker_id}/drain", WorkerResponse).drain
 
 
 HEARS = {"by a heartbeat": {"heartbeat_interval": 0.1}, "by a claim": {"long_poll": 1, "concurrency": 2}}

@@ -15,8 +15,7 @@ import fsspec
 import pytest
 
 from zndraw_joblib.contract.problems import InvalidRequest, ProviderFailed
-from zndraw_joblib.worker.files import FileContent, FolderListing, share_folder
-from zndraw_joblib.worker.folders import Folder, checked_path
+from zndraw_joblib.worker.folders import FileContent, Folder, FolderListing, normalized_path, share_folder
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]
@@ -133,7 +132,7 @@ def test_what_is_inside_can_be_read(home: Path) -> None:
     for path in ("sub", "", "/"):
         with pytest.raises(IsADirectoryError, match=f"This is a folder: {path!r}"):
             content(folder, path)
-    with pytest.raises(NotADirectoryError, match=r"This is no folder: 'a.txt'"):
+    with pytest.raises(NotADirectoryError, match=r"This is not a folder: 'a.txt'"):
         folder.entries("a.txt", 0, 9)
 
 
@@ -192,13 +191,13 @@ def test_names_that_no_text_can_say(home: Path) -> None:
 def test_what_is_no_path(path: str) -> None:
     """It is refused before anything is looked at."""
     with pytest.raises(ValueError, match="not a path inside the folder"):
-        checked_path(path)
+        normalized_path(path)
 
 
 @pytest.mark.parametrize(("path", "plain"), [("", ""), ("/", ""), ("/a/b/", "a/b"), ("a b", "a b")])
 def test_slashes_around_a_path_mean_nothing(path: str, plain: str) -> None:
     """The shared folder is the root."""
-    assert checked_path(path) == plain
+    assert normalized_path(path) == plain
 
 
 def test_other_systems(tmp_path: Path) -> None:
@@ -262,7 +261,7 @@ def test_what_cannot_be_shared(home: Path) -> None:
     for place in (home / "a.txt", home / "nowhere", "memory://nowhere"):
         with pytest.raises(NotADirectoryError):
             Folder(place)
-    with pytest.raises(ValueError, match="by its path alone"):
+    with pytest.raises(ValueError, match="give its path alone"):
         Folder(f"dir::file://{home}")
 
 
@@ -317,7 +316,7 @@ def test_a_reader_hears_what_is_wrong(shared: JobManager, home: Path, room: str)
         ("folders", {"limit": 501}, InvalidRequest, "limit: "),
         ("files", {"path": "out-file"}, ProviderFailed, "no such file or folder: 'out-file'"),
         ("files", {"path": "sub"}, ProviderFailed, "This is a folder: 'sub'"),
-        ("folders", {"path": "a.txt"}, ProviderFailed, "This is no folder: 'a.txt'"),
+        ("folders", {"path": "a.txt"}, ProviderFailed, "This is not a folder: 'a.txt'"),
     ]
     for category, params, error, text in wrong:
         with pytest.raises(error, match=text) as raised:

@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
-from zndraw_joblib.worker.loops import doze
-from zndraw_joblib.worker.retry import Backoff, passing, retry_after, unreachable
+from zndraw_joblib.worker.heartbeats import sleep_until
+from zndraw_joblib.worker.retry import RequestBackoff, is_transient, is_unreachable, retry_after
 
 
 def test_pauses_grow_to_a_limit_and_start_over() -> None:
     """A quarter of a second at first, 15 s at most, with jitter, and short again after a success."""
-    backoff = Backoff()
+    backoff = RequestBackoff()
     pauses = [backoff.after(httpx.ConnectError("")) for _ in range(50)]
     assert pauses[0] <= 0.25
     assert 10 < pauses[-1] <= 15
@@ -46,23 +46,25 @@ def test_the_servers_wish_is_honoured(header: Callable[[], str], seconds: float)
     """Retry-After, in seconds or as a date, is the least pause; 5 minutes at most."""
     error = TooManyRequests("slower", headers={"Retry-After": header()})
     assert seconds <= retry_after(error) <= seconds + 3
-    assert seconds <= Backoff().after(error) <= seconds + 3
+    assert seconds <= RequestBackoff().after(error) <= seconds + 3
 
 
 def test_a_hosts_error_is_known_by_its_cause() -> None:
     """A host may raise what it likes: the problem behind it decides whether to try again."""
     error = RuntimeError("the host's own")
-    assert not passing(error)
+    assert not is_transient(error)
     error.__cause__ = ServiceUnavailable()
-    assert passing(error)
-    assert unreachable(error)
-    assert not passing(PermissionError("a refusal is no outage"))
+    assert is_transient(error)
+    assert is_unreachable(error)
+    assert not is_transient(PermissionError("a refusal is no outage"))
 
 
 def test_a_machine_that_slept_wakes_the_loop() -> None:
     """The wall clock ends a wait that the monotonic clock, which slept too, would not."""
     slept = count(0, 3600)
-    dozing = threading.Thread(target=doze, args=(threading.Event(), 3600, lambda: next(slept)), daemon=True)
+    dozing = threading.Thread(
+        target=sleep_until, args=(threading.Event(), 3600, lambda: next(slept)), daemon=True
+    )
     dozing.start()
     dozing.join(3)
     assert not dozing.is_alive()

@@ -9,13 +9,14 @@ import httpx
 import pytest
 
 from sdk.jobs import Add, Picky
+from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.policy import Backoff, RetryOn
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.remote import Remote, quoted
-from zndraw_joblib.worker.tasks import ClaimedTask, GiveUp
+from zndraw_joblib.worker.rest import RestApi, quoted
+from zndraw_joblib.worker.tasks import ClaimedTask
 
 Make = Callable[..., JobManager]
 Said = list[tuple[str, str, dict[str, Any]]]
@@ -47,7 +48,7 @@ def registrations(said: Said) -> list[dict[str, Any]]:
 
 def job(api: Connection, room: str) -> JobResponse:
     """Return the job that a room has."""
-    return Remote(api).read(f"/rooms/{room}/jobs/{quoted(f'{room}:modifiers:Add')}", JobResponse)
+    return RestApi(api).get(f"/rooms/{room}/jobs/{quoted(f'{room}:modifiers:Add')}", JobResponse)
 
 
 def test_only_what_is_given_is_sent(worker: Make, room: str, said: Said, api: Connection) -> None:
@@ -85,7 +86,7 @@ def test_a_worker_that_was_removed_says_the_same_again(
     class Add2(Add):
         pass
 
-    Remote(api).remove_worker(manager.worker_id, 5)
+    RestApi(api).remove_worker(manager.worker_id, 5)
     manager.heartbeat()
     assert registrations(said) == [{"max_attempts": 4, "max_tasks": 3}] * 2
     manager.heartbeat()
@@ -151,10 +152,10 @@ def test_a_failed_task_is_tried_again(worker: Make, room: str) -> None:
 
 @pytest.mark.parametrize("way", ["raises", "says"])
 def test_a_task_may_be_given_up(worker: Make, room: str, way: str) -> None:
-    """`GiveUp`, or a failure that is not to be retried, ends the task whatever the policy says."""
+    """`NonRetryable`, or a failure that is not to be retried, ends the task whatever the policy says."""
 
     def execute(task: ClaimedTask) -> None:
-        raise GiveUp("no such file")
+        raise NonRetryable("no such file")
 
     manager = worker(execute if way == "raises" else None)
     manager.register(Add, room=room, max_attempts=5, retry_on=["error"], backoff=AT_ONCE)
@@ -163,9 +164,13 @@ def test_a_task_may_be_given_up(worker: Make, room: str, way: str) -> None:
         task = manager.claim(5)
         assert task is not None
         manager.start(task)
-        manager.fail(task, GiveUp("no such file"), retry=False)
+        manager.fail(task, NonRetryable("no such file"), retry=False)
     failed = manager.wait_for(task_id, 5)
-    assert (failed.status, failed.attempt, failed.error) == (TaskStatus.FAILED, 1, "GiveUp: no such file")
+    assert (failed.status, failed.attempt, failed.error) == (
+        TaskStatus.FAILED,
+        1,
+        "NonRetryable: no such file",
+    )
 
 
 def test_a_payload_that_does_not_fit_is_not_tried_again(worker: Make, room: str) -> None:
@@ -198,7 +203,7 @@ def test_a_task_is_handed_back_and_looked_into(worker: Make, room: str) -> None:
     first = manager.claim(5)
     assert first is not None
     assert manager.release(first).status == TaskStatus.PENDING
-    assert manager._in_flight.named() == []
+    assert manager._held.to_name() == []
     assert {reason.code for reason in manager.explain(task_id).reasons} == {"queued"}
     assert manager.release(first).attempt == 1  # a repeat, as after a lost answer
     second = manager.claim(5)
@@ -220,12 +225,12 @@ def test_an_attempt_that_was_taken_away_is_dropped(
 
     def execute(task: ClaimedTask) -> int:
         if task.attempt == 1:
-            Remote(api).act(task.task_id, "release")
+            RestApi(api).act_on_task(task.task_id, "release")
         return task.attempt
 
     manager = worker(execute, heartbeat_interval=60)
     manager.register(Add, room=room)
     task_id = manager.submit(Add(), room=room)
     assert manager.wait_for(task_id, 5).result == 2
-    told = [record for record in caplog.records if "is not ours any more" in record.getMessage()]
+    told = [record for record in caplog.records if "is no longer held by this worker" in record.getMessage()]
     assert [(record.levelname, task_id in record.getMessage()) for record in told] == [("INFO", True)]

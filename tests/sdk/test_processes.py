@@ -31,7 +31,7 @@ class Work(Extension):
 """
 MAIN = """
 import logging, sys
-from zndraw_joblib.worker.processes import ProcessConfig, serve_processes
+from zndraw_joblib.worker.serving import ProcessConfig, serve_processes
 if __name__ == "__main__":
     url, token, room, target, number = sys.argv[1:]
     sys.exit(serve_processes(ProcessConfig(target, url, token, room), int(number)))

@@ -30,12 +30,12 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.worker.api import Connection
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.offers import Offer
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.registrations import ProviderRegistration
+from zndraw_joblib.worker.rest import RestApi
 
 Make = Callable[..., JobManager]
 Own = Callable[..., LiveServer]
-READS = "zndraw_joblib.worker.reads"
+REQUESTS = "zndraw_joblib.worker.provider_requests"
 
 
 class Color(Enum):
@@ -82,7 +82,7 @@ def test_parameters_of_all_kinds(
 
 def test_a_parameter_that_no_address_can_say(worker: Make) -> None:
     """It is refused before anything is sent."""
-    with pytest.raises(ValueError, match="'numbers' must be"):
+    with pytest.raises(ValueError, match="'numbers' is nested"):
         worker().read_provider("a:b:c", {"numbers": [[1]]})
     with pytest.raises(ProviderNotFound):
         worker().read_provider("a")
@@ -150,9 +150,9 @@ def fail(word: str) -> None:
         (Call, fail, ("LookupError", "there is no thing")),
         (Call, leave, ("SystemExit", "bye")),
         (Call, lambda word: broken(), ("RuntimeError", "broken off")),
-        (Call, lambda word: "text", ("TypeError", "gives bytes, not str")),
-        (Call, lambda word: None, ("TypeError", "gives bytes, not NoneType")),
-        (Call, lambda word: iter([1]), ("TypeError", "gives bytes, not int")),
+        (Call, lambda word: "text", ("TypeError", "must return bytes")),
+        (Call, lambda word: None, ("TypeError", "returned NoneType")),
+        (Call, lambda word: iter([1]), ("TypeError", "returned int")),
         (Data, lambda word: float("nan"), ("ValueError", "not JSON compliant")),
         (Data, lambda word: object(), ("PydanticSerializationError", "object")),
         (Call, None, ("TypeError", "not callable")),
@@ -176,7 +176,7 @@ def test_what_a_read_raises_reaches_the_reader(
     assert time.monotonic() - began < 3
     assert (raised.value.problem.model_extra or {})["error"] == told[0]
     assert told[1] in str(raised.value)
-    [logged] = [record for record in caplog.records if record.name == READS]
+    [logged] = [record for record in caplog.records if record.name == REQUESTS]
     assert logged.levelno == logging.ERROR
     assert logged.exc_info is not None
     assert manager.read_provider(f"{room}:echoes:two").json()["handler"] == 0
@@ -299,7 +299,9 @@ def test_a_provider_that_this_process_does_not_know(worker: Make, room: str, api
     """Somebody else registered it for this worker: its readers are told."""
     manager = worker()
     manager.register_provider(Echo, name="one", handler=0, room=room)
-    Remote(api).register_provider(room, Offer(Call, "two", room, None).request(manager.worker_id))
+    RestApi(api).register_provider(
+        room, ProviderRegistration(Call, "two", room, None).request(manager.worker_id)
+    )
     with pytest.raises(ProviderFailed, match="does not know the provider"):
         manager.read_provider(f"{room}:calls:two")
 
@@ -338,8 +340,8 @@ def test_nobody_is_connected(own_server: Own, worker: Make, room: str) -> None:
     """The reader hears so at once, and does not wait for its whole time."""
     live = own_server()
     with live.connect() as api:
-        remote = Remote(api)
-        remote.register_provider(room, Offer(Call, "one", room, None).request(None))
+        remote = RestApi(api)
+        remote.register_provider(room, ProviderRegistration(Call, "one", room, None).request(None))
         began = time.monotonic()
         with pytest.raises(ProviderNotConnected):
             worker(at=api).read_provider(f"{room}:calls:one", timeout=20)

@@ -25,14 +25,14 @@ from sdk.test_lost_answers import bad_gateway, cut, late
 from zndraw_joblib.contract.messages import WorkerResponse
 from zndraw_joblib.contract.problems import ProviderFailed, ProviderNotFound
 from zndraw_joblib.worker.api import Connection
-from zndraw_joblib.worker.caller import ReadResult
+from zndraw_joblib.worker.client import ProviderResult
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.rest import RestApi
 
 Make = Callable[..., JobManager]
 Own = Callable[..., LiveServer]
-Ask = Callable[..., Future[ReadResult]]
-READS = "zndraw_joblib.worker.reads"
+Ask = Callable[..., Future[ProviderResult]]
+REQUESTS = "zndraw_joblib.worker.provider_requests"
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def ask(worker: Make, room: str) -> Iterator[Ask]:
     """Return a function that reads from the provider `one` in a thread."""
     with ThreadPoolExecutor(4) as pool:
 
-        def ask(manager: JobManager | None = None, **params: Any) -> Future[ReadResult]:
+        def ask(manager: JobManager | None = None, **params: Any) -> Future[ProviderResult]:
             return pool.submit((manager or worker()).read_provider, f"{room}:calls:one", params)
 
         yield ask
@@ -154,7 +154,7 @@ def test_a_worker_that_the_server_lost_provides_again(
     assert ask().result().content == b"1"
     old = manager.worker_id
     assert old is not None
-    Remote(api).remove_worker(old, 5)
+    RestApi(api).remove_worker(old, 5)
     wait_until(lambda: manager.worker_id not in {None, old})
     assert ask(word="again").result().content == b"1"
     assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 7
@@ -185,7 +185,7 @@ def test_a_provider_that_somebody_else_took_over(
     worker: Make, room: str, ask: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its late answer is not taken, which is no fault; the reader gets that of the other."""
-    caplog.set_level(logging.INFO, READS)
+    caplog.set_level(logging.INFO, REQUESTS)
     gate = Gate()
     first, second = worker(), worker()
     first.register_provider(Call, name="one", handler=gate, room=room)
@@ -193,8 +193,8 @@ def test_a_provider_that_somebody_else_took_over(
     assert gate.entered.acquire(timeout=5)
     second.register_provider(Call, name="one", handler=lambda word: b"second", room=room)
     gate.may_end.set()
-    wait_until(lambda: "was not taken" in caplog.text)
-    [said] = [record for record in caplog.records if record.name == READS]
+    wait_until(lambda: "did not take the result" in caplog.text)
+    [said] = [record for record in caplog.records if record.name == REQUESTS]
     assert said.levelno == logging.INFO
     assert "StaleResult" in said.getMessage()
     assert answer.result().content == b"second"
@@ -244,7 +244,7 @@ def test_a_disconnect_with_a_timeout_leaves_reads_behind(
     worker: Make, room: str, ask: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reader hears that the provider is gone; the late answer changes nothing."""
-    caplog.set_level(logging.INFO, READS)
+    caplog.set_level(logging.INFO, REQUESTS)
     gate = Gate()
     manager = worker()
     manager.register_provider(Call, name="one", handler=gate, room=room)
@@ -256,7 +256,7 @@ def test_a_disconnect_with_a_timeout_leaves_reads_behind(
     with pytest.raises(ProviderNotFound):
         answer.result()
     gate.may_end.set()
-    wait_until(lambda: "was not taken" in caplog.text)
+    wait_until(lambda: "did not take the result" in caplog.text)
 
 
 def test_a_read_may_disconnect_its_own_manager(worker: Make, room: str, ask: Ask) -> None:
@@ -284,7 +284,7 @@ def test_a_drained_worker_answers_and_leaves(worker: Make, room: str, ask: Ask, 
     manager.register_provider(Call, name="one", handler=gate, room=room)
     answer = ask(word="x")
     assert gate.entered.acquire(timeout=5)
-    Remote(api).order("POST", f"/workers/{manager.worker_id}/drain", WorkerResponse)
+    RestApi(api).send("POST", f"/workers/{manager.worker_id}/drain", WorkerResponse)
     waiting = threading.Thread(target=manager.wait)
     waiting.start()
     waiting.join(0.5)
@@ -307,7 +307,7 @@ def test_no_reader_waits_for_the_last_task(worker: Make, room: str, api: Connect
     assert running.wait(5)
     leaving = threading.Thread(target=manager.disconnect if way == "disconnect" else manager.wait)
     if way == "drain":
-        Remote(api).order("POST", f"/workers/{manager.worker_id}/drain", WorkerResponse)
+        RestApi(api).send("POST", f"/workers/{manager.worker_id}/drain", WorkerResponse)
     leaving.start()
     wait_until(lambda: not [one for one in manager.providers(room).items if one.room_id == room])
     assert leaving.is_alive()

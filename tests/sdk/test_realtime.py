@@ -24,11 +24,11 @@ from zndraw_joblib.server.mount import JobLib
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.store.engine import open_database
 from zndraw_joblib.worker.api import Connection, connect
-from zndraw_joblib.worker.channel import Channel
-from zndraw_joblib.worker.inflight import InFlight
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.realtime import Realtime
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.reports import HeldTasks
+from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.subscriptions import Subscriptions
 
 Make = Callable[..., JobManager]
 Own = Callable[..., LiveServer]
@@ -97,7 +97,7 @@ def test_rooms_are_joined_again_after_a_restart_of_the_server(
         assert_quick(manager, room)
         manager.disconnect(5)
     lost, back = lines(caplog, logging.INFO)
-    assert "goes on without" in lost
+    assert "continues without it" in lost
     assert "is connected" in back
 
 
@@ -170,7 +170,7 @@ def test_a_worker_that_is_registered_anew_joins_anew(
     manager.register(Add, room=room)
     joined(server, manager, room)
     old = manager.worker_id
-    Remote(live_api).remove_worker(old, 5)
+    RestApi(live_api).remove_worker(old, 5)
     wait_until(lambda: manager.worker_id not in {None, old})
     wait_until(lambda: server.sockets_in(sockets_of(manager.worker_id)))
     assert_quick(manager, room)
@@ -183,22 +183,26 @@ def test_a_refused_join_is_said_once(
     manager = worker(at=live_api)
     manager.register(Add, room=room)
     wait_until(lambda: live_api.tsio.connected)
-    channel = Channel(live_api.tsio, InFlight())
+    channel = Subscriptions(live_api.tsio, HeldTasks())
     name = f"{room}:modifiers:Add"
     for strange in (f"{room}:modifiers:Other", f"{room}:modifiers:Others"):
         channel.join(strange, manager.worker_id)
-        channel._rejoin()
+        channel._on_connect()
     wait_until(lambda: len(warned(caplog)) == 2)
     assert all("does not serve" in line for line in warned(caplog))
-    assert not channel.beat_due.is_set()
+    assert not channel.heartbeat_due.is_set()
     channel.join(name, uuid4())
-    assert channel.beat_due.wait(5)
+    assert channel.heartbeat_due.wait(5)
     assert len(warned(caplog)) == 2
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the warnings of the channel."""
-    return [r.getMessage() for r in caplog.records if r.name.endswith("channel") and r.levelno > logging.INFO]
+    return [
+        r.getMessage()
+        for r in caplog.records
+        if r.name.endswith("subscriptions") and r.levelno > logging.INFO
+    ]
 
 
 class PubSub:

@@ -15,7 +15,7 @@ from zndraw_joblib.contract.messages import JobRegisterRequest
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 Make = Callable[..., JobManager]
@@ -88,7 +88,7 @@ def test_a_task_of_an_unknown_job_fails(worker: Make, room: str, api: Connection
     """L4: a job that this process does not know is no reason to stop."""
     manager = worker(add)
     manager.register(Add, room=room)
-    Remote(api).register(
+    RestApi(api).register(
         room, JobRegisterRequest(category="analysis", name="Strange", worker_id=manager.worker_id)
     )
     failed = manager.wait_for(manager.submit(f"{room}:analysis:Strange", room=room), 5)
@@ -190,7 +190,7 @@ def test_a_task_that_was_taken_away_is_dropped(worker: Make, room: str, api: Con
     task_id = manager.submit(Add(a=1), room=room)
     assert running.wait(5)
     removed = manager.worker_id
-    Remote(api).remove_worker(removed, 5)
+    RestApi(api).remove_worker(removed, 5)
     wait_until(lambda: manager.worker_id not in (None, removed))
     may_end.set()
     assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 1

@@ -28,8 +28,8 @@ from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import ProblemException, Unauthorized
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection, connect
-from zndraw_joblib.worker.caller import Caller
-from zndraw_joblib.worker.remote import Remote, quoted
+from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.worker.rest import RestApi, quoted
 
 TOKEN_VARIABLE = "ZNDRAW_JOBLIB_TOKEN"  # noqa: S105 - the name of a variable
 _MAX_DETAIL = 500
@@ -44,36 +44,38 @@ class Access:
     source: str
 
 
-class Client(Caller):
+class Client(JobClient):
     """What the commands ask of a server."""
 
     def cancel(self, task_id: UUID) -> TaskResponse:
         """Cancel a task."""
-        return self._remote.report(str(task_id), TaskUpdateRequest(status=TaskStatus.CANCELLED))
+        return self._rest.report_task(str(task_id), TaskUpdateRequest(status=TaskStatus.CANCELLED))
 
     def act(self, task_id: UUID, action: str, reason: str | None = None) -> TaskResponse:
         """Release or fail a task by hand."""
-        return self._remote.act(str(task_id), action, TaskActionRequest(error=reason) if reason else None)
+        return self._rest.act_on_task(
+            str(task_id), action, TaskActionRequest(error=reason) if reason else None
+        )
 
     def drain(self, worker_id: UUID) -> WorkerResponse:
         """Ask a worker to leave."""
-        return self._remote.order("POST", f"/workers/{worker_id}/drain", WorkerResponse)
+        return self._rest.send("POST", f"/workers/{worker_id}/drain", WorkerResponse)
 
     def switch(self, name: JobName, action: str) -> JobResponse:
         """Pause or resume a job."""
         path = f"/rooms/{quoted(name.room_id)}/jobs/{quoted(str(name))}/{action}"
-        return self._remote.order("POST", path, JobResponse)
+        return self._rest.send("POST", path, JobResponse)
 
     def sweeper(self, mode: SweeperMode | None = None) -> SweeperState:
         """Return how the sweeper works, after it was told a mode where one is given."""
         path = "/admin/sweeper"
         if mode is None:
-            return self._remote.read(path, SweeperState)
-        return self._remote.order("PATCH", path, SweeperState, SweeperUpdate(mode=mode))
+            return self._rest.get(path, SweeperState)
+        return self._rest.send("PATCH", path, SweeperState, SweeperUpdate(mode=mode))
 
     def preview(self) -> SweeperPreview:
         """Return what the sweeper would do now."""
-        return self._remote.read("/admin/sweeper/preview", SweeperPreview)
+        return self._rest.get("/admin/sweeper/preview", SweeperPreview)
 
     def every_job(self, room: str) -> list[JobSummary]:
         """Return all jobs that a room sees."""
@@ -123,7 +125,7 @@ def opened(access: Access, *, realtime: bool = False) -> Iterator[Connection]:
 def asking(url: str) -> Iterator[Client]:
     """Open a client for one command; what goes wrong becomes a `Refusal`."""
     with opened(find(url)) as connection:
-        yield Client(Remote(connection))
+        yield Client(RestApi(connection))
 
 
 def _unauthorized(access: Access, problem: ProblemException) -> str:

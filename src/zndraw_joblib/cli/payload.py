@@ -7,7 +7,7 @@ from typing import Any
 
 from zndraw_joblib.cli.refusal import Misuse
 from zndraw_joblib.contract.messages import TaskSubmitRequest
-from zndraw_joblib.worker.wishes import checked
+from zndraw_joblib.worker.options import validated
 
 
 def read_object(text: str | None) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def read_wishes(*, run_at: str | None, **wishes: Any) -> dict[str, Any]:
     try:
         moment = datetime.fromisoformat(run_at).astimezone() if run_at else None
         given = {name: value for name, value in {**wishes, "run_at": moment}.items() if value is not None}
-        checked(TaskSubmitRequest, given)
+        validated(TaskSubmitRequest, given)
     except (ValueError, OverflowError) as error:
         raise Misuse(str(error)) from error
     return given

@@ -10,16 +10,13 @@ from zndraw_joblib.cli.display import note
 from zndraw_joblib.cli.options import LogLevel
 from zndraw_joblib.cli.refusal import Misuse, Refusal
 from zndraw_joblib.contract.names import is_name
-from zndraw_joblib.worker import processes
-from zndraw_joblib.worker.caller import Caller
-from zndraw_joblib.worker.files import share_folder
-from zndraw_joblib.worker.folders import Folder
+from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.worker.folders import Folder, share_folder
 from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.processes import ProcessConfig
-from zndraw_joblib.worker.remote import Remote
-from zndraw_joblib.worker.retry import unreachable
-from zndraw_joblib.worker.serving import serve
+from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.retry import is_unreachable
+from zndraw_joblib.worker.serving import ProcessConfig, serve, serve_processes
 
 _PATIENCE_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
@@ -44,7 +41,7 @@ def run_several(access: Access, plan: ProcessConfig, count: int, log_level: LogL
     """Serve in processes that are replaced when they crash; return the exit code. Raises `Refusal`."""
     _wait_for_server(access)
     note(f"{count} processes serve {plan.target} in {plan.room} at {access.url}; Ctrl-C stops them.")
-    return min(1, processes.serve_processes(replace(plan, log_level=log_level.upper()), count))
+    return min(1, serve_processes(replace(plan, log_level=log_level.upper()), count))
 
 
 def share(access: Access, place: str, name: str, room: str) -> None:
@@ -68,9 +65,9 @@ def _wait_for_server(access: Access) -> None:
     with client.opened(access) as api:
         while True:
             try:
-                Caller(Remote(api)).workers(limit=1)
+                JobClient(RestApi(api)).workers(limit=1)
             except Exception as error:
-                if not unreachable(error) or time.monotonic() > deadline:
+                if not is_unreachable(error) or time.monotonic() > deadline:
                     raise
             else:
                 return

@@ -38,7 +38,7 @@ def worker(  # noqa: PLR0913 - each is an option
     """
     # Socket.IO takes half a second to load.
     from zndraw_joblib.cli import row  # noqa: PLC0415
-    from zndraw_joblib.worker.processes import ProcessConfig  # noqa: PLC0415
+    from zndraw_joblib.worker.serving import ProcessConfig  # noqa: PLC0415
 
     logs.set_up(log_level)
     access = client.find(url)

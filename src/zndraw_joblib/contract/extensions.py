@@ -61,3 +61,10 @@ class Provider(BaseModel, ABC):
             name: [value] if name in lists and isinstance(value, str) else value
             for name, value in params.items()
         }
+
+
+class NonRetryable(Exception):
+    """A final failure: a job raises it, and the task is not retried, whatever the job's policy is."""
+
+
+GiveUp = NonRetryable

@@ -1,1 +1,1 @@
-"""The worker's house: register jobs, claim tasks, run them, report. Synchronous, over HTTP."""
+"""The SDK: a worker process, its jobs and providers, and the client that submits tasks."""

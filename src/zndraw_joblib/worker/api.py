@@ -11,36 +11,34 @@ from zndraw_joblib.worker.realtime import Realtime
 API_PREFIX = "/v1/joblib"
 DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_SECONDS = 5.0
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 class ApiManager(Protocol):
-    """A host's HTTP client, its identity and its way to raise errors.
+    """A host's HTTP client, its identity, and its errors.
 
-    `raise_for_status` is called on every answer and shall raise on each that is not 2xx: the problem of
-    `contract.problems`, or plainly KeyError (404), PermissionError (401, 403), ValueError (409, 422).
-    Where it returns all the same, the problem is raised for it.
+    `raise_for_status` is called with every response. For each that is not 2xx it raises the problem of
+    `contract.problems`, or plainly KeyError (404), PermissionError (401, 403), ValueError (409, 422). If it
+    returns, the caller raises the problem.
     """
 
     @property
     def http(self) -> httpx.Client:
-        """The client for every request; used from several threads, so let its pool hold some connections."""
+        """The client for every request. Several threads use it: let its pool hold several connections."""
 
     @property
     def base_url(self) -> str:
-        """Where the server is, e.g. ``https://app.example.com``, without ``/v1/joblib``."""
+        """The server's address without ``/v1/joblib``, e.g. ``https://app.example.com``."""
 
     def get_headers(self) -> dict[str, str]:
-        """Return the headers of identity; asked for at every request, so a fresh token is picked up."""
+        """Return the headers of identity; called for every request, so a fresh token is used at once."""
 
     def raise_for_status(self, response: httpx.Response) -> None:
         """Raise if `response` is an error."""
 
 
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-
-
 class Connection:
-    """An `ApiManager` of its own, with a bearer token. A context manager; thread-safe.
+    """An `ApiManager` with a bearer token. A context manager; thread-safe.
 
     `tsio` is its Socket.IO connection, which every `JobManager` of it uses; None without `realtime`.
     """
@@ -61,15 +59,15 @@ class Connection:
 
     @property
     def base_url(self) -> str:
-        """Where the server is."""
+        """The server's address."""
         return self._url
 
     def get_headers(self) -> dict[str, str]:
-        """Return the bearer token's header, if there is a token."""
+        """Return the header with the bearer token, if there is a token."""
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     def raise_for_status(self, response: httpx.Response) -> None:
-        """Raise the problem that the server named, as the class of `contract.problems`."""
+        """Raise the problem of an error response, as its class in `contract.problems`."""
         if not response.is_success:
             raise read_problem(response)
 
@@ -99,16 +97,16 @@ def connect(
 ) -> Connection:
     """Return a connection to the server at `url`; no request is sent yet.
 
-    `timeout` is how many seconds an ordinary answer may take; a long-poll has its wait on top. An
-    error is raised as its class in `contract.problems`, a lost connection as `httpx.TransportError`.
-    With `realtime` a Socket.IO connection to the same server is opened in the background, and kept up: a
-    worker then hears of tasks and cancellations at once. Without it, or where it fails, it hears later.
+    `timeout` is how many seconds a response may take; a long-poll may take its wait in addition. An error
+    response is raised as its class in `contract.problems`, a lost connection as `httpx.TransportError`. With
+    `realtime` a Socket.IO connection to the same server is kept open in the background, so that workers learn
+    of tasks and cancellations at once; without it they learn of them later.
     """
     return Connection(url, token, timeout, realtime=realtime)
 
 
 def read_problem(response: httpx.Response) -> ProblemException:
-    """Return what an error answer says, as the exception to raise; `headers` keeps its Retry-After."""
+    """Return the exception for an error response; its `headers` keep Retry-After."""
     try:
         body = response.json()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Find a worker's extensions, and the context they run in, by the name of a module or a file."""
+"""Load a worker's extensions, and the context they run in, from a module or a file."""
 
 import importlib
 import importlib.util
@@ -12,19 +12,19 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-_OFFERED = ("model_json_schema", "model_validate", "model_dump", "run")
+_EXTENSION_METHODS = ("model_json_schema", "model_validate", "model_dump", "run")
 
 
 class CannotLoad(Exception):
-    """What the worker shall serve cannot be loaded; the text says why, in a sentence for the user."""
+    """A target cannot be loaded; the text says why, for the user."""
 
 
 class TargetMissing(CannotLoad):
-    """There is no such module, file or name in it."""
+    """The module or file does not exist, or has no such name in it."""
 
 
 class TargetBroken(CannotLoad):
-    """The module is there, but importing it fails. The cause is the exception that it raised."""
+    """Importing the module fails; the cause is the exception that it raised."""
 
 
 class NothingToServe(CannotLoad):
@@ -32,9 +32,9 @@ class NothingToServe(CannotLoad):
 
 
 def load_extensions(target: str) -> list[type[Any]]:
-    """Return the extensions that a module or a ``.py`` file defines, in its order.
+    """Return the extensions that a module or a ``.py`` file defines, in their order.
 
-    What it only imports does not count, nor do abstract classes and names with a leading underscore.
+    Classes that the module only imports, abstract classes and names with a leading underscore do not count.
     Raises `CannotLoad`.
     """
     module = load_module(target)
@@ -70,9 +70,11 @@ def load_module(target: str) -> ModuleType:
     path = Path(target).resolve()
     if is_file and not path.is_file():
         raise TargetMissing(f"There is no file {target!r}")
-    _make_importable(str(path.parent) if is_file else str(Path.cwd()))
+    folder = str(path.parent) if is_file else str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
-        return _run_file(path) if is_file else importlib.import_module(target)
+        return _import_file(path) if is_file else importlib.import_module(target)
     except ModuleNotFoundError as error:
         if not is_file and error.name and f"{target}.".startswith(f"{error.name}."):
             raise TargetMissing(f"There is no module {target!r}; a file needs its .py") from error
@@ -83,16 +85,16 @@ def load_module(target: str) -> ModuleType:
         raise TargetBroken(f"{target!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def _run_file(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     name = path.stem
     known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) == str(path):
         return known
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python source")
+        raise ImportError(f"{path} is not a Python source file")
     module = importlib.util.module_from_spec(spec)
-    # pydantic looks up the names of annotations in the module of a class.
+    # pydantic looks up the names in annotations in the module of a class.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -102,21 +104,16 @@ def _run_file(path: Path) -> ModuleType:
     return module
 
 
-def _make_importable(folder: str) -> None:
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-
-
 def _is_extension(value: object) -> bool:
     return (
         isinstance(value, type)
         and not inspect.isabstract(value)
-        and all(callable(getattr(value, name, None)) for name in _OFFERED)
+        and all(callable(getattr(value, name, None)) for name in _EXTENSION_METHODS)
     )
 
 
 def _has_category(cls: type[Any]) -> bool:
     if getattr(cls, "category", None):
         return True
-    log.warning("%s has no category and is not served", cls.__name__)
+    log.warning("%s has no category, so it is not served", cls.__name__)
     return False

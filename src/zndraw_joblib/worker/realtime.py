@@ -1,4 +1,4 @@
-"""A Socket.IO connection of our own, kept up in the background."""
+"""The worker's own Socket.IO connection, kept open in the background."""
 
 import logging
 import threading
@@ -8,26 +8,27 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.events import Event
-from zndraw_joblib.worker.retry import Backoff, describe
+from zndraw_joblib.worker.retry import describe
 
 log = logging.getLogger(__name__)
-# The library tells of every packet, the one with the token too.
+# The library logs every packet, also the one with the token.
 _library_log = logging.getLogger(f"{__name__}.library")
 _library_log.setLevel(logging.CRITICAL)
 
-_MOST_PAUSE_SECONDS = 60.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.25, 60.0
 _SETTLED_SECONDS = 10.0
-_ANSWER_SECONDS = 5
-_GOODBYE_SECONDS = 1.0
+_RESPONSE_SECONDS = 5
+_CLOSE_SECONDS = 1.0
 
 
 class Realtime:
-    """A connection to the Socket.IO server at `url`, made and made anew by a thread of its own.
+    """A connection to the Socket.IO server at `url`, which a thread opens, and opens again when it is lost.
 
-    It goes by WebSocket, else by HTTP polling. A server that is not there, or that has no Socket.IO, is
-    tried again and again, at last once a minute; that is said in one line of the log. With
-    `trust_proxies` the proxies of the environment are used.
+    It uses WebSocket, or HTTP polling where the server refuses WebSocket. While the server does not respond,
+    or has no Socket.IO, the thread tries again with growing pauses, at last once a minute; the log says so
+    once. With `trust_proxies` it uses the proxies of the environment.
     """
 
     def __init__(self, url: str, token: str | None, *, trust_proxies: bool) -> None:
@@ -36,21 +37,21 @@ class Realtime:
         self._trust_proxies = trust_proxies
         self._handlers: dict[str, list[Callable[..., Any]]] = {}
         self._client: Any = None
-        self._sending = threading.Lock()
-        self._over = threading.Event()
-        self._is_out_of_reach = False
+        self._send_lock = threading.Lock()
+        self._stop = threading.Event()
+        self._is_lost = False
         self._thread = threading.Thread(target=self._run, name="zndraw-joblib-realtime", daemon=True)
         self._thread.start()
 
     @property
     def connected(self) -> bool:
-        """Tell whether the connection is up."""
+        """Return whether the connection is open."""
         return self._client is not None
 
     def on(self, event: str, handler: Callable[..., Any]) -> None:
-        """Call `handler` with the data of each such event, beside the handlers that are there.
+        """Call `handler` with the data of each such event, after the handlers that were added before.
 
-        ``connect`` and ``disconnect`` come without data. Handlers run in threads of the connection.
+        ``connect`` and ``disconnect`` have no data. Handlers run in threads of the connection.
         """
         self._handlers.setdefault(event, []).append(handler)
 
@@ -59,40 +60,40 @@ class Realtime:
         client = self._client
         if client is None:
             raise ConnectionError("Socket.IO is not connected")
-        with self._sending:
+        with self._send_lock:
             client.emit(event.event_name, event.model_dump(mode="json"), callback=callback)
 
     def close(self) -> None:
-        """End the connection for good; a server that does not answer is not waited for."""
-        self._over.set()
+        """Close the connection for good; do not wait for a server that does not respond."""
+        self._stop.set()
         client = self._client
         if client is not None:
             threading.Thread(target=client.disconnect, daemon=True).start()
         if threading.current_thread() is not self._thread:
-            self._thread.join(_GOODBYE_SECONDS)
+            self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
-        backoff = Backoff(_MOST_PAUSE_SECONDS)
-        while not self._over.is_set():
+        backoff = ExponentialBackoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        while not self._stop.is_set():
             began = time.monotonic()
             try:
-                self._stay(self._open())
+                self._wait_for_end(self._open())
                 fault: Exception = ConnectionError("The connection was lost")
             except Exception as error:
                 fault = error
             if time.monotonic() - began > _SETTLED_SECONDS:
                 backoff.reset()
-            self._mourn(fault)
-            self._over.wait(backoff.after(fault))
+            self._log_loss(fault)
+            self._stop.wait(backoff.next())
 
     def _open(self) -> Any:
-        """Return a connected client. Raises what kept it from connecting."""
+        """Return a connected client. Raises the last error."""
         try:
             return self._connect("websocket")
         except ConnectionRefusedError:
             raise
         except Exception as error:
-            if self._over.is_set():
+            if self._stop.is_set():
                 raise
             log.debug("Socket.IO by WebSocket: %s", describe(error))
         return self._connect("polling")
@@ -108,19 +109,19 @@ class Realtime:
                 transports=[transport],
                 namespaces=["/"],
                 socketio_path=f"{urlsplit(self._url).path}/socket.io",
-                wait_timeout=_ANSWER_SECONDS,
+                wait_timeout=_RESPONSE_SECONDS,
             )
         except Exception as error:
-            _let_go(client)
+            _release(client)
             if not client.failed_namespaces:
                 raise
-            said = refusals[-1] if refusals else None
-            text = said.get("message") if isinstance(said, dict) else said
+            reason = refusals[-1] if refusals else None
+            text = reason.get("message") if isinstance(reason, dict) else reason
             raise ConnectionRefusedError(f"The server refused the connection: {text}") from error
         return client
 
     def _new_client(self) -> Any:
-        # Half a second of work for who wants no connection.
+        # Imported here: it takes half a second, and few programs need it.
         import requests  # noqa: PLC0415
         import socketio  # noqa: PLC0415
 
@@ -131,46 +132,46 @@ class Realtime:
             handle_sigint=False,
             logger=_library_log,
             engineio_logger=_library_log,
-            request_timeout=_ANSWER_SECONDS,
+            request_timeout=_RESPONSE_SECONDS,
             http_session=session,
             websocket_extra_options={} if self._trust_proxies else {"http_no_proxy": ["*"]},
         )
-        client.on("*", self._tell)
+        client.on("*", self._call_handlers)
         return client
 
-    def _stay(self, client: Any) -> None:
-        """Keep a connection until it ends."""
+    def _wait_for_end(self, client: Any) -> None:
+        """Publish an open connection, and wait until it is lost or closed."""
         self._client = client
-        if self._over.is_set():
+        if self._stop.is_set():
             client.disconnect()
             return
-        if self._is_out_of_reach:
-            self._is_out_of_reach = False
+        if self._is_lost:
+            self._is_lost = False
             log.info("Socket.IO at %s is connected", self._url)
-        self._tell("connect")
-        # The thread that reads; the library does not tell of an end right after the beginning.
+        self._call_handlers("connect")
+        # Wait for the reading thread: the library reports no loss right after the connection opened.
         client.eio.wait()
         self._client = None
-        _let_go(client)
-        self._tell("disconnect")
+        _release(client)
+        self._call_handlers("disconnect")
 
-    def _tell(self, event: str, *data: Any) -> None:
+    def _call_handlers(self, event: str, *data: Any) -> None:
         for handler in list(self._handlers.get(event, ())):
             try:
                 handler(*data)
             except Exception:
                 log.exception("A handler of the event %s failed", event)
 
-    def _mourn(self, fault: Exception) -> None:
-        if self._over.is_set():
+    def _log_loss(self, fault: Exception) -> None:
+        if self._stop.is_set():
             return
-        level = logging.DEBUG if self._is_out_of_reach else logging.INFO
-        self._is_out_of_reach = True
-        log.log(level, "Socket.IO at %s: %s; all goes on without", self._url, describe(fault))
+        level = logging.DEBUG if self._is_lost else logging.INFO
+        self._is_lost = True
+        log.log(level, "Socket.IO at %s: %s; the worker continues without it", self._url, describe(fault))
 
 
-def _let_go(client: Any) -> None:
-    """Close what the library leaves open when a connection is lost."""
+def _release(client: Any) -> None:
+    """Close the sockets that the library leaves open when a connection is lost."""
     with suppress(Exception):
         if client.eio.ws is not None:
             client.eio.ws.shutdown()

@@ -1,112 +1,191 @@
-"""What a worker tells of its tasks. A report is repeated until the server has it."""
+"""Reports about tasks, repeated until the server responds, and the tasks that this worker holds."""
 
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
 
-from zndraw_joblib.contract.messages import TaskActionRequest, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.contract.messages import (
+    MAX_NAMED_TASKS,
+    NamedTask,
+    TaskActionRequest,
+    TaskResponse,
+    TaskUpdateRequest,
+    TaskVerdict,
+    Verdict,
+)
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.worker.inflight import InFlight
-from zndraw_joblib.worker.remote import Remote
-from zndraw_joblib.worker.retry import describe, persist, status_of
-from zndraw_joblib.worker.tasks import ClaimedTask, ResultRefused, error_text, result_of
+from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.retry import describe, retry, status_of
+from zndraw_joblib.worker.tasks import ClaimedTask, ResultRejected, error_text, jsonable_result
 
 log = logging.getLogger(__name__)
 
-# Longer than any restart of a server: a success that is not told is work done twice.
-PATIENCE_SECONDS = 900.0
-_HASTE_SECONDS = 5.0
+# Longer than any restart of a server: a success that is not reported is work done twice.
+RETRY_SECONDS = 900.0
+_HURRIED_SECONDS = 5.0
 _NOT_FOUND, _CONFLICT, _TOO_LARGE, _UNPROCESSABLE = 404, 409, 413, 422
+_CANCELLED, _LOST = "was cancelled", "is no longer held by this worker"
 
 
 class Reports:
     """Start, complete, fail, cancel and release tasks, with the token of their claim.
 
-    Each is repeated for 15 minutes while the server cannot be asked, unless `over` is set. The problem of
-    a server that refuses is raised; a task that was taken away is an `InvalidTaskTransition`. What has
-    ended leaves `in_flight`.
+    Each report is repeated for 15 minutes while the server does not respond, unless `stop` is set. A
+    refusal of the server is raised; a task that this worker no longer holds is an `InvalidTaskTransition`.
+    A task that has ended is removed from `held`.
     """
 
-    def __init__(self, remote: Remote, in_flight: InFlight, over: threading.Event) -> None:
-        self._remote = remote
-        self._in_flight = in_flight
-        self._over = over
+    def __init__(self, rest: RestApi, held: "HeldTasks", stop: threading.Event) -> None:
+        self._rest = rest
+        self._held = held
+        self._stop = stop
 
     def start(self, task: ClaimedTask, stop: threading.Event | None = None) -> TaskResponse:
-        """Tell that the work begins; this is not repeated once `stop` is set."""
-        return self._send(task, TaskStatus.RUNNING, over=stop)
+        """Report that the task starts; do not repeat this once `stop` is set."""
+        return self._report(task, TaskStatus.RUNNING, stop=stop)
 
     def complete(self, task: ClaimedTask, result: Any = None) -> TaskResponse:
-        """Tell that the work is done; with a result that cannot be sent, the task fails and says why."""
+        """Report a success; fail the task when its result cannot be sent or is refused."""
         try:
-            plain = result_of(result)
-        except ResultRefused as error:
+            plain = jsonable_result(result)
+        except ResultRejected as error:
             return self.fail(task, str(error))
         try:
-            return self._send(task, TaskStatus.COMPLETED, result=plain)
+            return self._report(task, TaskStatus.COMPLETED, result=plain)
         except Exception as error:
             if status_of(error) not in {_TOO_LARGE, _UNPROCESSABLE}:
                 raise
             return self.fail(task, f"The server refused the result: {describe(error)}")
 
     def fail(self, task: ClaimedTask, error: object, *, retry: bool = True) -> TaskResponse:
-        """Tell that the work failed; `error` is a text, or the exception. Without `retry` that is final."""
+        """Report a failure; `error` is a text or an exception. Without `retry` the failure is final."""
         text = error_text(error)
         log.info("Task %s failed: %s", task.task_id, text)
         final: dict[str, Any] = {} if retry else {"retry": False}
         try:
-            return self._send(task, TaskStatus.FAILED, error=text, **final)
+            return self._report(task, TaskStatus.FAILED, error=text, **final)
         except Exception as refusal:
             if status_of(refusal) not in {_TOO_LARGE, _UNPROCESSABLE}:
                 raise
             text = f"The task failed; the server refused the text of its error: {describe(refusal)[:1000]}"
-            return self._send(task, TaskStatus.FAILED, error=text, **final)
+            return self._report(task, TaskStatus.FAILED, error=text, **final)
 
     def cancel(self, task: ClaimedTask) -> TaskResponse:
-        """Tell that the work is given up."""
-        return self._send(task, TaskStatus.CANCELLED)
+        """Report that this worker cancelled the task."""
+        return self._report(task, TaskStatus.CANCELLED)
 
     def release(self, task: ClaimedTask) -> TaskResponse:
-        """Hand the task back to its queue."""
-        told = self._ask(task, "release", lambda: self._release(task))
-        self._in_flight.remove(task)
-        return told
+        """Put the task back into its queue."""
+        response = self._retry(task, "release", partial(self._release, task), self._stop)
+        self._held.remove(task)
+        return response
 
-    def release_in_haste(self, task: ClaimedTask) -> None:
-        """Hand the task back before the worker leaves; what the server does not hear of, it finds out."""
-        self._in_flight.remove(task)
+    def try_release(self, task: ClaimedTask) -> None:
+        """Put the task back into its queue, with one request; log a failure."""
+        self._held.remove(task)
         try:
-            self._release(task, _HASTE_SECONDS)
+            self._release(task, _HURRIED_SECONDS)
         except Exception as error:
-            log.info("Task %s was not handed back: %s", task.task_id, describe(error))
+            log.info("Task %s was not released: %s", task.task_id, describe(error))
         else:
-            log.info("Task %s was handed back before it was begun", task.task_id)
+            log.info("Task %s was released before it started", task.task_id)
 
     def _release(self, task: ClaimedTask, timeout: float | None = None) -> TaskResponse:
         token = TaskActionRequest(worker_id=task.worker_id, attempt=task.attempt)
-        return self._remote.act(task.task_id, "release", token, timeout)
+        return self._rest.act_on_task(task.task_id, "release", token, timeout)
 
-    def _send(
-        self, task: ClaimedTask, status: TaskStatus, *, over: threading.Event | None = None, **outcome: Any
+    def _report(
+        self, task: ClaimedTask, status: TaskStatus, *, stop: threading.Event | None = None, **outcome: Any
     ) -> TaskResponse:
         update = TaskUpdateRequest(status=status, worker_id=task.worker_id, attempt=task.attempt, **outcome)
-        told = self._ask(task, status, lambda: self._remote.report(task.task_id, update), over)
+        call = partial(self._rest.report_task, task.task_id, update)
+        response = self._retry(task, status, call, stop or self._stop)
         if status in TERMINAL:
-            self._in_flight.remove(task)
-        return told
+            self._held.remove(task)
+        return response
 
-    def _ask(
-        self,
-        task: ClaimedTask,
-        what: str,
-        call: Callable[[], TaskResponse],
-        over: threading.Event | None = None,
+    def _retry(
+        self, task: ClaimedTask, what: str, call: Callable[[], TaskResponse], stop: threading.Event
     ) -> TaskResponse:
-        what = f"Report {what} of task {task.task_id}"
         try:
-            return persist(call, what, patience=PATIENCE_SECONDS, over=over or self._over)
+            return retry(call, f"Report {what} of task {task.task_id}", seconds=RETRY_SECONDS, stop=stop)
         except Exception as error:
             if status_of(error) in {_NOT_FOUND, _CONFLICT}:
-                self._in_flight.remove(task)
+                self._held.remove(task)
             raise
+
+
+class _Token(NamedTuple):
+    task_id: str
+    attempt: int
+    worker_id: str
+
+
+class HeldTasks:
+    """The tasks that this worker holds. Thread-safe.
+
+    A task that turns out to be cancelled or lost is removed, and its event `cancelled` is set.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._events: dict[_Token, threading.Event] = {}
+
+    def add(self, task: ClaimedTask) -> None:
+        """Add a task."""
+        with self._lock:
+            self._events[_token_of(task)] = task.cancelled
+
+    def remove(self, task: ClaimedTask) -> None:
+        """Remove a task, if it is there."""
+        with self._lock:
+            self._events.pop(_token_of(task), None)
+            self._lock.notify_all()
+
+    def wait_for_none(self) -> None:
+        """Wait until this worker holds no task."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._events)
+
+    def to_name(self) -> list[NamedTask]:
+        """Return the tasks for the next heartbeat; if there are too many, others each time."""
+        with self._lock:
+            tokens = list(self._events)[:MAX_NAMED_TASKS]
+            if len(tokens) < len(self._events):
+                for token in tokens:
+                    self._events[token] = self._events.pop(token)
+        return [NamedTask(id=UUID(token.task_id), attempt=token.attempt) for token in tokens]
+
+    def apply_verdicts(self, named: Sequence[NamedTask], verdicts: Sequence[TaskVerdict]) -> None:
+        """Apply the server's verdicts on the tasks of a heartbeat, which are in the same order."""
+        for task, verdict in zip(named, verdicts, strict=False):
+            if task.id == verdict.id and verdict.verdict != Verdict.CONTINUE:
+                reason = _CANCELLED if verdict.verdict == Verdict.CANCEL else _LOST
+                self._end(_same_attempt(str(task.id), task.attempt), reason)
+
+    def cancel(self, task_id: str, worker_id: str) -> None:
+        """Mark a task as cancelled if this worker held it."""
+        self._end(lambda token: (token.task_id, token.worker_id) == (task_id, worker_id), _CANCELLED)
+
+    def lose_all(self, worker_id: UUID) -> None:
+        """Mark the tasks of a worker as lost: the server does not know the worker."""
+        self._end(lambda token: token.worker_id == str(worker_id), _LOST)
+
+    def _end(self, matches: Callable[[_Token], bool], reason: str) -> None:
+        with self._lock:
+            ended = {token: self._events.pop(token) for token in list(self._events) if matches(token)}
+            self._lock.notify_all()
+        for token, event in ended.items():
+            log.info("Task %s %s", token.task_id, reason)
+            event.set()
+
+
+def _same_attempt(task_id: str, attempt: int) -> Callable[[_Token], bool]:
+    return lambda token: (token.task_id, token.attempt) == (task_id, attempt)
+
+
+def _token_of(task: ClaimedTask) -> _Token:
+    return _Token(task.task_id, task.attempt, str(task.worker_id))

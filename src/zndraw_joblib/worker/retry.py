@@ -1,7 +1,6 @@
-"""Which errors pass, and how long to wait before another try."""
+"""Which failed requests are repeated, after which pause, and for how long."""
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -11,21 +10,22 @@ from typing import TypeVar
 
 import httpx
 
+from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.problems import ProblemException
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_FIRST_SECONDS, _MOST_SECONDS = 0.25, 15.0
-_MOST_ASKED_SECONDS = 300.0
-# 401 passes: the next request asks the host for its headers again, and may get a fresh token.
-_PASSING = frozenset({401, 408, 425, 429})
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.25, 15.0
+_LONGEST_RETRY_AFTER_SECONDS = 300.0
+# 401 is transient: the next request asks the host for its headers again, and may get a fresh token.
+_TRANSIENT = frozenset({401, 408, 425, 429})
 _BUSY = frozenset({429, 502, 503, 504})
 _SERVER_ERROR = 500
 
 
 def problem_of(error: BaseException) -> ProblemException | None:
-    """Return the server's problem behind an error, also where a host raised a class of its own."""
+    """Return the server's problem behind an error, also if a host raised an error class of its own."""
     for candidate in (error, error.__cause__):
         if isinstance(candidate, ProblemException):
             return candidate
@@ -33,88 +33,83 @@ def problem_of(error: BaseException) -> ProblemException | None:
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status behind an error, or None if there was no answer."""
+    """Return the HTTP status behind an error, None if the server did not respond."""
     problem = problem_of(error)
     return problem.problem.status if problem else None
 
 
-def lost(error: BaseException) -> bool:
-    """Tell whether there was no answer at all: the network, or a server that is not there."""
+def is_connection_error(error: BaseException) -> bool:
+    """Return whether the server did not respond at all."""
     return problem_of(error) is None and isinstance(
         error, httpx.TransportError | ConnectionError | TimeoutError
     )
 
 
-def unreachable(error: BaseException) -> bool:
-    """Tell whether the server could not be asked: no answer, or it is too busy or still starting."""
-    return lost(error) or status_of(error) in _BUSY
+def is_unreachable(error: BaseException) -> bool:
+    """Return whether the server did not respond, is too busy, or is still starting."""
+    return is_connection_error(error) or status_of(error) in _BUSY
 
 
-def passing(error: BaseException) -> bool:
-    """Tell whether the same request may succeed later."""
+def is_transient(error: BaseException) -> bool:
+    """Return whether the same request may succeed later."""
     status = status_of(error)
-    return lost(error) or (status is not None and (status in _PASSING or status >= _SERVER_ERROR))
+    return is_connection_error(error) or (
+        status is not None and (status in _TRANSIENT or status >= _SERVER_ERROR)
+    )
 
 
 def describe(error: BaseException) -> str:
-    """Return the error's class and text in one line; some of httpx's have no text."""
+    """Return the error's class and text in one line; some errors of httpx have no text."""
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
-class Backoff:
-    """Growing pauses with jitter, from a quarter of a second to `most` seconds."""
+class RequestBackoff(ExponentialBackoff):
+    """Growing pauses between requests, from a quarter of a second to `longest` seconds."""
 
-    def __init__(self, most: float = _MOST_SECONDS) -> None:
-        self._most = most
-        self._tries = 0
-
-    def reset(self) -> None:
-        """Start over: the last try went well."""
-        self._tries = 0
+    def __init__(self, longest: float = _LONGEST_PAUSE_SECONDS) -> None:
+        super().__init__(_FIRST_PAUSE_SECONDS, longest)
 
     def after(self, error: BaseException) -> float:
-        """Return the seconds to wait after `error`; never less than its Retry-After, up to 5 minutes."""
-        pause = min(self._most, _FIRST_SECONDS * 2.0 ** min(self._tries, 10))
-        self._tries += 1
-        jitter = random.uniform(0.7, 1.0)  # noqa: S311 - nobody guards a secret with it
-        return max(pause * jitter, retry_after(error))
+        """Return the seconds to wait after `error`, its Retry-After (up to 5 minutes) at least."""
+        return max(self.next(), retry_after(error))
 
 
 def retry_after(error: BaseException) -> float:
-    """Return the seconds that the server asked to wait, 0 if it did not, 300 at most."""
+    """Return the seconds of the server's Retry-After header, 0 without one, 300 at most."""
     problem = problem_of(error)
     text = problem.headers.get("Retry-After", "") if problem else ""
     try:
-        seconds = float(text) if text.strip().isdigit() else _until(text)
+        seconds = float(text) if text.strip().isdigit() else _seconds_until(text)
     except ValueError:
         return 0.0
-    return min(max(0.0, seconds), _MOST_ASKED_SECONDS)
+    return min(max(0.0, seconds), _LONGEST_RETRY_AFTER_SECONDS)
 
 
-def _until(date: str) -> float:
+def _seconds_until(date: str) -> float:
     return (parsedate_to_datetime(date).astimezone(UTC) - datetime.now(UTC)).total_seconds()
 
 
-def persist(
+def retry(
     call: Callable[[], T],
     what: str,
     *,
-    patience: float,
-    over: threading.Event,
-    again: Callable[[BaseException], bool] = passing,
+    seconds: float,
+    stop: threading.Event,
+    is_retryable: Callable[[BaseException], bool] = is_transient,
 ) -> T:
-    """Return what `call` returns; while it raises what `again` accepts, repeat it for `patience` seconds.
+    """Return what `call` returns; while it raises a retryable error, repeat it for `seconds`.
 
-    The last error is raised when the patience ends, or at once when `over` is set.
+    The last error is raised when the time is over, or at once when `stop` is set. `what` names the request
+    in the log.
     """
-    deadline = time.monotonic() + patience
-    backoff = Backoff()
+    deadline = time.monotonic() + seconds
+    backoff = RequestBackoff()
     while True:
         try:
             return call()
         except Exception as error:
             pause = backoff.after(error)
-            if over.is_set() or not again(error) or time.monotonic() + pause > deadline:
+            if stop.is_set() or not is_retryable(error) or time.monotonic() + pause > deadline:
                 raise
             log.warning("%s: %s; trying again in %.1f s", what, describe(error), pause)
-        over.wait(pause)
+        stop.wait(pause)

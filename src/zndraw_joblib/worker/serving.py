@@ -1,13 +1,27 @@
-"""Run a worker until a signal ends it."""
+"""Serve extensions until a signal, from this process or from several that are replaced when they crash."""
 
+import asyncio
 import inspect
+import json
+import logging
+import signal
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from zndraw_joblib.worker.api import ApiManager
-from zndraw_joblib.worker.loops import Execute
+from zndraw_joblib.contract.problems import ProblemException
+from zndraw_joblib.worker.api import ApiManager, connect
+from zndraw_joblib.worker.loading import CannotLoad, load_context, load_extensions
 from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.supervisor import ChildExit, Next, Parent, Supervisor
+from zndraw_joblib.worker.task_loop import Execute
 from zndraw_joblib.worker.tasks import ClaimedTask
+
+_MODULE = "zndraw_joblib.worker.serving"  # each child process runs it, as __main__
+log = logging.getLogger(_MODULE)
+
+REFUSED = 2
 
 
 def serve(
@@ -20,8 +34,8 @@ def serve(
 ) -> None:
     """Register `extensions` as jobs of `room` and run their tasks, until SIGINT or SIGTERM.
 
-    `context` makes what each task's `run` gets as `vis`; it is called with the task, if it takes an
-    argument. What the server refuses at registration is raised.
+    `context` returns the `vis` of each task's `run`; it is called with the task if it takes an argument. A
+    refusal of the server at registration is raised.
     """
     with JobManager(api, execute=runner(context), concurrency=concurrency) as manager:
 
@@ -33,7 +47,7 @@ def serve(
 
 
 def runner(context: Callable[..., Any] | None = None) -> Execute:
-    """Return what runs a task: its extension's `run`, with what `context` makes, else with None."""
+    """Return a function that calls the `run` of a task's extension with what `context` returns, or None."""
     takes_task = context is not None and _takes_argument(context)
 
     def execute(task: ClaimedTask) -> Any:
@@ -47,6 +61,62 @@ def runner(context: Callable[..., Any] | None = None) -> Execute:
 def _takes_argument(function: Callable[..., Any]) -> bool:
     try:
         inspect.signature(function).bind(None)
-    except (TypeError, ValueError):  # a builtin may tell no signature
+    except (TypeError, ValueError):  # a builtin may have no signature
         return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessConfig:
+    """What each process loads and serves, and where; `target` and `context` as in `loading`."""
+
+    target: str
+    url: str
+    token: str | None = field(repr=False)
+    room: str
+    context: str | None = None
+    concurrency: int = 1
+    log_level: str = "WARNING"
+
+
+def serve_processes(config: ProcessConfig, count: int) -> int:
+    """Serve from `count` processes, each a worker of its own, until SIGINT or SIGTERM; return the exit code.
+
+    The first signal lets running tasks end, the second does not. A process that crashes is replaced, see
+    `Supervisor`; one whose worker has left, because an operator drained it, is not. When the server or
+    `loading` refuses a process, all end, and the exit code is 2. Call it on the main thread.
+    """
+    command = (sys.executable, "-P", "-m", _MODULE)
+    line = json.dumps(asdict(config))
+    supervisor = Supervisor(command, line, count, _after, second_signal=signal.SIGTERM)
+    refused = asyncio.run(supervisor.run())
+    if refused is None:
+        return 0
+    log.error("%s", refused)
+    return REFUSED
+
+
+def _after(ended: ChildExit) -> Next:
+    if ended.answer:
+        return Next.ABORT
+    return Next.RESTART if ended.code else Next.DONE
+
+
+def _serve_in_child() -> None:
+    parent = Parent()
+    config = ProcessConfig(**json.loads(parent.config))
+    logging.basicConfig(format="%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s")
+    logging.captureWarnings(capture=True)
+    logging.getLogger("zndraw_joblib").setLevel(config.log_level)
+    try:
+        extensions = load_extensions(config.target)
+        context = load_context(config.context) if config.context else None
+        with connect(config.url, config.token, realtime=True) as api:
+            serve(api, extensions, room=config.room, context=context, concurrency=config.concurrency)
+    except (ProblemException, CannotLoad) as error:
+        parent.report(str(error))
+        sys.exit(REFUSED)
+
+
+if __name__ == "__main__":
+    _serve_in_child()

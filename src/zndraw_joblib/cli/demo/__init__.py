@@ -12,7 +12,7 @@ from zndraw_joblib.cli.demo.play import Play
 from zndraw_joblib.cli.demo.report import Report
 from zndraw_joblib.cli.demo.stage import Stage
 from zndraw_joblib.cli.refusal import Refusal
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.rest import RestApi
 
 
 def demo(
@@ -30,7 +30,7 @@ def demo(
     modules, report = stdlib(limit), Report()
     report.announce(len(modules))
     with Stage() as stage, client.opened(stage.access) as api:
-        outcome = Play(stage, Client(Remote(api)), modules, report).run()
+        outcome = Play(stage, Client(RestApi(api)), modules, report).run()
     report.show(outcome)
     faults = outcome.faults()
     if faults:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from pydantic_core import to_jsonable_python
 
+from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.messages import (
     MAX_JSON_BYTES,
     MAX_NAMED_TASKS,
@@ -222,7 +223,7 @@ class GuardedExecutor:
         except BaseException as error:
             logger.warning("task %s failed", context.task_id, exc_info=True)
             text = f"{type(error).__name__}: {error}".rstrip(": ")
-            return Outcome(error=text, retry=not getattr(error, "is_final", False))
+            return Outcome(error=text, retry=not isinstance(error, NonRetryable))
         return _result(value)
 
     async def _start(self, task_id: UUID) -> TaskRecord | None:

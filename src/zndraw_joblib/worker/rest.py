@@ -1,4 +1,4 @@
-"""The server's operations, one method each."""
+"""The server's REST operations, one method each."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -12,126 +12,130 @@ from pydantic_core import to_jsonable_python
 from zndraw_joblib.contract import messages, providers
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.worker.api import API_PREFIX, ApiManager, read_problem
+from zndraw_joblib.worker.options import validated
 from zndraw_joblib.worker.tasks import encode
-from zndraw_joblib.worker.wishes import checked
 
 Model = TypeVar("Model", bound=BaseModel)
 
-_ANSWER_SECONDS = 30.0
+_RESPONSE_SECONDS = 30.0
 _POLL_MARGIN_SECONDS = 10.0
 
 
-class Remote:
-    """Asks the server. Raises what the host's `raise_for_status` raises, the problem as its cause."""
+class RestApi:
+    """The operations of one server. All timeouts are seconds, None for those of the host's client.
+
+    Each method raises what the host's `raise_for_status` raises, with the server's problem as its cause.
+    """
 
     def __init__(self, api: ApiManager) -> None:
         self.api = api
 
     def create_worker(self) -> messages.WorkerResponse:
-        """Make a worker without jobs."""
-        return _read(messages.WorkerResponse, self._send("POST", "/workers"))
+        """Create a worker without jobs."""
+        return _parse(messages.WorkerResponse, self._send("POST", "/workers"))
 
-    def beat(
+    def heartbeat(
         self, worker_id: UUID, request: messages.HeartbeatRequest, timeout: float
     ) -> messages.WorkerResponse:
-        """Tell that the worker lives; wait at most `timeout` seconds for the answer."""
+        """Send a heartbeat."""
         response = self._send("PATCH", f"/workers/{worker_id}", request, read_timeout=timeout)
-        return _read(messages.WorkerResponse, response)
+        return _parse(messages.WorkerResponse, response)
 
     def remove_worker(self, worker_id: UUID, timeout: float) -> None:
-        """Remove the worker; wait at most `timeout` seconds for the answer."""
+        """Remove the worker."""
         self._send("DELETE", f"/workers/{worker_id}", read_timeout=timeout)
 
     def register(self, room_id: str, request: messages.JobRegisterRequest) -> messages.JobResponse:
-        """Register a job, and link the worker to it."""
-        return _read(messages.JobResponse, self._send("PUT", f"/rooms/{quoted(room_id)}/jobs", request))
+        """Register a job and link the worker to it."""
+        return _parse(messages.JobResponse, self._send("PUT", f"/rooms/{quoted(room_id)}/jobs", request))
 
     def unregister(self, worker_id: UUID, full_name: str, timeout: float | None = None) -> None:
-        """Unlink the worker from a job; wait at most `timeout` seconds for the answer."""
+        """Unlink the worker from a job."""
         path = f"/workers/{worker_id}/jobs/{quoted(full_name)}"
         self._send("DELETE", path, read_timeout=timeout)
 
     def claim(
         self, worker_id: UUID, wait: int = 0, claim_id: UUID | None = None
     ) -> tuple[messages.TaskClaimResponse, int]:
-        """Claim a task; return the answer and the seconds of waiting that the server agreed to."""
+        """Claim a task; return the response and how many seconds the server agreed to wait."""
         body = messages.TaskClaimRequest(worker_id=worker_id, claim_id=claim_id)
         response = self._send("POST", "/tasks/claim", body, wait=wait)
-        return _read(messages.TaskClaimResponse, response), _applied(response)
+        return _parse(messages.TaskClaimResponse, response), _applied_wait(response)
 
     def register_provider(
         self, room_id: str, request: providers.ProviderRegisterRequest
     ) -> providers.ProviderResponse:
-        """Register a provider, and link the worker to it."""
+        """Register a provider and link the worker to it."""
         response = self._send("PUT", f"/rooms/{quoted(room_id)}/providers", request)
-        return _read(providers.ProviderResponse, response)
+        return _parse(providers.ProviderResponse, response)
 
     def remove_provider(self, provider_id: UUID, worker_id: UUID, timeout: float | None = None) -> None:
-        """Unlink the worker from a provider; wait at most `timeout` seconds for the answer."""
+        """Unlink the worker from a provider."""
         path = f"/providers/{provider_id}?worker_id={worker_id}"
         self._send("DELETE", path, read_timeout=timeout)
 
-    def claim_read(
+    def claim_provider_request(
         self, worker_id: UUID, wait: int = 0, claim_id: UUID | None = None
     ) -> tuple[providers.ProviderClaimResponse, int]:
-        """Claim a read; return the answer and the seconds of waiting that the server agreed to."""
+        """Claim a provider request; return the response and how many seconds the server agreed to wait."""
         body = providers.ProviderClaimRequest(worker_id=worker_id, claim_id=claim_id)
         response = self._send("POST", "/providers/requests/claim", body, wait=wait)
-        return _read(providers.ProviderClaimResponse, response), _applied(response)
+        return _parse(providers.ProviderClaimResponse, response), _applied_wait(response)
 
-    def answer(
+    def upload_result(
         self, provider_id: UUID, content: Iterable[bytes] | BaseModel, headers: Mapping[str, str]
     ) -> None:
-        """Send what a read came to: its bytes, or the `ProviderError`."""
+        """Upload the result of a provider request: its bytes, or a `ProviderError`."""
         self._send("POST", f"/providers/{provider_id}/results", content, headers=headers)
 
-    def data(
+    def read_provider(
         self, room_id: str, full_name: str, query: Sequence[tuple[str, str]], wait: int
     ) -> tuple[bytes, str]:
-        """Read from a provider; return the bytes and their content type."""
+        """Send a provider request; return the bytes of the result and their content type."""
         path = f"/rooms/{quoted(room_id)}/providers/{quoted(full_name)}"
         if query:
             path = f"{path}?{urlencode(query)}"
+        # Without the header the server waits for as long as its own setting allows.
         response = self._send("GET", path, wait=wait, headers={"Prefer": f"wait={wait}"})
         return response.content, response.headers.get("Content-Type", "")
 
-    def report(self, task_id: str, update: messages.TaskUpdateRequest) -> messages.TaskResponse:
-        """Move a task."""
-        return _read(messages.TaskResponse, self._send("PATCH", f"/tasks/{quoted(task_id)}", update))
+    def report_task(self, task_id: str, update: messages.TaskUpdateRequest) -> messages.TaskResponse:
+        """Report a task's new status."""
+        return _parse(messages.TaskResponse, self._send("PATCH", f"/tasks/{quoted(task_id)}", update))
 
-    def act(
+    def act_on_task(
         self,
         task_id: str,
         action: str,
         request: messages.TaskActionRequest | None = None,
         timeout: float | None = None,
     ) -> messages.TaskResponse:
-        """Release, retry or fail a task by hand; wait at most `timeout` seconds for the answer."""
+        """Release, retry or fail a task; `action` is the last part of the path."""
         body = request or messages.TaskActionRequest()
         response = self._send("POST", f"/tasks/{quoted(task_id)}/{action}", body, read_timeout=timeout)
-        return _read(messages.TaskResponse, response)
-
-    def order(self, method: str, path: str, model: type[Model], request: BaseModel | None = None) -> Model:
-        """Change what is at `path`, whose parts must be quoted; return the answer."""
-        return _read(model, self._send(method, path, request))
+        return _parse(messages.TaskResponse, response)
 
     def submit(
-        self, room_id: str, full_name: str, payload: dict[str, Any], **wishes: Any
+        self, room_id: str, full_name: str, payload: dict[str, Any], **options: Any
     ) -> messages.TaskResponse:
-        """Call a job. Raises ValueError for `wishes` that do not fit."""
-        body = checked(messages.TaskSubmitRequest, {"payload": payload, **wishes})
+        """Submit a task. Raises ValueError for invalid `options`."""
+        body = validated(messages.TaskSubmitRequest, {"payload": payload, **options})
         path = f"/rooms/{quoted(room_id)}/tasks/{quoted(full_name)}"
-        return _read(messages.TaskResponse, self._send("POST", path, body))
+        return _parse(messages.TaskResponse, self._send("POST", path, body))
 
-    def task(self, task_id: str, wait: int = 0) -> tuple[messages.TaskResponse, int]:
-        """Return a task, and the seconds the server agreed to wait for its end."""
+    def get_task(self, task_id: str, wait: int = 0) -> tuple[messages.TaskResponse, int]:
+        """Return a task and how many seconds the server agreed to wait for its end."""
         response = self._send("GET", f"/tasks/{quoted(task_id)}", wait=wait)
-        return _read(messages.TaskResponse, response), _applied(response)
+        return _parse(messages.TaskResponse, response), _applied_wait(response)
 
-    def read(self, path: str, model: type[Model], **query: Any) -> Model:
-        """Return what is at `path`, whose parts must be quoted."""
+    def get(self, path: str, model: type[Model], **query: Any) -> Model:
+        """Return the resource at `path`, whose parts must be quoted; a query value None is left out."""
         params = {key: value for key, value in query.items() if value is not None}
-        return _read(model, self._send("GET", str(httpx.URL(path, params=params))))
+        return _parse(model, self._send("GET", str(httpx.URL(path, params=params))))
+
+    def send(self, method: str, path: str, model: type[Model], request: BaseModel | None = None) -> Model:
+        """Send a request to `path`, whose parts must be quoted; return the response."""
+        return _parse(model, self._send(method, path, request))
 
     def _send(
         self,
@@ -159,18 +163,18 @@ class Remote:
             headers=headers,
             extensions={"timeout": self._timeouts(wait, read_timeout)},
         )
-        self._check(response)
+        self._raise_for_status(response)
         return response
 
     def _timeouts(self, wait: int, read: float | None) -> dict[str, float | None]:
-        """Return the host's own time limits; no answer may take for ever, and a long-poll takes its wait."""
-        limits = self.api.http.timeout.as_dict()
-        answer = limits.get("read") or _ANSWER_SECONDS
+        """Return the timeouts of the host's client; reading is always limited and includes the wait."""
+        timeouts = self.api.http.timeout.as_dict()
+        seconds = timeouts.get("read") or _RESPONSE_SECONDS
         if wait:
-            answer = max(answer, wait + _POLL_MARGIN_SECONDS)
-        return {**limits, "read": min(answer, read) if read else answer}
+            seconds = max(seconds, wait + _POLL_MARGIN_SECONDS)
+        return {**timeouts, "read": min(seconds, read) if read else seconds}
 
-    def _check(self, response: httpx.Response) -> None:
+    def _raise_for_status(self, response: httpx.Response) -> None:
         problem = None if response.is_success else read_problem(response)
         try:
             self.api.raise_for_status(response)
@@ -182,15 +186,15 @@ class Remote:
             raise problem
 
 
-def _read(model: type[Model], response: httpx.Response) -> Model:
+def _parse(model: type[Model], response: httpx.Response) -> Model:
     return model.model_validate_json(response.content)
 
 
-def _applied(response: httpx.Response) -> int:
+def _applied_wait(response: httpx.Response) -> int:
     name, _, value = response.headers.get("Preference-Applied", "").partition("=")
     return int(value) if name.strip() == "wait" and value.strip().isdigit() else 0
 
 
 def quoted(text: str) -> str:
-    """Return `text` as one part of a path, also where it is ``.`` or ``..``."""
+    """Return `text` as one part of a path, also when it is ``.`` or ``..``."""
     return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")

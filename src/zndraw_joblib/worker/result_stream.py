@@ -1,4 +1,4 @@
-"""What a read came to, as bytes, however it was given."""
+"""The result of a provider request, as bytes in pieces."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,36 +11,36 @@ from zndraw_joblib.worker.tasks import encode
 _PIECE_BYTES = 256 * 1024
 
 
-class BrokenOff(Exception):
-    """The read itself raised `fault`, be it after the first of its bytes."""
+class ProviderRaised(Exception):
+    """The provider itself raised `error`, perhaps after the first pieces."""
 
-    def __init__(self, fault: BaseException) -> None:
-        super().__init__(fault)
-        self.fault = fault  # the HTTP library forgets the cause of an exception that it passes on
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error  # httpx drops the cause of an exception that it passes on
 
 
-class Answer:
-    """The bytes of a read, in pieces. One whose `length` is unknown is a stream, and is there once.
+class ResultStream:
+    """The bytes of a result, in pieces. If `length` is None they can be read once.
 
-    `value` is bytes or the like; an iterator of bytes, or a file, which are read piece by piece; for
-    ``text/…`` a text in place of bytes; and for JSON whatever JSON can say. Raises `BrokenOff`, where the
-    first piece fails at once.
+    The provider returns bytes; or an iterator of bytes, or a file, which are read in pieces; for ``text/…``
+    a text instead of bytes; and for JSON any JSON value. Raises `ProviderRaised` if making the first piece
+    fails.
     """
 
-    def __init__(self, make: Callable[[], Any], content_type: str) -> None:
+    def __init__(self, read: Callable[[], Any], content_type: str) -> None:
         try:
-            self._value = make()
+            self._value = read()
             whole = _whole(self._value, content_type)
             self.length = None if whole is None else len(whole)
             self._whole = whole
             self._stream = _pieces(self._value, content_type) if whole is None else iter(())
             self._first = next(self._stream, b"")
-        # Not Exception: sys.exit() in a provider ends its read, not the worker.
+        # Not Exception: sys.exit() in a provider ends its request, not the worker.
         except BaseException as error:
-            raise BrokenOff(error) from error
+            raise ProviderRaised(error) from error
 
     def __iter__(self) -> Iterator[bytes]:
-        """Give the pieces."""
+        """Yield the pieces."""
         if self._whole is not None:
             for start in range(0, len(self._whole), _PIECE_BYTES):
                 yield bytes(self._whole[start : start + _PIECE_BYTES])
@@ -51,7 +51,7 @@ class Answer:
             try:
                 piece = next(self._stream, None)
             except BaseException as error:
-                raise BrokenOff(error) from error
+                raise ProviderRaised(error) from error
 
     def close(self) -> None:
         """Close a stream."""
@@ -59,23 +59,18 @@ class Answer:
             close()
 
 
-def is_json(content_type: str) -> bool:
-    """Tell whether bytes of this type are JSON."""
-    kind = _kind(content_type)
-    return kind == "application/json" or kind.endswith("+json")
-
-
-def _kind(content_type: str) -> str:
+def _media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
 def _whole(value: Any, content_type: str) -> memoryview | None:
-    """Return bytes that are all there, None for a stream. Raises TypeError, ValueError."""
+    """Return the bytes of a complete value, None for a stream. Raises TypeError, ValueError."""
     if isinstance(value, bytes | bytearray | memoryview):
         return _flat(value, content_type)
     if callable(getattr(value, "read", None)) or isinstance(value, Iterator):
         return None
-    if is_json(content_type):
+    media_type = _media_type(content_type)
+    if media_type == "application/json" or media_type.endswith("+json"):
         return memoryview(encode(to_jsonable_python(value)))
     return _flat(value, content_type)
 
@@ -90,10 +85,12 @@ def _pieces(stream: Any, content_type: str) -> Iterator[bytes]:
 
 
 def _flat(value: Any, content_type: str) -> memoryview:
-    if isinstance(value, str) and _kind(content_type).startswith("text/"):
+    if isinstance(value, str) and _media_type(content_type).startswith("text/"):
         return memoryview(value.encode())
     try:
         view = memoryview(value)
     except TypeError:
-        raise TypeError(f"A read of {content_type} gives bytes, not {type(value).__name__}") from None
+        raise TypeError(
+            f"The provider returned {type(value).__name__}; for {content_type} it must return bytes"
+        ) from None
     return view.cast("B") if view.c_contiguous and view.nbytes else memoryview(view.tobytes())

@@ -1,4 +1,4 @@
-"""How a worker asks for work: by one open long-poll, whichever thread has the turn."""
+"""How a worker asks for work: by one open long-poll at a time, from any of its threads."""
 
 import logging
 import threading
@@ -10,8 +10,8 @@ from math import ceil
 from typing import Generic, TypeVar
 from uuid import UUID, uuid4
 
-from zndraw_joblib.worker.retry import Backoff, describe, status_of
-from zndraw_joblib.worker.roster import Roster
+from zndraw_joblib.worker.registrations import Registrations
+from zndraw_joblib.worker.retry import RequestBackoff, describe, status_of
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,8 @@ _TOO_MANY_WAIT = 503
 class Pace:
     """How long to wait for work, in seconds.
 
-    `poll` is asked of the server as a long-poll; `pause` is slept where the server does not wait.
+    `poll` is the wait of one long-poll on the server; `pause` is the pause between two claims where the
+    server does not wait.
     """
 
     poll: float
@@ -36,17 +37,17 @@ class Pace:
 NOW = Pace(0, 0)
 
 
-class Polls(ABC, Generic[Work]):
+class Poller(ABC, Generic[Work]):
     """Claims work of one kind for one worker. Thread-safe.
 
-    `wake` ends a pause between two claims, `stopping` tells that there will be none.
+    `wake` ends a pause between two claims. Once `stopping` is set, there are no more claims.
     """
 
-    def __init__(self, roster: Roster, wake: threading.Event) -> None:
-        self._roster = roster
+    def __init__(self, registrations: Registrations, wake: threading.Event) -> None:
+        self._registrations = registrations
         self._wake = wake
         self.stopping = threading.Event()
-        self._turn = threading.Lock()
+        self._poll_lock = threading.Lock()
         self._change = threading.Condition()
         self._polling = False
         self._held = 0
@@ -54,66 +55,62 @@ class Polls(ABC, Generic[Work]):
 
     @abstractmethod
     def _claim(self, worker_id: UUID, wait: int, claim_id: UUID) -> tuple[Work | None, int]:
-        """Ask the server; return what it gives, and the seconds of waiting that it agreed to."""
+        """Claim from the server; return the work and how many seconds the server agreed to wait."""
 
     @property
     def stopped(self) -> bool:
-        """Tell whether no more work will be claimed."""
+        """Return whether there are no more claims."""
         return self.stopping.is_set()
 
     def stop(self) -> None:
-        """Claim no more. A long-poll that is open stays so until the worker is removed."""
+        """Claim no more. An open long-poll stays open until the worker is removed."""
         self.stopping.set()
         self._wake.set()
 
-    def settle(self, seconds: float) -> None:
-        """Give what is on its way to an open long-poll `seconds` to arrive."""
+    def wait_for_poll(self, seconds: float) -> None:
+        """Wait until no long-poll is open, at most `seconds`."""
         with self._change:
             self._change.wait_for(lambda: not self._polling, seconds)
 
-    def quiet(self, timeout: float | None, besides: int = 0) -> bool:
-        """Wait until no more than `besides` pieces are being worked on; tell whether it came to that."""
+    def wait_until_idle(self, timeout: float | None, besides: int = 0) -> bool:
+        """Wait until at most `besides` pieces of work are held; return whether that happened in time."""
         with self._change:
             return self._change.wait_for(lambda: self._held <= besides, timeout)
 
-    def sleep(self, seconds: float) -> None:
-        """Sleep, but not beyond a stop."""
-        self.stopping.wait(seconds)
-
-    def keep(self, serve_once: Callable[[], object], what: str) -> None:
-        """Call `serve_once` until the worker stops; nothing that goes wrong ends it."""
-        backoff = Backoff()
+    def repeat(self, serve_once: Callable[[], object], what: str) -> None:
+        """Call `serve_once` until the worker stops, whatever it raises; `what` names it in the log."""
+        backoff = RequestBackoff()
         while not self.stopped:
             began = time.monotonic()
             try:
                 serve_once()
             except Exception as error:
-                # A proxy that cuts long-polls says "nothing" slowly; that is no fault that grows.
+                # A proxy that cuts long-polls fails slowly: that error needs no growing pauses.
                 if time.monotonic() - began > _LONG_POLL_SECONDS:
                     backoff.reset()
                 pause = backoff.after(error)
                 log.warning("%s: %s; trying again in %.1f s", what, describe(error), pause)
-                self.sleep(pause)
+                self.stopping.wait(pause)
             else:
                 backoff.reset()
 
     def _next(self, pace: Pace) -> Work | None:
-        """Claim; what is found counts as held. Only one thread waits at a time, as the server has it."""
+        """Claim, and count what is found as held. Only one thread of a worker waits on the server."""
         if pace == NOW:
-            return self._ask(0)[0]
-        if not self._turn.acquire(timeout=max(pace.poll, pace.pause)):
+            return self._claim_with_recovery(0)[0]
+        if not self._poll_lock.acquire(timeout=max(pace.poll, pace.pause)):
             return None
         try:
             return None if self.stopped else self._poll(pace)
         finally:
-            self._turn.release()
+            self._poll_lock.release()
 
     def _poll(self, pace: Pace) -> Work | None:
         self._wake.clear()
         self._polling = True
         began = time.monotonic()
         try:
-            found, applied = self._ask(ceil(pace.poll))
+            found, applied = self._claim_with_recovery(ceil(pace.poll))
         finally:
             with self._change:
                 self._polling = False
@@ -123,14 +120,15 @@ class Polls(ABC, Generic[Work]):
         return found
 
     def _pause(self, applied: int, waited: float, pause: float) -> None:
-        """Sleep where the server answered "nothing" before its time; a wake-up ends it."""
+        """Pause after an empty response that came early; `wake` ends the pause."""
         if applied <= 0:
             self._wake.wait(pause)
         elif waited < applied / 2:
             self._wake.wait(min(pause, _EARLY_PAUSE_SECONDS))
 
-    def _ask(self, wait: int) -> tuple[Work | None, int]:
-        worker_id = self._roster.worker()
+    def _claim_with_recovery(self, wait: int) -> tuple[Work | None, int]:
+        """Claim; repeat it at once where the server cannot wait, or the worker was registered again."""
+        worker_id = self._registrations.worker()
         try:
             return self._claim_once(worker_id, wait)
         except Exception as error:
@@ -139,12 +137,12 @@ class Polls(ABC, Generic[Work]):
                 return None, 0
             if wait and status_of(error) == _TOO_MANY_WAIT:
                 return self._claim_once(worker_id)
-            if not self._roster.lost(worker_id, error):
+            if not self._registrations.renew_if_unknown(worker_id, error):
                 raise
-        return self._claim_once(self._roster.worker(), wait)
+        return self._claim_once(self._registrations.worker(), wait)
 
     def _claim_once(self, worker_id: UUID, wait: int = 0) -> tuple[Work | None, int]:
-        """Claim by a new id, or by that of a claim whose answer was lost: what it got may be ours."""
+        """Claim with a new id, or repeat the id of a claim whose response was lost."""
         with self._change:
             claim_id = self._unanswered.pop() if self._unanswered else uuid4()
         try:

@@ -1,0 +1,234 @@
+"""Submit tasks, follow them, and send provider requests; none of it needs a worker."""
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import to_jsonable_python
+
+from zndraw_joblib.contract.messages import (
+    JobSummary,
+    PaginatedResponse,
+    TaskExplanation,
+    TaskHistory,
+    TaskResponse,
+    WorkerSummary,
+)
+from zndraw_joblib.contract.names import GLOBAL, JobName, parse_job_name, parse_provider_name
+from zndraw_joblib.contract.problems import ProviderFailed, ProviderNotConnected, ProviderTimeout
+from zndraw_joblib.contract.providers import ProviderResponse
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.worker.rest import RestApi, quoted
+from zndraw_joblib.worker.retry import RequestBackoff, describe, is_unreachable, problem_of
+
+log = logging.getLogger(__name__)
+
+_WAIT_SECONDS = 20.0
+_POLL_PAUSE_SECONDS = 0.25
+_LONGEST_PROVIDER_PAUSE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderResult:
+    """The result of a provider request: its bytes and their content type."""
+
+    content: bytes = field(repr=False)
+    content_type: str
+
+    def json(self) -> Any:
+        """Return the bytes as JSON. Raises ValueError if they are not JSON."""
+        return json.loads(self.content)
+
+
+ReadResult = ProviderResult
+
+
+class JobClient:
+    """A client that submits tasks and sends provider requests. Thread-safe."""
+
+    def __init__(self, rest: RestApi) -> None:
+        self._rest = rest
+
+    def submit(  # noqa: PLR0913 - the keywords are the contract's
+        self,
+        job: Any,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        room: str | None = None,
+        job_room: str | None = None,
+        priority: int | None = None,
+        run_at: datetime | None = None,
+        delay_seconds: float | None = None,
+        expires_in_seconds: float | None = None,
+        max_attempts: int | None = None,
+    ) -> str:
+        """Submit a task from `room`; return its id.
+
+        `job` is the full name of a job, or an instance of an extension, which is its own payload. The job of
+        an extension is looked up in `job_room`; without it, in the room where this manager registered the
+        class, else in ``@global``. Without `room` the task belongs to the job's room.
+
+        `priority` and `max_attempts` override those of the job. The task starts at `run_at`, or after
+        `delay_seconds`. It fails if no worker claims it within `expires_in_seconds`. Raises ValueError for
+        invalid options, and for a payload that is not JSON.
+        """
+        if isinstance(job, str):
+            name = parse_job_name(job)
+            body = to_jsonable_python(dict(payload or {}))
+        else:
+            if payload is not None:
+                raise TypeError(
+                    f"submit() got a payload beside {type(job).__name__}: an extension is its own payload"
+                )
+            name = job_name_of(type(job), job_room or self._job_room_of(type(job)))
+            body = job.model_dump(mode="json")
+        given = {
+            "priority": priority,
+            "run_at": run_at,
+            "delay_seconds": delay_seconds,
+            "expires_in_seconds": expires_in_seconds,
+            "max_attempts": max_attempts,
+        }
+        options = {key: value for key, value in given.items() if value is not None}
+        return str(self._rest.submit(room or name.room_id, str(name), body, **options).id)
+
+    def get_task(self, task_id: str | UUID) -> TaskResponse:
+        """Return a task."""
+        return self._rest.get_task(str(task_id))[0]
+
+    def history(self, task_id: str | UUID) -> TaskHistory:
+        """Return all transitions of a task."""
+        return self._rest.get(f"/tasks/{quoted(str(task_id))}/history", TaskHistory)
+
+    def explain(self, task_id: str | UUID) -> TaskExplanation:
+        """Return why a task has its status."""
+        return self._rest.get(f"/tasks/{quoted(str(task_id))}/explain", TaskExplanation)
+
+    def retry(self, task_id: str | UUID) -> TaskResponse:
+        """Put a failed or cancelled task into its queue again."""
+        return self._rest.act_on_task(str(task_id), "retry")
+
+    def wait_for(self, task_id: str | UUID, timeout: float | None = None) -> TaskResponse:
+        """Return the task once it is completed, failed or cancelled; keep waiting while the server restarts.
+
+        Raises TimeoutError after `timeout` seconds.
+        """
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        backoff = RequestBackoff()
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            task, pause = self._poll_task(str(task_id), min(left, _WAIT_SECONDS), backoff)
+            if task is not None and task.status in TERMINAL:
+                return task
+            left = deadline - time.monotonic()
+            if left <= 0:
+                status = task.status if task else "out of reach"
+                raise TimeoutError(f"Task {task_id} is {status} after {timeout:g} s")
+            time.sleep(min(pause, left))
+
+    def read_provider(
+        self,
+        full_name: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        room: str | None = None,
+        timeout: float = 30.0,
+    ) -> ProviderResult:
+        """Send a provider request from `room`, by default the provider's own room; return its result.
+
+        A list in `params` is sent as a repeated parameter; None is left out. The request is repeated while
+        the provider has no result yet, or the server cannot be reached. After `timeout` seconds this raises
+        `ProviderTimeout`, a TimeoutError, or the last error of the connection. It raises `ProviderFailed`
+        when the provider failed, `InvalidRequest` for invalid parameters, and `ProviderNotConnected` when no
+        worker is connected for the provider.
+        """
+        query = list(_query_of(params or {}))
+        room = room or parse_provider_name(full_name).room_id
+        deadline = time.monotonic() + timeout
+        backoff = RequestBackoff(_LONGEST_PROVIDER_PAUSE_SECONDS)
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return ProviderResult(*self._rest.read_provider(room, full_name, query, round(left)))
+            except Exception as error:
+                problem = problem_of(error)
+                pause = backoff.after(error)
+                has_failed = isinstance(problem, ProviderFailed | ProviderNotConnected)
+                if has_failed or not is_unreachable(error) or time.monotonic() + pause > deadline:
+                    raise (problem if isinstance(problem, ProviderTimeout) else error) from error.__cause__
+                log.info("Provider %s: %s; asking again in %.1f s", full_name, describe(error), pause)
+            time.sleep(pause)
+
+    def providers(
+        self, room: str = GLOBAL, *, limit: int = 50, offset: int = 0
+    ) -> PaginatedResponse[ProviderResponse]:
+        """Return a page of the providers that a room can use."""
+        path = f"/rooms/{quoted(room)}/providers"
+        return self._rest.get(path, PaginatedResponse[ProviderResponse], limit=limit, offset=offset)
+
+    def jobs(self, room: str = GLOBAL, *, limit: int = 50, offset: int = 0) -> PaginatedResponse[JobSummary]:
+        """Return a page of the jobs that a room can use."""
+        path = f"/rooms/{quoted(room)}/jobs"
+        return self._rest.get(path, PaginatedResponse[JobSummary], limit=limit, offset=offset)
+
+    def tasks(
+        self, room: str, *, status: TaskStatus | None = None, limit: int = 50, offset: int = 0
+    ) -> PaginatedResponse[TaskResponse]:
+        """Return a page of a room's tasks, newest first."""
+        query = {"status": status, "limit": limit, "offset": offset}
+        return self._rest.get(f"/rooms/{quoted(room)}/tasks", PaginatedResponse[TaskResponse], **query)
+
+    def workers(
+        self, room: str | None = None, *, limit: int = 50, offset: int = 0
+    ) -> PaginatedResponse[WorkerSummary]:
+        """Return a page of all workers, or of those that serve `room`."""
+        path = "/workers" if room is None else f"/rooms/{quoted(room)}/workers"
+        return self._rest.get(path, PaginatedResponse[WorkerSummary], limit=limit, offset=offset)
+
+    def _job_room_of(self, cls: type[Any]) -> str:
+        """Return the room whose job a class is."""
+        return GLOBAL
+
+    def _poll_task(
+        self, task_id: str, wait: float, backoff: RequestBackoff
+    ) -> tuple[TaskResponse | None, float]:
+        """Return the task and the pause before the next request; 0 when the server itself waited."""
+        began = time.monotonic()
+        try:
+            task, applied = self._rest.get_task(task_id, round(wait))
+        except Exception as error:
+            if not is_unreachable(error):
+                raise
+            pause = backoff.after(error)
+            log.warning("Waiting for task %s: %s; trying again in %.1f s", task_id, describe(error), pause)
+            return None, pause
+        backoff.reset()
+        server_waited = applied > 0 and time.monotonic() - began > applied / 2
+        return task, 0.0 if server_waited else _POLL_PAUSE_SECONDS
+
+
+def _query_of(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Return the parameters of a provider request as a query. Raises ValueError for nested values."""
+    for name, value in to_jsonable_python(dict(params)).items():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict | list):
+                raise ValueError(
+                    f"The parameter {name!r} is nested: it must be a string, a number or a list of them"
+                )
+            if one is not None:
+                yield name, one if isinstance(one, str) else json.dumps(one)
+
+
+def job_name_of(cls: type[Any], room: str) -> JobName:
+    """Return the name of the job that a class is in a room."""
+    return JobName(room, category_of(cls), cls.__name__)
+
+
+def category_of(cls: type[Any]) -> str:
+    """Return the category of a class, whether it is a string or an enum member."""
+    return str(getattr(cls.category, "value", cls.category))

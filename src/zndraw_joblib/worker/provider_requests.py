@@ -1,0 +1,170 @@
+"""How a worker answers provider requests: it claims them, calls the providers, and uploads the results."""
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from pydantic import ValidationError
+
+from zndraw_joblib.contract.problems import ProviderNotFound
+from zndraw_joblib.contract.providers import (
+    REQUEST_HASH,
+    RESULT_ERROR,
+    RESULT_OK,
+    RESULT_STATUS,
+    WORKER_ID,
+    ClaimedProviderRequest,
+    ProviderError,
+)
+from zndraw_joblib.worker.options import describe_errors
+from zndraw_joblib.worker.poller import Pace, Poller
+from zndraw_joblib.worker.registrations import ProviderRegistration, Registrations
+from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.result_stream import ProviderRaised, ResultStream
+from zndraw_joblib.worker.retry import describe, is_transient, retry, status_of
+from zndraw_joblib.worker.tasks import error_text
+
+log = logging.getLogger(__name__)
+
+# No client waits longer for a result.
+RETRY_SECONDS = 30.0
+_MAX_ERROR_NAME = 200
+_GONE = frozenset({404, 409})
+# The server itself reports a result that is too large to the client that waits for it.
+_FINAL = _GONE | {413}
+
+
+class Claimed(NamedTuple):
+    """A provider request, and the worker that claimed it."""
+
+    request: ClaimedProviderRequest
+    worker_id: UUID
+
+    def headers(self, status: str, content_type: str) -> dict[str, str]:
+        """Return the headers of an upload."""
+        return {
+            REQUEST_HASH: self.request.request_id,
+            WORKER_ID: str(self.worker_id),
+            RESULT_STATUS: status,
+            "Content-Type": content_type,
+        }
+
+    def __str__(self) -> str:
+        return f"Request {self.request.request_id[:12]} of provider {self.request.provider_name}"
+
+
+class ProviderPoller(Poller[Claimed]):
+    """Claims provider requests and uploads a result or an error for each.
+
+    An upload is repeated for 30 seconds, unless `stop` is set.
+    """
+
+    def __init__(
+        self,
+        rest: RestApi,
+        registrations: Registrations,
+        wake: threading.Event,
+        stop: threading.Event,
+        pace: Pace,
+    ) -> None:
+        super().__init__(registrations, wake)
+        self._rest = rest
+        self._stop = stop
+        self._pace = pace
+
+    def run(self) -> None:
+        """Serve provider requests until the worker stops, whatever fails."""
+        self.repeat(self.serve_once, "Claiming provider requests")
+
+    def serve_once(self) -> bool:
+        """Wait for a provider request for a limited time and serve it; return whether there was one."""
+        claimed = self._next(self._pace)
+        if claimed is None:
+            return False
+        try:
+            self._serve(claimed)
+        finally:
+            self._hold(-1)
+        return True
+
+    def _claim(self, worker_id: UUID, wait: int, claim_id: UUID) -> tuple[Claimed | None, int]:
+        response, applied = self._rest.claim_provider_request(worker_id, wait, claim_id)
+        return (Claimed(response.request, worker_id) if response.request else None), applied
+
+    def _serve(self, claimed: Claimed) -> None:
+        try:
+            failure = self._read_and_upload(claimed)
+            if failure is not None:
+                headers = claimed.headers(RESULT_ERROR, "application/json")
+                upload = partial(self._rest.upload_result, claimed.request.provider_id, failure, headers)
+                self._retry(claimed, upload)
+        except Exception as error:
+            level = logging.INFO if status_of(error) in _GONE else logging.WARNING
+            log.log(level, "%s: the server did not take the result: %s", claimed, describe(error))
+
+    def _read_and_upload(self, claimed: Claimed) -> ProviderError | None:
+        """Call the provider and upload its result; return the error to upload instead, if there is one."""
+        name = claimed.request.provider_name
+        provider = self._registrations.provider_of(name)
+        if provider is None:
+            log.error("%s: this worker does not know the provider", claimed)
+            return _failure(ProviderNotFound(f"The worker does not know the provider {name!r}"))
+        try:
+            instance = provider.cls.model_validate(json.loads(claimed.request.params))
+        except ValueError as error:
+            return _failure(error, is_invalid=True)
+        except Exception as error:
+            return self._log_failure(claimed, error)
+        try:
+            self._upload(claimed, provider, instance)
+        except ProviderRaised as error:
+            return self._log_failure(claimed, error.error)
+        except Exception as error:
+            if is_transient(error) or status_of(error) in _FINAL:
+                raise
+            log.warning("%s: the server refused the result: %s", claimed, describe(error))
+            return _failure(error)
+        return None
+
+    def _upload(self, claimed: Claimed, provider: ProviderRegistration, instance: Any) -> None:
+        """Upload the result. Bytes are kept for a retry; for a stream the provider is called again."""
+        headers = claimed.headers(RESULT_OK, provider.content_type)
+        kept: list[ResultStream] = []
+
+        def upload() -> None:
+            stream = (
+                kept.pop()
+                if kept
+                else ResultStream(lambda: instance.read(provider.handler), provider.content_type)
+            )
+            size = {} if stream.length is None else {"Content-Length": str(stream.length)}
+            if size:
+                kept.append(stream)
+            try:
+                self._rest.upload_result(claimed.request.provider_id, stream, {**headers, **size})
+            finally:
+                stream.close()
+
+        self._retry(claimed, upload)
+
+    def _retry(self, claimed: Claimed, upload: Callable[[], None]) -> None:
+        retry(upload, f"{claimed}: uploading", seconds=RETRY_SECONDS, stop=self._stop)
+
+    @staticmethod
+    def _log_failure(claimed: Claimed, error: BaseException) -> ProviderError:
+        if isinstance(error, OSError):
+            # A client may ask for a file that does not exist: the provider's code is not at fault.
+            log.warning("%s: %s", claimed, describe(error))
+        else:
+            log.error("%s raised", claimed, exc_info=error)
+        return _failure(error)
+
+
+def _failure(error: BaseException, *, is_invalid: bool = False) -> ProviderError:
+    text = describe_errors(error) if isinstance(error, ValidationError) else str(error)
+    name = type(error).__name__[:_MAX_ERROR_NAME]
+    return ProviderError(error=name, detail=error_text(text), is_invalid=is_invalid)

@@ -1,0 +1,317 @@
+"""The jobs and providers that this process serves, and the worker's id on the server."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+from uuid import UUID
+
+from zndraw_joblib.contract.messages import (
+    HeartbeatRequest,
+    JobRegisterRequest,
+    JobResponse,
+    WorkerResponse,
+)
+from zndraw_joblib.contract.policy import JobPolicy
+from zndraw_joblib.contract.problems import WorkerNotFound
+from zndraw_joblib.contract.providers import ProviderRegisterRequest, ProviderResponse
+from zndraw_joblib.worker.client import category_of
+from zndraw_joblib.worker.options import validated
+from zndraw_joblib.worker.reports import HeldTasks
+from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.retry import describe, is_transient, problem_of
+from zndraw_joblib.worker.subscriptions import Subscriptions
+
+log = logging.getLogger(__name__)
+Response = TypeVar("Response")
+
+_LEAVE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobRegistration:
+    """A class that is registered as a job of a room, with the policy fields that its author set."""
+
+    cls: type[Any]
+    room_id: str
+    policy: JobPolicy
+
+    def request(self, worker_id: UUID | None, limits: dict[str, Any]) -> JobRegisterRequest:
+        """Return the body that registers it."""
+        return JobRegisterRequest(
+            category=category_of(self.cls),
+            name=self.cls.__name__,
+            schema_=self.cls.model_json_schema(),
+            worker_id=worker_id,
+            **limits,
+            **{name: getattr(self.policy, name) for name in self.policy.model_fields_set},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderRegistration:
+    """A class that is registered as a provider of a room, and its handler.
+
+    `ids` are the provider's ids, oldest first: each registration gives it another one.
+    """
+
+    cls: type[Any]
+    name: str
+    room_id: str
+    handler: Any
+    ids: tuple[UUID, ...] = ()
+
+    @property
+    def content_type(self) -> str:
+        """Return the content type of its results."""
+        return str(getattr(self.cls, "content_type", "application/json"))
+
+    def request(self, worker_id: UUID | None) -> ProviderRegisterRequest:
+        """Return the body that registers it. Raises ValueError for an invalid name or content type."""
+        fields = {
+            "category": category_of(self.cls),
+            "name": self.name,
+            "schema": self.cls.model_json_schema(),
+            "content_type": self.content_type,
+        }
+        return validated(ProviderRegisterRequest, {**fields, "worker_id": worker_id})
+
+
+class Registrations:
+    """The worker as the server knows it: one id, its jobs and its providers. Thread-safe.
+
+    `limits` may have `max_tasks`, how many tasks the worker holds at once. `drain` is called when the server
+    asks the worker to leave; it must return at once.
+    """
+
+    def __init__(
+        self,
+        rest: RestApi,
+        subscriptions: Subscriptions,
+        held: HeldTasks,
+        limits: dict[str, Any],
+        drain: Callable[[], None],
+    ) -> None:
+        self.drain = drain
+        self.worker_id: UUID | None = None
+        self.jobs: dict[str, JobRegistration] = {}
+        self.providers: dict[str, ProviderRegistration] = {}
+        self.has_left = False
+        self._classes: dict[str, type[Any]] = {}
+        self._rest = rest
+        self._subscriptions = subscriptions
+        self._held = held
+        self._limits = limits
+        self._lock = threading.RLock()
+
+    def worker(self) -> UUID:
+        """Return the worker's id. Raises RuntimeError before the first registration and after the end."""
+        worker_id = self.worker_id
+        if worker_id is None:
+            raise RuntimeError("There is no worker: call register() or create_worker() first")
+        return worker_id
+
+    def create(self) -> UUID:
+        """Create the worker, unless there is one; return its id."""
+        with self._lock:
+            self._check_open()
+            if self.worker_id is None:
+                self.worker_id = self._rest.create_worker().id
+            return self.worker_id
+
+    def register(self, job: JobRegistration) -> None:
+        """Register a job; the first registration creates the worker."""
+        with self._lock:
+            response = self._first_time(lambda: self._register_job(job, self.worker_id))
+            self.worker_id = response.worker_id
+            self.jobs[response.full_name] = job
+            self._classes[response.full_name] = job.cls
+            self._subscriptions.join(response.full_name, self.worker())
+
+    def register_provider(self, provider: ProviderRegistration) -> UUID:
+        """Register a provider and return its id; the first registration creates the worker."""
+        with self._lock:
+            response = self._first_time(lambda: self._register_provider(provider, self.worker_id))
+            self.worker_id = response.worker_id
+            self._subscriptions.join_provider(response.full_name, response.worker_id)
+            return response.id
+
+    def class_of(self, full_name: str) -> type[Any] | None:
+        """Return the class of a job, also of one unregistered since; None if it was never registered here.
+
+        A task may come before the response to the registration of its job: this waits for the response.
+        """
+        with self._lock:
+            return self._classes.get(full_name)
+
+    def provider_of(self, full_name: str) -> ProviderRegistration | None:
+        """Return a provider, None if it is not registered here; wait for a registration under way."""
+        with self._lock:
+            return self.providers.get(full_name)
+
+    def unregister(self, full_name: str) -> None:
+        """Unregister a job. Raises KeyError if it is not registered here."""
+        with self._lock:
+            if full_name not in self.jobs:
+                raise KeyError(full_name)
+            _ignore_missing(lambda: self._rest.unregister(self.worker(), full_name))
+            del self.jobs[full_name]
+            self._subscriptions.leave(full_name)
+
+    def unregister_provider(self, provider: UUID | str) -> None:
+        """Unregister a provider, given its id, or an earlier one, or its full name.
+
+        Raises KeyError if it is not registered here.
+        """
+        with self._lock:
+            for full_name, known in self.providers.items():
+                if provider == full_name or str(provider) in map(str, known.ids):
+                    break
+            else:
+                raise KeyError(provider)
+            _ignore_missing(lambda: self._rest.remove_provider(known.ids[-1], self.worker()))
+            del self.providers[full_name]
+            self._subscriptions.leave_provider(full_name)
+
+    def heartbeat(self, timeout: float) -> WorkerResponse | None:
+        """Send a heartbeat and apply the verdicts on the held tasks.
+
+        Register everything again if the server does not know the worker; return None then.
+        """
+        worker_id, named = self.worker(), self._held.to_name()
+        try:
+            request = HeartbeatRequest(tasks=named, **self._limits)
+            response = self._rest.heartbeat(worker_id, request, timeout)
+        except Exception as error:
+            if not self.renew_if_unknown(worker_id, error):
+                raise
+            return None
+        self._held.apply_verdicts(named, response.tasks)
+        if response.drain:
+            self.drain()
+        return response
+
+    def renew_if_unknown(self, worker_id: UUID, error: Exception) -> bool:
+        """Return whether `error` says that the server does not know the worker; if so, register it again."""
+        if not _is_unknown_worker(error):
+            return False
+        self._renew(worker_id)
+        return True
+
+    def _renew(self, worker_id: UUID) -> None:
+        """Register everything for a new worker, unless another thread did so since the worker had this id.
+
+        The tasks of the old worker are lost: the server has ended them or put them back into their queues.
+        """
+        with self._lock:
+            if self.has_left or self.worker_id != worker_id:
+                return
+            log.warning("The server does not know worker %s; registering a new one", worker_id)
+            self._held.lose_all(worker_id)
+            self.worker_id = self._register_all()
+            for full_name in self.jobs:
+                self._subscriptions.join(full_name, self.worker_id)
+            for full_name in self.providers:
+                self._subscriptions.join_provider(full_name, self.worker_id)
+            log.warning("Worker %s replaces worker %s", self.worker_id, worker_id)
+
+    def _check_open(self) -> None:
+        if self.has_left:
+            raise RuntimeError("The worker has just disconnected; try again")
+
+    def _first_time(self, register: Callable[[], Response]) -> Response:
+        """Register something; if the server does not know the worker, register the rest again first."""
+        self._check_open()
+        try:
+            return register()
+        except Exception as error:
+            if self.worker_id is None or not _is_unknown_worker(error):
+                raise
+            self._renew(self.worker_id)
+            return register()
+
+    def _register_job(self, job: JobRegistration, worker_id: UUID | None) -> JobResponse:
+        return self._rest.register(job.room_id, job.request(worker_id, self._limits))
+
+    def _register_provider(self, provider: ProviderRegistration, worker_id: UUID | None) -> ProviderResponse:
+        response = self._rest.register_provider(provider.room_id, provider.request(worker_id))
+        self.providers[response.full_name] = replace(provider, ids=(*provider.ids, response.id))
+        return response
+
+    def _register_all(self) -> UUID:
+        """Register everything for a new worker and return its id; log what the server refuses."""
+        new_id: UUID | None = None
+        refusal: Exception | None = None
+        calls: dict[str, Callable[[UUID | None], JobResponse | ProviderResponse]] = {
+            **{f"Job {name}": partial(self._register_job, job) for name, job in self.jobs.items()},
+            **{f"Provider {name}": partial(self._register_provider, p) for name, p in self.providers.items()},
+        }
+        for what, register in calls.items():
+            try:
+                response = register(new_id)
+            except Exception as error:
+                if is_transient(error):
+                    raise
+                log.error("%s cannot be registered again: %s", what, describe(error))
+                refusal = error
+            else:
+                new_id = response.worker_id
+        if new_id is None and refusal is not None:
+            raise refusal
+        return new_id or self._rest.create_worker().id
+
+    def unregister_jobs(self) -> None:
+        """Unregister all jobs, so that the worker gets no more tasks; it keeps the tasks that it holds."""
+        # The rooms first: the server would refuse a join that comes after the unregistration.
+        for full_name in list(self.jobs):
+            self._subscriptions.leave(full_name)
+        try:
+            for full_name in list(self.jobs):
+                self._rest.unregister(self.worker(), full_name, _LEAVE_SECONDS)
+            self.jobs = {}
+        except Exception as error:
+            log.warning("The worker's jobs could not be unregistered: %s", describe(error))
+
+    def unregister_providers(self) -> None:
+        """Unregister all providers."""
+        try:
+            for full_name, provider in list(self.providers.items()):
+                self._subscriptions.leave_provider(full_name)
+                self._rest.remove_provider(provider.ids[-1], self.worker(), _LEAVE_SECONDS)
+            self.providers = {}
+        except Exception as error:
+            log.warning("The worker's providers could not be unregistered: %s", describe(error))
+
+    def leave(self) -> None:
+        """Remove the worker; a server that does not respond removes it after its worker timeout."""
+        self.has_left = True
+        if not self._lock.acquire(timeout=_LEAVE_SECONDS):
+            return
+        try:
+            for full_name in self.jobs:
+                self._subscriptions.leave(full_name)
+            for full_name in self.providers:
+                self._subscriptions.leave_provider(full_name)
+            self.jobs, self.providers = {}, {}
+            worker_id, self.worker_id = self.worker_id, None
+            if worker_id is not None:
+                self._held.lose_all(worker_id)
+                self._rest.remove_worker(worker_id, _LEAVE_SECONDS)
+        except Exception as error:
+            log.warning("The worker could not be removed: %s", describe(error))
+        finally:
+            self._lock.release()
+
+
+def _is_unknown_worker(error: Exception) -> bool:
+    return isinstance(problem_of(error), WorkerNotFound)
+
+
+def _ignore_missing(remove: Callable[[], None]) -> None:
+    try:
+        remove()
+    except Exception as error:
+        if not isinstance(problem_of(error), KeyError):
+            raise

@@ -1,0 +1,221 @@
+"""One session of a worker, from its first registration until it is removed: its parts and its threads."""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Any
+
+from zndraw_joblib.worker.heartbeats import HeartbeatLoop
+from zndraw_joblib.worker.poller import Pace
+from zndraw_joblib.worker.provider_requests import ProviderPoller
+from zndraw_joblib.worker.registrations import Registrations
+from zndraw_joblib.worker.reports import HeldTasks, Reports
+from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.subscriptions import Subscriptions
+from zndraw_joblib.worker.task_loop import Execute, TaskLoop, TaskPoller
+
+log = logging.getLogger(__name__)
+
+_LAST_RESPONSE_SECONDS = 0.1
+_JOIN_SECONDS = 1.0
+_SIGNAL_CHECK_SECONDS = 0.5
+_EXIT_CODE_BASE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """How a worker works: what runs its tasks (None: nothing), its numbers of threads, its intervals."""
+
+    execute: Execute | None
+    concurrency: int
+    read_concurrency: int
+    heartbeat_interval: float | None
+    pace: Pace
+    limits: dict[str, Any]
+
+
+class Session:
+    """The parts of a worker; each thread starts when it has something to do.
+
+    `stop` is set when reports are no longer repeated, `closed` once the worker is removed.
+    """
+
+    def __init__(
+        self, rest: RestApi, subscriptions: Subscriptions, held: HeldTasks, config: SessionConfig
+    ) -> None:
+        self._config = config
+        self.stop = threading.Event()
+        self.closed = threading.Event()
+        self._end_requests: SimpleQueue[None] = SimpleQueue()
+        self._close_lock = threading.Lock()
+        self._start_lock = threading.Lock()
+        self._heartbeat_thread: threading.Thread | None = None
+        self._task_threads: list[threading.Thread] = []
+        self._provider_threads: list[threading.Thread] = []
+        self._heartbeat_due = subscriptions.heartbeat_due
+        self._held = held
+        self.registrations = Registrations(rest, subscriptions, held, config.limits, self.drain)
+        self.reports = Reports(rest, held, self.stop)
+        self.tasks = TaskPoller(rest, self.registrations, self.reports, held, subscriptions.wake)
+        self.providers = ProviderPoller(
+            rest, self.registrations, subscriptions.wake_providers, self.stop, config.pace
+        )
+
+    def start_heartbeats(self) -> None:
+        """Start the heartbeat thread, unless it runs."""
+        with self._start_lock:
+            if self._heartbeat_thread is None:
+                interval = self._config.heartbeat_interval
+                loop = HeartbeatLoop(self.registrations, self.stop, self._heartbeat_due, interval)
+                self._heartbeat_thread = _start_thread("heartbeat", loop.run)
+
+    def start_tasks(self) -> None:
+        """Start the threads that claim and run tasks, unless they run or there is no `execute`."""
+        self.start_heartbeats()
+        config = self._config
+        with self._start_lock:
+            if config.execute is not None and not self._task_threads:
+                loop = TaskLoop(self.tasks, self.reports, config.execute, config.pace)
+                numbers = range(1, config.concurrency + 1)
+                self._task_threads = [_start_thread(f"claim-{n}", loop.run) for n in numbers]
+
+    def start_providers(self) -> None:
+        """Start the threads that serve provider requests, unless they run."""
+        self.start_heartbeats()
+        with self._start_lock:
+            if not self._provider_threads:
+                numbers = range(1, self._config.read_concurrency + 1)
+                self._provider_threads = [_start_thread(f"read-{n}", self.providers.run) for n in numbers]
+
+    def request_end(self) -> None:
+        """Let `wait` return. Takes no lock: a signal handler may call it."""
+        self._end_requests.put(None)
+
+    def wait(self) -> None:
+        """Wait until `request_end` is called."""
+        while True:
+            # With a timeout: Python handles a signal that arrives just before the wait only after the wait.
+            with suppress(Empty):
+                self._end_requests.get(timeout=_SIGNAL_CHECK_SECONDS)
+                self._end_requests.put(None)
+                return
+
+    def close(self, timeout: float | None) -> None:
+        """Claim no more, wait for running work, remove the worker. A second caller waits for the first."""
+        is_own_thread = threading.current_thread() in (*self._task_threads, *self._provider_threads)
+        if not self._close_lock.acquire(blocking=False):
+            if not is_own_thread:
+                self.closed.wait(timeout)
+            return
+        deadline = None if timeout is None else time.monotonic() + timeout
+        is_idle = False
+        try:
+            self._stop_claiming()
+            providers_are_idle = self._stop_providers(timeout)
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            in_task = threading.current_thread() in self._task_threads
+            tasks_are_idle = self.tasks.wait_until_idle(left, besides=in_task)
+            if not tasks_are_idle:
+                log.warning("Tasks still run after %s s; the server will fail them", timeout)
+            is_idle = tasks_are_idle and providers_are_idle
+        finally:
+            self._leave([*self._task_threads, *self._provider_threads] if is_idle else [])
+
+    def drain(self) -> None:
+        """Claim no more, and close once no task is held, also none claimed by hand. Returns at once."""
+        with self._start_lock:
+            if self.tasks.stopped:
+                return
+            self.tasks.stop()
+            self.providers.stop()
+        log.info("The server drains worker %s", self.registrations.worker_id)
+        _start_thread("drain", self._drain)
+
+    def _drain(self) -> None:
+        self._stop_claiming()
+        self._stop_providers(None)
+        self._held.wait_for_none()
+        self.close(None)
+
+    def _stop_claiming(self) -> None:
+        """Claim no more, and release a task that the open long-poll has just got.
+
+        Closing its connection would lose that task. So the server is asked first to give out no more tasks;
+        then the long-poll has a moment to receive its response.
+        """
+        self.tasks.stop()
+        self.providers.stop()
+        began = time.monotonic()
+        self.registrations.unregister_jobs()
+        self.tasks.wait_for_poll(_LAST_RESPONSE_SECONDS + time.monotonic() - began)
+
+    def _stop_providers(self, timeout: float | None) -> bool:
+        """Wait for running provider requests, and unregister the providers; return whether all ended."""
+        in_provider = threading.current_thread() in self._provider_threads
+        is_idle = self.providers.wait_until_idle(timeout, besides=in_provider)
+        if not is_idle:
+            log.warning("Provider requests still run after %s s; their results are lost", timeout)
+        self.registrations.unregister_providers()
+        return is_idle
+
+    def _leave(self, idle_threads: list[threading.Thread]) -> None:
+        self.stop.set()
+        self._heartbeat_due.set()
+        try:
+            _join_threads([self._heartbeat_thread] if self._heartbeat_thread else [])
+            self.registrations.leave()
+            _join_threads(idle_threads)
+        finally:
+            self.closed.set()
+            self.request_end()
+
+
+def _start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, name=f"zndraw-joblib-{name}", daemon=True)
+    thread.start()
+    return thread
+
+
+def _join_threads(threads: list[threading.Thread]) -> None:
+    deadline = time.monotonic() + _JOIN_SECONDS
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+@contextmanager
+def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Let the first SIGINT or SIGTERM call `stop` in this block, and each later one raise in the main thread.
+
+    `stop` runs inside the signal handler, so it must take no lock. A later SIGINT raises KeyboardInterrupt, a
+    later SIGTERM SystemExit. The block handles nothing on another thread than the main one, and no signal
+    that the process ignores. The former handlers are restored at the end.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    is_first = True
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            stop()
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise SystemExit(_EXIT_CODE_BASE + number)
+
+    handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    former = {number: signal.signal(number, handle) for number in handled}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

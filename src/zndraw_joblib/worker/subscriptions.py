@@ -1,0 +1,179 @@
+"""The worker's Socket.IO rooms. They only save time: without events the worker asks by itself."""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+from uuid import UUID
+
+from zndraw_joblib.contract.events import (
+    Event,
+    JoinJobRoom,
+    JoinProviderRoom,
+    LeaveJobRoom,
+    LeaveProviderRoom,
+    ProviderRequest,
+    TaskAvailable,
+    TaskStatusEvent,
+)
+from zndraw_joblib.contract.problems import WorkerNotFound, problem_for
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.realtime import Realtime
+from zndraw_joblib.worker.reports import HeldTasks
+from zndraw_joblib.worker.retry import describe
+
+log = logging.getLogger(__name__)
+
+Acknowledge = Callable[..., None]
+RoomKey = tuple[str, str]
+_RESERVED = frozenset({"connect", "connect_error", "disconnect"})
+
+
+class Subscriptions:
+    """Joins the rooms of the worker's jobs and providers, also after a reconnect, and handles their events.
+
+    `wake` is set when a task waits to be claimed, `wake_providers` when a provider request does.
+    `heartbeat_due` is set when the connection is lost, which the server may take for the worker's end. A
+    cancelled task is marked in `held`.
+
+    `tsio` is a `Realtime`, a `socketio.Client`, or a wrapper with `on(event, handler)` and `emit(model)`. The
+    host's own handlers stay: python-socketio keeps one for each event, so the new one calls the former one.
+    """
+
+    def __init__(self, tsio: Any, held: HeldTasks) -> None:
+        self.wake = threading.Event()
+        self.wake_providers = threading.Event()
+        self.heartbeat_due = threading.Event()
+        self._held = held
+        self._send = _sender_of(tsio)
+        self._joined: dict[RoomKey, tuple[Event, Event]] = {}
+        self._refused: set[RoomKey] = set()
+        if tsio is not None:
+            _add_handler(tsio, "connect", self._on_connect)
+            _add_handler(tsio, "disconnect", self._on_disconnect)
+            _add_handler(tsio, TaskAvailable.event_name, self._on_task_available)
+            _add_handler(tsio, TaskStatusEvent.event_name, self._on_task_status)
+            _add_handler(tsio, ProviderRequest.event_name, self._on_provider_request)
+
+    def join(self, job_name: str, worker_id: UUID) -> None:
+        """Join the room of a job's workers."""
+        join = JoinJobRoom(job_name=job_name, worker_id=worker_id)
+        self._join(("tasks", job_name), join, LeaveJobRoom(job_name=job_name, worker_id=worker_id))
+
+    def leave(self, job_name: str) -> None:
+        """Leave the room of a job's workers."""
+        self._leave(("tasks", job_name))
+
+    def join_provider(self, provider_name: str, worker_id: UUID) -> None:
+        """Join the room of a provider."""
+        join = JoinProviderRoom(provider_name=provider_name, worker_id=worker_id)
+        leave = LeaveProviderRoom(provider_name=provider_name, worker_id=worker_id)
+        self._join(("requests", provider_name), join, leave)
+
+    def leave_provider(self, provider_name: str) -> None:
+        """Leave the room of a provider."""
+        self._leave(("requests", provider_name))
+
+    def _join(self, key: RoomKey, join: Event, leave: Event) -> None:
+        self._joined[key] = join, leave
+        self._emit_join(key, join)
+
+    def _leave(self, key: RoomKey) -> None:
+        self._refused.discard(key)
+        joined = self._joined.pop(key, None)
+        if joined is not None:
+            self._emit(joined[1])
+
+    def _emit_join(self, key: RoomKey, join: Event) -> None:
+        def acknowledge(*answer: Any) -> None:
+            self._on_join_answer(key, join, *answer)
+
+        self._emit(join, acknowledge)
+
+    def _on_join_answer(self, key: RoomKey, join: Event, answer: Any = None, *_: Any) -> None:
+        """Handle the server's answer to a join: a problem, or anything else for a success."""
+        if not self._is_current(key, join):
+            return
+        status = answer.get("status") if isinstance(answer, Mapping) else None
+        if not isinstance(status, int):
+            self._refused.discard(key)
+            return
+        problem = problem_for(status, answer)
+        if isinstance(problem, WorkerNotFound):
+            self.heartbeat_due.set()
+        elif key not in self._refused:
+            self._refused.add(key)
+            log.warning("Socket.IO: the server sends no events for %s of %s: %s", *key, describe(problem))
+
+    def _is_current(self, key: RoomKey, join: Event) -> bool:
+        joined = self._joined.get(key)
+        return joined is not None and joined[0] == join
+
+    def _on_connect(self, *_: Any) -> None:
+        for key, (join, _leave) in list(self._joined.items()):
+            if self._is_current(key, join):
+                self._emit_join(key, join)
+        self.wake.set()
+        self.wake_providers.set()
+
+    def _on_disconnect(self, *_: Any) -> None:
+        self.heartbeat_due.set()
+
+    def _on_task_available(self, *_: Any) -> None:
+        self.wake.set()
+
+    def _on_provider_request(self, *_: Any) -> None:
+        self.wake_providers.set()
+
+    def _on_task_status(self, event: Any = None, *_: Any) -> None:
+        if isinstance(event, TaskStatusEvent):
+            event = event.model_dump(mode="json")
+        if isinstance(event, Mapping) and event.get("status") == TaskStatus.CANCELLED:
+            self._held.cancel(str(event.get("id")), str(event.get("worker_id")))
+
+    def _emit(self, event: Event, acknowledge: Acknowledge | None = None) -> None:
+        try:
+            self._send(event, acknowledge)
+        except Exception as error:
+            log.debug("Socket.IO: %s not sent: %s", event.event_name, describe(error))
+
+
+def _sender_of(tsio: Any) -> Callable[[Event, Acknowledge | None], None]:
+    """Return a function that sends an event; a wrapper's `emit` may take no callback."""
+    if tsio is None:
+        return lambda event, acknowledge: None
+    if isinstance(tsio, Realtime):
+        return tsio.emit
+    if _is_socketio_client(tsio):
+        return lambda event, acknowledge: tsio.emit(
+            event.event_name, event.model_dump(mode="json"), callback=acknowledge
+        )
+    return lambda event, acknowledge: tsio.emit(event)
+
+
+def _is_socketio_client(tsio: Any) -> bool:
+    # Not imported: that takes half a second, and the module is loaded if a client of it exists.
+    cls = getattr(sys.modules.get("socketio"), "Client", None)
+    return cls is not None and isinstance(tsio, cls)
+
+
+def _add_handler(tsio: Any, event: str, handle: Callable[..., None]) -> None:
+    former = _former_handler(tsio, event)
+
+    def handler(*args: Any) -> Any:
+        handle(*args)
+        return former(*args) if former else None
+
+    tsio.on(event, handler)
+
+
+def _former_handler(tsio: Any, event: str) -> Callable[..., Any] | None:
+    """Return the handler that runs for an event so far: an explicit one would replace it."""
+    handlers = getattr(tsio, "handlers", {}).get("/", {})
+    if event in handlers:
+        return handlers[event]  # type: ignore[no-any-return]
+    if event not in _RESERVED and "*" in handlers:
+        return lambda *args: handlers["*"](event, *args)
+    namespace = getattr(tsio, "namespace_handlers", {}).get("/")
+    return (lambda *args: namespace.trigger_event(event, *args)) if namespace else None
