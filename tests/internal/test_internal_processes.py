@@ -36,8 +36,8 @@ from internal.crew import (
     submit,
     told,
 )
-from zndraw_joblib.worker.caller import Caller
-from zndraw_joblib.worker.remote import Remote
+from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.worker.rest import RestApi
 
 
 async def owners(url: str) -> list[str]:
@@ -210,7 +210,7 @@ async def test_several_server_processes_run_internal_tasks_themselves(
 
     def call_all() -> list[Any]:
         with Serving(program, "--workers", "2") as serving, serving.connect() as connection:
-            client = Caller(Remote(connection))
+            client = JobClient(RestApi(connection))
             payload = {"journal": str(journal), "seconds": 0.1}
             tasks = [client.submit(COUNT, payload, room="lab") for _ in range(20)]
             return [client.wait_for(task, 30) for task in tasks]

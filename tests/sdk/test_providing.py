@@ -379,7 +379,7 @@ def test_an_answer_that_is_too_large(own_server: Own, worker: Make, room: str) -
         manager = worker(at=api)
         for name, handler in [("bytes", lambda word: bytes(5_000_000)), ("stream", lambda word: iter(big()))]:
             manager.register_provider(Call, name=name, handler=handler, room=room)
-            with pytest.raises(ProviderFailed, match=r"may have 1000 bytes") as raised:
+            with pytest.raises(ProviderFailed, match=r"may have at most 1000 bytes") as raised:
                 manager.read_provider(f"{room}:calls:{name}", timeout=10)
             assert (raised.value.problem.model_extra or {})["error"] == "ContentTooLarge"
         manager.disconnect()

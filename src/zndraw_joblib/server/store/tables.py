@@ -287,6 +287,10 @@ class Provider(_Base, table=True):
     heard_until: datetime = _time()
 
 
+# The public name: `zndraw_joblib.Provider` is the class that workers subclass.
+ProviderRecord = Provider
+
+
 class ProviderWorkerLink(_Base, table=True):
     """A worker is registered for a provider. If the newest one goes, the one before takes its place."""
 
