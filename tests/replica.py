@@ -69,14 +69,14 @@ class Replica:
     async def _publish(self, emissions: Sequence[Emission]) -> None:
         self.events += emissions
 
-    def told(self, task_id: UUID | None = None) -> list[TaskStatus]:
+    def statuses(self, task_id: UUID | None = None) -> list[TaskStatus]:
         """Return the statuses that events told of one task, or of all, in their order."""
         events = [event for event, _ in self.events if isinstance(event, TaskStatusEvent)]
         return [event.status for event in events if task_id in (None, event.id)]
 
-    def endings(self, task_id: UUID) -> list[TaskStatus]:
+    def final_statuses(self, task_id: UUID) -> list[TaskStatus]:
         """Return what events told of a task's end."""
-        return [status for status in self.told(task_id) if status in TERMINAL]
+        return [status for status in self.statuses(task_id) if status in TERMINAL]
 
     async def execute(self, statement: Executable) -> Any:
         """Run one statement past the code under test, and commit it."""
@@ -155,9 +155,9 @@ class Replica:
         claim_id: UUID | None = None,
     ) -> TaskResponse | None:
         """Claim a task for a worker."""
-        return (await self.ask(worker, by=by, wait=wait, gone=gone, claim_id=claim_id)).task
+        return (await self.claim_response(worker, by=by, wait=wait, gone=gone, claim_id=claim_id)).task
 
-    async def ask(
+    async def claim_response(
         self, worker: UUID | None, *, by: Identity = OWNER, wait: float = 0, **how: Any
     ) -> TaskClaimResponse:
         """Claim a task for a worker; where there is none, learn why."""
@@ -204,7 +204,7 @@ class Replica:
         async with asyncio.timeout(PATIENCE):
             return await self.runtime.report(by, task_id, update)
 
-    async def beat(self, worker: UUID, *, by: Identity = OWNER) -> WorkerResponse:
+    async def heartbeat(self, worker: UUID, *, by: Identity = OWNER) -> WorkerResponse:
         """Show that a worker lives."""
         async with asyncio.timeout(PATIENCE):
             return await self.runtime.beat(by, worker)
@@ -268,7 +268,7 @@ class Replica:
                 count += done
         return count
 
-    async def take(self, worker: UUID | None, **how: Any) -> TaskResponse:
+    async def claim_task(self, worker: UUID | None, **how: Any) -> TaskResponse:
         """Claim a task for a worker, which must be there."""
         claimed = await self.claim(worker, **how)
         assert claimed is not None
@@ -276,7 +276,7 @@ class Replica:
 
     async def start(self, worker: UUID | None, *, by: Identity = OWNER) -> TaskResponse:
         """Let a worker claim a task, which must be there, and start it."""
-        claimed = await self.take(worker, by=by)
+        claimed = await self.claim_task(worker, by=by)
         return await self.report(claimed.id, TaskStatus.RUNNING, by=by, attempt=claimed.attempt)
 
     async def running(self, job: JobResponse, *, by: Identity = SUBMITTER) -> TaskResponse:

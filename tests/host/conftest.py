@@ -1,7 +1,7 @@
-"""Hosts: apps that are not ours, with the queue mounted into them."""
+"""Host applications with the queue mounted into them."""
 
 import importlib.util
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import ModuleType
@@ -10,8 +10,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from host.people import Client
-
+Client = Awaitable[httpx.AsyncClient]
+Start = Callable[..., Client]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "host_app.py"
 
 
@@ -33,8 +33,8 @@ def async_url(database_url: str) -> str:
 
 
 @pytest.fixture
-async def start() -> AsyncIterator[Callable[..., Client]]:
-    """Return a function that runs a host's lifespan, and gives a client of it with some headers."""
+async def start() -> AsyncIterator[Start]:
+    """Return a function that runs the lifespan of a host and returns a client with the given headers."""
     async with AsyncExitStack() as stack:
         started: set[int] = set()
 

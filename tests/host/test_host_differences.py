@@ -12,13 +12,15 @@ import pytest
 import sqlmodel.ext.asyncio.session
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
+from databases import on_sqlite
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
+from rest import ROTATE, V1, claim, register, report, run_task, submit
 from sqlalchemy import NullPool, inspect, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from host.people import ON_SQLITE, ROTATE, V1, Start, claim, register, report, submit, walk
+from host.conftest import Start
 from zndraw_joblib import JobLib, JobLibSettings, router, verify_readable_room, verify_writable_room
 
 BOUND = 10
@@ -101,8 +103,8 @@ async def test_a_lock_around_every_session_does_not_deadlock(engine: AsyncEngine
 
     client = await start(mounted(one_at_a_time, in_dependency(one_at_a_time)))
     async with asyncio.timeout(BOUND):
-        await walk(client)
-        job = await register(client)
+        await run_task(client)
+        job = await register(client, room="lab")
         waiting = [asyncio.ensure_future(claim(client, job["worker_id"], 30)) for _ in range(2)]
         tasks = await asyncio.gather(*(submit(client, job) for _ in range(8)))
         got = await asyncio.gather(*waiting)
@@ -122,7 +124,7 @@ async def test_any_session_will_do(
     """SQLAlchemy's or SQLModel's, and users that expire with the commit of their session or do not."""
     sessions = async_sessionmaker(engine, class_=session_class, expire_on_commit=expire)
     client = await start(mounted(sessions, in_dependency(sessions)))
-    assert (await walk(client))["created_by"] == str(ADA)
+    assert (await run_task(client))["created_by"] == str(ADA)
 
 
 @pytest.fixture
@@ -168,14 +170,14 @@ def test_each_request_may_have_a_loop_of_its_own(ask: Callable[..., httpx.Respon
     assert ask("DELETE", f"/workers/{job['worker_id']}").status_code == 204
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_host_changes_settings_while_it_runs(engine: AsyncEngine, start: Start) -> None:
     """Every request reads them anew."""
     settings = JobLibSettings()
     client = await start(
         mounted(async_sessionmaker(engine), person_from_header(), settings=settings), **{"X-Id": "7"}
     )
-    job = await register(client, schema={"required": ["y"]})
+    job = await register(client, room="lab", schema={"required": ["y"]})
     url = f"{V1}/rooms/attic/tasks/{job['full_name']}"
     assert (await client.post(url, json={})).status_code == 404
     settings.cross_room_jobs = True
@@ -189,7 +191,7 @@ async def test_a_host_changes_settings_while_it_runs(engine: AsyncEngine, start:
     assert (await client.post(f"{V1}/workers")).json()["heartbeat_interval_seconds"] == 2
 
 
-@ON_SQLITE
+@on_sqlite
 @pytest.mark.parametrize(
     ("ids", "convert"),
     [
@@ -205,7 +207,7 @@ async def test_an_identity_may_have_any_kind_of_id(
     """Numbers, UUIDs, addresses: compared as text, each is somebody of its own."""
     app = mounted(async_sessionmaker(engine), person_from_header(convert))
     root, ada, bob = [await start(app, **{"X-Id": name.encode("latin-1")}) for name in ids]
-    job = await register(root, "@global")
+    job = await register(root)
     assert (await ada.put(f"{V1}/rooms/@global/jobs", json=ROTATE)).status_code == 403
     task = await submit(ada, job)
     assert (await report(bob, task, "cancelled")).status_code == 403
@@ -215,7 +217,7 @@ async def test_an_identity_may_have_any_kind_of_id(
     assert (await ada.patch(f"{V1}/workers/{worker['id']}")).status_code == 200
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_an_identity_that_is_none_is_refused(engine: AsyncEngine, start: Start) -> None:
     """A host whose dependency gives None for strangers opens nothing to them."""
 
@@ -227,7 +229,7 @@ async def test_an_identity_that_is_none_is_refused(engine: AsyncEngine, start: S
     assert (answer.status_code, answer.json()["type"]) == (401, "/v1/problems/unauthorized")
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_the_hosts_own_errors_keep_their_shape(engine: AsyncEngine, start: Start) -> None:
     """Beside our routes a host answers as it always did: 404, 405, 422 and what it raises itself."""
     app = mounted(async_sessionmaker(engine), person_from_header())
@@ -247,7 +249,7 @@ async def test_the_hosts_own_errors_keep_their_shape(engine: AsyncEngine, start:
     assert ours.headers["content-type"] == "application/problem+json"
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_what_a_host_raises_for_our_routes_is_answered_its_way(
     engine: AsyncEngine, start: Start
 ) -> None:
@@ -271,7 +273,7 @@ async def test_what_a_host_raises_for_our_routes_is_answered_its_way(
     assert (answer.status_code, answer.json()) == (423, {"own": "lab"})
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_what_a_host_asks_of_every_request_it_asks_of_ours(engine: AsyncEngine, start: Start) -> None:
     """Dependencies of the whole app hold for our routes too: a host may guard them all in one place."""
 
@@ -286,7 +288,7 @@ async def test_what_a_host_asks_of_every_request_it_asks_of_ours(engine: AsyncEn
     assert (await client.get(f"{V1}/workers", headers={"X-Gate": "open"})).status_code == 200
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_host_overrides_its_identity_in_its_tests(engine: AsyncEngine, start: Start) -> None:
     """`app.dependency_overrides` holds for the identity as for any dependency of the host's."""
 
@@ -300,7 +302,7 @@ async def test_a_host_overrides_its_identity_in_its_tests(engine: AsyncEngine, s
     assert (await client.post(f"{V1}/workers")).status_code == 201
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_an_app_may_be_started_again(engine: AsyncEngine) -> None:
     """As a host's tests do with one app: after a stop and a new start who waits is woken as before."""
     app = mounted(async_sessionmaker(engine), person_from_header())
@@ -310,7 +312,7 @@ async def test_an_app_may_be_started_again(engine: AsyncEngine) -> None:
     ) as client:
         for _ in range(2):
             async with app.router.lifespan_context(app):
-                job = await register(client)
+                job = await register(client, room="lab")
                 waiting = asyncio.ensure_future(claim(client, job["worker_id"], 30))
                 await asyncio.wait([waiting], timeout=0.2)
                 async with asyncio.timeout(BOUND):
@@ -321,7 +323,7 @@ async def test_an_app_may_be_started_again(engine: AsyncEngine) -> None:
                 await client.delete(f"{V1}/workers/{job['worker_id']}")
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_the_routes_alone_say_what_is_missing(
     engine: AsyncEngine, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -334,7 +336,7 @@ async def test_the_routes_alone_say_what_is_missing(
     assert "JobLib" in caplog.text
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_guard_names_the_room_that_is_used(engine: AsyncEngine, start: Start) -> None:
     """What an override returns is the room, for writing and for reading."""
 
@@ -345,13 +347,13 @@ async def test_a_guard_names_the_room_that_is_used(engine: AsyncEngine, start: S
     app.dependency_overrides[verify_writable_room] = short
     app.dependency_overrides[verify_readable_room] = short
     client = await start(app, **{"X-Id": "7"})
-    job = await register(client, "room-lab")
+    job = await register(client, room="room-lab")
     assert job["full_name"] == "lab:modifiers:Rotate"
     assert (await submit(client, job, "room-lab"))["room_id"] == "lab"
     assert (await client.get(f"{V1}/rooms/room-lab/tasks")).json()["total"] == 1
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_the_hosts_middleware_does_not_disturb_who_waits(engine: AsyncEngine, start: Start) -> None:
     """Behind a middleware that wraps every request a long-poll is woken as ever."""
     app = mounted(async_sessionmaker(engine), person_from_header())
@@ -363,7 +365,7 @@ async def test_the_hosts_middleware_does_not_disturb_who_waits(engine: AsyncEngi
         return answer
 
     client = await start(app, **{"X-Id": "7"})
-    job = await register(client)
+    job = await register(client, room="lab")
     waiting = asyncio.ensure_future(claim(client, job["worker_id"], 30))
     async with asyncio.timeout(BOUND):
         task = await submit(client, job)
@@ -371,7 +373,7 @@ async def test_the_hosts_middleware_does_not_disturb_who_waits(engine: AsyncEngi
     assert (await client.get(f"{V1}/workers")).headers["x-stamp"] == "1"
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_host_may_stand_anywhere(engine: AsyncEngine, start: Start) -> None:
     """In an app mounted under a path, and beside routers that come before and after."""
     inner = mounted(async_sessionmaker(engine), person_from_header())
@@ -387,9 +389,9 @@ async def test_a_host_may_stand_anywhere(engine: AsyncEngine, start: Start) -> N
     await start(inner)
     client = await start(outer, **{"X-Id": "7"})
     client.base_url = "http://host/api"
-    ended = await walk(client)
+    ended = await run_task(client)
     assert (await client.get("/elsewhere")).json() == "elsewhere"
-    job = await register(client)
+    job = await register(client, room="lab")
     answer = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={})
     assert answer.headers["location"] == f"{V1}/tasks/{answer.json()['id']}"
     assert ended["room_id"] == "lab"
@@ -408,7 +410,7 @@ async def test_the_queue_leaves_the_hosts_tables_alone(sqlite_url: str, start: S
     async with engine.begin() as connection:
         await connection.run_sync(make_hosts_tables)
     client = await start(mounted(async_sessionmaker(engine), person_from_header()), **{"X-Id": "7"})
-    await walk(client)
+    await run_task(client)
     async with engine.connect() as connection:
         names = set(await connection.run_sync(lambda sync: inspect(sync).get_table_names()))
         versions = (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalars().all()

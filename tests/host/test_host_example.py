@@ -4,8 +4,9 @@ from types import ModuleType
 
 import httpx
 import pytest
+from rest import ROTATE, V1, claim, register, report, run_task, submit
 
-from host.people import ROTATE, V1, Start, claim, register, report, submit, walk
+from host.conftest import Start
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ async def people(host_app: ModuleType, async_url: str, start: Start) -> list[htt
 async def test_a_task_goes_its_way_in_a_host(people: list[httpx.AsyncClient]) -> None:
     """Register, submit, claim, report and read, as one of the host's users."""
     _, ada, _ = people
-    ended = await walk(ada)
+    ended = await run_task(ada)
     assert ended["created_by"] == "2"
 
 
@@ -42,7 +43,7 @@ async def test_the_hosts_users_are_the_queues(people: list[httpx.AsyncClient]) -
 async def test_a_submitter_cancels_in_a_host(people: list[httpx.AsyncClient]) -> None:
     """Its own task and nobody else's."""
     root, ada, bob = people
-    job = await register(root, "@global")
+    job = await register(root)
     task = await submit(ada, job)
     assert (await report(bob, task, "cancelled")).status_code == 403
     assert (await report(ada, task, "cancelled")).json()["status"] == "cancelled"
@@ -51,7 +52,7 @@ async def test_a_submitter_cancels_in_a_host(people: list[httpx.AsyncClient]) ->
 async def test_a_locked_room_takes_no_changes(people: list[httpx.AsyncClient]) -> None:
     """423 as a problem for registering and submitting; reading and finishing go on."""
     root, ada, bob = people
-    job = await register(bob)
+    job = await register(bob, room="lab")
     task = await submit(ada, job)
     assert (await ada.put("/rooms/lab", json={"is_locked": True})).status_code == 200
     for answer in (
@@ -73,7 +74,7 @@ async def test_a_locked_room_takes_no_changes(people: list[httpx.AsyncClient]) -
 async def test_a_private_room_does_not_exist_for_others(people: list[httpx.AsyncClient]) -> None:
     """404 for every read and write of it, a task read by its id included; its owner sees it all."""
     root, ada, bob = people
-    job = await register(root, "@global")
+    job = await register(root)
     assert (await ada.put("/rooms/den", json={"is_private": True})).status_code == 200
     task = await submit(ada, job, room="den")
     reads = ["jobs", "tasks", "workers", f"jobs/{job['full_name']}", f"jobs/{job['full_name']}/tasks"]

@@ -7,7 +7,7 @@ from functools import partial
 import httpx
 import pytest
 from fastapi import FastAPI
-from wire import As
+from rest import AsUser
 
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.server.http.tokens import digest
@@ -42,7 +42,7 @@ def events(runtime: Runtime) -> list[Emission]:
 
 
 @pytest.fixture
-async def as_user(client: httpx.AsyncClient, app: FastAPI, runtime: Runtime) -> AsyncIterator[As]:
+async def as_user(client: httpx.AsyncClient, app: FastAPI, runtime: Runtime) -> AsyncIterator[AsUser]:
     """Return a function that makes a user and gives their client; without a name, nobody's."""
     async with AsyncExitStack() as stack:
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from wire import ON_SQLITE, V1, claim, problem, read, register, report, submit
+from databases import on_sqlite
+from rest import V1, claim, expect_problem, get_task, register, report, submit
 
 MIB = 1024 * 1024
 CUT = 64 * 1024
@@ -37,11 +38,13 @@ async def test_a_payload_weighs_a_mebibyte_at_most(client: httpx.AsyncClient, ur
     for fill in ("x", "é", "名"):
         answer = await client.post(url, json={"payload": sized(MIB, fill)})
         assert (answer.status_code, answer.json().get("payload")) == (202, sized(MIB, fill))
-        problem(await client.post(url, json={"payload": sized(MIB + 1, fill)}), 413, "content-too-large")
+        expect_problem(
+            await client.post(url, json={"payload": sized(MIB + 1, fill)}), 413, "content-too-large"
+        )
     assert (await client.get(f"{V1}/rooms/lab/tasks", params={"limit": 0})).json()["total"] == 3
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_escapes_weigh_what_they_stand_for(client: httpx.AsyncClient, url: str) -> None:
     """A payload that fits is taken however its text is escaped: clients may write ASCII only."""
     for fill in ("é", "名"):
@@ -50,12 +53,12 @@ async def test_escapes_weigh_what_they_stand_for(client: httpx.AsyncClient, url:
         assert (answer.status_code, answer.json().get("payload")) == (202, sized(MIB, fill))
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_schema_weighs_a_mebibyte_at_most(client: httpx.AsyncClient) -> None:
     """413 beyond, and no job, no worker."""
     body = {"category": "modifiers", "name": "Big"}
     answer = await client.put(f"{V1}/rooms/lab/jobs", json={**body, "schema": sized(MIB + 1)})
-    problem(answer, 413, "content-too-large")
+    expect_problem(answer, 413, "content-too-large")
     assert (await client.get(f"{V1}/workers")).json()["total"] == 0
     answer = await client.put(f"{V1}/rooms/lab/jobs", json={**body, "schema": sized(MIB)})
     assert (answer.status_code, answer.json()["schema"]) == (201, sized(MIB))
@@ -66,12 +69,12 @@ async def test_a_result_weighs_a_mebibyte_at_most(client: httpx.AsyncClient, job
     await submit(client, job)
     task = await claim(client, job["worker_id"])
     await report(client, task, "running")
-    problem(await report(client, task, "completed", result=sized(MIB + 1)), 413, "content-too-large")
-    assert (await read(client, task))["status"] == "running"
+    expect_problem(await report(client, task, "completed", result=sized(MIB + 1)), 413, "content-too-large")
+    assert (await get_task(client, task))["status"] == "running"
     assert (await report(client, task, "completed", result=sized(MIB))).json()["result"] == sized(MIB)
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_no_body_is_read_to_its_end_that_is_too_large(client: httpx.AsyncClient, url: str) -> None:
     """413 as soon as the limit is passed, whether the length was announced or not."""
     sent = 0
@@ -82,9 +85,9 @@ async def test_no_body_is_read_to_its_end_that_is_too_large(client: httpx.AsyncC
             sent += MIB
             yield b" " * MIB
 
-    problem(await client.post(url, content=stream(), headers=JSON), 413, "content-too-large")
+    expect_problem(await client.post(url, content=stream(), headers=JSON), 413, "content-too-large")
     assert sent <= 100 * MIB
-    problem(await client.post(url, content=b" " * (8 * MIB), headers=JSON), 413, "content-too-large")
+    expect_problem(await client.post(url, content=b" " * (8 * MIB), headers=JSON), 413, "content-too-large")
 
 
 async def test_a_long_error_is_cut_and_marked(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
@@ -95,7 +98,7 @@ async def test_a_long_error_is_cut_and_marked(client: httpx.AsyncClient, job: di
         answer = await report(client, task, "failed", error=text)
         assert answer.status_code == 200
         kept = answer.json()["error"]
-        assert (await read(client, task))["error"] == kept
+        assert (await get_task(client, task))["error"] == kept
         if len(text.encode()) <= CUT:
             assert kept == text
             continue
@@ -190,8 +193,8 @@ async def test_what_is_no_json_is_refused(client: httpx.AsyncClient, job: dict[s
         for method, address, content in bodies:
             answer = await client.request(method, address, content=content, headers=JSON)
             assert answer.status_code == 422, (method, text[:40], answer.text[:300])
-            problem(answer, 422, "invalid-request")
-    assert (await read(client, task))["status"] == "running"
+            expect_problem(answer, 422, "invalid-request")
+    assert (await get_task(client, task))["status"] == "running"
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
 
 
@@ -202,7 +205,7 @@ async def test_depth_is_refused_or_kept(client: httpx.AsyncClient, job: dict[str
             answer = await client.post(url, content=f'{{"payload":{{"x":{text}}}}}', headers=JSON)
             if answer.status_code != 202:
                 assert answer.status_code in {413, 422}, (depth, answer.text)
-                problem(answer, answer.status_code, answer.json()["type"].rsplit("/", 1)[1])
+                expect_problem(answer, answer.status_code, answer.json()["type"].rsplit("/", 1)[1])
                 continue
             assert json.dumps(answer.json()["payload"]["x"], separators=(",", ":")) == text
             listed = (await client.get(f"{V1}/rooms/lab/tasks", params={"limit": 1})).json()["items"][0]
@@ -212,14 +215,14 @@ async def test_depth_is_refused_or_kept(client: httpx.AsyncClient, job: dict[str
             assert put.status_code in {201, 413, 422}, (depth, put.text)
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_of_a_repeated_key_the_last_counts(client: httpx.AsyncClient, url: str) -> None:
     """As JSON parsers do."""
     answer = await client.post(url, content=b'{"payload":{"a":1},"payload":{"a":2,"a":3}}', headers=JSON)
     assert (answer.status_code, answer.json()["payload"]) == (202, {"a": 3})
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_every_answer_is_strict_json(client: httpx.AsyncClient, url: str) -> None:
     """Whatever becomes of a number that is too large for a float, no answer says NaN or Infinity."""
     answer = await client.post(url, content=b'{"payload":{"a":1e400}}', headers=JSON)
@@ -228,7 +231,7 @@ async def test_every_answer_is_strict_json(client: httpx.AsyncClient, url: str) 
         json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_body_is_json_by_its_content_or_refused(client: httpx.AsyncClient, url: str) -> None:
     """Another content type is 4xx or is read as JSON; it is never 500."""
     for kind in (
@@ -246,7 +249,7 @@ async def test_a_body_is_json_by_its_content_or_refused(client: httpx.AsyncClien
     assert answer.status_code == 202
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_unknown_fields_are_ignored(client: httpx.AsyncClient, job: dict[str, Any], url: str) -> None:
     """Old and new clients may send more than this server knows."""
     extra = {"unknown": {"x": 1}, "id": "mine", "room_id": "other"}

@@ -3,8 +3,9 @@
 import re
 
 import httpx
+from databases import on_sqlite
 from fastapi import FastAPI
-from wire import ON_SQLITE, UNKNOWN_ID, V1, As, problem, register, submit
+from rest import UNKNOWN_ID, V1, AsUser, expect_problem, register, submit
 
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.store import tokens
@@ -29,9 +30,9 @@ def operations(app: FastAPI) -> list[tuple[str, str]]:
     ]
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_without_an_identity_nothing_is_answered(
-    client: httpx.AsyncClient, app: FastAPI, as_user: As
+    client: httpx.AsyncClient, app: FastAPI, as_user: AsUser
 ) -> None:
     """Reads too: 401 as a problem, which says how to identify oneself."""
     nobody = await as_user()
@@ -43,37 +44,37 @@ async def test_without_an_identity_nothing_is_answered(
         headers = {} if credentials is None else {"Authorization": credentials.encode("latin-1")}
         for method, url in asked:
             answer = await nobody.request(method, url, json={"status": "cancelled"}, headers=headers)
-            body = problem(answer, 401, "unauthorized")
+            body = expect_problem(answer, 401, "unauthorized")
             assert answer.headers["www-authenticate"] == "Bearer"
             assert body["detail"]
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
 
 
-@ON_SQLITE
-async def test_nobody_learns_anything_before_the_401(client: httpx.AsyncClient, as_user: As) -> None:
+@on_sqlite
+async def test_nobody_learns_anything_before_the_401(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """The identity is asked for first: before the room, the shape of the body, its size and its JSON."""
     nobody = await as_user()
     await register(client)
     for url in (f"{V1}/rooms/a:b/tasks/x", f"{V1}/rooms/lab/tasks/@global:modifiers:Rotate"):
         for content in (b"{}", b"[]", b"{", b"\xff", b"[" * 100_000):
             answer = await nobody.post(url, content=content, headers={"Content-Type": "application/json"})
-            problem(answer, 401, "unauthorized")
-    problem(await nobody.get(f"{V1}/rooms/a:b/tasks", params={"limit": -1}), 401, "unauthorized")
-    problem(await nobody.get(f"{V1}/tasks/x"), 401, "unauthorized")
+            expect_problem(answer, 401, "unauthorized")
+    expect_problem(await nobody.get(f"{V1}/rooms/a:b/tasks", params={"limit": -1}), 401, "unauthorized")
+    expect_problem(await nobody.get(f"{V1}/tasks/x"), 401, "unauthorized")
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_revoked_token_opens_nothing(
-    client: httpx.AsyncClient, as_user: As, runtime: Runtime
+    client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime
 ) -> None:
     """A token that was removed before its first use is as unknown as any."""
     ada = await as_user("ada")
     await runtime.write(tokens.remove, name="ada")
-    problem(await ada.get(f"{V1}/workers"), 401, "unauthorized")
+    expect_problem(await ada.get(f"{V1}/workers"), 401, "unauthorized")
 
 
-@ON_SQLITE
-async def test_the_scheme_of_a_token_has_no_case(client: httpx.AsyncClient, as_user: As) -> None:
+@on_sqlite
+async def test_the_scheme_of_a_token_has_no_case(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """`bearer` and `BEARER` are the same scheme."""
     nobody = await as_user()
     token = client.headers["authorization"].split()[1]
@@ -82,24 +83,24 @@ async def test_the_scheme_of_a_token_has_no_case(client: httpx.AsyncClient, as_u
         assert answer.status_code == 200
 
 
-async def test_identities_are_compared_as_text(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_identities_are_compared_as_text(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """Two names that differ in case or in a digit are two people."""
     ada, other, number = await as_user("ada"), await as_user("Ada"), await as_user("1")
     worker = (await ada.post(f"{V1}/workers")).json()
     for stranger in (other, number):
-        problem(await stranger.delete(f"{V1}/workers/{worker['id']}"), 403, "forbidden")
+        expect_problem(await stranger.delete(f"{V1}/workers/{worker['id']}"), 403, "forbidden")
 
 
-@ON_SQLITE
-async def test_health_and_problem_pages_are_open(client: httpx.AsyncClient, as_user: As) -> None:
+@on_sqlite
+async def test_health_and_problem_pages_are_open(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """A load balancer has no token, nor has who follows a problem's type."""
     nobody = await as_user()
     for url in ("/health/live", "/health/ready", "/v1/problems/unauthorized"):
         assert (await nobody.get(url)).status_code == 200
 
 
-@ON_SQLITE
-async def test_nobody_passes_for_the_server(client: httpx.AsyncClient, as_user: As) -> None:
+@on_sqlite
+async def test_nobody_passes_for_the_server(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """The name under which internal tasks run is no user's."""
     impostor = await as_user("@internal")
-    problem(await impostor.get(f"{V1}/workers"), 403, "forbidden")
+    expect_problem(await impostor.get(f"{V1}/workers"), 403, "forbidden")

@@ -5,7 +5,8 @@ from typing import Any
 
 import httpx
 import pytest
-from wire import ON_SQLITE, UNKNOWN_ID, V1, As, claim, problem, read, register, report, submit
+from databases import on_sqlite
+from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
 from zndraw_joblib.contract.events import Emission, TaskAvailable, TaskStatusEvent
 from zndraw_joblib.server.internal.registry import InternalRegistry
@@ -43,7 +44,7 @@ def broker(runtime: Runtime) -> Broker:
     return broker
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_an_internal_job_has_no_remote_worker(client: httpx.AsyncClient) -> None:
     """Registering it links none, whether one is named or not, and makes none."""
     worker = (await client.post(f"{V1}/workers")).json()
@@ -56,7 +57,7 @@ async def test_an_internal_job_has_no_remote_worker(client: httpx.AsyncClient) -
 
 async def test_without_an_executor_nothing_is_queued(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
     """503 in its own kind, before anything is written."""
-    problem(await client.post(SUBMIT, json={}), 503, "internal-job-not-configured")
+    expect_problem(await client.post(SUBMIT, json={}), 503, "internal-job-not-configured")
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 0
 
 
@@ -67,7 +68,7 @@ async def test_an_internal_task_is_claimed_before_it_is_handed_on(
     seen: list[dict[str, Any]] = []
 
     async def look(task_id: str) -> None:
-        seen.append(await read(client, {"id": task_id}))
+        seen.append(await get_task(client, {"id": task_id}))
 
     broker.act = look
     events.clear()
@@ -89,7 +90,7 @@ async def test_an_internal_task_is_claimed_before_it_is_handed_on(
     assert (told.event.status, told.room) == ("claimed", "room:lab")
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_no_remote_worker_gets_an_internal_task(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Emission]
 ) -> None:
@@ -113,7 +114,7 @@ async def test_an_executor_may_be_quicker_than_the_answer(
     broker.act = execute
     task = await submit(client, job)
     assert task["status"] == "claimed"
-    after = await read(client, task)
+    after = await get_task(client, task)
     assert (after["status"], after["result"]) == ("completed", "done")
 
 
@@ -134,14 +135,14 @@ async def test_a_task_that_could_not_be_handed_on_has_failed(
     assert task["error_code"] == "dispatch-failed"
     assert (await client.get("/v1/problems/dispatch-failed")).status_code == 200
     assert task["completed_at"] is not None
-    assert await read(client, task) == task
+    assert await get_task(client, task) == task
     assert [told.event.status for told in events] == ["claimed", "failed"]
     assert answer.headers["location"] == f"/v1/joblib/tasks/{task['id']}"
     broker.act = None
     assert (await submit(client, job))["status"] == "claimed"
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_broker_that_fails_after_the_fact_undoes_nothing(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker
 ) -> None:
@@ -179,7 +180,7 @@ async def test_a_slow_broker_stops_nobody_else(
         assert (await slow)["status"] == "claimed"
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_an_internal_job_stays_without_workers(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker
 ) -> None:
@@ -189,16 +190,16 @@ async def test_an_internal_job_stays_without_workers(
     assert (await client.get(f"{V1}/rooms/lab/jobs/{NAME}")).status_code == 200
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_who_reports_on_an_internal_task(
-    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, as_user: As
+    client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, as_user: AsUser
 ) -> None:
     """A superuser does; its submitter may cancel it; others may not touch it."""
     ada, eve = await as_user("ada"), await as_user("eve")
     task = await submit(ada, job)
-    body = problem(await report(eve, task, "running"), 403, "forbidden")
+    body = expect_problem(await report(eve, task, "running"), 403, "forbidden")
     assert body["detail"] == "Task not claimed by any worker"
-    problem(await report(ada, task, "running"), 403, "forbidden")
-    problem(await report(client, task, "running", worker_id=UNKNOWN_ID), 409, "stale-report")
+    expect_problem(await report(ada, task, "running"), 403, "forbidden")
+    expect_problem(await report(client, task, "running", worker_id=UNKNOWN_ID), 409, "stale-report")
     assert (await report(client, task, "running", attempt=1)).status_code == 200
     assert (await report(ada, task, "cancelled")).json()["status"] == "cancelled"

@@ -6,7 +6,8 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from wire import ON_SQLITE, UNKNOWN_ID, V1, As, claim, problem, register, report, submit, utc
+from databases import on_sqlite
+from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, parse_utc, register, report, submit
 
 from zndraw_joblib.contract.events import Emission, JobsInvalidate
 from zndraw_joblib.contract.policy import JobPolicy
@@ -61,12 +62,12 @@ async def test_a_hidden_job_comes_back_with_the_new_schema(client: httpx.AsyncCl
     assert (shown["schema"], shown["workers"]) == ({"title": "new"}, [answer.json()["worker_id"]])
 
 
-@ON_SQLITE
-async def test_reserved_rooms_are_for_superusers(client: httpx.AsyncClient, as_user: As) -> None:
+@on_sqlite
+async def test_reserved_rooms_are_for_superusers(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """J1: `@global` and `@internal` need a superuser (403); other rooms take anybody's jobs."""
     ada = await as_user("ada")
     for room in ("@global", "@internal"):
-        problem(await ada.put(f"{V1}/rooms/{room}/jobs", json=ROTATE), 403, "forbidden")
+        expect_problem(await ada.put(f"{V1}/rooms/{room}/jobs", json=ROTATE), 403, "forbidden")
         assert (await client.put(f"{V1}/rooms/{room}/jobs", json=ROTATE)).status_code == 201
     assert (await ada.put(JOBS, json=ROTATE)).status_code == 201
 
@@ -74,51 +75,51 @@ async def test_reserved_rooms_are_for_superusers(client: httpx.AsyncClient, as_u
 async def test_an_active_job_keeps_its_schema(client: httpx.AsyncClient) -> None:
     """J1: 409 with the pinned beginning for another schema; the refused worker is not made."""
     await register(client, room="lab", schema={"type": "object"})
-    body = problem(await client.put(JOBS, json={**ROTATE, "schema": {}}), 409, "schema-conflict")
+    body = expect_problem(await client.put(JOBS, json={**ROTATE, "schema": {}}), 409, "schema-conflict")
     assert body["detail"].startswith("Schema mismatch")
     assert (await client.get(f"{V1}/workers")).json()["total"] == 1
     assert (await client.put(f"{V1}/rooms/attic/jobs", json={**ROTATE, "schema": {}})).status_code == 201
 
 
-async def test_a_worker_registers_its_own_jobs_only(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_a_worker_registers_its_own_jobs_only(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """J1: 404 for a worker that does not exist, and for somebody else's alike."""
     ada = await as_user("ada")
     other = (await client.post(f"{V1}/workers")).json()
     for worker_id in (UNKNOWN_ID, other["id"]):
         answer = await ada.put(JOBS, json={**ROTATE, "worker_id": worker_id})
-        problem(answer, 404, "worker-not-found")
+        expect_problem(answer, 404, "worker-not-found")
     assert (await ada.get(JOBS)).json()["total"] == 0
 
 
 async def test_the_faults_of_a_registration_come_in_the_contracts_order(
-    client: httpx.AsyncClient, as_user: As
+    client: httpx.AsyncClient, as_user: AsUser
 ) -> None:
     """J1: room 400, shape 422, right 403, category 400, schema 409, worker 404: each hides the next."""
     ada = await as_user("ada")
     await register(client, room="lab")
     body: dict[str, Any] = {"name": "Rotate", "schema": {"a": 1}, "worker_id": UNKNOWN_ID, "category": 5}
-    problem(await ada.put(f"{V1}/rooms/a:b/jobs", json=body), 400, "invalid-room-id")
-    problem(await ada.put(f"{V1}/rooms/@global/jobs", json=body), 422, "invalid-request")
+    expect_problem(await ada.put(f"{V1}/rooms/a:b/jobs", json=body), 400, "invalid-room-id")
+    expect_problem(await ada.put(f"{V1}/rooms/@global/jobs", json=body), 422, "invalid-request")
     body["category"] = "unheard-of"
-    problem(await ada.put(f"{V1}/rooms/@global/jobs", json=body), 403, "forbidden")
-    problem(await ada.put(JOBS, json=body), 400, "invalid-category")
+    expect_problem(await ada.put(f"{V1}/rooms/@global/jobs", json=body), 403, "forbidden")
+    expect_problem(await ada.put(JOBS, json=body), 400, "invalid-category")
     body["category"] = "modifiers"
-    problem(await ada.put(JOBS, json=body), 409, "schema-conflict")
+    expect_problem(await ada.put(JOBS, json=body), 409, "schema-conflict")
     body["schema"] = {}
-    problem(await ada.put(JOBS, json=body), 404, "worker-not-found")
+    expect_problem(await ada.put(JOBS, json=body), 404, "worker-not-found")
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_the_allowed_categories_are_the_settings(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
     """J1: 400 names what is allowed; a change while the server runs holds at once."""
     body = {"category": "filters", "name": "Blur"}
-    refused = problem(await client.put(JOBS, json=body), 400, "invalid-category")
+    refused = expect_problem(await client.put(JOBS, json=body), 400, "invalid-category")
     assert "modifiers, selections, analysis" in refused["detail"]
     settings.allowed_categories = ["filters"]
     assert (await client.put(JOBS, json=body)).status_code == 201
-    problem(await client.put(JOBS, json=ROTATE), 400, "invalid-category")
+    expect_problem(await client.put(JOBS, json=ROTATE), 400, "invalid-category")
 
 
 async def test_a_room_lists_its_own_and_the_reserved_rooms_jobs(client: httpx.AsyncClient) -> None:
@@ -156,16 +157,16 @@ async def test_a_job_is_shown_under_its_full_name(client: httpx.AsyncClient, spe
         assert answer.json() == {**glob, "worker_id": None}
 
 
-@ON_SQLITE
+@on_sqlite
 @pytest.mark.parametrize("part", ["", "/tasks"], ids=["job", "tasks"])
 async def test_a_name_that_names_no_job_is_not_found(client: httpx.AsyncClient, part: str) -> None:
     """J3, J4: 404; where the text cannot be a full name at all the detail begins as pinned."""
     for name in ("Rotate", "lab:Rotate"):
-        body = problem(await client.get(f"{JOBS}/{name}{part}"), 404, "job-not-found")
+        body = expect_problem(await client.get(f"{JOBS}/{name}{part}"), 404, "job-not-found")
         assert body["detail"].startswith("Invalid job name format: ")
     for name in ("lab:modifiers:Unknown", "lab:modifiers:Rot:ate", "lab:modifiers:", "::"):
-        problem(await client.get(f"{JOBS}/{name}{part}"), 404, "job-not-found")
-    problem(await client.get(f"{V1}/rooms/a:b/jobs/lab:modifiers:X{part}"), 400, "invalid-room-id")
+        expect_problem(await client.get(f"{JOBS}/{name}{part}"), 404, "job-not-found")
+    expect_problem(await client.get(f"{V1}/rooms/a:b/jobs/lab:modifiers:X{part}"), 400, "invalid-room-id")
 
 
 async def test_another_rooms_job_is_not_found(client: httpx.AsyncClient, settings: ServerSettings) -> None:
@@ -173,9 +174,9 @@ async def test_another_rooms_job_is_not_found(client: httpx.AsyncClient, setting
     job = await register(client, room="lab")
     jobs, tasks = f"{V1}/rooms/attic/jobs/{job['full_name']}", f"{V1}/rooms/attic/tasks/{job['full_name']}"
     for _ in range(2):
-        problem(await client.get(jobs), 404, "job-not-found")
-        problem(await client.get(f"{jobs}/tasks"), 404, "job-not-found")
-        problem(await client.post(tasks, json={}), 404, "job-not-found")
+        expect_problem(await client.get(jobs), 404, "job-not-found")
+        expect_problem(await client.get(f"{jobs}/tasks"), 404, "job-not-found")
+        expect_problem(await client.post(tasks, json={}), 404, "job-not-found")
         settings.cross_room_jobs = True
         assert (await client.get(jobs)).status_code == 200
         submitted = await client.post(tasks, json={})
@@ -198,7 +199,7 @@ async def test_the_tasks_of_a_job_are_those_of_the_room(client: httpx.AsyncClien
     for status, expected in (("claimed", [claimed["id"]]), ("failed", [])):
         page = (await client.get(url, params={"status": status})).json()
         assert ([t["id"] for t in page["items"]], page["total"]) == (expected, len(expected))
-    problem(await client.get(url, params={"status": "lost"}), 422, "invalid-request")
+    expect_problem(await client.get(url, params={"status": "lost"}), 422, "invalid-request")
 
 
 async def test_the_history_of_a_hidden_job_is_readable(client: httpx.AsyncClient) -> None:
@@ -209,9 +210,11 @@ async def test_the_history_of_a_hidden_job_is_readable(client: httpx.AsyncClient
     for status in ("running", "completed"):
         await report(client, task, status)
     await client.delete(f"{V1}/workers/{job['worker_id']}")
-    problem(await client.get(f"{JOBS}/{job['full_name']}"), 404, "job-not-found")
+    expect_problem(await client.get(f"{JOBS}/{job['full_name']}"), 404, "job-not-found")
     for url in (f"{JOBS}/{job['full_name']}/tasks", f"{V1}/rooms/lab/tasks"):
         [item] = (await client.get(url)).json()["items"]
         assert (item["status"], item["job_name"]) == ("completed", job["full_name"])
         assert item["worker_id"] == job["worker_id"]
-        assert utc(item["created_at"]) <= utc(item["started_at"]) <= utc(item["completed_at"])
+        assert (
+            parse_utc(item["created_at"]) <= parse_utc(item["started_at"]) <= parse_utc(item["completed_at"])
+        )

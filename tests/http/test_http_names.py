@@ -5,7 +5,8 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
-from wire import ON_SQLITE, V1, problem, read, register, report, submit
+from databases import on_sqlite
+from rest import V1, expect_problem, get_task, register, report, submit
 
 LONG = "x" * 129
 NASTY = ["a/b", LONG, "\x00", "a\x00b", "a\nb", "\x1f", "a\u2028b", "a\u202eb", "\ufeff", "a b\x7f", "../up"]
@@ -40,12 +41,12 @@ def refused(answer: httpx.Response) -> None:
     assert answer.headers["content-type"] == "application/problem+json", answer.request.url
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_job_has_a_sane_name_or_none(client: httpx.AsyncClient) -> None:
     """Registering anything else as name or category is 422, and leaves nothing behind."""
     for text in NO_NAMES:
         for body in ({"category": "modifiers", "name": text}, {"category": text, "name": "Rotate"}):
-            problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
+            expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
     assert (await client.get(f"{V1}/rooms/lab/jobs")).json()["total"] == 0
     assert (await client.get(f"{V1}/workers")).json()["total"] == 0
 
@@ -98,7 +99,7 @@ async def test_rooms_may_be_called_almost_anything(client: httpx.AsyncClient) ->
         assert (await client.get(url)).status_code == 200, room
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_room_with_reserved_characters_is_refused(client: httpx.AsyncClient) -> None:
     """400 with the pinned sentence, on every address of a room."""
     job = await register(client)
@@ -114,7 +115,7 @@ async def test_a_room_with_reserved_characters_is_refused(client: httpx.AsyncCli
             await client.post(f"{url}/tasks/{job['full_name']}", json={}),
         ]
         for answer in answers:
-            body = problem(answer, 400, "invalid-room-id")
+            body = expect_problem(answer, 400, "invalid-room-id")
             assert body["detail"] == f"Room ID '{text}' contains invalid characters (@ or :)"
 
 
@@ -155,7 +156,7 @@ async def test_hostile_text_in_an_address_is_the_clients_fault(client: httpx.Asy
     for text in ["", *NASTY, "\x00" * 2000, "a" * 20_000]:
         for method, url in addresses(spell(text), job):
             refused(await client.request(method, V1 + url, json=BODY, follow_redirects=True))
-    assert (await read(client, task))["status"] == "pending"
+    assert (await get_task(client, task))["status"] == "pending"
     assert (await client.get(f"{V1}/rooms/lab/jobs")).json()["total"] == 1
 
 
@@ -187,10 +188,10 @@ async def test_hostile_text_in_a_body_is_refused_or_kept_as_it_is(client: httpx.
     await report(client, task, "running")
     done = (await report(client, task, "completed", result=data)).json()
     assert done["result"] == data
-    assert await read(client, task) == done
+    assert await get_task(client, task) == done
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_hostile_headers_are_ignored(client: httpx.AsyncClient) -> None:
     """A header that says nothing sensible is as good as none."""
     task = await submit(client, await register(client))

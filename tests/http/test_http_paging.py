@@ -3,7 +3,7 @@
 from typing import Any
 
 import httpx
-from wire import V1, claim, problem, register, submit
+from rest import V1, claim, expect_problem, register, submit
 
 HUGE = 10**30
 
@@ -53,7 +53,7 @@ async def test_the_bounds_of_a_page(client: httpx.AsyncClient) -> None:
             *(("limit", v) for v in (-1, 501, "x", "", "1.5", "NaN", HUGE)),
             *(("offset", v) for v in (-1, "x", "", "1.5", "\x00", 2**63, HUGE, -HUGE)),
         ):
-            problem(await client.get(url, params={name: value}), 422, "invalid-request")
+            expect_problem(await client.get(url, params={name: value}), 422, "invalid-request")
 
 
 async def test_finished_tasks_keep_their_place(client: httpx.AsyncClient) -> None:

@@ -3,9 +3,10 @@
 import asyncio
 
 import httpx
+from databases import on_sqlite
 from fastapi import FastAPI
+from rest import UNKNOWN_ID, V1, AsUser, expect_problem, register, submit
 from sqlalchemy import text
-from wire import ON_SQLITE, UNKNOWN_ID, V1, As, problem, register, submit
 
 from zndraw_joblib.contract.problems import PROBLEMS
 from zndraw_joblib.server.runtime import Runtime
@@ -32,7 +33,7 @@ async def break_a_room(tx: Transaction) -> None:
         await tx.execute(text(statement))
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_every_kind_of_problem_has_a_page(client: httpx.AsyncClient) -> None:
     """`/v1/problems/<kind>` explains each in words; an unknown kind is a problem itself."""
     for kind, cls in PROBLEMS.items():
@@ -42,10 +43,12 @@ async def test_every_kind_of_problem_has_a_page(client: httpx.AsyncClient) -> No
         assert f"{cls.__name__} ({cls.status} {cls.title})" in page.text
         assert len(page.text.splitlines()) >= 3
     for unknown in ("unheard-of", "%00", "x" * 5000, "%E2%80%A8"):
-        problem(await client.get(f"/v1/problems/{unknown}"), 404, "not-found")
+        expect_problem(await client.get(f"/v1/problems/{unknown}"), 404, "not-found")
 
 
-async def test_each_error_points_to_its_page(client: httpx.AsyncClient, as_user: As, app: FastAPI) -> None:
+async def test_each_error_points_to_its_page(
+    client: httpx.AsyncClient, as_user: AsUser, app: FastAPI
+) -> None:
     """401, 403, 404, 405, 409, 413, 422: all in one media type, with a type that the server explains."""
     ada, nobody = await as_user("ada"), await as_user()
     job = await register(client)
@@ -64,7 +67,7 @@ async def test_each_error_points_to_its_page(client: httpx.AsyncClient, as_user:
     }
     for status, answer in answers.items():
         kind = answer.json()["type"].removeprefix("/v1/problems/")
-        body = problem(answer, status, kind)
+        body = expect_problem(answer, status, kind)
         assert body["detail"]
         page = await nobody.get(body["type"])
         assert page.status_code == 200
@@ -72,20 +75,20 @@ async def test_each_error_points_to_its_page(client: httpx.AsyncClient, as_user:
     assert "GET" in answers[405].headers["allow"]
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_addresses_that_do_not_exist_are_problems_too(client: httpx.AsyncClient) -> None:
     """404 in the same shape under the prefix, beside it and at the root."""
     for url in ("/", "/v1", V1, f"{V1}/nothing", f"{V1}/rooms/lab", f"{V1}/tasks", "/v1/problems/"):
-        problem(await client.get(url), 404, "not-found")
+        expect_problem(await client.get(url), 404, "not-found")
     for method in ("DELETE", "PUT", "POST"):
-        problem(await client.request(method, f"{V1}/rooms/lab/workers"), 405, "method-not-allowed")
+        expect_problem(await client.request(method, f"{V1}/rooms/lab/workers"), 405, "method-not-allowed")
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_wrong_shape_is_told_fault_by_fault(client: httpx.AsyncClient) -> None:
     """422 lists every fault with its place, and does not repeat what was sent."""
     body = {"category": 5, "schema": "secret-text", "worker_id": "x"}
-    told = problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
+    told = expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
     assert [fault["loc"] for fault in told["errors"]] == [
         ["body", "schema"],
         ["body", "category"],
@@ -103,7 +106,7 @@ async def test_an_unforeseen_error_is_a_problem_that_tells_nothing(
     job = await register(client)
     await runtime.write(break_a_room)
     answer = await client.post(f"{V1}/rooms/broken/tasks/{job['full_name']}", json={})
-    body = problem(answer, 500, "internal-server-error")
+    body = expect_problem(answer, 500, "internal-server-error")
     assert "secret" not in answer.text
     assert body["detail"]
     assert (await client.get(f"{V1}/rooms/broken/tasks")).json()["total"] == 0
@@ -124,7 +127,7 @@ async def test_one_broken_request_does_not_break_its_neighbours(
     assert sorted(task["id"] for task in listed) == sorted(served)
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_server_that_can_take_no_more_says_when_to_come_back(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
@@ -137,7 +140,7 @@ async def test_a_server_that_can_take_no_more_says_when_to_come_back(
     task = await submit(client, job)
     answers.append(await client.get(f"{V1}/tasks/{task['id']}", headers=wait))
     for answer in answers:
-        body = problem(answer, 503, "service-unavailable")
+        body = expect_problem(answer, 503, "service-unavailable")
         assert int(answer.headers["retry-after"]) >= 1
         assert "max_waiting_requests" in body["detail"]
     assert (await client.get(f"{V1}/tasks/{task['id']}")).status_code == 200

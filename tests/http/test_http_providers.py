@@ -11,9 +11,10 @@ from uuid import UUID
 
 import httpx
 import pytest
+from databases import on_sqlite
 from fastapi import FastAPI
+from rest import UNKNOWN_ID, V1, AsUser, expect_problem, parse_utc
 from sqlalchemy import select
-from wire import ON_SQLITE, UNKNOWN_ID, V1, As, problem, utc
 
 from zndraw_joblib import get_result_backend, verify_readable_room, verify_writable_room
 from zndraw_joblib.contract.events import Emission
@@ -79,7 +80,7 @@ async def test_a_provider_is_registered(client: httpx.AsyncClient, events: list[
     assert (provider["room_id"], provider["category"], provider["name"]) == ("lab", "files", "home")
     assert provider["schema"] == {"type": "object"}
     assert provider["content_type"] == "text/plain; charset=utf-8"
-    utc(provider["created_at"])
+    parse_utc(provider["created_at"])
     workers = (await client.get(f"{V1}/workers")).json()["items"]
     assert [worker["id"] for worker in workers] == [provider["worker_id"]]
     assert [(told.event.event_name, told.room) for told in events] == [("providers_invalidate", "room:lab")]
@@ -100,36 +101,36 @@ async def test_registering_again_replaces_it(client: httpx.AsyncClient) -> None:
     assert (await client.get(f"{READ}/info")).json() == second
 
 
-async def test_who_may_register_where(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_who_may_register_where(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """Reserved rooms are for superusers; what belongs to somebody else is left alone, but by superusers."""
     ada, eve = await as_user("ada"), await as_user("eve")
     for room in ("@global", "@internal"):
         body = {"category": "files", "name": "home"}
-        problem(await ada.put(f"{V1}/rooms/{room}/providers", json=body), 403, "forbidden")
+        expect_problem(await ada.put(f"{V1}/rooms/{room}/providers", json=body), 403, "forbidden")
         await offer(client, room)
     provider = await offer(ada)
-    problem(
+    expect_problem(
         await eve.put(f"{V1}/rooms/lab/providers", json={"category": "files", "name": "home"}),
         403,
         "forbidden",
     )
     assert (await ada.get(f"{READ}/info")).json() == provider
     assert (await offer(client))["id"] == provider["id"]
-    problem(await ada.delete(f"{V1}/providers/{provider['id']}"), 403, "forbidden")
+    expect_problem(await ada.delete(f"{V1}/providers/{provider['id']}"), 403, "forbidden")
 
 
-@ON_SQLITE
-async def test_a_worker_must_be_the_callers(client: httpx.AsyncClient, as_user: As) -> None:
+@on_sqlite
+async def test_a_worker_must_be_the_callers(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """404 for one that is unknown, or somebody else's; nothing is registered."""
     ada = await as_user("ada")
     others = (await client.post(f"{V1}/workers")).json()["id"]
     for worker_id in (UNKNOWN_ID, others):
         body = {"category": "files", "name": "home", "worker_id": worker_id}
-        problem(await ada.put(f"{V1}/rooms/lab/providers", json=body), 404, "worker-not-found")
+        expect_problem(await ada.put(f"{V1}/rooms/lab/providers", json=body), 404, "worker-not-found")
     assert (await ada.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
 
 
-@ON_SQLITE
+@on_sqlite
 @pytest.mark.parametrize(
     "fields",
     [
@@ -147,12 +148,12 @@ async def test_a_worker_must_be_the_callers(client: httpx.AsyncClient, as_user: 
 async def test_a_bad_registration_names_its_fault(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
     """422, with the place; nothing is registered."""
     body = {"category": "files", "name": "home", **fields}
-    said = problem(await client.put(f"{V1}/rooms/lab/providers", json=body), 422, "invalid-request")
+    said = expect_problem(await client.put(f"{V1}/rooms/lab/providers", json=body), 422, "invalid-request")
     assert next(iter(fields)) in said["detail"]
     assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_categories_are_free_unless_they_are_listed(
     client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
@@ -160,11 +161,11 @@ async def test_categories_are_free_unless_they_are_listed(
     await offer(client)
     runtime.settings.allowed_provider_categories = ["frames"]
     body = {"category": "files", "name": "other"}
-    problem(await client.put(f"{V1}/rooms/lab/providers", json=body), 400, "invalid-category")
+    expect_problem(await client.put(f"{V1}/rooms/lab/providers", json=body), 400, "invalid-category")
     assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 1
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_host_guards_its_rooms(client: httpx.AsyncClient, app: FastAPI) -> None:
     """Registration asks whether the room may be written, lists and reads whether it may be read."""
     await offer(client)
@@ -175,13 +176,13 @@ async def test_a_host_guards_its_rooms(client: httpx.AsyncClient, app: FastAPI) 
         raise HTTPException(423, "locked")
 
     app.dependency_overrides[verify_writable_room] = locked
-    problem(
+    expect_problem(
         await client.put(f"{V1}/rooms/lab/providers", json={"category": "files", "name": "x"}), 423, "locked"
     )
     assert (await client.get(f"{V1}/rooms/lab/providers")).status_code == 200
     app.dependency_overrides[verify_readable_room] = locked
     for url in (f"{V1}/rooms/lab/providers", READ, f"{READ}/info"):
-        problem(await client.get(url), 423, "locked")
+        expect_problem(await client.get(url), 423, "locked")
     app.dependency_overrides.clear()
 
 
@@ -217,11 +218,11 @@ async def test_a_room_sees_its_own_and_the_global_ones(client: httpx.AsyncClient
     for room in ("attic", "@global"):
         for end in ("", "/info"):
             answer = await client.get(f"{V1}/rooms/{room}/providers/{NAME}{end}", headers=NOW)
-            problem(answer, 404, "provider-not-found")
+            expect_problem(answer, 404, "provider-not-found")
     assert (await client.get(f"{V1}/rooms/lab/providers/@global:files:home/info")).json() == everybodys
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_cross_room_opens_all_rooms(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """With `cross_room_jobs`, as the package before had it."""
     provider = await offer(client)
@@ -229,7 +230,7 @@ async def test_cross_room_opens_all_rooms(client: httpx.AsyncClient, runtime: Ru
     assert (await client.get(f"{V1}/rooms/attic/providers/{NAME}/info")).json() == provider
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_list_of_providers_has_pages(client: httpx.AsyncClient) -> None:
     """Newest first, each once, with the total."""
     made = [(await offer(client, name=f"p{n}"))["full_name"] for n in range(7)]
@@ -242,7 +243,7 @@ async def test_a_list_of_providers_has_pages(client: httpx.AsyncClient) -> None:
     assert found == made[::-1]
 
 
-@ON_SQLITE
+@on_sqlite
 @pytest.mark.parametrize(
     "name", ["home", "files:home", "lab:files:none", "lab:fi les:home", "a@b:files:home"]
 )
@@ -250,7 +251,7 @@ async def test_what_cannot_be_found(client: httpx.AsyncClient, name: str) -> Non
     """404 in its own kind, for the information and for a read."""
     await offer(client)
     for end in ("", "/info"):
-        problem(await client.get(f"{V1}/rooms/lab/providers/{name}{end}"), 404, "provider-not-found")
+        expect_problem(await client.get(f"{V1}/rooms/lab/providers/{name}{end}"), 404, "provider-not-found")
 
 
 # P4, P6: reads
@@ -298,7 +299,7 @@ async def test_repeated_parameters_survive(client: httpx.AsyncClient) -> None:
     queries = ["x=1&x=2", "x=2&x=1", "x=1", "x=", "x=1&y=%5B%221%22%5D", "x=%C3%A4&x=%C3%A4", ""]
     seen = {}
     for query in queries:
-        problem(await client.get(f"{READ}?{query}", headers=NOW), 504, "provider-timeout")
+        expect_problem(await client.get(f"{READ}?{query}", headers=NOW), 504, "provider-timeout")
         read = await take(client, provider["worker_id"])
         seen[read["request_id"]] = json.loads(read["params"])
     assert list(seen.values()) == [
@@ -313,12 +314,12 @@ async def test_repeated_parameters_survive(client: httpx.AsyncClient) -> None:
     assert list(seen) == [hashed(**params) for params in seen.values()]
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_parameters_are_bounded(client: httpx.AsyncClient) -> None:
     """413 over 32 KiB, with the limit; nobody is asked."""
     provider = await offer(client)
-    problem(await client.get(READ, params={"x": "y" * 40_000}, headers=NOW), 413, "content-too-large")
-    problem(await client.get(READ, params={"x": "y" * 30_000}, headers=NOW), 504, "provider-timeout")
+    expect_problem(await client.get(READ, params={"x": "y" * 40_000}, headers=NOW), 413, "content-too-large")
+    expect_problem(await client.get(READ, params={"x": "y" * 30_000}, headers=NOW), 504, "provider-timeout")
     read = await take(client, provider["worker_id"])
     assert len(json.loads(read["params"])["x"]) == 30_000
 
@@ -345,7 +346,7 @@ async def test_a_slow_read_is_asked_for_once_by_those_who_come_again(client: htt
     provider = await offer(client)
     for _ in range(3):
         answer = await client.get(READ, headers=NOW)
-        problem(answer, 504, "provider-timeout")
+        expect_problem(answer, 504, "provider-timeout")
         assert answer.headers["retry-after"] == "2"
         assert "preference-applied" not in answer.headers
     read = await take(client, provider["worker_id"])
@@ -354,7 +355,7 @@ async def test_a_slow_read_is_asked_for_once_by_those_who_come_again(client: htt
     assert (await client.get(READ, headers=NOW)).content == b"late"
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_wait_is_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """By the setting; the answer says by how much; without `Prefer` it waits for the default."""
     provider = await offer(client)
@@ -364,7 +365,7 @@ async def test_a_wait_is_bounded(client: httpx.AsyncClient, runtime: Runtime) ->
     for headers, least, most in (({"Prefer": "wait=60"}, 0.2, 3), ({}, 0.1, 3)):
         began = time.monotonic()
         answer = await client.get(READ, headers=headers)
-        problem(answer, 504, "provider-timeout")
+        expect_problem(answer, 504, "provider-timeout")
         assert least <= time.monotonic() - began < most
 
 
@@ -373,15 +374,15 @@ async def test_where_nobody_is_connected_the_answer_says_so(client: httpx.AsyncC
     await offer(client)
     began = time.monotonic()
     answer = await client.get(READ, headers={"Prefer": "wait=30"})
-    problem(answer, 503, "provider-not-connected")
+    expect_problem(answer, 503, "provider-not-connected")
     assert int(answer.headers["retry-after"]) >= 1
     assert time.monotonic() - began < BOUND
     began = time.monotonic()
-    problem(await client.get(READ, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
+    expect_problem(await client.get(READ, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
     assert time.monotonic() - began < 2
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_whoever_hangs_up_a_claim_is_connected_no_more(
     client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
@@ -390,7 +391,7 @@ async def test_whoever_hangs_up_a_claim_is_connected_no_more(
     with pytest.raises(httpx.ReadTimeout):
         await _hang_up(client, provider["worker_id"])
     began = time.monotonic()
-    problem(await client.get(READ, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
+    expect_problem(await client.get(READ, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
     assert time.monotonic() - began < BOUND
 
 
@@ -436,14 +437,14 @@ async def test_a_failed_read_reaches_the_caller(client: httpx.AsyncClient) -> No
     reading = [asyncio.ensure_future(client.get(f"{READ}?path=/x")) for _ in range(5)]
     await serve(client, provider, failure, **{"X-Result-Status": "error"})
     for answer in await asyncio.gather(*reading):
-        body = problem(answer, 502, "provider-failed")
+        body = expect_problem(answer, 502, "provider-failed")
         assert body["error"] == "FileNotFoundError"
         assert "no such file: /x" in body["detail"]
     answer, _ = await asyncio.gather(client.get(f"{READ}?path=/x"), serve(client, provider, b"found"))
     assert (answer.status_code, answer.content) == (200, b"found")
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_parameters_that_do_not_fit_are_the_callers_fault(client: httpx.AsyncClient) -> None:
     """422, with what the provider says of them."""
     provider = await offer(client)
@@ -452,10 +453,10 @@ async def test_parameters_that_do_not_fit_are_the_callers_fault(client: httpx.As
         client.get(f"{READ}?frame=x"),
         serve(client, provider, failure.encode(), **{"X-Result-Status": "error"}),
     )
-    assert "frame: not a number" in problem(answer, 422, "invalid-request")["detail"]
+    assert "frame: not a number" in expect_problem(answer, 422, "invalid-request")["detail"]
 
 
-@ON_SQLITE
+@on_sqlite
 @pytest.mark.parametrize(
     "body",
     [
@@ -473,7 +474,7 @@ async def test_a_failure_may_be_any_text(client: httpx.AsyncClient, body: bytes)
     answer, _ = await asyncio.gather(
         client.get(READ), serve(client, provider, body, **{"X-Result-Status": "error"})
     )
-    said = problem(answer, 502, "provider-failed")
+    said = expect_problem(answer, 502, "provider-failed")
     assert len(said["detail"]) < 70_000
 
 
@@ -483,13 +484,13 @@ async def test_a_new_registration_never_serves_old_bytes(client: httpx.AsyncClie
     await asyncio.gather(client.get(READ), serve(client, provider, b"old"))
     assert (await client.get(READ, headers=NOW)).content == b"old"
     renewed = await offer(client, content_type="text/html")
-    problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
+    expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
     answer, _ = await asyncio.gather(client.get(READ), serve(client, renewed, b"new"))
     assert (answer.content, answer.headers["content-type"]) == (b"new", "text/html")
     await client.delete(f"{V1}/providers/{provider['id']}")
-    problem(await client.get(READ), 404, "provider-not-found")
+    expect_problem(await client.get(READ), 404, "provider-not-found")
     again = await offer(client)
-    problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
+    expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
     answer, _ = await asyncio.gather(client.get(READ), serve(client, again, b"newest"))
     assert answer.content == b"newest"
 
@@ -501,7 +502,7 @@ async def test_a_read_under_way_goes_to_the_new_registration(client: httpx.Async
     read = await take(client, old["worker_id"], wait=BOUND)
     new = await offer(client)
     answer = await bring(client, old, read["request_id"], b"old", **{"X-Worker-ID": old["worker_id"]})
-    problem(answer, 409, "stale-result")
+    expect_problem(answer, 409, "stale-result")
     await serve(client, new, b"new", **{"X-Worker-ID": new["worker_id"]})
     assert (await reading).content == b"new"
 
@@ -522,7 +523,7 @@ async def test_the_worker_before_takes_over_when_the_newest_goes(
     answer = await reading
     assert (answer.content, answer.headers["content-type"]) == (b"of the first", "text/plain")
     await client.delete(f"{V1}/workers/{first['worker_id']}")
-    problem(await client.get(f"{READ}/info"), 404, "provider-not-found")
+    expect_problem(await client.get(f"{READ}/info"), 404, "provider-not-found")
 
 
 async def test_a_worker_that_goes_ends_the_waits_for_it(client: httpx.AsyncClient) -> None:
@@ -532,17 +533,17 @@ async def test_a_worker_that_goes_ends_the_waits_for_it(client: httpx.AsyncClien
     reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=30"}))
     assert await take(client, provider["worker_id"], wait=BOUND) is not None
     await client.delete(f"{V1}/workers/{provider['worker_id']}")
-    problem(await reading, 404, "provider-not-found")
+    expect_problem(await reading, 404, "provider-not-found")
     assert time.monotonic() - began < BOUND
 
 
 async def test_a_provider_made_anew_is_asked_at_once(client: httpx.AsyncClient) -> None:
     """The lock of a read that went unanswered with the one before does not keep the new one from it."""
     provider = await offer(client)
-    problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
+    expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
     await client.delete(f"{V1}/providers/{provider['id']}")
     provider = await offer(client)
-    problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
+    expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
     assert await take(client, provider["worker_id"]) is not None
 
 
@@ -567,7 +568,7 @@ async def test_who_has_it_already_is_told_so(client: httpx.AsyncClient) -> None:
     assert answer.headers["etag"] != etag
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_browser_runs_nothing_of_it(client: httpx.AsyncClient) -> None:
     """What a provider gives is data, whatever it calls itself."""
     provider = await offer(client, content_type="text/html")
@@ -576,7 +577,7 @@ async def test_a_browser_runs_nothing_of_it(client: httpx.AsyncClient) -> None:
     assert answer.headers["content-security-policy"] == "sandbox"
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_result_lives_for_a_while(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """After `provider_result_ttl_seconds` the provider is asked again."""
     runtime.settings.provider_result_ttl_seconds = 1
@@ -593,7 +594,7 @@ async def _until_new(client: httpx.AsyncClient) -> httpx.Response:
     return answer
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_host_keeps_results_where_it_likes(client: httpx.AsyncClient, app: FastAPI) -> None:
     """By an override of `get_result_backend`, with the contract's keys; what it puts there is served."""
     own = Own()
@@ -611,7 +612,7 @@ async def test_a_host_keeps_results_where_it_likes(client: httpx.AsyncClient, ap
     assert (answer.content, answer.headers["content-type"]) == (b"of the host", "text/plain")
 
 
-@ON_SQLITE
+@on_sqlite
 @pytest.mark.parametrize(("status", "code", "content"), [("ok", 200, b"last words"), ("error", 502, None)])
 async def test_an_answer_is_read_though_its_provider_goes_right_after(
     client: httpx.AsyncClient, app: FastAPI, status: str, code: int, content: bytes | None
@@ -632,10 +633,10 @@ async def test_an_answer_is_read_though_its_provider_goes_right_after(
     answer = await reading
     assert answer.status_code == code
     assert content in {None, answer.content}
-    problem(await client.get(READ), 404, "provider-not-found")
+    expect_problem(await client.get(READ), 404, "provider-not-found")
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_host_may_ask_by_itself(client: httpx.AsyncClient, app: FastAPI) -> None:
     """Who holds the lock of a read has asked; others wait for what is brought without our asking."""
     own = Own()
@@ -699,32 +700,32 @@ class Own:
 # P5, P6: what is refused
 
 
-async def test_who_may_bring_results_and_remove(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_who_may_bring_results_and_remove(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """The owner and superusers; 404 for what is not there."""
     ada, eve = await as_user("ada"), await as_user("eve")
     provider = await offer(ada)
-    problem(await bring(eve, provider, "x", b""), 403, "forbidden")
-    problem(await eve.delete(f"{V1}/providers/{provider['id']}"), 403, "forbidden")
+    expect_problem(await bring(eve, provider, "x", b""), 403, "forbidden")
+    expect_problem(await eve.delete(f"{V1}/providers/{provider['id']}"), 403, "forbidden")
     assert (await bring(client, provider, "x", b"1")).status_code == 204
     assert (await bring(ada, provider, "x", b"2")).status_code == 204
     assert (await ada.delete(f"{V1}/providers/{provider['id']}")).status_code == 204
-    problem(await bring(ada, provider, "x", b""), 404, "provider-not-found")
-    problem(await ada.delete(f"{V1}/providers/{provider['id']}"), 404, "provider-not-found")
+    expect_problem(await bring(ada, provider, "x", b""), 404, "provider-not-found")
+    expect_problem(await ada.delete(f"{V1}/providers/{provider['id']}"), 404, "provider-not-found")
     assert (await ada.get(f"{V1}/workers")).json()["total"] == 1
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_one_workers_registration_is_removed_alone(client: httpx.AsyncClient) -> None:
     """With `worker_id`; the other worker goes on."""
     first, second = await offer(client), await offer(client)
     url = f"{V1}/providers/{first['id']}"
-    problem(await client.delete(url, params={"worker_id": UNKNOWN_ID}), 404, "provider-not-found")
+    expect_problem(await client.delete(url, params={"worker_id": UNKNOWN_ID}), 404, "provider-not-found")
     assert (await client.delete(url, params={"worker_id": second["worker_id"]})).status_code == 204
     assert (await client.get(f"{READ}/info")).json()["worker_id"] == first["worker_id"]
-    problem(await client.delete(url, params={"worker_id": "x"}), 422, "invalid-request")
+    expect_problem(await client.delete(url, params={"worker_id": "x"}), 422, "invalid-request")
 
 
-@ON_SQLITE
+@on_sqlite
 @pytest.mark.parametrize(
     ("header", "value"),
     [
@@ -741,10 +742,10 @@ async def test_a_bad_label_names_its_fault(client: httpx.AsyncClient, header: st
     headers = {"X-Request-Hash": "x", header: value}
     url = f"{V1}/providers/{provider['id']}/results"
     given = {name: text for name, text in headers.items() if text is not None}
-    assert header in problem(await client.post(url, headers=given), 422, "invalid-request")["detail"]
+    assert header in expect_problem(await client.post(url, headers=given), 422, "invalid-request")["detail"]
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_result_is_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """413 as soon as it is known: from its announced length, or once too much has come. Nothing is kept."""
     runtime.settings.max_result_bytes = 100_000
@@ -758,10 +759,10 @@ async def test_a_result_is_bounded(client: httpx.AsyncClient, runtime: Runtime) 
             taken += 10_000
             yield b"x" * 10_000
 
-    problem(await bring(client, provider, request_id, b"x" * 100_001), 413, "content-too-large")
-    problem(await bring(client, provider, request_id, endless()), 413, "content-too-large")
+    expect_problem(await bring(client, provider, request_id, b"x" * 100_001), 413, "content-too-large")
+    expect_problem(await bring(client, provider, request_id, endless()), 413, "content-too-large")
     assert taken <= 120_000
-    problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
+    expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
     assert (await bring(client, provider, request_id, b"x" * 100_000)).status_code == 204
     assert len((await client.get(READ)).content) == 100_000
 
@@ -784,16 +785,16 @@ async def test_large_results_come_whole(client: httpx.AsyncClient) -> None:
 # Claims of reads
 
 
-async def test_who_may_claim_reads(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_who_may_claim_reads(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """The worker's owner alone."""
     ada = await as_user("ada")
     provider = await offer(ada)
     for other, status, kind in ((client, 403, "forbidden"), (await as_user("eve"), 403, "forbidden")):
         body = {"worker_id": provider["worker_id"]}
-        problem(await other.post(f"{V1}/providers/requests/claim", json=body), status, kind)
+        expect_problem(await other.post(f"{V1}/providers/requests/claim", json=body), status, kind)
     answer = await ada.post(f"{V1}/providers/requests/claim", json={"worker_id": UNKNOWN_ID})
-    problem(answer, 404, "worker-not-found")
-    problem(await ada.post(f"{V1}/providers/requests/claim", json={}), 422, "invalid-request")
+    expect_problem(answer, 404, "worker-not-found")
+    expect_problem(await ada.post(f"{V1}/providers/requests/claim", json={}), 422, "invalid-request")
 
 
 async def test_each_read_is_claimed_once_and_the_oldest_first(client: httpx.AsyncClient) -> None:
@@ -823,7 +824,7 @@ async def test_a_claim_whose_answer_was_lost_is_repeated(client: httpx.AsyncClie
     assert json.loads(second["params"]) == {"n": "2"}
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_claims_keep_a_worker_alive(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """As any request of a worker does."""
     provider = await offer(client)
@@ -832,7 +833,7 @@ async def test_claims_keep_a_worker_alive(client: httpx.AsyncClient, runtime: Ru
     assert (await client.get(f"{V1}/workers")).json()["items"][0]["last_heartbeat"] > before
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_who_reads_is_connected(client: httpx.AsyncClient, app: FastAPI) -> None:
     """Also for longer than between two claims: all threads of a worker may be busy."""
     provider = await offer(client)
@@ -846,7 +847,7 @@ async def test_who_reads_is_connected(client: httpx.AsyncClient, app: FastAPI) -
     assert await app.state.joblib.database.read(connected_for) > 60
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_waiting_reads_are_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """429 with Retry-After, and the next one goes through once there is room."""
     provider = await offer(client)
@@ -860,14 +861,14 @@ async def test_waiting_reads_are_bounded(client: httpx.AsyncClient, runtime: Run
 
     await runtime.write(ask_many)
     answer = await client.get(f"{READ}?n=3", headers=NOW)
-    problem(answer, 429, "too-many-requests")
+    expect_problem(answer, 429, "too-many-requests")
     assert "retry-after" in answer.headers
     read = await take(client, provider["worker_id"])
     await bring(client, provider, read["request_id"], b"")
-    problem(await client.get(f"{READ}?n=3", headers=NOW), 504, "provider-timeout")
+    expect_problem(await client.get(f"{READ}?n=3", headers=NOW), 504, "provider-timeout")
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_claim_that_waits_is_answered_at_once(client: httpx.AsyncClient) -> None:
     """By the commit of a read; several that wait get one each."""
     provider = await offer(client)
@@ -945,7 +946,7 @@ async def test_a_storm_leaves_no_errors(client: httpx.AsyncClient) -> None:
     assert odd == []
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_result_that_cannot_be_kept_is_asked_for_anew(
     client: httpx.AsyncClient, app: FastAPI
 ) -> None:
@@ -957,7 +958,7 @@ async def test_a_result_that_cannot_be_kept_is_asked_for_anew(
     read = await take(client, provider["worker_id"], wait=BOUND)
     own.is_broken = True
     answer = await bring(client, provider, read["request_id"], b"lost")
-    problem(answer, 500, "internal-server-error")
+    expect_problem(answer, 500, "internal-server-error")
     own.is_broken = False
     assert await serve(client, provider, b"kept") == read
     assert (await reading).content == b"kept"
@@ -971,13 +972,13 @@ async def test_readers_hear_of_a_result_that_is_too_large(
     provider = await offer(client)
     reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
     read = await take(client, provider["worker_id"], wait=BOUND)
-    problem(await bring(client, provider, read["request_id"], b"x" * 1001), 413, "content-too-large")
-    said = problem(await reading, 502, "provider-failed")
+    expect_problem(await bring(client, provider, read["request_id"], b"x" * 1001), 413, "content-too-large")
+    said = expect_problem(await reading, 502, "provider-failed")
     assert said["error"] == "ContentTooLarge"
     assert "1000 bytes" in said["detail"]
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_one_answer_at_a_time(client: httpx.AsyncClient) -> None:
     """Two that come for the same read do not mix: the second is told to try again, or that it is too late."""
     old = await offer(client, content_type="text/plain")
@@ -993,9 +994,9 @@ async def test_one_answer_at_a_time(client: httpx.AsyncClient) -> None:
 
     coming = asyncio.ensure_future(bring(client, old, read["request_id"], slow()))
     await begun.wait()
-    problem(await bring(client, old, read["request_id"], b"more"), 503, "service-unavailable")
+    expect_problem(await bring(client, old, read["request_id"], b"more"), 503, "service-unavailable")
     new = await offer(client, content_type="text/csv")
     go_on.set()
-    problem(await coming, 409, "stale-result")
+    expect_problem(await coming, 409, "stale-result")
     answer, _ = await asyncio.gather(client.get(READ), serve(client, new, b"new"))
     assert (answer.content, answer.headers["content-type"]) == (b"new", "text/csv")

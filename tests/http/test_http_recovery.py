@@ -4,13 +4,14 @@ from typing import Any
 
 import httpx
 import pytest
+from databases import on_sqlite
 from fastapi import FastAPI, HTTPException
-from wire import ON_SQLITE, UNKNOWN_ID, V1, As, claim, problem, read, register, report, submit
+from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
 from zndraw_joblib import verify_readable_room
 
 CLAIM = f"{V1}/tasks/claim"
-pytestmark = ON_SQLITE
+pytestmark = on_sqlite
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ pytestmark = ON_SQLITE
 async def test_a_policy_that_cannot_be_is_refused(client: httpx.AsyncClient, field: str, value: Any) -> None:
     """422, with the name of the field; nothing is registered."""
     body = {"category": "modifiers", "name": "Rotate", field: value}
-    told = problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
+    told = expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
     assert field in told["detail"]
     assert (await client.get(f"{V1}/workers")).json()["total"] == 0
 
@@ -54,7 +55,7 @@ async def test_a_wish_that_cannot_be_is_refused(
     """422, with what is wrong; no task is made."""
     job = await register(client)
     answer = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json=wish)
-    assert named in problem(answer, 422, "invalid-request")["detail"]
+    assert named in expect_problem(answer, 422, "invalid-request")["detail"]
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 0
 
 
@@ -78,7 +79,7 @@ async def test_a_claim_that_gets_nothing_says_why_and_when_to_ask_again(client: 
     assert told == ["at_capacity", "paused", "draining"]
 
 
-async def test_who_may_do_what_by_hand(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_who_may_do_what_by_hand(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """A worker's owner releases, a submitter tries again, a superuser fails, pauses and sees the sweeper."""
     owner, submitter, stranger = [await as_user(name) for name in ("owner", "submitter", "stranger")]
     job = await register(owner, room="lab")
@@ -93,16 +94,16 @@ async def test_who_may_do_what_by_hand(client: httpx.AsyncClient, as_user: As) -
         (owner, "fail"),
         (submitter, "fail"),
     ]:
-        problem(await user.post(f"{url}/{what}"), 403, "forbidden")
+        expect_problem(await user.post(f"{url}/{what}"), 403, "forbidden")
     for user in (owner, submitter):
-        problem(await user.post(paused), 403, "forbidden")
-    problem(await stranger.post(f"{V1}/workers/{job['worker_id']}/drain"), 403, "forbidden")
+        expect_problem(await user.post(paused), 403, "forbidden")
+    expect_problem(await stranger.post(f"{V1}/workers/{job['worker_id']}/drain"), 403, "forbidden")
     assert (await owner.post(f"{url}/release", json={"attempt": 1})).json()["status"] == "pending"
     assert (await client.post(f"{url}/fail", json={"error": "no use"})).json()["error"] == "no use"
     assert (await submitter.post(f"{url}/retry")).json()["status"] == "pending"
     assert (await owner.post(f"{V1}/workers/{job['worker_id']}/drain")).json()["drain"] is True
     for what in ("release", "retry", "fail"):
-        problem(await client.post(f"{V1}/tasks/{UNKNOWN_ID}/{what}"), 404, "task-not-found")
+        expect_problem(await client.post(f"{V1}/tasks/{UNKNOWN_ID}/{what}"), 404, "task-not-found")
 
 
 async def test_the_fence_of_what_is_done_by_hand(client: httpx.AsyncClient) -> None:
@@ -111,10 +112,10 @@ async def test_the_fence_of_what_is_done_by_hand(client: httpx.AsyncClient) -> N
     task = await submit(client, job)
     await claim(client, job["worker_id"])
     answer = await client.post(f"{V1}/tasks/{task['id']}/release", json={"attempt": 2})
-    told = problem(answer, 409, "stale-report")
+    told = expect_problem(answer, 409, "stale-report")
     assert (told["current_status"], told["current_attempt"]) == ("claimed", 1)
-    assert (await read(client, task))["status"] == "claimed"
-    problem(await client.post(f"{V1}/tasks/{task['id']}/retry"), 409, "invalid-task-transition")
+    assert (await get_task(client, task))["status"] == "claimed"
+    expect_problem(await client.post(f"{V1}/tasks/{task['id']}/retry"), 409, "invalid-task-transition")
 
 
 async def test_the_past_of_a_task_is_for_those_who_may_read_its_room(

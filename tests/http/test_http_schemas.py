@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from wire import V1, As, problem, register, submit
+from rest import V1, AsUser, expect_problem, register, submit
 
 from zndraw_joblib.server.settings import ServerSettings
 
@@ -64,7 +64,7 @@ async def test_a_schema_fetches_nothing(
                     assert base == "other.json", schema
                     await client.delete(f"{V1}/workers/{answer.json()['worker_id']}")
                     continue
-                body = problem(answer, 422, "invalid-schema")
+                body = expect_problem(answer, 422, "invalid-schema")
                 assert body["detail"].startswith("schema")
     assert calls == []
 
@@ -84,7 +84,7 @@ async def test_references_inside_a_schema_work(client: httpx.AsyncClient) -> Non
     await submit(client, job, list={"next": {"next": {"value": 1}}})
     url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
     answer = await client.post(url, json={"payload": {"list": {"next": {"next": {"value": "x"}}}}})
-    assert [f["pointer"] for f in problem(answer, 422, "invalid-payload")["errors"]] == [
+    assert [f["pointer"] for f in expect_problem(answer, 422, "invalid-payload")["errors"]] == [
         "/list/next/next/value"
     ]
 
@@ -113,7 +113,7 @@ async def test_references_inside_a_schema_work(client: httpx.AsyncClient) -> Non
 async def test_a_schema_that_is_none_is_refused(client: httpx.AsyncClient, schema: dict[str, Any]) -> None:
     """422 with what is wrong, when the job is registered and not when it is called."""
     answer = await client.put(f"{V1}/rooms/lab/jobs", json={**JOB, "schema": schema})
-    body = problem(answer, 422, "invalid-schema")
+    body = expect_problem(answer, 422, "invalid-schema")
     assert body["detail"].startswith("schema")
     assert len(body["detail"]) < 2000
     assert (await client.get(f"{V1}/workers")).json()["total"] == 0
@@ -150,17 +150,19 @@ async def test_the_list_of_faults_is_bounded(client: httpx.AsyncClient) -> None:
     url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
     for key in ("a", "k" * 200_000):
         answer = await client.post(url, json={"payload": {key: list(range(2000))}})
-        body = problem(answer, 422, "invalid-payload")
+        body = expect_problem(answer, 422, "invalid-payload")
         assert 1 <= len(body["errors"]) <= 100
         assert len(answer.content) < 2**20
 
 
 async def test_the_schema_is_that_of_the_job_and_not_of_its_namesake(
-    client: httpx.AsyncClient, as_user: As
+    client: httpx.AsyncClient, as_user: AsUser
 ) -> None:
     """Jobs of the same name in two rooms are each checked by their own schema."""
     ada = await as_user("ada")
     strict = await register(ada, room="lab", schema={"required": ["x"]})
     loose = await register(ada, room="attic")
-    problem(await ada.post(f"{V1}/rooms/lab/tasks/{strict['full_name']}", json={}), 422, "invalid-payload")
+    expect_problem(
+        await ada.post(f"{V1}/rooms/lab/tasks/{strict['full_name']}", json={}), 422, "invalid-payload"
+    )
     await submit(ada, loose, room="attic")

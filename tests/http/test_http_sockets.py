@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from rest import NO_TASK, V1, claim, get_task, register, submit
 from servers import ServerProcess
 from waiting import until
-from wire import NOTHING, V1, claim, read, register, submit
 
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.runtime import Runtime
@@ -65,7 +65,7 @@ async def test_who_hung_up_gets_no_task(port: tuple[httpx.AsyncClient, Runtime])
     await close_sockets(asked)
     await until(lambda: len(runtime.waiters) == 0, 2)
     task = await submit(client, job)
-    assert (await read(client, task))["status"] == "pending"
+    assert (await get_task(client, task))["status"] == "pending"
     assert (await claim(client, job["worker_id"]))["id"] == task["id"]
 
 
@@ -80,7 +80,7 @@ async def test_a_wake_up_of_who_hung_up_goes_to_the_next(port: tuple[httpx.Async
     _, task = await asyncio.gather(close_sockets(gone), submit(client, first))
     async with asyncio.timeout(5):
         got = await stays
-    after = await read(client, task)
+    after = await get_task(client, task)
     assert got is None or got["id"] == task["id"]
     assert after["worker_id"] in {first["worker_id"], second["worker_id"]}
 
@@ -123,6 +123,6 @@ async def test_control_c_stops_the_server_with_sleepers_open(
             assert await asyncio.to_thread(server.process.wait, 10) == 0
             assert time.monotonic() - started < 10
             assert (got.status_code, got.json()) == (200, task)
-            assert (claimed.status_code, claimed.json()) == (200, NOTHING)
+            assert (claimed.status_code, claimed.json()) == (200, NO_TASK)
     async with serving(settings) as (client, _):
         assert (await claim(client, job["worker_id"]))["id"] == task["id"]

@@ -5,7 +5,20 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from wire import NOTHING, ON_SQLITE, UNKNOWN_ID, V1, As, claim, problem, read, register, report, submit, utc
+from databases import on_sqlite
+from rest import (
+    NO_TASK,
+    UNKNOWN_ID,
+    V1,
+    AsUser,
+    claim,
+    expect_problem,
+    get_task,
+    parse_utc,
+    register,
+    report,
+    submit,
+)
 
 from zndraw_joblib.contract.events import Emission, JobsInvalidate, TaskAvailable, TaskStatusEvent
 from zndraw_joblib.server.settings import ServerSettings
@@ -24,7 +37,7 @@ def statuses(events: list[Emission]) -> list[tuple[str, str, int | None]]:
 
 @pytest.mark.parametrize("spelled", [str, lambda name: quote(name, safe="")], ids=["raw", "percent"])
 async def test_a_submitted_task_waits_in_line(
-    client: httpx.AsyncClient, as_user: As, events: list[Emission], spelled: Any
+    client: httpx.AsyncClient, as_user: AsUser, events: list[Emission], spelled: Any
 ) -> None:
     """T1: 202, where to ask and when, and every field; the room and the job's workers are told once."""
     ada = await as_user("ada")
@@ -36,7 +49,7 @@ async def test_a_submitted_task_waits_in_line(
     task = answer.json()
     assert answer.headers["location"] == f"/v1/joblib/tasks/{task['id']}"
     assert answer.headers["retry-after"] == "1"
-    utc(task["created_at"])
+    parse_utc(task["created_at"])
     assert task == {
         "id": task["id"],
         "job_name": "@global:modifiers:Rotate",
@@ -57,7 +70,7 @@ async def test_a_submitted_task_waits_in_line(
         "run_at": None,
         "expires_at": None,
     }
-    assert await read(ada, task) == task
+    assert await get_task(ada, task) == task
     status, available = events
     assert statuses(events) == [("pending", "room:lab", 1)]
     assert status.event.model_dump(mode="json") == {
@@ -70,16 +83,16 @@ async def test_a_submitted_task_waits_in_line(
     assert available == (expected, "jobs:@global:modifiers:Rotate")
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_payload_may_be_left_out_but_not_the_body(client: httpx.AsyncClient) -> None:
     """T1: `{}` calls the job with an empty payload; no body, or another shape, is 422."""
     job = await register(client)
     url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
     answer = await client.post(url, json={})
     assert (answer.status_code, answer.json()["payload"]) == (202, {})
-    problem(await client.post(url), 422, "invalid-request")
+    expect_problem(await client.post(url), 422, "invalid-request")
     for body in ([], None, 3, "text", {"payload": []}, {"payload": None}, {"payload": "{}"}):
-        problem(await client.post(url, json=body), 422, "invalid-request")
+        expect_problem(await client.post(url, json=body), 422, "invalid-request")
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
 
 
@@ -91,7 +104,7 @@ async def test_positions_count_the_pending_tasks_of_a_job(client: httpx.AsyncCli
     assert [task["queue_position"] for task in tasks] == [1, 2, 3, 4]
     await claim(client, job["worker_id"])
     await report(client, tasks[2], "cancelled")
-    assert [(await read(client, task))["queue_position"] for task in tasks] == [None, 1, None, 2]
+    assert [(await get_task(client, task))["queue_position"] for task in tasks] == [None, 1, None, 2]
     page = (await client.get(f"{V1}/rooms/lab/tasks")).json()["items"]
     assert {t["id"]: t["queue_position"] for t in page if t["job_name"] == job["full_name"]} == {
         tasks[0]["id"]: None,
@@ -100,7 +113,7 @@ async def test_positions_count_the_pending_tasks_of_a_job(client: httpx.AsyncCli
     }
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_payload_must_fit_the_jobs_schema(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
@@ -112,7 +125,7 @@ async def test_a_payload_must_fit_the_jobs_schema(
     job = await register(client, schema=schema)
     url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
     payload = {"angle": "wide", "a/b~c": [0, 2]}
-    body = problem(await client.post(url, json={"payload": payload}), 422, "invalid-payload")
+    body = expect_problem(await client.post(url, json={"payload": payload}), 422, "invalid-payload")
     assert sorted(fault["pointer"] for fault in body["errors"]) == ["", "/angle", "/a~1b~0c/1"]
     assert all(fault["message"] for fault in body["errors"])
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 0
@@ -121,24 +134,26 @@ async def test_a_payload_must_fit_the_jobs_schema(
 
 
 async def test_the_faults_of_a_submission_come_in_the_contracts_order(
-    client: httpx.AsyncClient, as_user: As
+    client: httpx.AsyncClient, as_user: AsUser
 ) -> None:
     """T1: room 400, job 404, executor 503, payload 422: each hides the next, and nothing is written."""
     ada = await as_user("ada")
     inside = await register(client, room="@internal", schema={"required": ["x"]})
     url = f"{V1}/rooms/lab/tasks"
-    problem(await ada.post(f"{V1}/rooms/a:b/tasks/{inside['full_name']}", json={}), 400, "invalid-room-id")
-    problem(await ada.post(f"{url}/lab:modifiers:X", json={}), 404, "job-not-found")
-    body = problem(await ada.post(f"{url}/Rotate", json={}), 404, "job-not-found")
+    expect_problem(
+        await ada.post(f"{V1}/rooms/a:b/tasks/{inside['full_name']}", json={}), 400, "invalid-room-id"
+    )
+    expect_problem(await ada.post(f"{url}/lab:modifiers:X", json={}), 404, "job-not-found")
+    body = expect_problem(await ada.post(f"{url}/Rotate", json={}), 404, "job-not-found")
     assert body["detail"].startswith("Invalid job name format: ")
     answer = await ada.post(f"{url}/{inside['full_name']}", json={})
-    problem(answer, 503, "internal-job-not-configured")
+    expect_problem(answer, 503, "internal-job-not-configured")
     glob = await register(client, schema={"required": ["x"]})
-    problem(await ada.post(f"{url}/{glob['full_name']}", json={}), 422, "invalid-payload")
+    expect_problem(await ada.post(f"{url}/{glob['full_name']}", json={}), 422, "invalid-payload")
     assert (await ada.get(url)).json()["total"] == 0
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_task_may_be_submitted_from_a_reserved_room(client: httpx.AsyncClient) -> None:
     """T1: the room of a task may be `@global` or `@internal`."""
     job = await register(client)
@@ -162,27 +177,27 @@ async def test_a_claim_gives_the_oldest_task_of_all_the_workers_jobs(
     for task in got[:4]:
         assert (task["status"], task["worker_id"], task["attempt"]) == ("claimed", job["worker_id"], 1)
         assert (task["started_at"], task["queue_position"]) == (None, None)
-        assert await read(client, task) == task
+        assert await get_task(client, task) == task
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_worker_without_jobs_gets_null(client: httpx.AsyncClient) -> None:
     """T2: 200 with null, as long as it serves nothing."""
     worker = (await client.post(f"{V1}/workers")).json()
     answer = await client.post(CLAIM, json={"worker_id": worker["id"]})
-    assert (answer.status_code, answer.json()) == (200, NOTHING)
+    assert (answer.status_code, answer.json()) == (200, NO_TASK)
 
 
-async def test_only_its_owner_claims_for_a_worker(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_only_its_owner_claims_for_a_worker(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """T2: 404 for no worker, 403 for others, superusers among them; 422 without a proper id."""
     ada, eve = await as_user("ada"), await as_user("eve")
     job = await register(ada, room="lab")
     await submit(ada, job)
     for other in (eve, client):
-        problem(await other.post(CLAIM, json={"worker_id": job["worker_id"]}), 403, "forbidden")
-    problem(await ada.post(CLAIM, json={"worker_id": UNKNOWN_ID}), 404, "worker-not-found")
+        expect_problem(await other.post(CLAIM, json={"worker_id": job["worker_id"]}), 403, "forbidden")
+    expect_problem(await ada.post(CLAIM, json={"worker_id": UNKNOWN_ID}), 404, "worker-not-found")
     for body in ({}, {"worker_id": None}, {"worker_id": "x"}, [], None):
-        problem(await ada.post(CLAIM, json=body), 422, "invalid-request")
+        expect_problem(await ada.post(CLAIM, json=body), 422, "invalid-request")
     assert (await claim(ada, job["worker_id"]))["status"] == "claimed"
 
 
@@ -192,19 +207,19 @@ async def test_a_removed_worker_claims_nothing(client: httpx.AsyncClient) -> Non
     task = await submit(client, job)
     await client.delete(f"{V1}/workers/{job['worker_id']}")
     answer = await client.post(CLAIM, json={"worker_id": job["worker_id"]})
-    problem(answer, 404, "worker-not-found")
-    assert (await read(client, task))["status"] == "pending"
+    expect_problem(answer, 404, "worker-not-found")
+    assert (await get_task(client, task))["status"] == "pending"
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_task_that_does_not_exist_is_not_found(client: httpx.AsyncClient) -> None:
     """T3, T4: 404 for an unknown id, 422 for what is no id."""
     for method in ("GET", "PATCH"):
         body = {"status": "cancelled"}
         answer = await client.request(method, f"{V1}/tasks/{UNKNOWN_ID}", json=body)
-        problem(answer, 404, "task-not-found")
+        expect_problem(answer, 404, "task-not-found")
         answer = await client.request(method, f"{V1}/tasks/x", json=body)
-        problem(answer, 422, "invalid-request")
+        expect_problem(answer, 422, "invalid-request")
 
 
 async def test_a_task_keeps_the_times_of_its_way(client: httpx.AsyncClient, events: list[Emission]) -> None:
@@ -222,8 +237,8 @@ async def test_a_task_keeps_the_times_of_its_way(client: httpx.AsyncClient, even
         "completed_at": done["completed_at"],
         "result": {"x": [1, None]},
     }
-    assert utc(done["created_at"]) <= utc(done["started_at"]) <= utc(done["completed_at"])
-    assert await read(client, task) == done
+    assert parse_utc(done["created_at"]) <= parse_utc(done["started_at"]) <= parse_utc(done["completed_at"])
+    assert await get_task(client, task) == done
     assert statuses(events) == [("running", "room:lab", None), ("completed", "room:lab", None)]
     assert len(events) == 2
 
@@ -252,14 +267,14 @@ async def test_ending_the_last_pending_task_hides_a_job_that_nobody_serves(
     assert (await client.get(url)).status_code == 200
     events.clear()
     await report(client, task, "cancelled")
-    problem(await client.get(url), 404, "job-not-found")
+    expect_problem(await client.get(url), 404, "job-not-found")
     assert statuses(events) == [("cancelled", "room:lab", None)]
     assert events[1:] == [(JobsInvalidate(), "room:@global")]
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_where_nothing_changes_nobody_is_told(
-    client: httpx.AsyncClient, as_user: As, events: list[Emission]
+    client: httpx.AsyncClient, as_user: AsUser, events: list[Emission]
 ) -> None:
     """Heartbeats, reads, repeats, refusals and claims without a task send no event."""
     eve = await as_user("eve")
@@ -284,7 +299,7 @@ async def test_where_nothing_changes_nobody_is_told(
     assert events == []
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_status_that_is_none_is_refused(client: httpx.AsyncClient) -> None:
     """T4: 422 for an unknown or missing status and for fields of the wrong kind."""
     task = await submit(client, await register(client))
@@ -297,8 +312,8 @@ async def test_a_status_that_is_none_is_refused(client: httpx.AsyncClient) -> No
         {"status": "cancelled", "attempt": "x"},
         {"status": "cancelled", "worker_id": "x"},
     ):
-        problem(await client.patch(f"{V1}/tasks/{task['id']}", json=body), 422, "invalid-request")
-    assert (await read(client, task))["status"] == "pending"
+        expect_problem(await client.patch(f"{V1}/tasks/{task['id']}", json=body), 422, "invalid-request")
+    assert (await get_task(client, task))["status"] == "pending"
 
 
 async def test_a_room_lists_its_tasks(client: httpx.AsyncClient) -> None:
@@ -317,5 +332,5 @@ async def test_a_room_lists_its_tasks(client: httpx.AsyncClient) -> None:
         assert [t["id"] for t in page["items"]] == [tasks[i]["id"] for i in expected]
         assert page["total"] == len(expected)
     assert (await client.get(f"{V1}/rooms/nowhere/tasks")).json()["items"] == []
-    problem(await client.get(url, params={"status": "lost"}), 422, "invalid-request")
-    problem(await client.get(f"{V1}/rooms/a:b/tasks"), 400, "invalid-room-id")
+    expect_problem(await client.get(url, params={"status": "lost"}), 422, "invalid-request")
+    expect_problem(await client.get(f"{V1}/rooms/a:b/tasks"), 400, "invalid-room-id")

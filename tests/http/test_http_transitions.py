@@ -5,7 +5,7 @@ from itertools import product
 from typing import Any
 
 import httpx
-from wire import UNKNOWN_ID, V1, As, claim, problem, read, register, report, submit
+from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
 from zndraw_joblib.contract.status import TERMINAL, TRANSITIONS, Role, TaskStatus, may_move
 
@@ -55,7 +55,7 @@ def apart(task: dict[str, Any]) -> dict[str, Any]:
     return {**task, "queue_position": None}
 
 
-async def test_every_role_moves_a_task_as_the_table_says(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_every_role_moves_a_task_as_the_table_says(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """200 where the table has the step or it is a repeat, 409 where it has not, 403 for whom it never has."""
     people: dict[Role | None, httpx.AsyncClient] = {
         Role.SUBMITTER: await as_user("ada"),
@@ -74,7 +74,7 @@ async def test_every_role_moves_a_task_as_the_table_says(client: httpx.AsyncClie
         task = await claim(owner, moving["worker_id"])
         for step in WAY[status]:
             assert (await report(owner, task, step)).status_code == 200
-        return await read(owner, task)
+        return await get_task(owner, task)
 
     async def check(status: TaskStatus, target: TaskStatus, role: Role | None) -> None:
         before = await bring(status)
@@ -86,8 +86,8 @@ async def test_every_role_moves_a_task_as_the_table_says(client: httpx.AsyncClie
             assert answer.json()["status"] == target, where
             assert status != target or answer.json() == before, where
         else:
-            problem(answer, code, kind)
-            assert apart(await read(client, before)) == apart(before), where
+            expect_problem(answer, code, kind)
+            assert apart(await get_task(client, before)) == apart(before), where
 
     await asyncio.gather(*(check(*cell) for cell in product(TaskStatus, TaskStatus, people)))
 
@@ -104,21 +104,21 @@ async def test_a_refusal_says_where_the_task_is_and_why(client: httpx.AsyncClien
         task = await claim(client, job["worker_id"])
         for step in WAY[status]:
             await report(client, task, step)
-        body = problem(await report(client, task, target), 409, "invalid-task-transition")
+        body = expect_problem(await report(client, task, target), 409, "invalid-task-transition")
         assert (body["current_status"], body["current_attempt"], body["reason"]) == (status, 1, reason)
         assert status in body["detail"]
         assert target in body["detail"]
 
 
-async def test_strangers_are_told_what_a_task_lacks(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_strangers_are_told_what_a_task_lacks(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """403 with the pinned details, before and after a claim."""
     eve = await as_user("eve")
     job = await register(client)
     task = await submit(client, job)
-    body = problem(await report(eve, task, "cancelled"), 403, "forbidden")
+    body = expect_problem(await report(eve, task, "cancelled"), 403, "forbidden")
     assert body["detail"] == "Task not claimed by any worker"
     await claim(client, job["worker_id"])
-    body = problem(await report(eve, task, "cancelled"), 403, "forbidden")
+    body = expect_problem(await report(eve, task, "cancelled"), 403, "forbidden")
     assert body["detail"] == "Not authorized to update this task"
 
 
@@ -143,7 +143,7 @@ async def test_a_report_that_does_not_hold_the_task_is_stale(client: httpx.Async
     await submit(client, job)
     task = await claim(client, job["worker_id"])
     await report(client, task, "running", attempt=1, worker_id=job["worker_id"])
-    before = await read(client, task)
+    before = await get_task(client, task)
     tokens: list[dict[str, Any]] = [
         {"attempt": 0},
         {"attempt": 2},
@@ -154,10 +154,10 @@ async def test_a_report_that_does_not_hold_the_task_is_stale(client: httpx.Async
     ]
     for token in tokens:
         for status in ("running", "completed", "failed", "cancelled"):
-            body = problem(await report(client, task, status, **token), 409, "stale-report")
+            body = expect_problem(await report(client, task, status, **token), 409, "stale-report")
             assert body["reason"] == "taken over"
             assert (body["current_status"], body["current_attempt"]) == ("running", 1)
-    assert await read(client, task) == before
+    assert await get_task(client, task) == before
 
 
 async def test_a_zombies_report_changes_nothing(client: httpx.AsyncClient) -> None:
@@ -167,16 +167,16 @@ async def test_a_zombies_report_changes_nothing(client: httpx.AsyncClient) -> No
     task = await claim(client, job["worker_id"])
     await report(client, task, "running")
     await client.delete(f"{V1}/workers/{job['worker_id']}")
-    before = await read(client, task)
+    before = await get_task(client, task)
     assert before["error"] == "Worker disconnected"
     token = {"attempt": task["attempt"], "worker_id": task["worker_id"]}
     for status in ("running", "completed", "cancelled"):
-        body = problem(await report(client, task, status, **token), 409, "invalid-task-transition")
+        body = expect_problem(await report(client, task, status, **token), 409, "invalid-task-transition")
         assert body["reason"] == "finished"
-    assert await read(client, task) == before
+    assert await get_task(client, task) == before
 
 
-async def test_a_submitter_cancels_and_nothing_else(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_a_submitter_cancels_and_nothing_else(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """Its own task, at any time before the end; the worker then learns it from its next report."""
     ada, bob = await as_user("ada"), await as_user("bob")
     job = await register(client)
@@ -185,10 +185,10 @@ async def test_a_submitter_cancels_and_nothing_else(client: httpx.AsyncClient, a
         for step in steps:
             await (claim(client, job["worker_id"]) if step == "claim" else report(client, task, step))
         for status in ("pending", "claimed", "running", "completed", "failed"):
-            problem(await report(ada, task, status), 403, "forbidden")
-        problem(await report(bob, task, "cancelled"), 403, "forbidden")
+            expect_problem(await report(ada, task, status), 403, "forbidden")
+        expect_problem(await report(bob, task, "cancelled"), 403, "forbidden")
         answer = await report(ada, task, "cancelled")
         assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
         if steps:
-            body = problem(await report(client, task, "completed"), 409, "invalid-task-transition")
+            body = expect_problem(await report(client, task, "completed"), 409, "invalid-task-transition")
             assert body["reason"] == "cancelled"

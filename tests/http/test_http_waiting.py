@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
+from databases import on_sqlite
+from rest import NO_TASK, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 from waiting import until
-from wire import NOTHING, ON_SQLITE, V1, As, claim, problem, read, register, report, submit
 
 from zndraw_joblib.server import runtime as runtime_module
 from zndraw_joblib.server.app import create_app
@@ -86,7 +87,7 @@ IGNORED = [
 ]
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_a_preference_is_read_as_rfc_7240_says(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
@@ -109,7 +110,7 @@ async def test_a_preference_is_read_as_rfc_7240_says(
     assert wrong == []
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_waiting_ends_when_the_time_is_over(client: httpx.AsyncClient) -> None:
     """200 with what there is, after the seconds that were asked for: not before, and not much later."""
     job = await register(client)
@@ -126,13 +127,13 @@ async def test_waiting_ends_when_the_time_is_over(client: httpx.AsyncClient) -> 
         timed(client.post(f"{V1}/tasks/claim", json={"worker_id": idle["id"]}, headers=wait)),
     )
     assert (got.status_code, got.json()) == (200, task)
-    assert (claimed.status_code, claimed.json()) == (200, NOTHING)
+    assert (claimed.status_code, claimed.json()) == (200, NO_TASK)
     for answer, seconds in ((got, first), (claimed, second)):
         assert answer.headers["preference-applied"] == "wait=1"
         assert 1 <= seconds < 1.9
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_no_one_waits_longer_than_the_server_allows(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
@@ -148,7 +149,7 @@ async def test_no_one_waits_longer_than_the_server_allows(
     assert (answer.status_code, "preference-applied" in answer.headers) == (200, False)
 
 
-@ON_SQLITE
+@on_sqlite
 async def test_what_has_ended_is_answered_at_once(client: httpx.AsyncClient) -> None:
     """A finished task is not waited for, a pending one is claimed, an unknown one is 404: without delay."""
     job = await register(client)
@@ -164,7 +165,7 @@ async def test_what_has_ended_is_answered_at_once(client: httpx.AsyncClient) -> 
     claimed = await client.post(
         f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]}, headers={"Prefer": f"wait={WAIT}"}
     )
-    problem(claimed, 404, "worker-not-found")
+    expect_problem(claimed, 404, "worker-not-found")
 
 
 @pytest.mark.usefixtures("no_second_look")
@@ -266,7 +267,7 @@ async def test_a_waiting_claim_learns_that_its_worker_is_gone(
     await until(lambda: len(runtime.waiters) == 1)
     await client.delete(f"{V1}/workers/{job['worker_id']}")
     async with asyncio.timeout(SOON):
-        problem(await asked, 404, "worker-not-found")
+        expect_problem(await asked, 404, "worker-not-found")
 
 
 async def test_what_another_server_did_is_noticed(
@@ -297,7 +298,7 @@ async def test_waiting_costs_no_turn_of_anybody_else(client: httpx.AsyncClient, 
     await until(lambda: len(runtime.waiters) == 50)
     async with asyncio.timeout(SOON):
         for _ in range(5):
-            assert (await read(client, task))["status"] == "pending"
+            assert (await get_task(client, task))["status"] == "pending"
             await client.patch(f"{V1}/workers/{job['worker_id']}")
         await report(client, task, "cancelled")
         await asyncio.gather(*asked[:40])
@@ -323,8 +324,8 @@ async def test_a_held_claim_is_a_sign_of_life(
     assert await asked is None
 
 
-@ON_SQLITE
-async def test_a_claim_of_somebody_else_does_not_wait(client: httpx.AsyncClient, as_user: As) -> None:
+@on_sqlite
+async def test_a_claim_of_somebody_else_does_not_wait(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """403 and 404 come at once, whatever the wait."""
     eve = await as_user("eve")
     job = await register(client)
@@ -332,5 +333,5 @@ async def test_a_claim_of_somebody_else_does_not_wait(client: httpx.AsyncClient,
     answer = await eve.post(
         f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]}, headers={"Prefer": f"wait={WAIT}"}
     )
-    problem(answer, 403, "forbidden")
+    expect_problem(answer, 403, "forbidden")
     assert time.monotonic() - started < SOON

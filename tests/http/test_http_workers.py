@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from wire import UNKNOWN_ID, V1, As, claim, problem, read, register, report, submit, utc
+from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, parse_utc, register, report, submit
 
 from zndraw_joblib.contract.events import Emission, JobsInvalidate, TaskStatusEvent
 from zndraw_joblib.server.settings import ServerSettings
@@ -20,12 +20,12 @@ async def test_a_new_worker_is_alive_and_knows_when_to_report(
     answer = await client.post(WORKERS)
     assert answer.status_code == 201
     worker = answer.json()
-    assert abs(utc(worker["last_heartbeat"]) - datetime.now(UTC)) < timedelta(seconds=10)
+    assert abs(parse_utc(worker["last_heartbeat"]) - datetime.now(UTC)) < timedelta(seconds=10)
     assert worker["heartbeat_interval_seconds"] == settings.worker_timeout_seconds / 4 == 15
     assert events == []
 
 
-async def test_every_worker_is_listed_newest_first(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_every_worker_is_listed_newest_first(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """W2: all users' workers, those without a job too; `job_count` counts the jobs of each."""
     ada = await as_user("ada")
     idle = (await client.post(WORKERS)).json()
@@ -35,32 +35,32 @@ async def test_every_worker_is_listed_newest_first(client: httpx.AsyncClient, as
     page = (await ada.get(WORKERS)).json()
     assert [(w["id"], w["job_count"]) for w in page["items"]] == [(busy["id"], 2), (idle["id"], 0)]
     assert (page["total"], page["limit"], page["offset"]) == (2, 50, 0)
-    assert {utc(w["last_heartbeat"]).tzinfo for w in page["items"]}
+    assert {parse_utc(w["last_heartbeat"]).tzinfo for w in page["items"]}
 
 
 async def test_a_heartbeat_is_later_than_the_one_before(client: httpx.AsyncClient) -> None:
     """W3: 200 with a strictly later time, and the interval that is wanted."""
     worker = (await client.post(WORKERS)).json()
-    seen = [utc(worker["last_heartbeat"])]
+    seen = [parse_utc(worker["last_heartbeat"])]
     for _ in range(3):
         answer = await client.patch(f"{WORKERS}/{worker['id']}")
         assert answer.status_code == 200
         assert answer.json()["id"] == worker["id"]
         assert answer.json()["heartbeat_interval_seconds"] == worker["heartbeat_interval_seconds"]
-        seen.append(utc(answer.json()["last_heartbeat"]))
+        seen.append(parse_utc(answer.json()["last_heartbeat"]))
     assert seen == sorted(set(seen))
     [listed] = (await client.get(WORKERS)).json()["items"]
-    assert utc(listed["last_heartbeat"]) == seen[-1]
+    assert parse_utc(listed["last_heartbeat"]) == seen[-1]
 
 
-async def test_only_its_owner_lets_a_worker_live(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_only_its_owner_lets_a_worker_live(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """W3: 403 for others, a superuser among them; 404 for no worker, 422 for no id."""
     ada, eve = await as_user("ada"), await as_user("eve")
     worker = (await ada.post(WORKERS)).json()
     for other in (eve, client):
-        problem(await other.patch(f"{WORKERS}/{worker['id']}"), 403, "forbidden")
-    problem(await ada.patch(f"{WORKERS}/{UNKNOWN_ID}"), 404, "worker-not-found")
-    problem(await ada.patch(f"{WORKERS}/x"), 422, "invalid-request")
+        expect_problem(await other.patch(f"{WORKERS}/{worker['id']}"), 403, "forbidden")
+    expect_problem(await ada.patch(f"{WORKERS}/{UNKNOWN_ID}"), 404, "worker-not-found")
+    expect_problem(await ada.patch(f"{WORKERS}/x"), 422, "invalid-request")
     assert (await ada.patch(f"{WORKERS}/{worker['id']}")).status_code == 200
 
 
@@ -99,20 +99,20 @@ async def test_a_heartbeat_names_a_thousand_tasks_at_most(client: httpx.AsyncCli
     answer = await client.patch(url, json={"tasks": named[:1000]})
     assert [said["verdict"] for said in answer.json()["tasks"]] == ["lost"] * 1000
     for tasks in (named, [{"id": "x", "attempt": 1}], [{"id": UNKNOWN_ID}], None, {}):
-        problem(await client.patch(url, json={"tasks": tasks}), 422, "invalid-request")
-    problem(await client.patch(url, content="{"), 422, "invalid-request")
+        expect_problem(await client.patch(url, json={"tasks": tasks}), 422, "invalid-request")
+    expect_problem(await client.patch(url, content="{"), 422, "invalid-request")
 
 
-async def test_its_owner_or_a_superuser_removes_a_worker(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_its_owner_or_a_superuser_removes_a_worker(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """W4: 204 without a body; 403 for others, 404 for no worker, 422 for no id."""
     ada, eve = await as_user("ada"), await as_user("eve")
     first, second = [(await ada.post(WORKERS)).json()["id"] for _ in range(2)]
-    problem(await eve.delete(f"{WORKERS}/{first}"), 403, "forbidden")
+    expect_problem(await eve.delete(f"{WORKERS}/{first}"), 403, "forbidden")
     for remover, worker_id in ((ada, first), (client, second)):
         answer = await remover.delete(f"{WORKERS}/{worker_id}")
         assert (answer.status_code, answer.content) == (204, b"")
-        problem(await remover.delete(f"{WORKERS}/{worker_id}"), 404, "worker-not-found")
-    problem(await ada.delete(f"{WORKERS}/x"), 422, "invalid-request")
+        expect_problem(await remover.delete(f"{WORKERS}/{worker_id}"), 404, "worker-not-found")
+    expect_problem(await ada.delete(f"{WORKERS}/x"), 422, "invalid-request")
     assert (await client.get(WORKERS)).json()["total"] == 0
 
 
@@ -124,11 +124,11 @@ async def test_what_a_removed_worker_held_has_failed(client: httpx.AsyncClient) 
     await report(client, held[1], "running")
     await client.delete(f"{WORKERS}/{job['worker_id']}")
     for task in held:
-        after = await read(client, task)
+        after = await get_task(client, task)
         assert (after["status"], after["error"]) == ("failed", "Worker disconnected")
         assert after["worker_id"] == job["worker_id"]
-        assert utc(after["completed_at"]) >= utc(after["created_at"])
-    assert (await read(client, tasks[2]))["status"] == "pending"
+        assert parse_utc(after["completed_at"]) >= parse_utc(after["created_at"])
+    assert (await get_task(client, tasks[2]))["status"] == "pending"
 
 
 async def test_the_rooms_hear_of_a_removed_worker(client: httpx.AsyncClient, events: list[Emission]) -> None:
@@ -160,7 +160,7 @@ async def test_a_job_goes_with_its_last_worker_unless_something_waits(client: ht
     await submit(client, awaited)
     await client.delete(f"{WORKERS}/{orphan['worker_id']}")
     jobs = f"{V1}/rooms/lab/jobs"
-    problem(await client.get(f"{jobs}/{orphan['full_name']}"), 404, "job-not-found")
+    expect_problem(await client.get(f"{jobs}/{orphan['full_name']}"), 404, "job-not-found")
     for job, workers in ((awaited, 0), (shared, 1)):
         answer = await client.get(f"{jobs}/{job['full_name']}")
         assert (answer.status_code, len(answer.json()["workers"])) == (200, workers)
@@ -185,7 +185,7 @@ async def test_a_room_lists_the_workers_of_the_jobs_it_sees(client: httpx.AsyncC
         (elsewhere["worker_id"], 1),
     )
     assert seen == {"lab": [both, globally], "attic": [attic, both, globally], "@global": [globally]}
-    problem(await client.get(f"{V1}/rooms/a:b/workers"), 400, "invalid-room-id")
+    expect_problem(await client.get(f"{V1}/rooms/a:b/workers"), 400, "invalid-room-id")
 
 
 @pytest.mark.parametrize("spelled", [str, lambda name: quote(name, safe="")], ids=["raw", "percent"])
@@ -215,22 +215,24 @@ async def test_a_job_that_its_last_worker_left_is_hidden(
     await client.delete(f"{WORKERS}/{job['worker_id']}/jobs/{job['full_name']}")
     assert events == [(JobsInvalidate(), "room:lab")]
     url = f"{V1}/rooms/lab/jobs/{job['full_name']}"
-    problem(await client.get(url), 404, "job-not-found")
+    expect_problem(await client.get(url), 404, "job-not-found")
     assert [t["id"] for t in (await client.get(f"{url}/tasks")).json()["items"]] == [task["id"]]
     again = await client.put(f"{V1}/rooms/lab/jobs", json={"category": "modifiers", "name": "Rotate"})
     assert (again.status_code, again.json()["id"]) == (201, job["id"])
 
 
-async def test_who_may_take_a_job_off_a_worker(client: httpx.AsyncClient, as_user: As) -> None:
+async def test_who_may_take_a_job_off_a_worker(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """Owner and superuser; 404 for no worker, 403 for others, 404 for a job that it does not serve."""
     ada, eve = await as_user("ada"), await as_user("eve")
     job = await register(ada, room="lab")
     await register(eve, "Scale", room="lab")
     url = f"{WORKERS}/{job['worker_id']}/jobs"
-    problem(await eve.delete(f"{url}/lab:modifiers:Unknown"), 403, "forbidden")
-    problem(await ada.delete(f"{WORKERS}/{UNKNOWN_ID}/jobs/{job['full_name']}"), 404, "worker-not-found")
+    expect_problem(await eve.delete(f"{url}/lab:modifiers:Unknown"), 403, "forbidden")
+    expect_problem(
+        await ada.delete(f"{WORKERS}/{UNKNOWN_ID}/jobs/{job['full_name']}"), 404, "worker-not-found"
+    )
     for name in ("lab:modifiers:Scale", "lab:modifiers:Unknown", "Rotate"):
-        problem(await ada.delete(f"{url}/{name}"), 404, "job-not-found")
-    problem(await ada.delete(f"{WORKERS}/x/jobs/{job['full_name']}"), 422, "invalid-request")
+        expect_problem(await ada.delete(f"{url}/{name}"), 404, "job-not-found")
+    expect_problem(await ada.delete(f"{WORKERS}/x/jobs/{job['full_name']}"), 422, "invalid-request")
     assert (await client.delete(f"{url}/{job['full_name']}")).status_code == 204
-    problem(await ada.delete(f"{url}/{job['full_name']}"), 404, "job-not-found")
+    expect_problem(await ada.delete(f"{url}/{job['full_name']}"), 404, "job-not-found")

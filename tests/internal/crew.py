@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import httpx
 from fastapi import FastAPI
-from wire import V1
+from rest import V1
 
 TOKEN = "a-token-of-the-tests"
 FOLDER = Path(__file__).parents[1]

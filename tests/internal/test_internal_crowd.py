@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 import redis.asyncio
+from rest import V1
 from servers import ServerProcess
 from waiting import until
-from wire import V1
 
 from internal.conftest import Valkey
 from internal.crew import COUNT, OURS, TASKIQ, Hand, count, submit, told

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from rest import V1
 from waiting import until
-from wire import V1
 
 from internal.crew import COUNT, HEED, JOBS, ONCE, TOKEN, TWIST, end_of, running, submit, told
 from zndraw_joblib.server.app import create_app

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 from fastapi import FastAPI
+from rest import V1
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from taskiq import InMemoryBroker
 from waiting import until
-from wire import V1
 
 from internal.crew import end_of, submit
 from zndraw_joblib import (

@@ -14,9 +14,9 @@ import pytest
 import redis.asyncio
 import socketio
 from cli.program import Program, Serving
+from rest import V1
 from servers import ServerProcess
 from waiting import until
-from wire import V1
 
 from internal.conftest import Valkey
 from internal.crew import (

@@ -5,8 +5,8 @@ from typing import Any
 
 import httpx
 import pytest
+from rest import V1, claim, get_task, register, report, submit
 from waiting import until
-from wire import V1, claim, read, register, report, submit
 
 from live.sockets import Live, Socket
 from zndraw_joblib.server.settings import ServerSettings
@@ -58,7 +58,7 @@ async def test_a_worker_whose_socket_is_gone_goes(live: Live, rest: httpx.AsyncC
     await claim(rest, job["worker_id"])
     await worker.close_sockets()
     await until(lambda: "failed" in str(front.heard))
-    task = await read(rest, task)
+    task = await get_task(rest, task)
     assert (task["status"], task["error"]) == ("failed", "Worker disconnected")
     assert await workers(rest) == []
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import pytest
 import socketio
 from fastapi import Depends, FastAPI, Header
-from wire import V1, claim, register, report, submit
+from rest import V1, claim, register, report, submit
 
 from live.sockets import Live, serving
 from zndraw_joblib import (

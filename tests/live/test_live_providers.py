@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 import socketio
+from rest import UNKNOWN_ID, V1
 from waiting import until
-from wire import UNKNOWN_ID, V1
 
 from live.sockets import Live, Socket, names, serving
 from zndraw_joblib.server.app import create_app

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from wire import V1
+from rest import V1
 
 from live.sockets import Live, serving
 from live.test_live_providers import LONG, READ, asked, bring, join, offer

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 import socketio
-from wire import UNKNOWN_ID, claim, register, submit
+from rest import UNKNOWN_ID, claim, register, submit
 
 from live.sockets import Live, names
 from zndraw_joblib.server.realtime.rooms import MAX_ROOMS

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from wire import V1, claim, register, report, submit
+from rest import V1, claim, register, report, submit
 
 from live.sockets import Live, Socket
 from zndraw_joblib.server.service import sweep

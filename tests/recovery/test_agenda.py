@@ -43,7 +43,7 @@ async def minded(replica: Replica) -> AsyncIterator[list[Any]]:
 
 async def lateness(replica: Replica, job: JobResponse, task: TaskResponse) -> float:
     """Return how many seconds after its time a sleeping claim gets a task."""
-    taken = await replica.take(job.worker_id, wait=LONG)
+    taken = await replica.claim_task(job.worker_id, wait=LONG)
     now = time.time()
     assert taken.id == task.id
     assert task.run_at is not None
@@ -108,7 +108,7 @@ async def test_nothing_is_asked_while_nothing_is_due(replica: Replica) -> None:
 
 async def lateness_of_one(replica: Replica, job: JobResponse) -> None:
     """Claim what is there, and then one that is due soon."""
-    await replica.take(job.worker_id)
+    await replica.claim_task(job.worker_id)
     await lateness(replica, job, await replica.submit(job, delay_seconds=0.05))
 
 
@@ -122,7 +122,7 @@ async def test_what_was_scheduled_before_the_start_is_minded(
     await asyncio.sleep(0.02)
     other = open_replica()
     async with minded(other):
-        assert (await other.take(job.worker_id)).id == overdue.id
+        assert (await other.claim_task(job.worker_id)).id == overdue.id
         assert await lateness(other, job, soon) < 2
 
 
@@ -157,6 +157,6 @@ async def test_a_note_that_comes_from_another_thread_is_heard(replica: Replica) 
         soon = await replica.submit(job, delay_seconds=3600)
         assert soon.run_at is not None
         await replica.submit(job, delay_seconds=0.05)
-        later = await replica.take(job.worker_id, wait=LONG)
+        later = await replica.claim_task(job.worker_id, wait=LONG)
         assert later.run_at is None
         await asyncio.to_thread(replica.runtime.scheduler.note, soon.run_at)

@@ -59,7 +59,7 @@ async def test_each_is_for_some_and_from_some_states(replica: Replica, what: Any
             replica.events.clear()
             if by in MAY[what] and status in FROM[what]:
                 assert (await replica.act(what, task_id, by=by)).status is TO[what]
-                assert replica.told(task_id) == [TO[what]]
+                assert replica.statuses(task_id) == [TO[what]]
             else:
                 with pytest.raises((Forbidden, InvalidTaskTransition)) as refused:
                     await replica.act(what, task_id, by=by)
@@ -199,7 +199,7 @@ async def test_a_retry_shows_a_hidden_job_again(replica: Replica) -> None:
     assert (JobsInvalidate.__name__, room_of("@global")) in events(replica)
     back, is_new = await replica.register_anew()
     assert not is_new
-    assert (await replica.take(back.worker_id)).attempt == 2
+    assert (await replica.claim_task(back.worker_id)).attempt == 2
     await replica.leave(back.worker_id)
     _, is_new = await replica.register_anew()
     assert is_new
@@ -227,7 +227,7 @@ async def test_an_operator_may_end_what_has_not_ended(timed: Replica, clock: Han
     job = await timed.register(max_attempts=9, retry_on=["error", "timeout", "worker_lost"])
     submitted = await timed.submit(job, delay_seconds=100 if how == "scheduled" else None)
     if how in {"claimed", "running"}:
-        await timed.take(job.worker_id)
+        await timed.claim_task(job.worker_id)
     if how == "running":
         await timed.report(submitted.id, TaskStatus.RUNNING)
     waiter = asyncio.create_task(timed.get(submitted.id, wait=LONG))

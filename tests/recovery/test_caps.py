@@ -44,16 +44,16 @@ async def held(replica: Replica) -> int:
 async def test_a_job_has_so_many_tasks_under_way(replica: Replica) -> None:
     """Claimed and running ones count; the reason says it, and says "empty" where nothing waits."""
     job, other = await replica.register(max_in_flight=2), await replica.register()
-    assert (await replica.ask(job.worker_id)).reason is EmptyReason.EMPTY
+    assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.EMPTY
     for _ in range(4):
         await replica.submit(job)
     running = await replica.start(job.worker_id)
-    await replica.take(other.worker_id)
+    await replica.claim_task(other.worker_id)
     for worker in (job.worker_id, other.worker_id):
-        assert (await replica.ask(worker)).reason is EmptyReason.AT_CAPACITY
+        assert (await replica.claim_response(worker)).reason is EmptyReason.AT_CAPACITY
     await replica.report(running.id, TaskStatus.COMPLETED)
-    await replica.take(other.worker_id)
-    assert (await replica.ask(job.worker_id)).reason is EmptyReason.AT_CAPACITY
+    await replica.claim_task(other.worker_id)
+    assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.AT_CAPACITY
 
 
 async def test_another_job_of_the_worker_goes_on(replica: Replica) -> None:
@@ -62,9 +62,9 @@ async def test_another_job_of_the_worker_goes_on(replica: Replica) -> None:
     open_ = await replica.register("Open", worker=full.worker_id)
     for job in (full, full, open_, full, open_):
         await replica.submit(job)
-    got = [(await replica.take(full.worker_id)).job_name.split(":")[2] for _ in range(3)]
+    got = [(await replica.claim_task(full.worker_id)).job_name.split(":")[2] for _ in range(3)]
     assert got == ["Full", "Open", "Open"]
-    assert (await replica.ask(full.worker_id)).reason is EmptyReason.AT_CAPACITY
+    assert (await replica.claim_response(full.worker_id)).reason is EmptyReason.AT_CAPACITY
 
 
 @every_kind
@@ -99,17 +99,17 @@ async def test_a_room_has_so_many_tasks_under_way(replica: Replica) -> None:
     for room in ("busy", "busy", "busy", "quiet", "busy", "quiet"):
         for job in (first, second):
             await replica.submit(job, room=room)
-    got = [await replica.take(first.worker_id) for _ in range(4)]
+    got = [await replica.claim_task(first.worker_id) for _ in range(4)]
     assert [(one.room_id, one.job_name[-1]) for one in got] == [
         ("busy", "A"),
         ("busy", "B"),
         ("quiet", "A"),
         ("quiet", "B"),
     ]
-    assert (await replica.ask(first.worker_id)).reason is EmptyReason.AT_CAPACITY
+    assert (await replica.claim_response(first.worker_id)).reason is EmptyReason.AT_CAPACITY
     await replica.report(got[0].id, TaskStatus.CANCELLED, by=ADMIN)
-    assert (await replica.take(first.worker_id)).room_id == "busy"
-    assert (await replica.ask(first.worker_id)).reason is EmptyReason.AT_CAPACITY
+    assert (await replica.claim_task(first.worker_id)).room_id == "busy"
+    assert (await replica.claim_response(first.worker_id)).reason is EmptyReason.AT_CAPACITY
 
 
 @every_kind
@@ -118,15 +118,15 @@ async def test_a_worker_has_so_many_tasks(replica: Replica) -> None:
     job, other = await replica.register(max_tasks=1), await replica.register()
     for _ in range(6):
         await replica.submit(job)
-    first = await replica.take(job.worker_id)
-    assert (await replica.ask(job.worker_id)).reason is EmptyReason.MAX_TASKS
-    await replica.take(other.worker_id)
+    first = await replica.claim_task(job.worker_id)
+    assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.MAX_TASKS
+    await replica.claim_task(other.worker_id)
     await replica.report(first.id, TaskStatus.CANCELLED)
-    await replica.take(job.worker_id)
+    await replica.claim_task(job.worker_id)
     assert job.worker_id is not None
     await replica.runtime.beat(OWNER, job.worker_id, max_tasks=2)
-    await replica.take(job.worker_id)
-    assert (await replica.ask(job.worker_id)).reason is EmptyReason.MAX_TASKS
+    await replica.claim_task(job.worker_id)
+    assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.MAX_TASKS
 
 
 async def free_by_report(replica: Replica, job: JobResponse, task: TaskResponse) -> None:
@@ -162,7 +162,7 @@ async def test_a_free_place_wakes_one_that_waits_for_it(replica: Replica, free: 
     running = await replica.running(dead)
     for _ in range(5):
         await replica.submit(job)
-    waiting = [asyncio.create_task(replica.take(job.worker_id, wait=LONG)) for _ in range(4)]
+    waiting = [asyncio.create_task(replica.claim_task(job.worker_id, wait=LONG)) for _ in range(4)]
     await claims_asleep(replica, 4)
     looked = counting(replica)
     await free(replica, job, running)
@@ -218,7 +218,7 @@ async def test_a_full_worker_is_woken_when_it_has_a_place_again(replica: Replica
     assert job.worker_id is not None
     for how in ("completed", "cancelled", "more"):
         await replica.submit(job)
-        claim = asyncio.create_task(replica.take(job.worker_id, wait=LONG))
+        claim = asyncio.create_task(replica.claim_task(job.worker_id, wait=LONG))
         await claims_asleep(replica, 1)
         if how == "more":
             await replica.runtime.beat(OWNER, job.worker_id, max_tasks=2)
@@ -232,9 +232,9 @@ async def test_a_full_worker_keeps_a_task_from_nobody(replica: Replica) -> None:
     """Though it waits before another: that one gets what is submitted."""
     job, other = await replica.register(max_tasks=1), await replica.register()
     await replica.running(job)
-    first = asyncio.create_task(replica.ask(job.worker_id, wait=LONG))
+    first = asyncio.create_task(replica.claim_response(job.worker_id, wait=LONG))
     await claims_asleep(replica, 1)
-    second = asyncio.create_task(replica.take(other.worker_id, wait=LONG))
+    second = asyncio.create_task(replica.claim_task(other.worker_id, wait=LONG))
     await claims_asleep(replica, 2)
     submitted = await replica.submit(job)
     async with asyncio.timeout(2):
@@ -336,8 +336,8 @@ async def test_the_end_of_a_silent_worker_frees_its_places(timed: Replica, clock
     clock.advance(61)
     job = await timed.register()
     second = await timed.submit(job)
-    assert (await timed.ask(job.worker_id)).reason is EmptyReason.AT_CAPACITY
-    claim = asyncio.create_task(timed.take(job.worker_id, wait=LONG))
+    assert (await timed.claim_response(job.worker_id)).reason is EmptyReason.AT_CAPACITY
+    claim = asyncio.create_task(timed.claim_task(job.worker_id, wait=LONG))
     await claims_asleep(timed, 1)
     assert await timed.retire_stale() == 1
     async with asyncio.timeout(2):

@@ -34,14 +34,14 @@ async def test_a_repeated_claim_gets_the_same_task(timed: Replica, clock: HandCl
     """Claimed or running, under the same token, and told once; another mark gets another task."""
     job, mark = await timed.register(), uuid4()
     first, second = await timed.submit(job), await timed.submit(job)
-    claimed = await timed.take(job.worker_id, claim_id=mark)
+    claimed = await timed.claim_task(job.worker_id, claim_id=mark)
     assert claimed.id == first.id
     clock.advance(1)
-    assert await timed.take(job.worker_id, claim_id=mark) == claimed
+    assert await timed.claim_task(job.worker_id, claim_id=mark) == claimed
     running = await timed.report(claimed.id, TaskStatus.RUNNING)
-    assert await timed.take(job.worker_id, claim_id=mark) == running
-    assert timed.told(first.id) == [TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING]
-    assert (await timed.take(job.worker_id, claim_id=uuid4())).id == second.id
+    assert await timed.claim_task(job.worker_id, claim_id=mark) == running
+    assert timed.statuses(first.id) == [TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING]
+    assert (await timed.claim_task(job.worker_id, claim_id=uuid4())).id == second.id
 
 
 @pytest.mark.parametrize("how", ["completed", "failed", "released", "lost"])
@@ -49,31 +49,31 @@ async def test_a_mark_is_used_up_when_the_task_is_held_no_more(timed: Replica, h
     """Ended, released or taken by another: the same mark stands for a new claim."""
     job, mark = await timed.register(), uuid4()
     first = await timed.submit(job)
-    await timed.take(job.worker_id, claim_id=mark)
+    await timed.claim_task(job.worker_id, claim_id=mark)
     if how == "released":
         await timed.act(task_actions.release, first.id)
-        assert (await timed.take(job.worker_id, claim_id=uuid4())).id == first.id
+        assert (await timed.claim_task(job.worker_id, claim_id=uuid4())).id == first.id
     elif how == "lost":
         await timed.act(task_actions.release, first.id)
-        assert (await timed.take((await timed.register()).worker_id, claim_id=mark)).attempt == 2
+        assert (await timed.claim_task((await timed.register()).worker_id, claim_id=mark)).attempt == 2
     else:
         await timed.report(first.id, TaskStatus.RUNNING)
         await timed.report(first.id, how)
-    assert (await timed.ask(job.worker_id, claim_id=mark)).reason is EmptyReason.EMPTY
+    assert (await timed.claim_response(job.worker_id, claim_id=mark)).reason is EmptyReason.EMPTY
     second = await timed.submit(job)
-    assert (await timed.take(job.worker_id, claim_id=mark)).id == second.id
+    assert (await timed.claim_task(job.worker_id, claim_id=mark)).id == second.id
 
 
 async def test_a_mark_is_of_one_worker(timed: Replica) -> None:
     """Another worker with the same mark gets a task of its own, and nothing of the first one's."""
     job, other, mark = await timed.register(), await timed.register(), uuid4()
     first = await timed.submit(job)
-    await timed.take(job.worker_id, claim_id=mark)
+    await timed.claim_task(job.worker_id, claim_id=mark)
     assert await timed.claim(other.worker_id, claim_id=mark) is None
     second = await timed.submit(job)
-    assert (await timed.take(other.worker_id, claim_id=mark)).id == second.id
-    assert (await timed.take(job.worker_id, claim_id=mark)).id == first.id
-    assert (await timed.take(other.worker_id, claim_id=mark)).id == second.id
+    assert (await timed.claim_task(other.worker_id, claim_id=mark)).id == second.id
+    assert (await timed.claim_task(job.worker_id, claim_id=mark)).id == first.id
+    assert (await timed.claim_task(other.worker_id, claim_id=mark)).id == second.id
 
 
 @every_kind
@@ -96,10 +96,10 @@ async def test_a_claim_and_its_repeat_in_one_batch_are_one(timed: Replica) -> No
     asked = [(job.worker_id, mark), (job.worker_id, None), (job.worker_id, mark), (job.worker_id, mark)]
     assert await batch(timed, *asked) == [ids[0], ids[1], ids[0], ids[0]]
     again = uuid4()
-    taken = await asyncio.gather(*[timed.take(job.worker_id, claim_id=again) for _ in range(10)])
+    taken = await asyncio.gather(*[timed.claim_task(job.worker_id, claim_id=again) for _ in range(10)])
     assert {task.id for task in taken} == {ids[2]}
-    assert timed.told(ids[2]) == [TaskStatus.PENDING, TaskStatus.CLAIMED]
-    assert (await timed.take(job.worker_id)).id == ids[3]
+    assert timed.statuses(ids[2]) == [TaskStatus.PENDING, TaskStatus.CLAIMED]
+    assert (await timed.claim_task(job.worker_id)).id == ids[3]
 
 
 async def test_a_repeat_takes_the_place_of_the_claim_that_sleeps(timed: Replica) -> None:
@@ -115,7 +115,7 @@ async def test_a_repeat_takes_the_place_of_the_claim_that_sleeps(timed: Replica)
     got = await again
     assert got is not None
     assert got.id == first.id
-    assert (await timed.take(job.worker_id)).id == second.id
+    assert (await timed.claim_task(job.worker_id)).id == second.id
 
 
 @pytest.mark.parametrize("full", ["max_in_flight", "max_tasks", "draining", "paused"])
@@ -125,10 +125,10 @@ async def test_who_may_have_no_more_gets_again_what_it_has(timed: Replica, full:
     job, mark = await timed.register(**how), uuid4()
     first = await timed.submit(job)
     await timed.submit(job)
-    await timed.take(job.worker_id, claim_id=mark)
+    await timed.claim_task(job.worker_id, claim_id=mark)
     if full == "draining":
         await timed.drain(job.worker_id)
     elif full == "paused":
         await timed.pause(job)
     assert await timed.claim(job.worker_id, claim_id=uuid4()) is None
-    assert (await timed.take(job.worker_id, claim_id=mark)).id == first.id
+    assert (await timed.claim_task(job.worker_id, claim_id=mark)).id == first.id

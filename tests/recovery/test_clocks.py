@@ -43,7 +43,7 @@ async def test_a_task_that_is_not_started_in_time_goes_back(timed: Replica, cloc
     """To its old place in the queue, at once, with an event and its own code; not a moment earlier."""
     job = await timed.register(start_timeout_seconds=10)
     first, second = await timed.submit(job), await timed.submit(job)
-    held = await timed.take(job.worker_id)
+    held = await timed.claim_task(job.worker_id)
     clock.advance(10 - MOMENT)
     assert await timed.settle_overdue() == 0
     timed.events.clear()
@@ -60,7 +60,7 @@ async def test_a_task_that_is_not_started_in_time_goes_back(timed: Replica, cloc
     event = TaskAvailable(job_name=job.full_name, room_id="lab", task_id=first.id)
     assert available == Emission(event, workers_of(job.full_name))
     assert (await timed.get(second.id)).queue_position == 2
-    again = await timed.take(job.worker_id)
+    again = await timed.claim_task(job.worker_id)
     assert (again.id, again.attempt) == (first.id, 2)
 
 
@@ -69,7 +69,7 @@ async def test_it_takes_no_attempt_not_to_start(timed: Replica, clock: HandClock
     job = await timed.register(start_timeout_seconds=10, max_attempts=1)
     await timed.submit(job)
     for attempt in range(1, 6):
-        assert (await timed.take(job.worker_id)).attempt == attempt
+        assert (await timed.claim_task(job.worker_id)).attempt == attempt
         clock.advance(10)
         assert await timed.settle_overdue() == 1
     running = await timed.start(job.worker_id)
@@ -81,8 +81,8 @@ async def test_a_claim_that_sleeps_gets_what_was_not_started(timed: Replica, clo
     """The way back to the queue wakes one that waits."""
     job, other = await timed.register(start_timeout_seconds=10), await timed.register()
     await timed.submit(job)
-    held = await timed.take(job.worker_id)
-    claim = asyncio.create_task(timed.take(other.worker_id, wait=LONG))
+    held = await timed.claim_task(job.worker_id)
+    claim = asyncio.create_task(timed.claim_task(other.worker_id, wait=LONG))
     await claims_asleep(timed, 1)
     clock.advance(10)
     await timed.settle_overdue()
@@ -95,7 +95,7 @@ async def test_without_a_start_timeout_a_task_is_claimed_for_ever(timed: Replica
     job = await timed.register(start_timeout_seconds=0)
     other = await timed.register("Other", start_timeout_seconds=10)
     await timed.submit(job)
-    held, running = await timed.take(job.worker_id), await timed.running(other)
+    held, running = await timed.claim_task(job.worker_id), await timed.running(other)
     clock.advance(10**6)
     assert await timed.settle_overdue() == 0
     assert (await timed.get(held.id)).status is TaskStatus.CLAIMED
@@ -107,7 +107,7 @@ async def test_an_attempt_that_runs_too_long_fails(timed: Replica, clock: HandCl
     """Counted from its start, not from its claim; with its own text and code."""
     job = await timed.register(timeout_seconds=100)
     await timed.submit(job)
-    held = await timed.take(job.worker_id)
+    held = await timed.claim_task(job.worker_id)
     clock.advance(50)
     await timed.report(held.id, TaskStatus.RUNNING)
     clock.advance(100 - MOMENT)
@@ -117,7 +117,7 @@ async def test_an_attempt_that_runs_too_long_fails(timed: Replica, clock: HandCl
     assert await timed.settle_overdue() == 1
     error = "The attempt ran for more than 100 s"
     assert said(await timed.get(held.id)) == (TaskStatus.FAILED, error, "run-timeout")
-    assert timed.told() == [TaskStatus.FAILED]
+    assert timed.statuses() == [TaskStatus.FAILED]
     assert await timed.settle_overdue() == 0
 
 
@@ -142,7 +142,7 @@ async def test_a_task_that_nobody_claims_in_time_fails(timed: Replica, clock: Ha
     """Its place in the queue is free, its waiters hear of it, and the job is hidden if nothing is left."""
     job = await timed.register()
     kept = await timed.submit(job, expires_in_seconds=10)
-    assert (await timed.take(job.worker_id)).id == kept.id
+    assert (await timed.claim_task(job.worker_id)).id == kept.id
     late, other = await timed.submit(job, expires_in_seconds=10), await timed.submit(job)
     assert late.expires_at is not None
     assert (late.expires_at - clock.now).total_seconds() == 10
@@ -153,7 +153,7 @@ async def test_a_task_that_nobody_claims_in_time_fails(timed: Replica, clock: Ha
     assert await timed.settle_expired() == 1
     error = "Nobody claimed the task in time"
     assert said(await timed.get(late.id)) == (TaskStatus.FAILED, error, "task-expired")
-    assert (timed.told(late.id), timed.told()) == ([TaskStatus.FAILED], [TaskStatus.FAILED])
+    assert (timed.statuses(late.id), timed.statuses()) == ([TaskStatus.FAILED], [TaskStatus.FAILED])
     assert (await timed.get(other.id)).queue_position == 1
     assert (await timed.get(kept.id)).status is TaskStatus.CLAIMED
 
@@ -186,12 +186,12 @@ async def test_an_expired_task_is_never_handed_out(timed: Replica, clock: HandCl
     good = await timed.submit(job)
     clock.advance(10)
     timed.events.clear()
-    assert (await timed.take(job.worker_id)).id == good.id
-    assert (await timed.ask(job.worker_id)).reason is EmptyReason.EMPTY
+    assert (await timed.claim_task(job.worker_id)).id == good.id
+    assert (await timed.claim_response(job.worker_id)).reason is EmptyReason.EMPTY
     error = "Nobody claimed the task in time"
     for one in late:
         assert said(await timed.get(one.id)) == (TaskStatus.FAILED, error, "task-expired")
-        assert timed.told(one.id) == [TaskStatus.FAILED]
+        assert timed.statuses(one.id) == [TaskStatus.FAILED]
     assert await timed.settle_expired() == 0
 
 
@@ -201,7 +201,7 @@ async def test_many_that_expired_hold_up_no_claim(timed: Replica, clock: HandClo
     await asyncio.gather(*[timed.submit(job, expires_in_seconds=10) for _ in range(2100)])
     good = await timed.submit(job)
     clock.advance(10)
-    assert (await timed.take(job.worker_id)).id == good.id
+    assert (await timed.claim_task(job.worker_id)).id == good.id
 
 
 async def test_the_waiter_of_a_task_hears_that_it_expired(timed: Replica, clock: HandClock) -> None:

@@ -20,26 +20,26 @@ async def test_a_worker_that_drains_gets_nothing(replica: Replica) -> None:
     await replica.submit(job)
     await replica.submit(job)
     assert job.worker_id is not None
-    assert not (await replica.beat(job.worker_id)).drain
+    assert not (await replica.heartbeat(job.worker_id)).drain
     assert (await replica.drain(job.worker_id)).drain
-    assert (await replica.ask(job.worker_id)).reason is EmptyReason.DRAINING
-    assert (await replica.beat(job.worker_id)).drain
-    await replica.take(other.worker_id)
+    assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.DRAINING
+    assert (await replica.heartbeat(job.worker_id)).drain
+    await replica.claim_task(other.worker_id)
     assert other.worker_id is not None
-    assert not (await replica.beat(other.worker_id)).drain
+    assert not (await replica.heartbeat(other.worker_id)).drain
 
 
 async def test_a_claim_that_sleeps_ends_when_its_worker_drains(replica: Replica) -> None:
     """It hears why at once, and what is submitted then is for the next one that waits."""
     job, other = await replica.register(), await replica.register()
-    first = asyncio.create_task(replica.ask(job.worker_id, wait=LONG))
+    first = asyncio.create_task(replica.claim_response(job.worker_id, wait=LONG))
     await claims_asleep(replica, 1)
-    second = asyncio.create_task(replica.take(other.worker_id, wait=LONG))
+    second = asyncio.create_task(replica.claim_task(other.worker_id, wait=LONG))
     await claims_asleep(replica, 2)
     await replica.drain(job.worker_id)
     async with asyncio.timeout(2):
         assert (await first).reason is EmptyReason.DRAINING
-        assert (await replica.ask(job.worker_id, wait=LONG)).reason is EmptyReason.DRAINING
+        assert (await replica.claim_response(job.worker_id, wait=LONG)).reason is EmptyReason.DRAINING
     submitted = await replica.submit(job)
     async with asyncio.timeout(2):
         assert (await second).id == submitted.id
@@ -50,7 +50,7 @@ async def test_a_worker_that_drains_finishes_what_it_has(replica: Replica) -> No
     job = await replica.register()
     running = await replica.running(job)
     await replica.submit(job)
-    claimed = await replica.take(job.worker_id)
+    claimed = await replica.claim_task(job.worker_id)
     await replica.drain(job.worker_id)
     await replica.report(claimed.id, TaskStatus.RUNNING)
     for one in (running, claimed):
@@ -78,14 +78,14 @@ async def test_nothing_is_claimed_of_a_paused_job(replica: Replica) -> None:
     replica.events.clear()
     assert (await replica.pause(job)).paused
     assert [type(event) for event, _ in replica.events] == [JobsInvalidate]
-    assert (await replica.ask(job.worker_id)).reason is EmptyReason.EMPTY
+    assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.EMPTY
     waits = await replica.submit(job)
     assert waits.queue_position == 1
-    assert (await replica.ask(job.worker_id)).reason is EmptyReason.PAUSED
+    assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.PAUSED
     goes_on = await replica.submit(other)
-    assert (await replica.take(job.worker_id)).id == goes_on.id
+    assert (await replica.claim_task(job.worker_id)).id == goes_on.id
     assert not (await replica.pause(job, paused=False)).paused
-    assert (await replica.take(job.worker_id)).id == waits.id
+    assert (await replica.claim_task(job.worker_id)).id == waits.id
 
 
 async def test_what_is_under_way_of_a_paused_job_goes_on(replica: Replica) -> None:
@@ -94,9 +94,9 @@ async def test_what_is_under_way_of_a_paused_job_goes_on(replica: Replica) -> No
     running = await replica.running(job)
     await replica.pause(job)
     assert (await replica.report(running.id, TaskStatus.FAILED, error="oh")).queue_position == 1
-    assert (await replica.ask(job.worker_id)).reason is EmptyReason.PAUSED
+    assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.PAUSED
     await replica.pause(job, paused=False)
-    assert (await replica.take(job.worker_id)).attempt == 2
+    assert (await replica.claim_task(job.worker_id)).attempt == 2
 
 
 async def test_those_that_wait_are_woken_when_it_goes_on(replica: Replica) -> None:
@@ -125,7 +125,7 @@ async def test_a_pause_stays_when_workers_come_and_go(replica: Replica) -> None:
     await replica.leave(job.worker_id)
     back = await replica.register()
     assert back.paused
-    assert (await replica.ask(back.worker_id)).reason is EmptyReason.PAUSED
+    assert (await replica.claim_response(back.worker_id)).reason is EmptyReason.PAUSED
     gone = await replica.register("Disconnected")
     await replica.leave(gone.worker_id)
     with pytest.raises(JobNotFound):

@@ -177,7 +177,7 @@ async def test_a_room_has_so_many_internal_tasks_under_way(replica: Replica) -> 
     broker = await serve(replica)
     remote = await replica.register()
     await replica.submit(remote, room="busy")
-    await replica.take(remote.worker_id)
+    await replica.claim_task(remote.worker_id)
     rooms = ("busy", "busy", "quiet", "busy", "quiet", "quiet")
     made = [await replica.submit(str(internal()), room=room) for room in rooms]
     assert {task.status for task in made} == {TaskStatus.PENDING}
@@ -198,7 +198,7 @@ async def test_a_place_in_a_room_that_comes_free_is_heard_of(replica: Replica) -
     running = asyncio.create_task(replica.runtime.dispatcher.run())
     remote = await replica.register()
     await replica.submit(remote)
-    first = await replica.take(remote.worker_id)
+    first = await replica.claim_task(remote.worker_id)
     waiting = await replica.submit(str(internal()))
     await replica.runtime.dispatcher.dispatch()
     assert broker.calls == []

@@ -96,7 +96,7 @@ async def test_a_task_goes_back_with_all_that_belongs_to_it(timed: Replica, cloc
     submitted = await timed.submit(job)
     timed.events.clear()
     told = await go_wrong(timed, clock, job, "error")
-    assert timed.told(submitted.id) == [TaskStatus.CLAIMED, TaskStatus.RUNNING, TaskStatus.PENDING]
+    assert timed.statuses(submitted.id) == [TaskStatus.CLAIMED, TaskStatus.RUNNING, TaskStatus.PENDING]
     assert (told.worker_id, told.started_at, told.completed_at) == (None, None, None)
     assert await timed.queue_due() == 0
     assert [type(event).__name__ for event, _ in timed.events].count("TaskAvailable") == 0
@@ -207,7 +207,7 @@ async def test_without_a_pause_a_task_is_in_its_queue_at_once(timed: Replica, cl
     submitted = await timed.submit(job)
     told = await go_wrong(timed, clock, job, "error")
     assert (told.run_at, told.queue_position) == (None, 1)
-    again = await timed.take(job.worker_id)
+    again = await timed.claim_task(job.worker_id)
     assert (again.id, again.attempt) == (submitted.id, 2)
 
 
@@ -237,7 +237,7 @@ async def test_a_repeated_failure_changes_nothing(timed: Replica, clock: HandClo
     await back_in_queue(timed, clock, first)
     queued = await timed.report(running.id, TaskStatus.FAILED, error="oh", attempt=1)
     assert queued == await timed.get(running.id)
-    taken = await timed.take(job.worker_id)
+    taken = await timed.claim_task(job.worker_id)
     with pytest.raises(StaleReport) as refused:
         await timed.report(running.id, TaskStatus.FAILED, error="oh", attempt=1)
     assert reason(refused.value) == "taken over"
@@ -276,7 +276,7 @@ async def test_a_fenced_report_learns_what_became_of_its_task(timed: Replica, cl
     job = await timed.register(start_timeout_seconds=10)
     other = await timed.register()
     await timed.submit(job)
-    lost = await timed.take(job.worker_id)
+    lost = await timed.claim_task(job.worker_id)
     clock.advance(10)
     assert await timed.settle_overdue() == 1
     assert await stale(timed, lost.id, job.worker_id) == ["released"] * 3
@@ -286,7 +286,7 @@ async def test_a_fenced_report_learns_what_became_of_its_task(timed: Replica, cl
     assert await stale(timed, lost.id, job.worker_id) == ["taken over"] * 3
     assert (await timed.get(lost.id)).result == 7
     await timed.submit(job)
-    lost = await timed.take(job.worker_id)
+    lost = await timed.claim_task(job.worker_id)
     clock.advance(10)
     assert await timed.settle_overdue() == 1
     cancelled = await timed.report(lost.id, TaskStatus.CANCELLED, by=SUBMITTER)
@@ -299,7 +299,7 @@ async def test_an_attempt_that_was_released_is_no_failure_to_repeat(timed: Repli
     job = await timed.register(start_timeout_seconds=10, max_attempts=3, retry_on=["error"], backoff=AT_ONCE)
     running = await timed.running(job)
     await timed.report(running.id, TaskStatus.FAILED, error="oh", attempt=1)
-    await timed.take(job.worker_id)
+    await timed.claim_task(job.worker_id)
     clock.advance(10)
     await timed.settle_overdue()
     with pytest.raises(StaleReport) as refused:
@@ -384,7 +384,7 @@ async def test_tasks_that_wait_keep_a_job_and_its_policy(timed: Replica, clock: 
     back, is_new = await timed.register_anew()
     assert (is_new, back.max_attempts) == (False, 3)
     await back_in_queue(timed, clock, told)
-    assert (await timed.take(back.worker_id)).id == submitted.id
+    assert (await timed.claim_task(back.worker_id)).id == submitted.id
 
 
 @pytest.mark.parametrize("how", CAUSES)
@@ -409,7 +409,7 @@ async def test_a_task_may_come_back_to_a_job_that_was_hidden(
     back, is_new = await timed.register_anew()
     assert not is_new
     await back_in_queue(timed, clock, told)
-    assert (await timed.take(back.worker_id)).id == running.id
+    assert (await timed.claim_task(back.worker_id)).id == running.id
 
 
 async def test_a_task_comes_back_while_its_job_is_let_go(pair: list[Replica]) -> None:

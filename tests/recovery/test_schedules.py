@@ -32,8 +32,8 @@ async def test_a_task_is_not_claimable_before_its_time(timed: Replica, clock: Ha
     assert [event.task_id for event in told] == [now.id]
     clock.advance(100 - MOMENT)
     assert await timed.queue_due() == 0
-    assert (await timed.take(job.worker_id)).id == now.id
-    assert (await timed.ask(job.worker_id)).reason is EmptyReason.EMPTY
+    assert (await timed.claim_task(job.worker_id)).id == now.id
+    assert (await timed.claim_response(job.worker_id)).reason is EmptyReason.EMPTY
     clock.advance(MOMENT)
     behind = await timed.submit(job)
     timed.events.clear()
@@ -44,7 +44,7 @@ async def test_a_task_is_not_claimable_before_its_time(timed: Replica, clock: Ha
     queued = await timed.get(later.id)
     assert (queued.queue_position, queued.run_at) == (1, None)
     assert (await timed.get(behind.id)).queue_position == 2
-    assert (await timed.take(job.worker_id)).id == later.id
+    assert (await timed.claim_task(job.worker_id)).id == later.id
 
 
 async def test_a_time_that_has_come_is_now(timed: Replica, clock: HandClock) -> None:
@@ -85,7 +85,7 @@ async def test_a_schedule_outlives_the_server(timed: Replica, clock: HandClock, 
     clock.advance(100)
     await sweeper.cycle()
     assert (await other.get(later.id)).queue_position == 1
-    assert (await other.take(job.worker_id)).id == later.id
+    assert (await other.claim_task(job.worker_id)).id == later.id
 
 
 async def test_a_claim_that_sleeps_gets_a_task_when_its_time_comes(timed: Replica, clock: HandClock) -> None:
@@ -115,7 +115,7 @@ async def test_a_job_stays_while_something_is_scheduled(timed: Replica, clock: H
     timed.events.clear()
     cancelled = await timed.report(later.id, TaskStatus.CANCELLED, by=SUBMITTER)
     assert (cancelled.status, cancelled.run_at) == (TaskStatus.CANCELLED, None)
-    assert timed.told() == [TaskStatus.CANCELLED]
+    assert timed.statuses() == [TaskStatus.CANCELLED]
     assert await timed.queue_due() == 0
     _, is_new = await timed.register_anew()
     assert is_new

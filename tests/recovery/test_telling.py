@@ -22,7 +22,7 @@ async def all_goes_wrong(timed: Replica, clock: HandClock) -> UUID:
     how = {"max_attempts": 4, "retry_on": ["error", "timeout", "worker_lost"], "timeout_seconds": 100}
     job = await timed.register(start_timeout_seconds=10, **how)
     task = await timed.submit(job)
-    await timed.take(job.worker_id)
+    await timed.claim_task(job.worker_id)
     clock.advance(10)
     await timed.settle_overdue()
     await timed.start(job.worker_id)
@@ -114,7 +114,7 @@ async def test_several_steps_of_one_batch_are_all_in_the_history(timed: Replica)
     """Also where a task starts and fails in one transaction."""
     job = await timed.register(max_attempts=2, retry_on=["error"])
     await timed.submit(job)
-    task = await timed.take(job.worker_id)
+    task = await timed.claim_task(job.worker_id)
     said = [TaskUpdateRequest(status=status) for status in (TaskStatus.RUNNING, TaskStatus.FAILED)]
     items = [tasks.Report(OWNER, task.id, update) for update in said]
     await timed.runtime.write(lambda tx: tasks.report(tx, items))
@@ -135,7 +135,7 @@ async def test_why_a_task_waits(timed: Replica, clock: HandClock) -> None:
     later = await timed.submit(job, delay_seconds=100)
     assert await timed.explain(first.id) == ["queued"]
     assert await timed.explain(later.id) == ["scheduled"]
-    await timed.take(job.worker_id)
+    await timed.claim_task(job.worker_id)
     assert await timed.explain(second.id) == ["job_at_capacity", "room_at_capacity", "queued"]
     timed.runtime.settings.room_max_in_flight = None
     assert await timed.explain(second.id) == ["job_at_capacity", "queued"]

@@ -49,7 +49,7 @@ async def test_rooms_take_turns_claim_by_claim(timed: Replica, clock: HandClock)
     got = []
     for _ in made:
         clock.advance(0.001)
-        got.append(await timed.take(job.worker_id))
+        got.append(await timed.claim_task(job.worker_id))
     assert [task.room_id for task in got] == rounds(BACKLOGS)
     assert_in_order(made, got)
 
@@ -80,15 +80,15 @@ async def test_a_room_that_comes_late_has_its_turn_at_once(timed: Replica, clock
     await asyncio.gather(*[timed.submit(job, room="flood") for _ in range(300)])
     for _ in range(3):
         clock.advance(1)
-        await timed.take(job.worker_id)
+        await timed.claim_task(job.worker_id)
     late = await timed.submit(job, room="late")
     clock.advance(1)
-    assert (await timed.take(job.worker_id)).id == late.id
+    assert (await timed.claim_task(job.worker_id)).id == late.id
     clock.advance(1)
-    assert (await timed.take(job.worker_id)).room_id == "flood"
+    assert (await timed.claim_task(job.worker_id)).room_id == "flood"
     again = await timed.submit(job, room="late")
     clock.advance(1)
-    assert (await timed.take(job.worker_id)).id == again.id
+    assert (await timed.claim_task(job.worker_id)).id == again.id
 
 
 async def test_priorities_hold_within_a_room(timed: Replica, clock: HandClock) -> None:
@@ -100,7 +100,7 @@ async def test_priorities_hold_within_a_room(timed: Replica, clock: HandClock) -
     got = []
     for _ in range(12):
         clock.advance(1)
-        got.append((await timed.take(job.worker_id)).id)
+        got.append((await timed.claim_task(job.worker_id)).id)
     assert [id_ for id_ in got if id_ not in {task.id for task in other}] == [t.id for t in high + low]
     ahead = 0
     for id_ in got[:10]:
@@ -116,7 +116,7 @@ async def test_first_come_first_served_is_the_default(timed: Replica, clock: Han
     got = []
     for _ in made:
         clock.advance(1)
-        got.append((await timed.take(job.worker_id)).id)
+        got.append((await timed.claim_task(job.worker_id)).id)
     assert got == [task.id for task in made]
 
 
@@ -127,7 +127,7 @@ async def test_a_task_that_comes_back_takes_no_extra_turn(timed: Replica, clock:
     turns = []
     for count in range(6):
         clock.advance(1)
-        task = await timed.take(job.worker_id)
+        task = await timed.claim_task(job.worker_id)
         turns.append(task.room_id)
         if count == 0:
             await timed.act(task_actions.release, task.id)
@@ -141,7 +141,7 @@ async def test_two_replicas_let_rooms_take_turns(pair: list[Replica]) -> None:
     made = await backlog(pair[0], job, {"a": 12, "b": 12, "c": 3})
     got: Counter[str] = Counter()
     for turn in range(18):
-        got[(await pair[turn % 2].take(job.worker_id)).room_id] += 1
+        got[(await pair[turn % 2].claim_task(job.worker_id)).room_id] += 1
         ahead = [got[room] for room in ("a", "b")] + ([got["c"]] if got["c"] < 3 else [])
         assert max(ahead) - min(ahead) <= 1
     assert len(made) - sum(got.values()) == 9
@@ -172,11 +172,11 @@ async def test_a_full_room_misses_its_turn(timed: Replica, clock: HandClock) -> 
     turns, held = [], []
     for _ in range(5):
         clock.advance(1)
-        held.append(await timed.take(job.worker_id))
+        held.append(await timed.claim_task(job.worker_id))
         turns.append(held[-1].room_id)
     assert turns == ["a", "b", "c", "a", "b"]
     clock.advance(1)
     assert await timed.claim(job.worker_id) is None
     await timed.report(held[1].id, TaskStatus.CANCELLED)
     clock.advance(1)
-    assert (await timed.take(job.worker_id)).room_id == "b"
+    assert (await timed.claim_task(job.worker_id)).room_id == "b"

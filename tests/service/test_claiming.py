@@ -70,7 +70,7 @@ async def test_a_claim_says_who_holds_the_task_and_under_which_token(replica: Re
         job.worker_id,
     )
     assert (claimed.attempt, claimed.queue_position, claimed.payload) == (1, None, {"angle": 3})
-    assert replica.told() == [TaskStatus.CLAIMED]
+    assert replica.statuses() == [TaskStatus.CLAIMED]
     assert await replica.get(submitted.id) == claimed
     [row] = await replica.rows(tasks)
     assert row.claimed_at is not None
@@ -99,7 +99,7 @@ async def test_nothing_is_claimed_where_nothing_waits(replica: Replica) -> None:
     other = await replica.register("Other")
     await replica.submit(other)
     assert await replica.claim(job.worker_id) is None
-    assert TaskStatus.CLAIMED not in replica.told()
+    assert TaskStatus.CLAIMED not in replica.statuses()
 
 
 async def test_a_worker_claims_for_its_owner_alone(replica: Replica) -> None:

@@ -103,7 +103,7 @@ class Actor:
 
     async def beat(self) -> None:
         """Beat for a worker."""
-        await self.replica.beat(self.any_of("jobs").worker_id, by=self.chance.choice([OWNER, STRANGER]))
+        await self.replica.heartbeat(self.any_of("jobs").worker_id, by=self.chance.choice([OWNER, STRANGER]))
 
     async def leave(self) -> None:
         """Remove a worker."""

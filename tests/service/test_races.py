@@ -51,7 +51,9 @@ def kinds(answers: list[Any]) -> Counter[type]:
 def endings(pair: Pair, task_id: UUID) -> list[TaskStatus]:
     """Return what the events of all replicas told of a task's end."""
     return [
-        status for replica in {id(one): one for one in pair}.values() for status in replica.endings(task_id)
+        status
+        for replica in {id(one): one for one in pair}.values()
+        for status in replica.final_statuses(task_id)
     ]
 
 
@@ -79,7 +81,7 @@ async def test_two_hundred_claims_of_a_hundred_tasks(pair: Pair, job_count: int)
     assert Counter(one.id for one in claimed) == Counter(ids)
     held = {row.id: (row.worker_id, row.attempt) for row in await first.rows(tasks)}
     assert held == {one.id: (one.worker_id, 1) for one in claimed}
-    told = [status for replica in dict.fromkeys(pair) for status in replica.told()]
+    told = [status for replica in dict.fromkeys(pair) for status in replica.statuses()]
     assert told == [TaskStatus.CLAIMED] * 100
 
 
@@ -190,7 +192,7 @@ async def test_a_heartbeat_that_is_answered_saves_its_worker(pair: Pair) -> None
     for _ in range(ROUNDS):
         crowd = [(await pair[0].register()).worker_id for _ in range(4)]
         await silent(pair[0])
-        *answers, _ = await at_once(*[pair[0].beat(worker) for worker in crowd], pair[1].retire_stale())
+        *answers, _ = await at_once(*[pair[0].heartbeat(worker) for worker in crowd], pair[1].retire_stale())
         living = {row.id for row in await pair[0].rows(workers)}
         for worker, answer in zip(crowd, answers, strict=True):
             if isinstance(answer, Exception):

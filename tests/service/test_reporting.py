@@ -74,7 +74,7 @@ async def test_every_report_from_everywhere_by_everybody(replica: Replica) -> No
         found = await replica.get(id_)
         assert found.status is (target if moved else source), case
         assert (found.completed_at is not None) == (found.status in TERMINAL), case
-        assert replica.told(id_) == ([target] if moved else []), case
+        assert replica.statuses(id_) == ([target] if moved else []), case
 
 
 async def test_the_way_of_a_task_is_written_down(timed: Replica, clock: HandClock) -> None:
@@ -90,7 +90,7 @@ async def test_the_way_of_a_task_is_written_down(timed: Replica, clock: HandCloc
     done = await timed.report(claimed.id, TaskStatus.COMPLETED, attempt=1, result={"a": [1, None]})
     assert (done.started_at, done.completed_at) == (running.started_at, clock.now)
     assert (done.result, done.error, done.worker_id) == ({"a": [1, None]}, None, job.worker_id)
-    assert timed.told(done.id) == [
+    assert timed.statuses(done.id) == [
         TaskStatus.PENDING,
         TaskStatus.CLAIMED,
         TaskStatus.RUNNING,
@@ -212,7 +212,7 @@ async def test_reports_of_a_batch_are_heard_in_their_order(replica: Replica) -> 
         TaskResponse,
         TaskResponse,
     ]
-    assert replica.told() == [TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.CANCELLED]
+    assert replica.statuses() == [TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.CANCELLED]
     assert (await replica.get(claimed.id)).result == 1
 
 

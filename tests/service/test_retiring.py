@@ -67,7 +67,7 @@ async def test_a_worker_is_removed_by_its_owner_or_a_superuser_once(replica: Rep
     with pytest.raises(Forbidden):
         await replica.leave(job.worker_id, by=STRANGER)
     await replica.leave(job.worker_id, by=ADMIN)
-    for late in (replica.leave, replica.beat, replica.claim):
+    for late in (replica.leave, replica.heartbeat, replica.claim):
         with pytest.raises(WorkerNotFound):
             await late(job.worker_id)
     with pytest.raises(InvalidTaskTransition, match="Worker disconnected"):
@@ -90,12 +90,12 @@ async def test_a_worker_is_judged_by_its_last_heartbeat(timed: Replica, clock: H
     job, beating = await timed.register(), await timed.register()
     clock.now = born + seconds(TIMEOUT)
     assert await timed.retire_stale(TIMEOUT) == 0
-    await timed.beat(beating.worker_id)
+    await timed.heartbeat(beating.worker_id)
     clock.advance(0.000001)
     assert await timed.retire_stale(TIMEOUT) == 1
     assert [row.id for row in await timed.rows(workers)] == [beating.worker_id]
     with pytest.raises(WorkerNotFound):
-        await timed.beat(job.worker_id)
+        await timed.heartbeat(job.worker_id)
 
 
 async def test_a_heartbeat_is_for_the_owner_alone(timed: Replica, clock: HandClock) -> None:
@@ -105,12 +105,12 @@ async def test_a_heartbeat_is_for_the_owner_alone(timed: Replica, clock: HandClo
     clock.advance(10)
     for other in (STRANGER, ADMIN):
         with pytest.raises(Forbidden):
-            await timed.beat(job.worker_id, by=other)
+            await timed.heartbeat(job.worker_id, by=other)
     with pytest.raises(WorkerNotFound):
-        await timed.beat(uuid4())
+        await timed.heartbeat(uuid4())
     [row] = await timed.rows(workers)
     assert row.last_heartbeat == born
-    answer = await timed.beat(job.worker_id)
+    answer = await timed.heartbeat(job.worker_id)
     assert (answer.last_heartbeat, answer.heartbeat_interval_seconds) == (clock.now, TIMEOUT / 4)
     [row] = await timed.rows(workers)
     assert row.last_heartbeat == clock.now
@@ -170,7 +170,7 @@ async def test_many_dead_workers_go_in_batches(timed: Replica, clock: HandClock)
     left = {row.id for row in await timed.rows(workers)}
     assert left == {job.worker_id, *ids[WORKERS_PER_BATCH:]}
     assert await timed.retire_stale(TIMEOUT) == 50
-    assert Counter(timed.told()) == {TaskStatus.FAILED: count}
+    assert Counter(timed.statuses()) == {TaskStatus.FAILED: count}
     assert [row.id for row in await timed.rows(workers)] == [job.worker_id]
 
 
@@ -217,7 +217,7 @@ async def test_a_held_task_without_worker_is_found_and_failed(replica: Replica) 
     ended = await replica.get(lost.id)
     assert (ended.status, ended.error) == (TaskStatus.FAILED, "Worker disconnected")
     assert (await replica.get(kept.id)).status is TaskStatus.RUNNING
-    assert replica.told() == [TaskStatus.FAILED] * 2
+    assert replica.statuses() == [TaskStatus.FAILED] * 2
     assert await replica.settle_abandoned() == 0
 
 
@@ -237,7 +237,7 @@ async def test_an_internal_task_is_given_up_after_its_time(timed: Replica, clock
     assert await timed.settle_stuck(3600) == 1
     ended = await timed.get(never.id)
     assert (ended.status, ended.error) == (TaskStatus.FAILED, "Internal worker timeout")
-    assert timed.told() == [TaskStatus.FAILED]
+    assert timed.statuses() == [TaskStatus.FAILED]
     assert (await timed.get(started.id)).status is TaskStatus.RUNNING
     clock.advance(1000)
     assert await timed.settle_stuck(3600) == 1
@@ -250,7 +250,7 @@ async def test_the_age_of_a_remote_task_is_nobodys_business(timed: Replica, cloc
     running = await timed.running(job)
     for _ in range(3):
         clock.advance(86_400)
-        await timed.beat(job.worker_id)
+        await timed.heartbeat(job.worker_id)
         assert await timed.retire_stale(TIMEOUT) == 0
         assert await timed.settle_stuck(3600) == 0
         assert await timed.settle_abandoned() == 0

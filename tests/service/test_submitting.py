@@ -82,7 +82,7 @@ async def test_bad_items_of_a_batch_are_refused_alone(replica: Replica) -> None:
     assert [type(answer) for answer in answers] == [expected for _, expected in batch]
     made = [answer.id for answer in answers if isinstance(answer, TaskResponse)]
     assert [row.id for row in await replica.rows(Task.__table__)] == made
-    assert Counter(replica.told()) == {TaskStatus.PENDING: len(made)}
+    assert Counter(replica.statuses()) == {TaskStatus.PENDING: len(made)}
 
 
 async def test_an_item_that_breaks_its_batch_fails_alone(replica: Replica) -> None:
@@ -158,7 +158,7 @@ async def test_an_internal_task_is_claimed_before_the_broker_hears_of_it(
     task = await replica.submit(str(internal()), {"frame": 1})
     assert (task.status, task.queue_position, task.worker_id) == (TaskStatus.CLAIMED, None, None)
     assert executor.calls == [{"task_id": str(task.id), "room_id": "lab", "payload": {"frame": 1}}]
-    assert replica.told() == [TaskStatus.CLAIMED]
+    assert replica.statuses() == [TaskStatus.CLAIMED]
     assert not [event for event, _ in replica.events if isinstance(event, TaskAvailable)]
 
 
@@ -174,7 +174,7 @@ async def test_an_executor_may_be_quicker_than_the_submission(
     executor.meanwhile = run
     task = await replica.submit(str(internal()))
     assert (await replica.get(task.id)).status == TaskStatus.COMPLETED
-    assert replica.told() == [TaskStatus.CLAIMED, TaskStatus.RUNNING, TaskStatus.COMPLETED]
+    assert replica.statuses() == [TaskStatus.CLAIMED, TaskStatus.RUNNING, TaskStatus.COMPLETED]
 
 
 async def test_a_broker_that_takes_nothing_fails_the_task(
@@ -189,7 +189,7 @@ async def test_a_broker_that_takes_nothing_fails_the_task(
     task = await replica.submit(str(internal()))
     assert (task.status, task.error) == (TaskStatus.FAILED, "Failed to dispatch to internal executor")
     assert task.completed_at is not None
-    assert replica.told() == [TaskStatus.CLAIMED, TaskStatus.FAILED]
+    assert replica.statuses() == [TaskStatus.CLAIMED, TaskStatus.FAILED]
     assert "no broker" in caplog.text
 
 

@@ -36,7 +36,7 @@ async def test_times_end_in_z_on_the_wire(replica: Replica) -> None:
         body: dict[str, Any] = message.model_dump(mode="json")
         for name in ("created_at", "started_at", "completed_at"):
             assert body[name].endswith("Z"), name
-    beaten = await replica.beat(job.worker_id)
+    beaten = await replica.heartbeat(job.worker_id)
     assert beaten.model_dump(mode="json")["last_heartbeat"].endswith("Z")
 
 
@@ -77,4 +77,4 @@ async def test_time_is_a_parameter(timed: Replica, clock: HandClock) -> None:
         await timed.report(claimed.id, status)
     found = await timed.get(claimed.id)
     assert [found.started_at, found.completed_at] == times
-    assert (await timed.beat(job.worker_id)).last_heartbeat == clock.now
+    assert (await timed.heartbeat(job.worker_id)).last_heartbeat == clock.now

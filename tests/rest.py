@@ -1,18 +1,16 @@
-"""What the tests say to the server over and over, and what they expect of every answer."""
+"""REST requests that many tests send, and checks of every answer."""
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx
-import pytest
 
 V1 = "/v1/joblib"
-# The answer to a claim where nothing waits.
-NOTHING = {"task": None, "reason": "empty"}
-As = Callable[..., Awaitable[httpx.AsyncClient]]
-# For what is decided before any database is asked.
-ON_SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
+# The answer to a claim while no task is pending.
+NO_TASK = {"task": None, "reason": "empty"}
+AsUser = Callable[..., Awaitable[httpx.AsyncClient]]
+ROTATE = {"category": "modifiers", "name": "Rotate"}
 UNKNOWN_ID = "00000000-0000-4000-8000-000000000000"
 
 
@@ -39,7 +37,7 @@ async def submit(
 async def claim(
     client: httpx.AsyncClient, worker_id: str, wait: float | None = None
 ) -> dict[str, Any] | None:
-    """Claim a task and return it, None where there was none."""
+    """Claim a task; return it, or None if none was pending."""
     headers = {} if wait is None else {"Prefer": f"wait={wait}"}
     answer = await client.post(f"{V1}/tasks/claim", json={"worker_id": worker_id}, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -49,19 +47,34 @@ async def claim(
 async def report(
     client: httpx.AsyncClient, task: dict[str, Any], status: str, **fields: Any
 ) -> httpx.Response:
-    """Report on a task and return the answer, whatever it is."""
+    """Report on a task; return the answer, which may be a problem."""
     return await client.patch(f"{V1}/tasks/{task['id']}", json={"status": status, **fields})
 
 
-async def read(client: httpx.AsyncClient, task: dict[str, Any]) -> dict[str, Any]:
-    """Return a task as it stands."""
+async def get_task(client: httpx.AsyncClient, task: dict[str, Any]) -> dict[str, Any]:
+    """Return the current state of a task."""
     answer = await client.get(f"{V1}/tasks/{task['id']}")
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def problem(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
-    """Expect a problem of this kind, in the one shape that all have; return its body."""
+async def run_task(client: httpx.AsyncClient, room: str = "lab") -> dict[str, Any]:
+    """Register a job, submit a task, claim it, run it and complete it; return its final state."""
+    job = await register(client, room=room)
+    task = await submit(client, job, room, x=1)
+    claimed = await claim(client, job["worker_id"])
+    assert claimed is not None
+    assert claimed["id"] == task["id"]
+    for status in ("running", "completed"):
+        answer = await report(client, task, status, attempt=claimed["attempt"], result=[1])
+        assert answer.status_code == 200, answer.text
+    ended = await get_task(client, task)
+    assert (ended["status"], ended["result"]) == ("completed", [1])
+    return ended
+
+
+def expect_problem(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
+    """Check that an answer is a complete problem of this kind; return its body."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body = answer.json()
@@ -72,8 +85,8 @@ def problem(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
     return body
 
 
-def utc(text: str) -> datetime:
-    """Expect a time in UTC that says so."""
+def parse_utc(text: str) -> datetime:
+    """Parse a time and check that it is in UTC, with a `Z`."""
     assert text.endswith("Z"), text
     found = datetime.fromisoformat(text)
     assert found.utcoffset() == UTC.utcoffset(None)
