@@ -1,4 +1,4 @@
-"""The command line in a folder of its own, and a server with a worker for those that change nothing."""
+"""The command line in an empty folder, and a server with a worker that several tests share."""
 
 import signal
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from waiting import wait_until
 
-from cli.program import Program, Serving
+from cli.program import Program, RunningServer
 from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 
@@ -54,33 +54,33 @@ def context(task: Any) -> str:
 '''
 
 
-class Place(NamedTuple):
-    """A program that finds its server by the environment, and the server."""
+class Stack(NamedTuple):
+    """A program whose environment names a running server, the server, and a client."""
 
     program: Program
-    server: Serving
+    server: RunningServer
     caller: JobClient
 
 
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
-    """Return the command line in an empty folder, with nothing configured."""
+    """Return the command line in an empty folder without settings."""
     return Program(tmp_path)
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """One server and one worker that serves JOBS in @global, with a context."""
-    folder = tmp_path_factory.mktemp("place")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Return one server, and one worker that serves JOBS in @global with a context."""
+    folder = tmp_path_factory.mktemp("stack")
     (folder / "my_jobs.py").write_text(JOBS)
     program = Program(folder)
-    with Serving(program) as server, server.connect() as connection:
+    with RunningServer(program) as server, server.connect() as connection:
         program.env["ZNDRAW_JOBLIB_URL"] = server.url
         worker = program.start("worker", "my_jobs.py", "--context", "my_jobs:context")
         caller = JobClient(RestApi(connection))
         wait_until(lambda: caller.jobs().total == 4 or worker.poll())
-        yield Place(program, server, caller)
+        yield Stack(program, server, caller)
         worker.send_signal(signal.SIGINT)
-        said = worker.communicate()[1]
+        stderr = worker.communicate()[1]
         assert worker.returncode == 0
-        assert said.startswith(f"Serving Show, Fail, Picky, Twin in @global at {server.url}")
+        assert stderr.startswith(f"Serving Show, Fail, Picky, Twin in @global at {server.url}")

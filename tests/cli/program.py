@@ -1,4 +1,4 @@
-"""The command line as a user runs it: real processes in a folder and an environment of their own."""
+"""Run the command line in real processes, with a folder and an environment of their own."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from typing import NamedTuple
 from zndraw_joblib.worker.api import Connection, connect
 
 PATIENCE = 60.0
-# Runs one command line after the other: most of a command's time is the start of the interpreter.
-_EACH = """
+# Runs several command lines in one process, because starting the interpreter takes most of the time.
+_RUN_ALL = """
 import contextlib, io, json, os, sys
 commands, hidden = json.load(sys.stdin)
 sys.modules.update(dict.fromkeys(hidden))
@@ -38,20 +38,20 @@ json.dump(done, sys.stdout)
 
 
 class Done(NamedTuple):
-    """What a command left."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
     err: str
 
     @property
-    def is_refusal(self) -> bool:
-        """Whether it said one line on standard error, and nothing else."""
+    def is_error_line(self) -> bool:
+        """Whether the only output is one error line on standard error."""
         return self.out == "" and self.err.startswith("Error: ") and self.err.count("\n") == 1
 
 
 class Program:
-    """Runs `python -m zndraw_joblib` in `folder`, with no setting but those given."""
+    """Runs `python -m zndraw_joblib` in `folder`, with only the given settings."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
@@ -64,7 +64,7 @@ class Program:
         }
 
     def start(self, *arguments: str, **settings: str) -> subprocess.Popen[str]:
-        """Start a command; settings without their prefix."""
+        """Start a command; settings are named without their prefix."""
         return subprocess.Popen(
             [sys.executable, "-m", "zndraw_joblib", *arguments],
             cwd=self.folder,
@@ -76,19 +76,19 @@ class Program:
         )
 
     def run(self, *arguments: str, **settings: str) -> Done:
-        """Run a command to its end. No command ever shows a traceback."""
+        """Run a command to its end, and check that it prints no traceback."""
         with self.start(*arguments, **settings) as process:
             out, err = process.communicate(timeout=PATIENCE)
         assert "Traceback" not in err
         return Done(process.returncode, out, err)
 
-    def each(self, commands: Sequence[Sequence[str]], hidden: Sequence[str] = ()) -> list[Done]:
-        """Run commands one after the other in one process that does not find the `hidden` modules.
+    def run_all(self, commands: Sequence[Sequence[str]], hidden: Sequence[str] = ()) -> list[Done]:
+        """Run commands one after the other in one process that cannot import the `hidden` modules.
 
         As in a shell, a command may begin with settings: ``ZNDRAW_JOBLIB_TOKEN=abc``.
         """
         done = subprocess.run(
-            [sys.executable, "-c", _EACH],
+            [sys.executable, "-c", _RUN_ALL],
             input=json.dumps([commands, hidden]),
             cwd=self.folder,
             env=self.env,
@@ -100,78 +100,78 @@ class Program:
         return [Done(*one) for one in json.loads(done.stdout)]
 
     def ok(self, *arguments: str, **settings: str) -> str:
-        """Return the standard output of a command that succeeds."""
+        """Run a command that must succeed, and return its standard output."""
         done = self.run(*arguments, **settings)
         assert done.code == 0, done
         return done.out
 
-    def refused(self, *arguments: str, code: int = 1, **settings: str) -> str:
-        """Return the one line that a command says when it fails."""
+    def error_of(self, *arguments: str, code: int = 1, **settings: str) -> str:
+        """Run a command that must fail with one error line, and return that line."""
         done = self.run(*arguments, **settings)
-        assert (done.code, done.is_refusal) == (code, True), done
+        assert (done.code, done.is_error_line) == (code, True), done
         return done.err
 
-    def kept(self) -> dict[str, str]:
-        """Return the tokens in the credentials file."""
+    def saved_tokens(self) -> dict[str, str]:
+        """Return the tokens of the credentials file by URL."""
         tokens: dict[str, str] = json.loads(self.credentials.read_text())
         return tokens
 
 
-class Serving:
-    """A running `serve`; it is there once its banner is."""
+class RunningServer:
+    """A running `serve`. The constructor returns after the banner; `token` is the saved token."""
 
     def __init__(self, program: Program, *arguments: str, port: int = 0, **settings: str) -> None:
         self.process = program.start("serve", "--port", str(port), *arguments, **settings)
-        self._said: list[str] = []
+        self._lines: list[str] = []
         self._banner = threading.Event()
-        self._listening = threading.Thread(target=self._listen, daemon=True)
-        self._listening.start()
+        self._reader = threading.Thread(target=self._read_stderr, daemon=True)
+        self._reader.start()
         assert self._banner.wait(PATIENCE)
-        match = re.search(r"serves (http://\S+:(\d+))", self.said)
+        match = re.search(r"serves (http://\S+:(\d+))", self.stderr)
         if match is None:
             self.process.kill()
-            self._end()
-            raise AssertionError(self.said)
+            self._wait()
+            raise AssertionError(self.stderr)
         self.url, self.port = match[1], int(match[2])
-        self.kept = program.kept().get(self.url) if program.credentials.is_file() else None
+        self.token = program.saved_tokens().get(self.url) if program.credentials.is_file() else None
 
     @property
-    def said(self) -> str:
-        """What it has said so far on standard error."""
-        return "".join(self._said)
+    def stderr(self) -> str:
+        """The standard error so far."""
+        return "".join(self._lines)
 
     def connect(self) -> Connection:
-        """Connect with the token that this machine keeps."""
-        return connect(self.url, self.kept)
+        """Connect with the saved token."""
+        return connect(self.url, self.token)
 
     def stop(self, number: int = signal.SIGINT) -> Done:
-        """End it by a signal; return all it said."""
+        """Stop the server with a signal, and return its output."""
         self.process.send_signal(number)
-        done = self._end()
+        done = self._wait()
         assert "Traceback" not in done.err
         return done
 
-    def _listen(self) -> None:
+    def _read_stderr(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self._said.append(line)
+            self._lines.append(line)
             if " serves " in line:
                 self._banner.set()
         self._banner.set()
 
-    def _end(self) -> Done:
+    def _wait(self) -> Done:
         code = self.process.wait(PATIENCE)
-        self._listening.join(PATIENCE)
+        self._reader.join(PATIENCE)
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         self.process.stderr.close()
         with self.process.stdout as stdout:
-            return Done(code, stdout.read(), self.said)
+            return Done(code, stdout.read(), self.stderr)
 
-    def __enter__(self) -> "Serving":
+    def __enter__(self) -> "RunningServer":
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self._end()
+            self._wait()

@@ -1,4 +1,4 @@
-"""The demo runs to its end, on a part of its input, and leaves nothing behind."""
+"""The demo runs to its end on a part of its input, and leaves no process or file."""
 
 import signal
 from pathlib import Path
@@ -10,18 +10,18 @@ from cli.program import Program
 
 
 def test_the_demo_accounts_for_every_task(program: Program) -> None:
-    """A worker is killed, its task fails, the others finish; nobody's settings disturb it."""
+    """One worker is killed, its task fails, all others complete. The user's settings do not matter."""
     out = program.ok("demo", "--limit", "150", WORKER_TIMEOUT_SECONDS="x", TOKEN="x")
-    assert "SIGKILL to the worker" in out
-    assert "later its task failed: 'Worker disconnected'" in out
+    assert "Sent SIGKILL to the worker" in out
+    assert "its task failed: 'Worker disconnected'" in out
     assert "submitted  150 tasks" in out
     assert "failed     1" in out
-    assert "pick-up    p50 " in out
+    assert "latency    p50 " in out
     assert out.endswith("Every task is accounted for.\n")
 
 
-def test_ctrl_c_ends_everything_that_the_demo_started(program: Program, tmp_path: Path) -> None:
-    """Its processes and its folder are gone."""
+def test_ctrl_c_stops_the_demo_and_its_processes(program: Program, tmp_path: Path) -> None:
+    """No process and no temporary folder is left."""
     program.env["TMPDIR"] = str(tmp_path)
     demo = program.start("demo")
     parent = psutil.Process(demo.pid)

@@ -1,12 +1,12 @@
-"""Tokens for others: made, listed, revoked."""
+"""Create, list and revoke tokens."""
 
-from cli.conftest import Place
+from cli.conftest import Stack
 from cli.program import Program
 
 
-def test_a_token_lives_until_it_is_revoked(place: Place) -> None:
-    """`token create` prints the token alone; its hash is all that is stored."""
-    ann, boss, listed, revoked = place.program.each(
+def test_a_token_works_until_it_is_revoked(stack: Stack) -> None:
+    """`token create` prints only the token, and the database has only its hash."""
+    ann, boss, listed, revoked = stack.program.run_all(
         [
             ["token", "create", "ann"],
             ["token", "create", "boss", "--superuser"],
@@ -17,24 +17,24 @@ def test_a_token_lives_until_it_is_revoked(place: Place) -> None:
     token = ann.out.removesuffix("\n")
     assert token.startswith("zj_")
     assert "\n" not in token
-    assert token.encode() not in b"".join(file.read_bytes() for file in place.program.folder.glob("*.db*"))
+    assert token.encode() not in b"".join(file.read_bytes() for file in stack.program.folder.glob("*.db*"))
     head, *lines = [tuple(line.split("\t")[:2]) for line in listed.out.splitlines()]
     assert head == ("name", "superuser")
-    # Other tests of the same server may have made some too.
+    # Other tests of the same server may have created tokens too.
     assert {("ann", "no"), ("boss", "yes"), ("first-start", "yes")} <= set(lines)
     assert lines == sorted(lines)
     assert revoked.code == 0
-    allowed, refused = place.program.each(
+    allowed, refused = stack.program.run_all(
         [[f"ZNDRAW_JOBLIB_TOKEN={one}", "jobs"] for one in (token, boss.out.strip())]
     )
     assert allowed.code == 0
-    assert "refused the token from ZNDRAW_JOBLIB_TOKEN" in refused.err
+    assert "rejected the token from ZNDRAW_JOBLIB_TOKEN" in refused.err
 
 
-def test_a_token_has_a_name_of_its_own(program: Program) -> None:
-    """A name that is taken, reserved, empty or unknown is refused."""
+def test_an_invalid_token_name_is_an_error(program: Program) -> None:
+    """The name is taken, reserved, empty or unknown."""
     names = ("ann", "ann", "admin", " ")
-    _, taken, reserved, empty, unknown = program.each(
+    _, taken, reserved, empty, unknown = program.run_all(
         [*(["token", "create", name] for name in names), ["token", "revoke", "bob"]]
     )
     assert (taken.code, reserved.code, empty.code, unknown.code) == (1, 2, 2, 1)

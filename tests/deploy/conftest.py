@@ -1,4 +1,4 @@
-"""The command line with PostgreSQL and Valkey, as a deployment has them."""
+"""The command line with PostgreSQL and Valkey, as in a deployment."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ TOKEN = "a-token-of-the-deployment"
 
 @pytest.fixture
 def program(tmp_path: Path, empty_postgres_url: str, valkey_url: str) -> Program:
-    """Return the command line with the environment of a deployment; the schema is up."""
+    """Return the command line with the environment of a deployment and an upgraded schema."""
     program = Program(
         tmp_path,
         DATABASE_URL=empty_postgres_url,

@@ -1,4 +1,4 @@
-"""A reverse proxy as small as one can be: connections go to the backends in turn."""
+"""A minimal reverse proxy that sends connections to the backends in turn."""
 
 import asyncio
 import itertools
@@ -11,10 +11,10 @@ _CHUNK = 1 << 16
 
 
 class Forwarder:
-    """Runs while the `with` block does. A backend that refuses a connection is passed over."""
+    """A proxy that runs during its `with` block, and skips a backend that refuses a connection."""
 
     def __init__(self, ports: Sequence[int]) -> None:
-        self._turns = itertools.cycle(ports)
+        self._next_ports = itertools.cycle(ports)
         self._tries = len(ports)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -22,7 +22,7 @@ class Forwarder:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The URL of the proxy."""
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def __enter__(self) -> Self:
@@ -52,19 +52,19 @@ class Forwarder:
                 reader, to_backend = backend
                 up = asyncio.ensure_future(_pump(client, to_backend))
                 down = asyncio.ensure_future(_pump(reader, to_client))
-                # Where one side has hung up, the other shall see it.
+                # If one side closes its connection, the other side is closed too.
                 await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
                 for half in (up, down):
                     half.cancel()
                 to_backend.close()
         except asyncio.CancelledError:
-            pass  # the end of the test; asyncio would report it as a fault
+            pass  # the end of the test; asyncio would log it as an error
         finally:
             to_client.close()
             self._connections.discard(task)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        for port in itertools.islice(self._turns, self._tries):
+        for port in itertools.islice(self._next_ports, self._tries):
             with suppress(OSError):
                 return await asyncio.open_connection("127.0.0.1", port)
         return None

@@ -1,4 +1,4 @@
-"""The files to deploy with say what the code understands: settings, commands, ports, paths."""
+"""The deployment files use settings, commands, ports and paths that the code knows."""
 
 import json
 import re
@@ -10,36 +10,36 @@ import typer
 import yaml
 
 from zndraw_joblib.cli.commands import app as command_line
-from zndraw_joblib.cli.operator.process import KEEP_ALIVE_SECONDS, STOP_SECONDS
+from zndraw_joblib.cli.server.processes import KEEP_ALIVE_SECONDS, STOP_SECONDS
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import MIN_TOKEN_LENGTH, ServerSettings
 from zndraw_joblib.worker.loading import load_extensions
 
 ROOT = Path(__file__).parents[2]
-# What our client's commands and uvicorn read, beside the settings.
+# Variables that the client commands and uvicorn read, in addition to the settings.
 OTHER_VARIABLES = {"ZNDRAW_JOBLIB_URL", "ZNDRAW_JOBLIB_TOKEN", "FORWARDED_ALLOW_IPS"}
 SETTINGS = {f"ZNDRAW_JOBLIB_{name.upper()}" for name in ServerSettings.model_fields}
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = {name: one for name, one in SERVICES.items() if one["image"] == COMPOSE["x-program"]["image"]}
-SERVERS = {name: one for name, one in OURS.items() if one["command"][0] == "serve"}
+PROGRAMS = {name: one for name, one in SERVICES.items() if one["image"] == COMPOSE["x-program"]["image"]}
+SERVERS = {name: one for name, one in PROGRAMS.items() if one["command"][0] == "serve"}
 CADDY = (ROOT / "deploy" / "Caddyfile").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
-def said(pattern: str, text: str) -> str:
-    """Return the one thing that a pattern finds."""
+def only_match(pattern: str, text: str) -> str:
+    """Return the only match of a pattern."""
     [found] = re.findall(pattern, text, re.MULTILINE)
     return str(found)
 
 
 def seconds(text: str) -> int:
-    """Return a duration as Compose and Caddy write it."""
+    """Return a duration of Compose or Caddy in seconds."""
     return int(text[:-1]) * {"s": 1, "m": 60}[text[-1]]
 
 
-def test_there_are_two_servers_a_worker_and_what_they_need() -> None:
-    """The parts of a deployment, and nobody starts before what it needs."""
+def test_services_and_their_dependencies() -> None:
+    """Each service starts after the services that it needs."""
     assert set(SERVICES) == {"postgres", "valkey", "migrate", "server-1", "server-2", "proxy", "worker"}
     assert set(SERVERS) == {"server-1", "server-2"}
     needed = {
@@ -56,14 +56,14 @@ def test_there_are_two_servers_a_worker_and_what_they_need() -> None:
     }
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_every_variable_is_one_that_somebody_reads(name: str) -> None:
-    """A setting that was renamed would be ignored without a word."""
-    assert set(OURS[name].get("environment", {})) <= SETTINGS | OTHER_VARIABLES
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_variable_is_known(name: str) -> None:
+    """A renamed setting would be ignored silently."""
+    assert set(PROGRAMS[name].get("environment", {})) <= SETTINGS | OTHER_VARIABLES
 
 
-def test_the_settings_are_good() -> None:
-    """With secrets filled in, the servers take them all."""
+def test_the_settings_are_valid() -> None:
+    """With secrets filled in, the server accepts all settings."""
     filled = {
         variable.removeprefix("ZNDRAW_JOBLIB_").lower(): re.sub(r"\$\{\w+:\?[^}]*\}", "a" * 48, value)
         for variable, value in SERVERS["server-1"]["environment"].items()
@@ -75,25 +75,25 @@ def test_the_settings_are_good() -> None:
     assert SERVICES["postgres"]["environment"]["POSTGRES_DB"] == "joblib"
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_every_command_exists(name: str) -> None:
-    """With its options; the image runs it with the program as its entry point."""
+    """The program has each command and its options, and is the image's entry point."""
     assert 'ENTRYPOINT ["zndraw-joblib"]' in DOCKERFILE
-    parse(OURS[name]["command"])
-    checked = OURS[name].get("healthcheck", {}).get("test", [])
+    parse(PROGRAMS[name]["command"])
+    checked = PROGRAMS[name].get("healthcheck", {}).get("test", [])
     if "zndraw-joblib" in checked:
         parse(checked[checked.index("zndraw-joblib") + 1 :])
 
 
-def test_the_image_serves_by_itself() -> None:
-    """`docker run` without a command serves, on the port that is exposed."""
-    command = json.loads(said(r"^CMD (.*)$", DOCKERFILE))
-    assert parse(command)["port"] == int(said(r"^EXPOSE (\d+)$", DOCKERFILE))
+def test_the_image_serves_by_default() -> None:
+    """`docker run` without a command serves on the exposed port."""
+    command = json.loads(only_match(r"^CMD (.*)$", DOCKERFILE))
+    assert parse(command)["port"] == int(only_match(r"^EXPOSE (\d+)$", DOCKERFILE))
     assert "\nUSER joblib\n" in DOCKERFILE
 
 
 def parse(arguments: list[str]) -> dict[str, Any]:
-    """Return the parameters of a command line, without running it."""
+    """Return the parameters of a command line without running it."""
     command: Any = typer.main.get_command(command_line)
     while hasattr(command, "commands"):
         command, arguments = command.commands[arguments[0]], arguments[1:]
@@ -101,30 +101,30 @@ def parse(arguments: list[str]) -> dict[str, Any]:
     return parameters
 
 
-def test_ports_and_paths_meet() -> None:
-    """The proxy asks the servers where they listen; health checks ask for pages that exist."""
+def test_ports_and_paths_match() -> None:
+    """The proxy uses the servers' ports, and health checks use paths that exist."""
     for name, server in SERVERS.items():
         port = parse(server["command"])["port"]
         assert f" {name}:{port}" in CADDY
         assert f"http://127.0.0.1:{port}/health/live" in server["healthcheck"]["test"][-1]
-    listening = said(r"^:(\d+) \{$", CADDY)
+    listening = only_match(r"^:(\d+) \{$", CADDY)
     assert SERVICES["proxy"]["ports"][0].endswith(f":{listening}")
     assert SERVICES["worker"]["environment"]["ZNDRAW_JOBLIB_URL"] == f"http://proxy:{listening}"
-    asked = re.findall(r"/health/\w+", CADDY + str(SERVICES))
-    assert {"/health/live", "/health/ready"} == set(asked)
-    assert set(asked) <= set(create_app(ServerSettings(database_url="sqlite://")).openapi()["paths"])
-    assert said(r"health_uri (\S+)", CADDY) == "/health/ready"
+    checked = re.findall(r"/health/\w+", CADDY + str(SERVICES))
+    assert {"/health/live", "/health/ready"} == set(checked)
+    assert set(checked) <= set(create_app(ServerSettings(database_url="sqlite://")).openapi()["paths"])
+    assert only_match(r"health_uri (\S+)", CADDY) == "/health/ready"
 
 
 def test_the_proxy_waits_longer_than_a_long_poll() -> None:
-    """And it lets go of idle connections before the servers do."""
-    patience = seconds(said(r"response_header_timeout (\S+)", CADDY))
-    assert patience >= ServerSettings().long_poll_max_wait_seconds + 10
-    assert seconds(said(r"keepalive (\S+)", CADDY)) < KEEP_ALIVE_SECONDS
+    """The proxy also closes idle connections before the servers do."""
+    timeout = seconds(only_match(r"response_header_timeout (\S+)", CADDY))
+    assert timeout >= ServerSettings().long_poll_max_wait_seconds + 10
+    assert seconds(only_match(r"keepalive (\S+)", CADDY)) < KEEP_ALIVE_SECONDS
 
 
-def test_everything_is_checked_and_restarted() -> None:
-    """But the migration, which ends. Whoever is stopped gets the time that it needs."""
+def test_services_are_checked_and_restarted() -> None:
+    """All services but the migration, which exits, restart; each has enough time to stop."""
     for name, service in SERVICES.items():
         if name == "migrate":
             assert service["restart"].startswith("on-failure")
@@ -136,7 +136,7 @@ def test_everything_is_checked_and_restarted() -> None:
 
 
 def test_no_secret_has_a_default() -> None:
-    """Nothing starts without them, and the example has them empty."""
+    """Compose stops without a secret, and the example leaves each empty."""
     text = (ROOT / "docker-compose.yml").read_text()
     example = (ROOT / "deploy" / "example.env").read_text()
     used = re.findall(r"\$\{(\w+)(:?[-?])", text)
@@ -145,18 +145,18 @@ def test_no_secret_has_a_default() -> None:
         assert kind == (":-" if name == "PUBLISH" else ":?")
     assert set(re.findall(r"^(\w+)=$", example, re.MULTILINE)) == {name for name, _ in used} - {"PUBLISH"}
     assert f"at least {MIN_TOKEN_LENGTH} characters" in example
-    assert "${PUBLISH:-127.0.0.1:" in text  # plain HTTP goes no further than this machine
+    assert "${PUBLISH:-127.0.0.1:" in text  # plain HTTP stays on this machine
 
 
 def test_images_have_a_version() -> None:
-    """The newest one of tomorrow may read no data of today."""
+    """A newer major version might not read existing data."""
     images = {one["image"] for one in SERVICES.values()} - {COMPOSE["x-program"]["image"]}
     images |= set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE))
     assert all(re.search(r":\d+", image) for image in images)
 
 
 def test_files_that_are_copied_or_mounted_exist() -> None:
-    """And those that the image is built from are not ignored."""
+    """The image's sources are not in .dockerignore."""
     copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE)
     sources = {source for line in copied for source in line.split()}
     kept = set(re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
@@ -168,7 +168,7 @@ def test_files_that_are_copied_or_mounted_exist() -> None:
 
 
 def test_the_worker_has_jobs(tmp_path: Path) -> None:
-    """The example's extensions load."""
+    """The example's extensions can be loaded."""
     [mount] = SERVICES["worker"]["volumes"]
     source, target, _ = mount.split(":")
     assert parse(SERVICES["worker"]["command"])["target"] == target

@@ -1,4 +1,4 @@
-"""What docker-compose.yml starts, as plain processes: whichever server is killed, nothing is lost."""
+"""The services of docker-compose.yml as plain processes: no task is lost when a server is killed."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from typing import Self
 import psutil
 import pytest
 import socketio
-from cli.program import PATIENCE, Program, Serving
+from cli.program import PATIENCE, Program, RunningServer
 from waiting import wait_until
 
 from deploy.conftest import TOKEN
@@ -24,7 +24,7 @@ from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.retry import is_unreachable
 
-pytestmark = pytest.mark.timeout(240)  # many processes, each of which imports a server
+pytestmark = pytest.mark.timeout(240)  # each of the processes imports a server
 
 JOBS = '''
 from pathlib import Path
@@ -42,7 +42,7 @@ class Square(Extension):
 
 
 class Hold(Extension):
-    """Run until somebody has opened and closed the other end of the pipe."""
+    """Run until the test has opened and closed the other end of the pipe."""
 
     category = Category.ANALYSIS
     pipe: str
@@ -56,17 +56,17 @@ MANY = 20
 Kill = Callable[[], object]
 
 
-class Front:
-    """A front-end's socket: `completed` has the ids of the tasks that it heard of."""
+class FrontEnd:
+    """A front-end's socket; `completed` has the ids of the tasks whose completion it received."""
 
     def __init__(self, url: str) -> None:
         self.completed: set[str] = set()
         self._socket = socketio.Client(reconnection=False)
-        self._socket.on("task_status_event", self._hear)
+        self._socket.on("task_status_event", self._receive)
         self._socket.connect(url, auth={"token": TOKEN}, transports=["websocket"])
         assert self._socket.call("join_room", {"room_id": ROOM}) == {}
 
-    def _hear(self, task: dict[str, str]) -> None:
+    def _receive(self, task: dict[str, str]) -> None:
         if task["status"] == TaskStatus.COMPLETED:
             self.completed.add(task["id"])
 
@@ -78,7 +78,7 @@ class Front:
 
 
 class Deployment:
-    """A worker, and somebody who submits."""
+    """A running worker, and a client that submits."""
 
     def __init__(self, connection: Connection, worker: subprocess.Popen[str], folder: Path) -> None:
         self.caller = JobClient(RestApi(connection))
@@ -87,15 +87,15 @@ class Deployment:
         os.mkfifo(self._pipe)
 
     def watch(self, url: str) -> None:
-        """See that sockets, whichever server has them, hear of the end of a task."""
+        """Check that sockets of any server receive the end of a task."""
         with ExitStack() as stack:
-            fronts = [stack.enter_context(Front(url)) for _ in range(4)]
+            fronts = [stack.enter_context(FrontEnd(url)) for _ in range(4)]
             task_id = self._submit(7)
             for front in fronts:
                 wait_until(lambda front=front: task_id in front.completed)
 
     def compute(self) -> None:
-        """Submit many tasks at once, and see all of them completed."""
+        """Submit many tasks at once, and wait until all have completed."""
         with ThreadPoolExecutor(4) as pool:
             numbers = dict(zip(pool.map(self._submit, range(MANY)), range(MANY), strict=True))
         for task_id, number in numbers.items():
@@ -103,9 +103,9 @@ class Deployment:
             assert (task.status, task.result) == (TaskStatus.COMPLETED, number**2), task
 
     def compute_through(self, kill: Kill) -> None:
-        """Kill a server while a task runs; it is reported all the same, and new tasks go on."""
+        """Kill a server while a task runs; check that the task and new tasks complete."""
         task_id = self.caller.submit(HOLD, {"pipe": str(self._pipe)}, room=ROOM)
-        with self._pipe.open("w") as end:  # is open once the task has opened its end
+        with self._pipe.open("w") as end:  # opens when the task has opened its end
             kill()
             end.write("held")
             end.flush()
@@ -116,7 +116,7 @@ class Deployment:
         self.compute()
 
     def end(self) -> None:
-        """See that all that was ever committed is completed, answered or not; stop the worker."""
+        """Check that all tasks that the database has are completed, and stop the worker."""
         tasks = self.caller.tasks(ROOM, limit=MAX_PAGE)
         assert tasks.total == len(tasks.items) > 4 * MANY
         assert {task.status for task in tasks.items} == {TaskStatus.COMPLETED}
@@ -124,7 +124,7 @@ class Deployment:
         assert self._worker.wait(PATIENCE) == 0
 
     def _submit(self, number: int) -> str:
-        # A submit whose answer got lost may be committed, so the SDK leaves it to us to send it again.
+        # A submit without an answer may be committed, so the SDK does not repeat it.
         def submit() -> str | None:
             try:
                 return self.caller.submit(SQUARE, {"number": number}, room=ROOM)
@@ -138,7 +138,7 @@ class Deployment:
 
 @contextmanager
 def working(program: Program, url: str) -> Iterator[Deployment]:
-    """Run a worker at a URL."""
+    """Run a worker for the server at a URL."""
     (program.folder / "jobs.py").write_text(JOBS)
     with (
         program.start("worker", "jobs.py", "--url", url) as worker,
@@ -154,25 +154,25 @@ def working(program: Program, url: str) -> Iterator[Deployment]:
 
 
 def test_two_replicas_behind_a_proxy(program: Program) -> None:
-    """Each in turn is killed and started again, while a worker and submitters go on through the proxy."""
+    """Each replica in turn is killed and restarted, while a worker and submitters use the proxy."""
     with (
-        Serving(program) as first,
-        Serving(program) as second,
+        RunningServer(program) as first,
+        RunningServer(program) as second,
         Forwarder([first.port, second.port]) as proxy,
         working(program, proxy.url) as deployment,
     ):
         deployment.watch(proxy.url)
         deployment.compute()
         deployment.compute_through(lambda: first.stop(signal.SIGKILL))
-        with Serving(program, port=first.port):
+        with RunningServer(program, port=first.port):
             deployment.compute_through(lambda: second.stop(signal.SIGKILL))
             deployment.end()
 
 
 def test_two_processes_on_one_port(program: Program) -> None:
-    """Each in turn is killed, and replaced, while a worker and submitters go on."""
+    """Each process in turn is killed and replaced, while a worker and submitters use the port."""
     with (
-        Serving(program, "--workers", "2") as server,
+        RunningServer(program, "--workers", "2") as server,
         working(program, server.url) as deployment,
     ):
         children = psutil.Process(server.process.pid).children

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 import redis.asyncio
 import socketio
-from cli.program import Program, Serving
+from cli.program import Program, RunningServer
 from rest import V1
 from servers import ServerProcess
 from waiting import until
@@ -209,7 +209,7 @@ async def test_several_server_processes_run_internal_tasks_themselves(
     program.credentials = journal.with_name("credentials.json")
 
     def call_all() -> list[Any]:
-        with Serving(program, "--workers", "2") as serving, serving.connect() as connection:
+        with RunningServer(program, "--workers", "2") as serving, serving.connect() as connection:
             client = JobClient(RestApi(connection))
             payload = {"journal": str(journal), "seconds": 0.1}
             tasks = [client.submit(COUNT, payload, room="lab") for _ in range(20)]

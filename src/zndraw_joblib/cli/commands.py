@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from zndraw_joblib.cli import calling, demo, listing, mending, operating, working
-from zndraw_joblib.cli.options import show_help_if_bare
+from zndraw_joblib.cli import admin, demo, jobs, tasks, worker
+from zndraw_joblib.cli.options import show_help_without_command
+from zndraw_joblib.cli.server import commands as server
 
 
-def _show_version(*, wanted: bool) -> None:
+def _print_version(*, wanted: bool) -> None:
     if wanted:
         typer.echo(f"zndraw-joblib {version('zndraw-joblib')}")
         raise typer.Exit
@@ -29,34 +30,34 @@ def describe(
     context: typer.Context,
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """A job queue with an HTTP face: serve it, work for it, call its jobs."""
-    show_help_if_bare(context)
+    """A job queue with an HTTP API: run a server, run workers, submit tasks."""
+    show_help_without_command(context)
 
 
 for command in (
-    operating.serve,
-    working.worker,
-    operating.internal_worker,
-    working.share,
-    calling.submit,
-    listing.tasks,
-    listing.jobs,
-    listing.workers,
-    calling.task,
-    calling.explain,
-    calling.cancel,
-    mending.retry,
-    mending.release,
-    mending.fail,
-    mending.pause,
-    mending.resume,
-    mending.drain,
-    mending.sweeper,
+    server.serve,
+    worker.worker,
+    server.internal_worker,
+    worker.share,
+    tasks.submit,
+    tasks.tasks,
+    jobs.jobs,
+    worker.workers,
+    tasks.task,
+    tasks.explain,
+    tasks.cancel,
+    admin.retry,
+    admin.release,
+    admin.fail,
+    jobs.pause,
+    jobs.resume,
+    worker.drain,
+    admin.sweeper,
     demo.demo,
 ):
     app.command()(command)
-app.add_typer(operating.token, name="token")
-app.add_typer(operating.db, name="db")
+app.add_typer(server.token, name="token")
+app.add_typer(server.db, name="db")

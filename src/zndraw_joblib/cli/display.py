@@ -1,10 +1,11 @@
-"""What the commands print: tables for people, tab-separated lines and JSON for programs."""
+"""Output of the commands: tables on a terminal, tab-separated lines and JSON for programs."""
 
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import humanize
 from pydantic import BaseModel
 from pydantic_core import to_json
 from rich import box
@@ -15,40 +16,41 @@ from rich.text import Text
 
 Row = Mapping[str, Any]
 
-_LEAST_WIDTH = 10
-_UNITS = (("d", 86_400), ("h", 3600), ("min", 60))
+_MIN_WIDTH = 10
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console that takes text as it is."""
+    """Return a console that prints text without interpreting markup."""
     return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=True, emoji=False)
 
 
-def complain(message: str) -> None:
-    """Say in one line on standard error why a command ends."""
+def print_error(message: str) -> None:
+    """Print why a command failed, in one line on standard error."""
     if message.strip():
         console(stderr=True).print(Text("Error: ", "bold red") + Text(one_line(message)))
 
 
-def note(message: str) -> None:
-    """Say something beside the result, on standard error."""
+def print_note(message: str) -> None:
+    """Print a message to standard error, which keeps standard output for the result."""
     console(stderr=True).print(message)
 
 
 def one_line(text: str) -> str:
-    """Return `text` without line breaks and without what could steer a terminal."""
+    """Return `text` without line breaks and terminal control characters."""
     return "".join(letter if letter.isprintable() else " " for letter in " ".join(text.split()))
 
 
-def show_json(value: BaseModel | Sequence[BaseModel] | Any) -> None:
-    """Print JSON, indented."""
+def print_json(value: BaseModel | Sequence[BaseModel] | Any) -> None:
+    """Print indented JSON."""
     sys.stdout.write(to_json(value, indent=2).decode() + "\n")
 
 
-def show_rows(rows: Sequence[Row], columns: Sequence[str], *, wide: Sequence[str], caption: str = "") -> None:
-    """Print a table on a terminal, else tab-separated lines below a header.
+def print_rows(
+    rows: Sequence[Row], columns: Sequence[str], *, wide: Sequence[str], caption: str = ""
+) -> None:
+    """Print a table on a terminal, else a header and tab-separated lines.
 
-    The columns `wide` are cut where a terminal is too narrow, the last of them first.
+    On a narrow terminal the `wide` columns are truncated, the last one first.
     """
     is_plain = not sys.stdout.isatty()
     cells = [columns, *([_cell(row[name], plain=is_plain) for name in columns] for row in rows)]
@@ -73,17 +75,17 @@ def _width(cells: Sequence[str]) -> int:
 
 
 def _fit(widths: dict[str, int], wide: Sequence[str], terminal: int) -> dict[str, int]:
-    """Return the columns' widths, so that all fit into the terminal; what would get too narrow goes."""
+    """Return column widths that fit the terminal; a column that would get too narrow is removed."""
     for name in reversed(wide):
         excess = sum(widths.values()) + 2 * len(widths) - terminal
         widths[name] -= max(0, excess)
-        if widths[name] < _LEAST_WIDTH and excess > 0:
+        if widths[name] < _MIN_WIDTH and excess > 0:
             del widths[name]
     return widths
 
 
-def show_fields(fields: Row) -> None:
-    """Print one thing, a field a line."""
+def print_fields(fields: Row) -> None:
+    """Print the fields of one object, one per line."""
     width = max(map(len, fields))
     for name, value in fields.items():
         if value is not None:
@@ -94,24 +96,15 @@ def _cell(value: Any, *, plain: bool) -> str:
     if value is None:
         return ""
     if isinstance(value, datetime):
-        return value.isoformat() if plain else ago(value)
+        return value.isoformat() if plain else humanize.naturaltime(value, when=datetime.now(UTC))
     if isinstance(value, timedelta):
-        return f"{value.total_seconds():.3f}" if plain else span(value)
+        return f"{value.total_seconds():.3f}" if plain else format_duration(value)
+    if isinstance(value, float) and not plain:
+        return f"{value:.1f}"
     return one_line(str(value))
 
 
-def ago(moment: datetime) -> str:
-    """Return how long ago a moment was, or in what time it will be."""
-    since = datetime.now(UTC) - moment
-    return f"in {span(-since)}" if since < timedelta() else f"{span(since)} ago"
-
-
-def span(duration: timedelta) -> str:
-    """Return a duration in the unit that suits it."""
+def format_duration(duration: timedelta) -> str:
+    """Return a duration like "350 ms", "2.45 s" or "3 minutes"."""
     seconds = duration.total_seconds()
-    for unit, size in _UNITS:
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return humanize.metric(seconds, "s") if seconds < 60 else humanize.naturaldelta(duration)

@@ -1,4 +1,4 @@
-"""What is logged, on standard error."""
+"""Logging to standard error."""
 
 import logging
 from dataclasses import dataclass
@@ -6,26 +6,20 @@ from dataclasses import dataclass
 from zndraw_joblib.cli.options import LogLevel
 
 _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-_FORMAT_OF_MANY = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
+_FORMAT_WITH_PID = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
-    """What a server logs."""
+class LogConfig:
+    """The log level of this package, and whether uvicorn logs requests."""
 
-    level: LogLevel
-    access_log: bool
+    level: LogLevel = LogLevel.WARNING
+    access_log: bool = False
 
-
-def set_up(
-    level: LogLevel = LogLevel.WARNING, *, access_log: bool = False, is_one_of_many: bool = False
-) -> None:
-    """Log our own messages from `level` on, those of the libraries from warnings on.
-
-    A process that is one of many says its number in each line.
-    """
-    logging.basicConfig(format=_FORMAT_OF_MANY if is_one_of_many else _FORMAT, level=logging.WARNING)
-    logging.captureWarnings(capture=True)
-    logging.getLogger("zndraw_joblib").setLevel(level.upper())
-    if access_log:
-        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+    def apply(self, *, with_pid: bool = False) -> None:
+        """Log this package from `level` on, and all libraries from WARNING on."""
+        logging.basicConfig(format=_FORMAT_WITH_PID if with_pid else _FORMAT, level=logging.WARNING)
+        logging.captureWarnings(capture=True)
+        logging.getLogger("zndraw_joblib").setLevel(self.level.upper())
+        if self.access_log:
+            logging.getLogger("uvicorn.access").setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -8,11 +8,11 @@ import typer
 
 from zndraw_joblib.contract.messages import MAX_PAGE
 
-ROOM = "default"
+DEFAULT_ROOM = "default"
 
 
 class LogLevel(StrEnum):
-    """How much is logged."""
+    """The least severe level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -21,32 +21,33 @@ class LogLevel(StrEnum):
 
 
 Url = Annotated[
-    str, typer.Option("--url", envvar="ZNDRAW_JOBLIB_URL", metavar="URL", help="Where the server is.")
+    str, typer.Option("--url", envvar="ZNDRAW_JOBLIB_URL", metavar="URL", help="The server's URL.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TaskId = Annotated[UUID, typer.Argument(metavar="TASK", help="The task's id.", show_default=False)]
 Job = Annotated[
-    str, typer.Argument(metavar="JOB", help="room:category:Name; Name alone if it is the only one.")
+    str,
+    typer.Argument(metavar="JOB", help="room:category:Name, or Name alone if the room sees one such job."),
 ]
-Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=MAX_PAGE, help="How many to list.")]
-Log = Annotated[
-    LogLevel,
-    typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
+Room = Annotated[str, typer.Option("--room", metavar="ROOM", help="The room to look in.")]
+Limit = Annotated[
+    int, typer.Option("--limit", metavar="N", min=1, max=MAX_PAGE, help="The number of rows to list.")
 ]
+Log = Annotated[LogLevel, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")]
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(
         "--database-url",
         envvar="ZNDRAW_JOBLIB_DATABASE_URL",
         metavar="URL",
-        help="sqlite:///file.db or postgresql://user:password@host/name; "
-        "unless told, zndraw-joblib.db in the working directory.",
+        help="sqlite:///file.db or postgresql://user:password@host/name. "
+        "Default: zndraw-joblib.db in the working directory.",
     ),
 ]
 
 
-def show_help_if_bare(context: typer.Context) -> None:
-    """Print the help of a group of commands that was called without one."""
+def show_help_without_command(context: typer.Context) -> None:
+    """Print the help of a command group if no command follows its name."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit

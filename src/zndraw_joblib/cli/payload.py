@@ -1,58 +1,65 @@
-"""A task's payload and its caller's wishes, as they are typed."""
+"""Parse a task's payload and submit options as typed on the command line."""
 
 import json
 import sys
 from datetime import datetime
 from typing import Any
 
-from zndraw_joblib.cli.refusal import Misuse
+from zndraw_joblib.cli.errors import UsageError
 from zndraw_joblib.contract.messages import TaskSubmitRequest
 from zndraw_joblib.worker.options import validated
 
 
-def read_object(text: str | None) -> dict[str, Any]:
-    """Return a JSON object; - reads it from standard input. Raises `Misuse`."""
+def parse_object(text: str | None) -> dict[str, Any]:
+    """Return the JSON object in `text`, or in standard input for "-". Raises `UsageError`."""
     if text is None:
         return {}
     try:
         payload = json.loads(sys.stdin.read() if text == "-" else text)
     except ValueError as error:
-        raise Misuse(f"--json is not JSON: {error}") from error
+        raise UsageError(
+            f'--json {text[:100]!r} is not valid JSON: {error}. Pass an object like {{"key": 1}}'
+        ) from error
     if not isinstance(payload, dict):
-        raise Misuse('--json must be an object, like {"key": 1}')
+        raise UsageError(
+            f'--json must be an object, not {type(payload).__name__}. Pass an object like {{"key": 1}}'
+        )
     return payload
 
 
-def read_values(values: list[str]) -> dict[str, Any]:
-    """Return what KEY=VALUE pairs say; a value is JSON, else text. Raises `Misuse`."""
+def parse_values(values: list[str]) -> dict[str, Any]:
+    """Return the payload given as KEY=VALUE arguments; a value is JSON, else text. Raises `UsageError`."""
     payload: dict[str, Any] = {}
     for pair in values:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise Misuse(f"{pair!r} is not of the form KEY=VALUE")
+            raise UsageError(f"{pair!r} is not of the form KEY=VALUE. Pass each payload field as key=value")
         if key in payload:
-            raise Misuse(f"{key!r} is given twice")
-        payload[key] = _read_value(value)
+            raise UsageError(f"The payload field {key!r} is given twice. Remove one of them")
+        payload[key] = _parse_value(value)
     return payload
 
 
-def read_wishes(*, run_at: str | None, **wishes: Any) -> dict[str, Any]:
-    """Return the wishes that were given, the time with the zone of this machine. Raises `Misuse`."""
+def parse_options(*, run_at: str | None, **options: Any) -> dict[str, Any]:
+    """Return the submit options that were given. Raises `UsageError`.
+
+    A `run_at` without a time zone is local time.
+    """
     try:
         moment = datetime.fromisoformat(run_at).astimezone() if run_at else None
-        given = {name: value for name, value in {**wishes, "run_at": moment}.items() if value is not None}
+        given = {name: value for name, value in {**options, "run_at": moment}.items() if value is not None}
         validated(TaskSubmitRequest, given)
     except (ValueError, OverflowError) as error:
-        raise Misuse(str(error)) from error
+        raise UsageError(str(error)) from error
     return given
 
 
-def _read_value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_no_number)
+        return json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return text
 
 
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not valid JSON")

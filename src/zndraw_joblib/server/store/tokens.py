@@ -3,15 +3,16 @@
 from typing import Any
 
 from sqlalchemy import Row, delete, func, insert, select
+from sqlalchemy.exc import IntegrityError
 
-from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.database import Database, Transaction
 from zndraw_joblib.server.store.tables import Token
 
 tokens = Token.__table__
 
 
 async def add(tx: Transaction, name: str, digest: str, *, is_superuser: bool) -> bool:
-    """Store a token's digest. Tell whether the name was free."""
+    """Store a token's digest. Return whether the name was free."""
     known = select(tokens.c.name).where((tokens.c.name == name) | (tokens.c.digest == digest))
     if (await tx.execute(known)).first() is not None:
         return False
@@ -37,6 +38,21 @@ async def count(tx: Transaction) -> int:
 
 
 async def remove(tx: Transaction, name: str) -> bool:
-    """Remove a token. Tell whether there was one."""
+    """Remove a token. Return whether there was one."""
     gone = delete(tokens).where(tokens.c.name == name).returning(tokens.c.name)
     return (await tx.execute(gone)).first() is not None
+
+
+async def add_first(database: Database, name: str, digest: str) -> bool:
+    """Store a superuser's token if there is no token yet. Return whether it was stored."""
+    try:
+        return (await database.write(_add_if_empty, name=name, digest=digest))[0]
+    except IntegrityError:
+        # Another server stored its first token at the same time.
+        return False
+
+
+async def _add_if_empty(tx: Transaction, name: str, digest: str) -> bool:
+    if await count(tx):
+        return False
+    return await add(tx, name, digest, is_superuser=True)

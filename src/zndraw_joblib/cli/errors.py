@@ -1,0 +1,18 @@
+"""Errors that end a command."""
+
+import typer
+
+
+class CommandError(typer.TyperException):
+    """A command failed. The message is one line for the user."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class UsageError(CommandError):
+    """The arguments or settings are wrong; the same command fails every time."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=2)

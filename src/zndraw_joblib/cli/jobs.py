@@ -1,0 +1,73 @@
+"""Commands for jobs: jobs, pause, resume."""
+
+from typing import Annotated
+
+import typer
+
+from zndraw_joblib.cli.client import AdminClient, open_client
+from zndraw_joblib.cli.display import print_fields, print_json, print_rows
+from zndraw_joblib.cli.errors import CommandError
+from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Job, Room, Url
+from zndraw_joblib.contract.messages import JobResponse
+from zndraw_joblib.contract.names import JobName, parse_job_name
+from zndraw_joblib.worker.api import DEFAULT_URL
+
+JobRoom = Annotated[
+    str | None, typer.Option("--room", metavar="ROOM", help="The room to look for the job in.")
+]
+_MAX_NAMES = 10
+
+
+def jobs(*, room: Room = DEFAULT_ROOM, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """List the jobs that a room sees."""
+    with open_client(url) as client:
+        found = client.all_jobs(room)
+    if as_json:
+        print_json(found)
+        return
+    rows = [{"job": job.full_name, "workers": len(job.workers)} for job in found]
+    print_rows(rows, ["job", "workers"], wide=["job"], caption=f"Room {room} sees {len(rows):,} jobs")
+
+
+def pause(job: Job, *, room: JobRoom = None, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Stop handing out a job's tasks; running tasks continue."""
+    with open_client(url) as client:
+        _print_job(client.pause(find_job(client, job, room)), as_json=as_json)
+
+
+def resume(job: Job, *, room: JobRoom = None, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Hand out the tasks of a paused job again."""
+    with open_client(url) as client:
+        _print_job(client.resume(find_job(client, job, room)), as_json=as_json)
+
+
+def find_job(client: AdminClient, job: str, room: str | None) -> JobName:
+    """Return a job by its full name, or by its own name if the room sees exactly one job of that name."""
+    if ":" in job:
+        return parse_job_name(job)
+    place = room or DEFAULT_ROOM
+    seen = [parse_job_name(known.full_name) for known in client.all_jobs(place)]
+    found = [name for name in seen if name.name == job]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise CommandError(
+            f"The name {job!r} is ambiguous: room {place!r} sees {', '.join(map(str, found))}. "
+            "Pass the full name"
+        )
+    if not seen:
+        raise CommandError(
+            f"Room {place!r} sees no job {job!r}: no worker has registered a job there. "
+            "Start one with 'zndraw-joblib worker', or name another --room"
+        )
+    others = ", ".join(map(str, seen[:_MAX_NAMES])) + (", ..." if len(seen) > _MAX_NAMES else "")
+    raise CommandError(
+        f"Room {place!r} sees no job {job!r}, only {others}. Check the name, or name another --room"
+    )
+
+
+def _print_job(job: JobResponse, *, as_json: bool) -> None:
+    if as_json:
+        print_json(job)
+    else:
+        print_fields({"job": job.full_name, "paused": job.paused, "workers": len(job.workers)})

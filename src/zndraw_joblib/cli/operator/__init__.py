@@ -1,1 +1,0 @@
-"""What the operator's commands do. It needs the server's libraries."""

@@ -1,0 +1,142 @@
+"""Commands for operators: serve, internal-worker, token, db. Each imports the server when it runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from zndraw_joblib.cli.errors import CommandError
+from zndraw_joblib.cli.logs import LogConfig
+from zndraw_joblib.cli.options import DatabaseUrl, Log, LogLevel, show_help_without_command
+
+token = typer.Typer(
+    help="Create, list and revoke the tokens of a server.",
+    callback=show_help_without_command,
+    invoke_without_command=True,
+)
+db = typer.Typer(
+    help="Show or upgrade the version of the database schema.",
+    callback=show_help_without_command,
+    invoke_without_command=True,
+)
+
+TokenName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The user's name, which tasks carry as created_by.")
+]
+Superuser = Annotated[
+    bool,
+    typer.Option("--superuser", help="Allow jobs in @global, and changes to the tasks of other users."),
+]
+Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")]
+Port = Annotated[
+    int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="The port; 0 takes a free one.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        min=1,
+        max=64,
+        help="The number of server processes on this port. More than 1 need PostgreSQL. Default: 1.",
+    ),
+]
+AccessLog = Annotated[bool, typer.Option("--access-log", help="Log every request.")]
+Concurrency = Annotated[
+    int | None,
+    typer.Option("--concurrency", metavar="N", min=1, max=1000, help="The number of tasks to run at once."),
+]
+
+
+@contextmanager
+def _needs_server() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("zndraw_joblib"):
+            raise
+        raise CommandError(
+            f"The server is not installed: the module {error.name} is missing. "
+            "Install it with: pip install 'zndraw-joblib[server]'"
+        ) from error
+
+
+def serve(
+    *,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    database_url: DatabaseUrl = None,
+    workers: Workers = None,
+    log_level: Log = LogLevel.INFO,
+    access_log: AccessLog = False,
+) -> None:
+    """Run a server until Ctrl-C.
+
+    The first start creates a superuser's token and saves it for the other commands.
+
+    A stop gives open requests and running internal tasks 5 seconds each to finish.
+    """
+    with _needs_server():
+        from zndraw_joblib.cli.server import serve  # noqa: PLC0415 - a worker's install has no server
+    log = LogConfig(log_level, access_log=access_log)
+    log.apply()
+    serve.run(host, port, database_url, workers, log)
+
+
+def internal_worker(
+    *,
+    concurrency: Concurrency = None,
+    database_url: DatabaseUrl = None,
+    log_level: Log = LogLevel.INFO,
+) -> None:
+    """Run the internal tasks of servers that use Redis.
+
+    The servers share this database and ZNDRAW_JOBLIB_REDIS_URL.
+
+    Ctrl-C or SIGTERM lets the running tasks finish, however long they take; a second one stops at once.
+    """
+    with _needs_server():
+        from zndraw_joblib.cli.server import internal_worker  # noqa: PLC0415 - see above
+    LogConfig(log_level).apply(with_pid=True)
+    internal_worker.run(database_url, concurrency)
+
+
+@token.command("create")
+def create_token(name: TokenName, *, superuser: Superuser = False, database_url: DatabaseUrl = None) -> None:
+    """Create a token and print it once; the server stores only its hash."""
+    with _needs_server():
+        from zndraw_joblib.cli.server import tokens  # noqa: PLC0415 - see above
+    tokens.create(name, database_url, is_superuser=superuser)
+
+
+@token.command("list")
+def list_tokens(*, database_url: DatabaseUrl = None) -> None:
+    """List the names of the tokens."""
+    with _needs_server():
+        from zndraw_joblib.cli.server import tokens  # noqa: PLC0415 - see above
+    tokens.show(database_url)
+
+
+@token.command("revoke")
+def revoke_token(name: TokenName, *, database_url: DatabaseUrl = None) -> None:
+    """Revoke a token; running servers reject it within 5 seconds."""
+    with _needs_server():
+        from zndraw_joblib.cli.server import tokens  # noqa: PLC0415 - see above
+    tokens.revoke(name, database_url)
+
+
+@db.command("upgrade")
+def upgrade_database(*, database_url: DatabaseUrl = None) -> None:
+    """Upgrade the schema to the version that this release needs."""
+    with _needs_server():
+        from zndraw_joblib.cli.server import database  # noqa: PLC0415 - see above
+    database.upgrade(database_url)
+
+
+@db.command("current")
+def show_current(*, database_url: DatabaseUrl = None) -> None:
+    """Show the version of the schema."""
+    with _needs_server():
+        from zndraw_joblib.cli.server import database  # noqa: PLC0415 - see above
+    database.current(database_url)

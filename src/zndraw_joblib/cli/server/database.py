@@ -1,0 +1,70 @@
+"""Open the server's database for a command; the commands db upgrade and db current."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import typer
+
+from zndraw_joblib.cli.errors import CommandError, UsageError
+from zndraw_joblib.cli.server import settings
+from zndraw_joblib.server.store import connect, schema
+from zndraw_joblib.server.store.connect import DatabaseLocation, UnusableDatabase
+from zndraw_joblib.server.store.database import Database
+from zndraw_joblib.server.store.engine import InvalidDatabaseUrl
+
+Result = TypeVar("Result")
+
+
+def locate(url: str) -> DatabaseLocation:
+    """Return which database a URL names. Raises `UsageError`."""
+    try:
+        return connect.locate(url)
+    except InvalidDatabaseUrl as error:
+        raise UsageError(str(error)) from error
+
+
+def run(url: str, work: Callable[[Database], Awaitable[Result]], *, allow_new: bool = True) -> Result:
+    """Return the result of `work`, called with the database that a URL names.
+
+    Raises `UsageError` for an invalid URL, and `CommandError` for a database that cannot be used or, unless
+    `allow_new`, for an SQLite file that does not exist.
+    """
+
+    async def open_and_work() -> Result:
+        async with connect.connected(url) as database:
+            return await work(database)
+
+    location = locate(url)
+    if location.is_missing and not allow_new:
+        raise CommandError(
+            f"There is no database {location.text}: the file does not exist. Name another with --database-url"
+        )
+    try:
+        return asyncio.run(open_and_work())
+    except UnusableDatabase as error:
+        raise CommandError(str(error)) from error
+
+
+def upgrade(database_url: str | None) -> None:
+    """Upgrade the schema to the newest version."""
+    url = settings.load(database_url).database_url
+
+    async def work(database: Database) -> str | None:
+        before = await schema.current(database)
+        await schema.upgrade(database)
+        return before
+
+    before, newest = run(url, work), schema.newest()
+    change = "was already at" if before == newest else f"went from {before or 'nothing'} to"
+    typer.echo(f"{locate(url).text}: the schema {change} {newest}")
+
+
+def current(database_url: str | None) -> None:
+    """Print the schema's version, and how to upgrade it if it is not the newest."""
+    url = settings.load(database_url).database_url
+    found = run(url, schema.current, allow_new=False)
+    if found == schema.newest():
+        typer.echo(f"{found} (newest)")
+    else:
+        typer.echo(f"{found or 'no schema'}; the newest is {schema.newest()}: run 'zndraw-joblib db upgrade'")

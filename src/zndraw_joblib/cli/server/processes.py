@@ -1,0 +1,136 @@
+"""Serve on a socket: in this process, or in several child processes, each of which runs this module."""
+
+import asyncio
+import gc
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import uvicorn
+from pydantic import BaseModel, SecretStr
+
+from zndraw_joblib.cli.errors import CommandError, UsageError
+from zndraw_joblib.cli.logs import LogConfig
+from zndraw_joblib.cli.server import database
+from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.internal.extensions import CannotLoad
+from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.store import schema
+from zndraw_joblib.worker.supervisor import READY, ChildExit, Next, Parent, Supervisor
+
+# The longest time a stop may take: uvicorn waits for open requests, then the last writes finish.
+STOP_SECONDS = 20.0
+# Longer than httpx keeps an idle connection, so that no request is sent on a connection the server closes.
+KEEP_ALIVE_SECONDS = 60
+_OPEN_REQUESTS_SECONDS = 5
+_START_SECONDS = 60.0
+# -P: a module in the working directory cannot replace an installed one.
+_COMMAND = (sys.executable, "-P", "-m", "zndraw_joblib.cli.server.processes")
+
+
+class ChildConfig(BaseModel):
+    """The configuration of a child process, sent as one line of JSON with secrets in clear text."""
+
+    listener: int
+    log: LogConfig
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, settings: ServerSettings, listener: socket.socket, log: LogConfig) -> "ChildConfig":
+        """Return the configuration for serving on a socket with all of these settings."""
+        values = {
+            name: value.get_secret_value() if isinstance(value, SecretStr) else value
+            for name, value in settings
+        }
+        return cls(listener=listener.fileno(), log=log, settings=values)
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that calls `on_ready` after its start."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then call `on_ready`."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+
+def serve_one(
+    settings: ServerSettings, listener: socket.socket, log: LogConfig, on_ready: Callable[[], object]
+) -> None:
+    """Serve in this process until SIGINT or SIGTERM; call `on_ready` when it answers requests.
+
+    Raises `UsageError` if an internal extension cannot be loaded.
+    """
+    try:
+        app = create_app(settings)
+    except CannotLoad as error:
+        raise UsageError(str(error)) from error
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=log.access_log,
+        lifespan="on",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_OPEN_REQUESTS_SECONDS,
+    )
+    # The garbage collector skips frozen objects; scanning them would pause the server for 0.1 s.
+    gc.collect()
+    gc.freeze()
+    with suppress(KeyboardInterrupt):
+        _Server(config, on_ready).run([listener])
+
+
+def serve_several(
+    settings: ServerSettings, listener: socket.socket, log: LogConfig, on_ready: Callable[[], object]
+) -> None:
+    """Serve in `settings.workers` child processes until SIGINT or SIGTERM, see `Supervisor`.
+
+    Call `on_ready` when all children answer requests. A second signal kills them. A child that ends later
+    is replaced. Raises `CommandError` if a child cannot start.
+    """
+    supervisor = Supervisor(
+        _COMMAND,
+        ChildConfig.of(settings, listener, log).model_dump_json(),
+        settings.workers,
+        _after,
+        pass_fds=(listener.fileno(),),
+        start_seconds=_START_SECONDS,
+        stop_seconds=STOP_SECONDS,
+        on_ready=on_ready,
+        # Children close their copies too, so that the port refuses new connections at once.
+        on_stop=listener.close,
+    )
+    failed = asyncio.run(supervisor.run())
+    if failed is not None:
+        raise CommandError(str(failed))
+
+
+def _after(ended: ChildExit) -> Next:
+    return Next.RESTART if ended.all_were_ready else Next.ABORT
+
+
+def _serve_in_child() -> None:
+    """Serve as the supervisor configured, and report `READY` or the reason for a failed start."""
+    parent = Parent(exit_seconds=STOP_SECONDS)
+    config = ChildConfig.model_validate_json(parent.config)
+    config.log.apply(with_pid=True)
+    settings = ServerSettings(**config.settings)
+    try:
+        database.run(settings.database_url, schema.prepare)
+        listener = socket.socket(fileno=config.listener)
+        listener.set_inheritable(False)
+        serve_one(settings, listener, config.log, lambda: parent.report(READY))
+    except CommandError as error:
+        parent.report(error.format_message())
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    _serve_in_child()

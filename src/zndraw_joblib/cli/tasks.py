@@ -1,0 +1,222 @@
+"""Commands for tasks: submit, tasks, task, explain, cancel."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from zndraw_joblib.cli.client import AdminClient, open_client
+from zndraw_joblib.cli.display import (
+    Row,
+    console,
+    format_duration,
+    print_fields,
+    print_json,
+    print_note,
+    print_rows,
+)
+from zndraw_joblib.cli.errors import CommandError
+from zndraw_joblib.cli.jobs import find_job
+from zndraw_joblib.cli.logs import LogConfig
+from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Job, Limit, Room, TaskId, Url
+from zndraw_joblib.cli.payload import parse_object, parse_options, parse_values
+from zndraw_joblib.contract.messages import TaskHistory, TaskResponse
+from zndraw_joblib.contract.names import RESERVED
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.api import DEFAULT_URL
+
+Values = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="The payload's fields. A value is JSON, else text."),
+]
+Payload = Annotated[
+    str | None,
+    typer.Option("--json", metavar="JSON", help="The payload as a JSON object; - reads standard input."),
+]
+TaskRoom = Annotated[
+    str | None,
+    typer.Option(
+        "--room",
+        metavar="ROOM",
+        help=f"The task's room. Default: the job's room, or {DEFAULT_ROOM!r} for a global job.",
+    ),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until the task ends, and print its result.")]
+Priority = Annotated[
+    int | None,
+    typer.Option(
+        "--priority", metavar="N", help="Higher values are claimed first. Default: the job's priority."
+    ),
+]
+Delay = Annotated[
+    float | None, typer.Option("--delay", metavar="SECONDS", help="Queue the task after this time.")
+]
+RunAt = Annotated[
+    str | None,
+    typer.Option(
+        "--run-at", metavar="TIME", help="Queue the task at this time, like 2030-01-31T18:00 (local time)."
+    ),
+]
+ExpiresIn = Annotated[
+    float | None,
+    typer.Option("--expires-in", metavar="SECONDS", help="Fail the task if it is not claimed in this time."),
+]
+MaxAttempts = Annotated[
+    int | None,
+    typer.Option("--max-attempts", metavar="N", help="The number of attempts. Default: the job's policy."),
+]
+History = Annotated[bool, typer.Option("--history", help="List the task's status changes.")]
+Status = Annotated[
+    TaskStatus | None,
+    typer.Option(
+        "--status", metavar="STATUS", help=f"List only tasks with this status: {', '.join(TaskStatus)}."
+    ),
+]
+
+
+def submit(  # noqa: PLR0913 - each is an option
+    job: Job,
+    values: Values = None,
+    *,
+    payload: Payload = None,
+    room: TaskRoom = None,
+    wait: Wait = False,
+    priority: Priority = None,
+    delay: Delay = None,
+    run_at: RunAt = None,
+    expires_in: ExpiresIn = None,
+    max_attempts: MaxAttempts = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Submit a task, and print its id.
+
+    With --wait, print the result as JSON instead. The exit code is 1 if the task fails or is cancelled.
+    """
+    LogConfig().apply()
+    body = parse_object(payload) | parse_values(values or [])
+    options = parse_options(
+        priority=priority,
+        delay_seconds=delay,
+        run_at=run_at,
+        expires_in_seconds=expires_in,
+        max_attempts=max_attempts,
+    )
+    with open_client(url) as client:
+        name = find_job(client, job, room)
+        task_room = room or (DEFAULT_ROOM if name.room_id in RESERVED else name.room_id)
+        task_id = client.submit(str(name), body, room=task_room, **options)
+        if not wait:
+            typer.echo(task_id)
+            return
+        task = _wait_for(client, task_id)
+    _print_result(task)
+
+
+def tasks(
+    *,
+    room: Room = DEFAULT_ROOM,
+    status: Status = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """List a room's tasks, newest first."""
+    with open_client(url) as client:
+        page = client.tasks(room, status=status, limit=limit)
+    if as_json:
+        print_json(page.items)
+        return
+    columns = ["task", "job", "status", "created", "took", "error"]
+    caption = f"{len(page.items)} of {page.total:,} tasks in room {room}"
+    print_rows([_task_row(task) for task in page.items], columns, wide=["job", "error"], caption=caption)
+
+
+def task(
+    task_id: TaskId, *, history: History = False, as_json: AsJson = False, url: Url = DEFAULT_URL
+) -> None:
+    """Show a task, or its history with --history."""
+    with open_client(url) as client:
+        if history:
+            _print_history(client.history(task_id), as_json=as_json)
+        else:
+            print_task(client.get_task(task_id), as_json=as_json)
+
+
+def explain(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Explain a task's status, most important reason first."""
+    with open_client(url) as client:
+        explanation = client.explain(task_id)
+    if as_json:
+        print_json(explanation)
+        return
+    position = f", number {explanation.queue_position} in its queue" if explanation.queue_position else ""
+    caption = f"Task {explanation.id} is {explanation.status}{position}."
+    rows = [reason.model_dump() for reason in explanation.reasons]
+    print_rows(rows, ["code", "detail"], wide=["detail"], caption=caption)
+
+
+def cancel(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Cancel a task that has not ended."""
+    with open_client(url) as client:
+        print_task(client.cancel(task_id), as_json=as_json)
+
+
+def print_task(task: TaskResponse, *, as_json: bool) -> None:
+    """Print the fields of a task."""
+    if as_json:
+        print_json(task)
+        return
+    fields = task.model_dump()
+    print_fields({**fields, "payload": _inline(task.payload), "result": _inline(task.result)})
+
+
+def _wait_for(client: AdminClient, task_id: str) -> TaskResponse:
+    terminal = console(stderr=True)
+    try:
+        if not terminal.is_terminal:
+            return client.wait_for(task_id)
+        with terminal.status(f"Waiting for task {task_id}"):
+            return client.wait_for(task_id)
+    except KeyboardInterrupt:
+        print_note(
+            f"Stopped waiting. Task {task_id} continues: 'zndraw-joblib task {task_id}' shows it, "
+            f"'zndraw-joblib cancel {task_id}' cancels it."
+        )
+        raise
+
+
+def _print_result(task: TaskResponse) -> None:
+    """Print the result of a task. Raises `CommandError` unless the task completed."""
+    if task.status != TaskStatus.COMPLETED:
+        raise CommandError(f"Task {task.id} {task.status}" + (f": {task.error}" if task.error else ""))
+    took = task.completed_at - task.started_at if task.completed_at and task.started_at else None
+    print_note(f"Task {task.id} completed{f' in {format_duration(took)}' if took else ''}.")
+    print_json(task.result)
+
+
+def _print_history(history: TaskHistory, *, as_json: bool) -> None:
+    if as_json:
+        print_json(history)
+        return
+    columns = ["at", "status", "attempt", "worker", "until", "reason", "error"]
+    rows = [
+        {**change.model_dump(), "worker": change.worker_id, "until": change.run_at}
+        for change in history.transitions
+    ]
+    print_rows(rows, columns, wide=["worker", "error"])
+
+
+def _task_row(task: TaskResponse) -> Row:
+    took = task.completed_at - task.started_at if task.started_at and task.completed_at else None
+    return {
+        "task": task.id,
+        "job": task.job_name,
+        "status": task.status,
+        "created": task.created_at,
+        "took": took,
+        "error": task.error,
+    }
+
+
+def _inline(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,180 @@
+"""Commands that run a worker or list workers: worker, share, workers, drain."""
+
+import time
+import traceback
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from zndraw_joblib.cli.client import Access, find_access, open_client, open_connection
+from zndraw_joblib.cli.display import print_fields, print_json, print_note, print_rows
+from zndraw_joblib.cli.errors import CommandError, UsageError
+from zndraw_joblib.cli.logs import LogConfig
+from zndraw_joblib.cli.options import AsJson, Limit, Log, LogLevel, Url
+from zndraw_joblib.contract.names import GLOBAL, is_name
+from zndraw_joblib.worker.api import DEFAULT_URL
+from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.worker.folders import Folder, share_folder
+from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.retry import is_unreachable
+from zndraw_joblib.worker.serving import ProcessConfig, serve, serve_processes
+
+Target = Annotated[
+    str, typer.Argument(metavar="MODULE_OR_FILE", help="The module or .py file that defines the extensions.")
+]
+Processes = Annotated[
+    int, typer.Option("--processes", metavar="N", min=1, help="The number of worker processes.")
+]
+Concurrency = Annotated[
+    int,
+    typer.Option("--concurrency", metavar="N", min=1, help="The number of tasks each process runs at once."),
+]
+JobRoom = Annotated[str, typer.Option("--room", metavar="ROOM", help="The room to register the jobs in.")]
+Context = Annotated[
+    str | None,
+    typer.Option(
+        "--context", metavar="MODULE:FUNCTION", help="The function that returns the `vis` argument of `run`."
+    ),
+]
+SharedFolder = Annotated[str, typer.Argument(metavar="DIR", help="A folder, or a URL that fsspec supports.")]
+Name = Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the shared folder.")]
+ReadersRoom = Annotated[
+    str, typer.Option("--room", metavar="ROOM", help="The room that may read the folder.")
+]
+WorkersRoom = Annotated[
+    str | None,
+    typer.Option("--room", metavar="ROOM", help="List only workers that serve a job this room sees."),
+]
+WorkerId = Annotated[UUID, typer.Argument(metavar="WORKER", help="The worker's id.", show_default=False)]
+
+_SERVER_START_SECONDS = 10.0
+_RETRY_SECONDS = 0.5
+
+
+def worker(  # noqa: PLR0913 - each is an option
+    target: Target,
+    *,
+    processes: Processes = 1,
+    concurrency: Concurrency = 1,
+    room: JobRoom = GLOBAL,
+    context: Context = None,
+    url: Url = DEFAULT_URL,
+    log_level: Log = LogLevel.INFO,
+) -> None:
+    """Run a worker for the extensions of a module or .py file.
+
+    Ctrl-C lets the running tasks finish; a second Ctrl-C stops at once.
+    """
+    LogConfig(log_level).apply()
+    access = find_access(url)
+    config = ProcessConfig(
+        target, access.url, access.token, room, context, concurrency, log_level=log_level.upper()
+    )
+    if processes == 1:
+        _run_one(access, config)
+        return
+    _wait_for_server(access)
+    print_note(f"{processes} processes serve {target} in {room} at {access.url}; Ctrl-C stops them.")
+    if serve_processes(config, processes):
+        raise typer.Exit(1)
+
+
+def share(
+    folder: SharedFolder,
+    *,
+    name: Name,
+    room: ReadersRoom = GLOBAL,
+    url: Url = DEFAULT_URL,
+    log_level: Log = LogLevel.INFO,
+) -> None:
+    """Let a room list and read a folder until Ctrl-C.
+
+    Readers cannot write, and cannot read anything outside the folder.
+    """
+    LogConfig(log_level).apply()
+    if not is_name(name):
+        raise UsageError(
+            f"--name {name!r} is not a valid name. Use letters, digits, '_', '-' and '.', "
+            "beginning with a letter"
+        )
+    try:
+        shared = Folder(folder)
+    except (ImportError, OSError, ValueError) as error:
+        raise CommandError(f"The folder {folder!r} cannot be shared: {error}") from error
+    access = find_access(url)
+    _wait_for_server(access)
+    print_note(f"Sharing {folder} as {name!r} in {room} at {access.url}; Ctrl-C stops it.")
+    with open_connection(access, realtime=True) as api, JobManager(api) as manager:
+        manager.wait(lambda: share_folder(manager, shared, name=name, room=room))
+
+
+def workers(
+    *, room: WorkersRoom = None, limit: Limit = 20, as_json: AsJson = False, url: Url = DEFAULT_URL
+) -> None:
+    """List the workers, newest first."""
+    with open_client(url) as client:
+        page = client.workers(room, limit=limit)
+    if as_json:
+        print_json(page.items)
+        return
+    rows = [
+        {"worker": worker.id, "jobs": worker.job_count, "last heartbeat": worker.last_heartbeat}
+        for worker in page.items
+    ]
+    caption = f"{len(rows)} of {page.total:,} workers"
+    print_rows(rows, ["worker", "jobs", "last heartbeat"], wide=[], caption=caption)
+
+
+def drain(worker_id: WorkerId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Let a worker finish its tasks, claim no more, and leave."""
+    with open_client(url) as client:
+        drained = client.drain(worker_id)
+    if as_json:
+        print_json(drained)
+    else:
+        print_fields({"worker": drained.id, "drain": drained.drain, "last heartbeat": drained.last_heartbeat})
+
+
+def _run_one(access: Access, config: ProcessConfig) -> None:
+    """Run a worker in this process. Raises `CommandError`."""
+    try:
+        extensions = load_extensions(config.target)
+        context = load_context(config.context) if config.context else None
+    except CannotLoad as error:
+        location = _location(error.__cause__) if isinstance(error, TargetBroken) else ""
+        raise CommandError(f"{error}{location}") from error
+    _wait_for_server(access)
+    names = ", ".join(cls.__name__ for cls in extensions)
+    print_note(f"Serving {names} in {config.room} at {access.url}; Ctrl-C stops it.")
+    with open_connection(access, realtime=True) as api:
+        serve(api, extensions, room=config.room, context=context, concurrency=config.concurrency)
+
+
+def _wait_for_server(access: Access) -> None:
+    """Wait until the server answers. A wrong URL or token raises `CommandError`."""
+    deadline = time.monotonic() + _SERVER_START_SECONDS
+    is_first = True
+    with open_connection(access) as api:
+        while True:
+            try:
+                JobClient(RestApi(api)).workers(limit=1)
+            except Exception as error:
+                if not is_unreachable(error) or time.monotonic() > deadline:
+                    raise
+            else:
+                return
+            if is_first:
+                print_note(f"No answer from {access.url} yet; retrying for {_SERVER_START_SECONDS:g} s.")
+                is_first = False
+            time.sleep(_RETRY_SECONDS)
+
+
+def _location(error: BaseException | None) -> str:
+    """Return the file and line where an import failed."""
+    if error is None or isinstance(error, SyntaxError):
+        return ""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen ")]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})"

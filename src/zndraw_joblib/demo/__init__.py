@@ -1,0 +1,1 @@
+"""The demo: a real server and four worker processes on real input; one worker is killed."""

@@ -1,0 +1,136 @@
+"""The steps of the demo: submit all tasks, kill one worker, wait until all tasks have ended."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from zndraw_joblib.contract.messages import MAX_PAGE, TaskResponse
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.demo.jobs import CountModule
+from zndraw_joblib.demo.output import Output
+from zndraw_joblib.demo.processes import WORKERS, DemoFailed, DemoProcesses
+from zndraw_joblib.demo.summary import Kill, Summary
+from zndraw_joblib.worker.client import JobClient
+
+ROOM = "stdlib"
+_LATENCY_ROOM = "latency"
+_LATENCY_TASKS = 30
+_SMALL_MODULE = "__future__.py"
+_SUBMITTERS = 8
+_POLL_SECONDS = 0.2
+_KILL_POLL_SECONDS = 0.05
+_WORKERS_START_SECONDS = 30.0
+# The share of ended tasks at which the demo kills a worker.
+_KILL_AT_PERCENT = 35
+
+
+class Scenario:
+    """One run of the demo."""
+
+    def __init__(
+        self, processes: DemoProcesses, client: JobClient, modules: list[str], output: Output
+    ) -> None:
+        self._processes = processes
+        self._client = client
+        self._modules = modules
+        self._output = output
+        self._submits: list[Future[UUID]] = []
+
+    def run(self) -> Summary:
+        """Run all steps and return their results."""
+        self._wait_for_workers()
+        with _thread_pool() as pool, self._output.progress(len(self._modules)):
+            self._submits = [pool.submit(self._submit, path) for path in self._modules]
+            kill = self._kill_one()
+            self._output.print_kill(kill)
+            self._wait_until(lambda: self._client.get_task(kill.task.id).status in TERMINAL)
+            self._output.print_expiry(self._client.get_task(kill.task.id), kill)
+            self._wait_until(lambda: self._ended() == len(self._modules))
+        submitted = {submit.result() for submit in self._submits}
+        return Summary(submitted, list(self._all_tasks()), kill, self._measure_latencies())
+
+    def _wait_for_workers(self) -> None:
+        deadline = time.monotonic() + _WORKERS_START_SECONDS
+        while self._client.workers(ROOM, limit=0).total < WORKERS:
+            self._processes.check()
+            if time.monotonic() > deadline:
+                raise DemoFailed(
+                    f"The {WORKERS} workers did not register within {_WORKERS_START_SECONDS:g} s. "
+                    "Run the demo again when the machine is less busy"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _submit(self, path: str) -> UUID:
+        return UUID(self._client.submit(CountModule(path=path), room=ROOM))
+
+    def _wait_until(self, condition: Callable[[], bool], every: float = _POLL_SECONDS) -> None:
+        """Show the progress until `condition` holds; raise if a process or a submit fails meanwhile."""
+        while True:
+            self._output.show_progress(self._ended())
+            self._processes.check()
+            for submit in self._submits:
+                if submit.done():
+                    submit.result()
+            if condition():
+                return
+            time.sleep(every)
+
+    def _ended(self) -> int:
+        return sum(self._client.tasks(ROOM, status=status, limit=0).total for status in sorted(TERMINAL))
+
+    def _kill_one(self) -> Kill:
+        """Kill a worker while it runs a task."""
+        goal = len(self._modules) * _KILL_AT_PERCENT / 100
+        self._wait_until(lambda: self._ended() >= goal, _KILL_POLL_SECONDS)
+        while self._ended() < len(self._modules):
+            pids = self._pids()
+            for task in self._client.tasks(ROOM, status=TaskStatus.RUNNING).items:
+                pid = pids.get(task.worker_id)
+                if pid in self._processes.workers and self._stop_while_running(pid, task.id):
+                    self._processes.kill(pid)
+                    return Kill(pid, task, datetime.now(UTC))
+        raise DemoFailed("All tasks ended before a worker could be killed. Run the demo again")
+
+    def _pids(self) -> dict[UUID | None, int]:
+        """Return the process id of each worker, taken from the results of its tasks."""
+        completed = self._client.tasks(ROOM, status=TaskStatus.COMPLETED, limit=MAX_PAGE).items
+        return {task.worker_id: task.result["pid"] for task in completed}
+
+    def _stop_while_running(self, pid: int, task_id: UUID) -> bool:
+        """Stop a process and return True if its task is still running; else continue it and return False."""
+        os.kill(pid, signal.SIGSTOP)
+        # A report that the process sent before it stopped arrives within this time.
+        time.sleep(_KILL_POLL_SECONDS)
+        if self._client.get_task(task_id).status == TaskStatus.RUNNING:
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
+
+    def _all_tasks(self) -> Iterator[TaskResponse]:
+        for offset in range(0, len(self._modules), MAX_PAGE):
+            yield from self._client.tasks(ROOM, limit=MAX_PAGE, offset=offset).items
+
+    def _measure_latencies(self) -> list[timedelta]:
+        """Submit tasks one by one to idle workers; return the time from each submit to its start."""
+        latencies = []
+        for _ in range(_LATENCY_TASKS):
+            task_id = self._client.submit(CountModule(path=_SMALL_MODULE), room=_LATENCY_ROOM)
+            task = self._client.wait_for(task_id)
+            if task.started_at is None:
+                raise DemoFailed(f"Task {task_id} {task.status} before it started: {task.error}")
+            latencies.append(task.started_at - task.created_at)
+        return latencies
+
+
+@contextmanager
+def _thread_pool() -> Iterator[ThreadPoolExecutor]:
+    pool = ThreadPoolExecutor(_SUBMITTERS)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)

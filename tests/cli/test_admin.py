@@ -1,0 +1,177 @@
+"""Explain, change and drain, with a real server and real workers."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from waiting import wait_until
+
+from cli.conftest import Stack
+from cli.program import Program, RunningServer
+from zndraw_joblib.contract.messages import JobRegisterRequest, TaskResponse
+from zndraw_joblib.worker.rest import RestApi
+
+
+class Job:
+    """A job in a room of its own, and a worker that the test controls."""
+
+    def __init__(self, remote: RestApi, room: str) -> None:
+        self.remote, self.room = remote, room
+        registered = remote.register(room, JobRegisterRequest(category="analysis", name="Slow"))
+        assert registered.worker_id is not None
+        self.name, self.worker_id = registered.full_name, registered.worker_id
+
+    def claim(self) -> TaskResponse | None:
+        """Claim a task."""
+        return self.remote.claim(self.worker_id)[0].task
+
+
+@pytest.fixture
+def job(stack: Stack, request: pytest.FixtureRequest) -> Iterator[Job]:
+    """Return a job for one test."""
+    with stack.server.connect() as connection:
+        job = Job(RestApi(connection), f"admin-{request.node.name[:60]}")
+        yield job
+        job.remote.remove_worker(job.worker_id, 5)
+
+
+def test_submit_options_reach_the_task(stack: Stack, job: Job) -> None:
+    """Schedule, priority and limits reach the task; `explain` and `task` show the schedule."""
+    options = ["--priority", "5", "--max-attempts", "2", "--expires-in", "7200"]
+    delayed, dated = stack.program.run_all(
+        [
+            ["submit", job.name, *options, "--delay", "3600"],
+            ["submit", job.name, "--run-at", "2100-01-31T18:00:00Z"],
+        ]
+    )
+    task_id = delayed.out.strip()
+    task, other = stack.caller.get_task(task_id), stack.caller.get_task(dated.out.strip())
+    assert task.run_at is not None
+    assert task.expires_at is not None
+    assert (task.run_at - task.created_at).total_seconds() == pytest.approx(3600, abs=5)
+    assert (task.expires_at - task.created_at).total_seconds() == pytest.approx(7200, abs=5)
+    assert (task.priority, other.run_at.isoformat() if other.run_at else None) == (
+        5,
+        "2100-01-31T18:00:00+00:00",
+    )
+    explained, as_json, shown = stack.program.run_all(
+        [["explain", task_id], ["explain", task_id, "--json"], ["task", task_id]]
+    )
+    assert explained.out.splitlines()[0] == "code\tdetail"
+    assert "scheduled\t" in explained.out
+    assert [reason["code"] for reason in json.loads(as_json.out)["reasons"]] == ["scheduled"]
+    assert dict(line.split(maxsplit=1) for line in shown.out.splitlines())["run_at"].endswith(" from now")
+
+
+def test_invalid_submit_options_are_usage_errors(stack: Stack) -> None:
+    """Each prints one error line, before the command sends a request."""
+    cases = {
+        "--priority=5000": "priority: ",
+        "--delay=-1": "delay_seconds: ",
+        "--run-at=soon": "'soon'",
+        "--expires-in=0": "expires_in_seconds: ",
+        "--max-attempts=0": "max_attempts: ",
+    }
+    both = ["--delay=1", "--run-at=2100-01-01"]
+    done = stack.program.run_all(
+        [["submit", "Show", *option] for option in [*([case] for case in cases), both]]
+    )
+    for one, text in zip(done, [*cases.values(), "not both"], strict=True):
+        assert (one.code, one.is_error_line) == (2, True), one
+        assert text in one.err
+
+
+def test_release_fail_and_retry_change_a_task(stack: Stack, job: Job) -> None:
+    """Each command shows the changed task, and the history has all changes."""
+    task_id = str(job.remote.submit(job.room, job.name, {}).id)
+    assert job.claim() is not None
+    released, failed, again, refused = stack.program.run_all(
+        [
+            ["release", task_id],
+            ["fail", task_id, "no disk", "--json"],
+            ["retry", task_id, "--json"],
+            ["retry", task_id],
+        ]
+    )
+    assert dict(line.split(maxsplit=1) for line in released.out.splitlines())["status"] == "pending"
+    ended = json.loads(failed.out)
+    assert (ended["status"], ended["error"], ended["error_code"]) == (
+        "failed",
+        "no disk",
+        "failed-by-operator",
+    )
+    assert json.loads(again.out)["status"] == "pending"
+    assert "pending" in refused.err
+    history, as_json = stack.program.run_all(
+        [["task", task_id, "--history"], ["task", task_id, "--history", "--json"]]
+    )
+    header, *lines = history.out.splitlines()
+    assert header.split("\t") == ["at", "status", "attempt", "worker", "until", "reason", "error"]
+    statuses = [line.split("\t")[1] for line in lines]
+    assert statuses == ["pending", "claimed", "pending", "failed", "pending"]
+    assert [step["status"] for step in json.loads(as_json.out)["transitions"]] == statuses
+
+
+def test_a_job_is_paused_and_resumed(stack: Stack, job: Job) -> None:
+    """A job is named by its full name, or by its short name and its room."""
+    task_id = str(job.remote.submit(job.room, job.name, {}).id)
+    paused, explained = stack.program.run_all([["pause", "Slow", "--room", job.room], ["explain", task_id]])
+    assert "paused   True" in paused.out
+    assert "paused\t" in explained.out
+    assert job.claim() is None
+    assert json.loads(stack.program.ok("resume", job.name, "--json"))["paused"] is False
+    assert job.claim() is not None
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_drained_worker_exits_with_0(stack: Stack, processes: str) -> None:
+    """The supervisor of several processes does not replace a drained one."""
+    room = f"drained-{processes}"
+
+    def workers() -> set[Any]:
+        return {
+            id
+            for job in stack.caller.jobs(room).items
+            if job.full_name.startswith(room)
+            for id in job.workers
+        }
+
+    worker = stack.program.start("worker", "my_jobs.py", "--room", room, "--processes", processes)
+    try:
+        wait_until(lambda: len(workers()) == int(processes) or worker.poll() is not None)
+        done = stack.program.run_all([["drain", str(id)] for id in workers()])
+        assert ["drain           True" in one.out for one in done] == [True] * int(processes)
+        out, err = worker.communicate(timeout=30)
+    finally:
+        worker.kill()
+    assert (worker.returncode, out) == (0, "")
+    assert "Traceback" not in err
+    assert not workers()
+
+
+def test_the_sweeper_is_shown_and_changed(program: Program) -> None:
+    """`sweeper` shows the mode and the last cycle; --preview shows changes without making them."""
+    with RunningServer(program, WORKER_TIMEOUT_SECONDS="0.4", SWEEPER_INTERVAL_SECONDS="0.2") as server:
+        program.env["ZNDRAW_JOBLIB_URL"] = server.url
+        observing, both = program.run_all(
+            [["sweeper", "--mode", "observe", "--json"], ["sweeper", "--preview", "--mode", "off"]]
+        )
+        assert json.loads(observing.out)["mode"] == "observe"
+        assert (both.code, both.is_error_line) == (2, True)
+        with server.connect() as connection:
+            job = Job(RestApi(connection), "silent")
+            task_id = str(job.remote.submit(job.room, job.name, {}).id)
+            assert job.claim() is not None
+        preview = wait_until(
+            lambda: (done := program.run("sweeper", "--preview")).out.count("\n") == 3 and done
+        )
+        assert "1 of 1 workers sent no heartbeat" in preview.err
+        header, *lines = [line.split("\t") for line in preview.out.splitlines()]
+        assert header == ["what", "id", "before", "after", "reason", "run_at"]
+        assert [line[:4] for line in lines] == [
+            ["worker", str(job.worker_id), "", "removed"],
+            ["task", task_id, "claimed", "failed"],
+        ]
+        shown = dict(line.split(maxsplit=1) for line in program.ok("sweeper").splitlines())
+        assert (shown["mode"], shown["stale"]) == ("observe", "1")

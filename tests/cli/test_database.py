@@ -1,0 +1,40 @@
+"""The schema: commands upgrade SQLite automatically, PostgreSQL only by `db upgrade`."""
+
+from pathlib import Path
+
+from cli.program import Program, RunningServer
+
+
+def test_postgresql_is_upgraded_on_request(program: Program, empty_postgres_url: str) -> None:
+    """Other commands name `db upgrade`; after it, they work."""
+    program.env["ZNDRAW_JOBLIB_DATABASE_URL"] = empty_postgres_url
+    current, upgrade = ["db", "current"], ["db", "upgrade"]
+    failing = [
+        ["serve", "--port", "0"],
+        ["serve", "--port", "0", "--workers", "2"],
+        ["token", "create", "ann"],
+    ]
+    *failed, missing, upgraded, newest, again = program.run_all(
+        [*failing, current, upgrade, current, upgrade]
+    )
+    assert all(one.is_error_line and "run 'zndraw-joblib db upgrade'" in one.err for one in failed)
+    assert missing.out.startswith("no schema; the newest is ")
+    assert "the schema went from nothing to " in upgraded.out
+    assert newest.out.endswith(" (newest)\n")
+    assert "was already at" in again.out
+    with RunningServer(program) as server:
+        program.ok("jobs", "--url", server.url)
+        assert "postgresql://postgres@" in server.stop().err
+
+
+def test_sqlite_is_upgraded_automatically(program: Program, tmp_path: Path) -> None:
+    """Commands that only read do not create a missing file."""
+    program.env["ZNDRAW_JOBLIB_DATABASE_URL"] = "sqlite:///some.db"
+    missing, unlisted, created, current = program.run_all(
+        [["db", "current"], ["token", "list"], ["token", "create", "ann"], ["db", "current"]]
+    )
+    assert missing.is_error_line
+    assert unlisted.is_error_line
+    assert f"There is no database {tmp_path / 'some.db'}" in unlisted.err
+    assert f"{tmp_path / 'some.db'}, because the file did not exist" in created.err
+    assert current.out.endswith(" (newest)\n")

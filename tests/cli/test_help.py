@@ -1,0 +1,29 @@
+"""The help texts fit into a terminal of 80 columns."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from zndraw_joblib.cli.commands import app
+
+
+def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Return a command and its subcommands with their full names."""
+    yield name, command
+    for child in getattr(command, "commands", {}).values():
+        yield from commands(child, f"{name} {child.name}")
+
+
+COMMANDS = dict(commands(typer.main.get_command(app), "zndraw-joblib"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_into_80_columns(name: str) -> None:
+    """No line is longer, and no summary of a command is cut off with "..."."""
+    command = COMMANDS[name]
+    text = command.get_help(typer.Context(command, info_name=name, terminal_width=80))
+    assert max(map(len, text.splitlines())) <= 80
+    _, _, summaries = text.partition("\nCommands:\n")
+    assert "..." not in summaries

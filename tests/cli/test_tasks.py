@@ -1,0 +1,127 @@
+"""Submit, list, show and cancel tasks, with a real server and a real worker process."""
+
+import json
+import os
+import subprocess
+import sys
+
+from waiting import wait_until
+
+from cli.conftest import Stack
+
+
+def test_submit_waits_for_the_result(stack: Stack) -> None:
+    """Standard output has only the result, as JSON; notes go to standard error."""
+    done = stack.program.run("submit", "Show", "value=[1, 2]", "other=some text", "--wait")
+    assert done.code == 0
+    assert json.loads(done.out) == {"value": [1, 2], "other": "some text", "vis": "vis of default"}
+    assert done.err.startswith("Task ")
+
+
+def test_submit_merges_json_and_values(stack: Stack) -> None:
+    """KEY=VALUE arguments override fields of --json; --room sets the task's room."""
+    payload = json.dumps({"value": None, "other": {"deep": True}})
+    arguments = ("@global:analysis:Show", "--json", payload, "value=NaN", "--room", "lab", "--wait")
+    result = json.loads(stack.program.ok("submit", *arguments))
+    assert result == {"value": "NaN", "other": {"deep": True}, "vis": "vis of lab"}
+
+
+def test_submit_fails_if_the_task_fails(stack: Stack) -> None:
+    """The error line has the task's error, in one line."""
+    error = stack.program.error_of("submit", "Fail", "--wait")
+    assert error.endswith("failed: RuntimeError: it broke in two lines\n")
+
+
+def test_submit_prints_the_task_id(stack: Stack) -> None:
+    """`task` shows the task, and `cancel` explains why it is too late."""
+    task_id = stack.program.ok("submit", "Show", "value=1").strip()
+    stack.caller.wait_for(task_id, 10)
+    as_json, as_text, cancelled = stack.program.run_all(
+        [["task", task_id, "--json"], ["task", task_id], ["cancel", task_id]]
+    )
+    shown = json.loads(as_json.out)
+    assert (shown["id"], shown["status"], shown["payload"]) == (task_id, "completed", {"value": 1})
+    lines = dict(line.split(maxsplit=1) for line in as_text.out.splitlines())
+    assert (lines["id"], lines["created_by"]) == (task_id, "first-start")
+    assert "it has ended" in cancelled.err
+
+
+def test_a_pending_task_is_cancelled(stack: Stack) -> None:
+    """`cancel` ends a pending task, and `tasks --status cancelled` lists it."""
+    with stack.server.connect() as api:
+        body = {"category": "analysis", "name": "Unserved"}
+        url = f"{api.base_url}/v1/joblib/rooms/empty/jobs"
+        assert api.http.put(url, json=body, headers=api.get_headers()).status_code == 201
+    task_id = stack.program.ok("submit", "empty:analysis:Unserved").strip()
+    assert stack.caller.get_task(task_id).room_id == "empty"
+    cancelled, listed = stack.program.run_all(
+        [["cancel", task_id], ["tasks", "--room", "empty", "--status", "cancelled"]]
+    )
+    assert "cancelled" in cancelled.out
+    assert listed.out.splitlines()[1].startswith(f"{task_id}\tempty:analysis:Unserved\tcancelled\t")
+
+
+def test_a_short_job_name_must_be_unique(stack: Stack) -> None:
+    """If it is ambiguous or unknown, the error names the jobs that exist."""
+    with stack.server.connect() as api:
+        url = f"{api.base_url}/v1/joblib/rooms/twins/jobs"
+        api.http.put(url, json={"category": "analysis", "name": "Twin"}, headers=api.get_headers())
+    several, none, unknown, misnamed, unfit = stack.program.run_all(
+        [
+            ["submit", "Twin", "--room", "twins"],
+            ["submit", "Nope"],
+            ["submit", "@global:analysis:Nope"],
+            ["submit", "a:b"],
+            ["submit", "Picky", "number=x"],
+        ]
+    )
+    assert all(done.is_error_line for done in (several, none, unknown, misnamed, unfit))
+    assert "twins:analysis:Twin" in several.err
+    assert "@global:modifiers:Twin" in several.err
+    assert "@global:analysis:Show" in none.err
+    assert "'@global:analysis:Nope' not found" in unknown.err
+    assert "is not room:category:name" in misnamed.err
+    assert "payload/number" in unfit.err
+
+
+def test_lists_are_tab_separated_or_json(stack: Stack) -> None:
+    """Without a terminal, lists are a header and tab-separated lines; --json prints JSON."""
+    task_id = stack.program.ok("submit", "Show", "--room", "list").strip()
+    stack.caller.wait_for(task_id, 10)
+    room = ("--room", "list")
+    tasks, as_json, jobs, jobs_as_json, workers = stack.program.run_all(
+        [["tasks", *room], ["tasks", *room, "--json"], ["jobs"], ["jobs", "--json"], ["workers", *room]]
+    )
+    header, line = tasks.out.splitlines()
+    assert header.split("\t") == ["task", "job", "status", "created", "took", "error"]
+    assert line.split("\t")[:3] == [task_id, "@global:analysis:Show", "completed"]
+    [task] = json.loads(as_json.out)
+    assert task["id"] == task_id
+    assert "@global:analysis:Show\t1" in jobs.out.splitlines()
+    assert "@global:analysis:Show" in {job["full_name"] for job in json.loads(jobs_as_json.out)}
+    assert task["worker_id"] in workers.out
+
+
+def test_a_closed_pipe_is_no_error(stack: Stack) -> None:
+    """If the reader closes the pipe, a command ends without an error line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "zndraw_joblib", "jobs"]
+    done = subprocess.run(command, env=stack.program.env, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_each_worker_process_is_a_worker(stack: Stack) -> None:
+    """Ctrl-C ends all processes, and removes the jobs that only they served."""
+    worker = stack.program.start("worker", "my_jobs.py", "--processes", "2", "--room", "row")
+    try:
+        wait_until(lambda: [len(job.workers) for job in stack.caller.jobs("row").items].count(2) == 4)
+        result = json.loads(stack.program.ok("submit", "row:analysis:Show", "--wait"))
+        assert result["vis"] is None
+    finally:
+        worker.send_signal(2)
+        out, err = worker.communicate(timeout=20)
+    assert (worker.returncode, out) == (0, "")
+    assert "2 processes serve my_jobs.py in row" in err
+    assert not [job for job in stack.caller.jobs("row").items if job.full_name.startswith("row:")]
