@@ -1,4 +1,4 @@
-"""Watch before acting: what `observe` shows is what `enforce` does, and it touches nothing. Seed 003."""
+"""The modes of the sweeper: `observe` shows what `enforce` does, and changes nothing."""
 
 import logging
 from typing import Any
@@ -8,18 +8,19 @@ import httpx
 import pytest
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from wire import V1
 
-from sweeper.queue import V1, Person, Queue
+from sweeper.mounted_queue import MountedQueue, User
 from zndraw_joblib.server.service.workers import Counts
 from zndraw_joblib.server.store.tables import Worker, WorkerJobLink, metadata
 
 Sessions = async_sessionmaker[AsyncSession]
 SWEEPER = f"{V1}/admin/sweeper"
-pytestmark = pytest.mark.usefixtures("wall")
+pytestmark = pytest.mark.usefixtures("manual_sweeper")
 
 
-async def everything(sessions: Sessions) -> dict[str, list[Any]]:
-    """Return all rows of all tables of ours, but for the switches."""
+async def all_rows(sessions: Sessions) -> dict[str, list[Any]]:
+    """Return all rows of all tables, except the runtime settings."""
     async with sessions() as session:
         return {
             name: sorted(map(repr, (await session.execute(select(table))).all()))
@@ -28,25 +29,25 @@ async def everything(sessions: Sessions) -> dict[str, list[Any]]:
         }
 
 
-async def set_mode(queue: Queue, mode: str) -> dict[str, Any]:
-    """Change the mode as a superuser."""
-    state: dict[str, Any] = await queue.ask("PATCH", "/admin/sweeper", json={"mode": mode})
+async def set_mode(queue: MountedQueue, mode: str) -> dict[str, Any]:
+    """Set the mode as a superuser."""
+    state: dict[str, Any] = await queue.request("PATCH", "/admin/sweeper", json={"mode": mode})
     assert state["mode"] == mode
     return state
 
 
-async def ruin(queue: Queue) -> dict[str, dict[str, Any]]:
-    """Leave behind something of every kind that a sweeper cleans up; return the tasks."""
+async def create_sweepable_tasks(queue: MountedQueue) -> dict[str, dict[str, Any]]:
+    """Create a task for every action of the sweeper; return the tasks."""
     dead, retried = await queue.register(), await queue.register("Scale", max_attempts=3)
     alive = await queue.register("Alive", start_timeout_seconds=30, timeout_seconds=50)
-    await queue.ask("PUT", "/rooms/@global/jobs", json={"category": "modifiers", "name": "Nobody"})
+    await queue.request("PUT", "/rooms/@global/jobs", json={"category": "modifiers", "name": "Unserved"})
     tasks = {
-        "lost": await queue.hold(dead, running=True),
-        "released": await queue.hold(retried),
-        "unstarted": await queue.hold(alive),
-        "slow": await queue.hold(alive, running=True),
+        "lost": await queue.submit_and_claim(dead, running=True),
+        "released": await queue.submit_and_claim(retried),
+        "unstarted": await queue.submit_and_claim(alive),
+        "slow": await queue.submit_and_claim(alive, running=True),
         "expired": await queue.submit(alive, expires_in_seconds=20),
-        "orphan": await queue.hold(await queue.register("Orphan")),
+        "orphan": await queue.submit_and_claim(await queue.register("Orphan")),
         "fine": await queue.submit(alive),
     }
     gone = UUID(tasks["orphan"]["worker_id"])
@@ -54,8 +55,8 @@ async def ruin(queue: Queue) -> dict[str, dict[str, Any]]:
     await queue.execute(
         delete(links).where(links.c.worker_id == gone), delete(workers).where(workers.c.id == gone)
     )
-    queue.watch()
-    await queue.silence(61, spare=[alive["worker_id"]])
+    queue.end_startup_grace()
+    await queue.pass_time(61, alive=[alive["worker_id"]])
     return tasks
 
 
@@ -69,17 +70,17 @@ AFTER = {
 }
 
 
-async def test_observe_touches_nothing_and_enforce_does_what_it_showed(
-    queue: Queue, sessions: Sessions, caplog: pytest.LogCaptureFixture
+async def test_enforce_does_what_observe_shows(
+    queue: MountedQueue, sessions: Sessions, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Steps 1 to 6: the same decisions, without a row, an event or a wake-up; then with them."""
+    """`observe` makes the same decisions without changing a row or emitting an event."""
     caplog.set_level(logging.INFO, "zndraw_joblib")
-    tasks = await ruin(queue)
+    tasks = await create_sweepable_tasks(queue)
     await set_mode(queue, "observe")
-    before, told = await everything(sessions), len(queue.told.sent)
-    preview = await queue.ask("GET", "/admin/sweeper/preview")
+    before, emitted = await all_rows(sessions), len(queue.events.emitted)
+    preview = await queue.request("GET", "/admin/sweeper/preview")
     cycles = [await queue.sweep() for _ in range(3)]
-    assert (await everything(sessions), len(queue.told.sent)) == (before, told)
+    assert (await all_rows(sessions), len(queue.events.emitted)) == (before, emitted)
     for cycle in cycles:
         assert (cycle.scanned, cycle.stale, cycle.expired) == (4, 3, 3)
         assert cycle.counts == Counts(released=2, failed=4)
@@ -94,77 +95,77 @@ async def test_observe_touches_nothing_and_enforce_does_what_it_showed(
     cycle = await queue.sweep()
     assert (cycle.expired, cycle.counts) == (3, cycles[0].counts)
     for name, (status, reason) in AFTER.items():
-        after = await queue.read(tasks[name])
+        after = await queue.get_task(tasks[name])
         assert after["status"] == status, name
-        told_last = (await queue.ask("GET", f"/tasks/{after['id']}/history"))["transitions"][-1]
-        assert (told_last["status"], told_last["reason"]) == (status, reason)
-    assert (await queue.read(tasks["fine"]))["status"] == "pending"
-    assert not set(preview["workers"]) & await queue.workers()
-    assert (await queue.ask("GET", "/admin/sweeper/preview"))["tasks"] == []
+        last = (await queue.request("GET", f"/tasks/{after['id']}/history"))["transitions"][-1]
+        assert (last["status"], last["reason"]) == (status, reason)
+    assert (await queue.get_task(tasks["fine"]))["status"] == "pending"
+    assert not set(preview["workers"]) & await queue.worker_ids()
+    assert (await queue.request("GET", "/admin/sweeper/preview"))["tasks"] == []
 
 
-async def test_off_is_off(queue: Queue, sessions: Sessions) -> None:
-    """Nothing is looked at, nothing is done; the server is ready all the same."""
-    await ruin(queue)
+async def test_off_changes_nothing(queue: MountedQueue, sessions: Sessions) -> None:
+    """The sweeper checks no worker and changes nothing; the server stays ready."""
+    await create_sweepable_tasks(queue)
     await set_mode(queue, "off")
-    before = await everything(sessions)
+    before = await all_rows(sessions)
     cycle = await queue.sweep()
-    assert await everything(sessions) == before
+    assert await all_rows(sessions) == before
     assert (cycle.scanned, cycle.stale, cycle.errors) == (0, 0, 0)
     assert not queue.joblib.sweeper.is_late
 
 
-async def test_the_mode_is_that_of_all_servers(queue: Queue) -> None:
-    """It is kept in the database, and stands above the settings of each."""
+async def test_all_servers_share_the_mode(queue: MountedQueue) -> None:
+    """The database stores it, and it overrides the setting of each server."""
     queue.joblib.settings.sweeper_mode = "observe"  # type: ignore[assignment]
-    assert (await queue.ask("GET", "/admin/sweeper"))["mode"] == "observe"
+    assert (await queue.request("GET", "/admin/sweeper"))["mode"] == "observe"
     await set_mode(queue, "enforce")
-    queue.restart()
-    queue.watch()
+    queue.restart_sweeper()
+    queue.end_startup_grace()
     assert (await queue.sweep()).mode == "enforce"
 
 
-async def test_the_last_cycles_are_shown(queue: Queue) -> None:
-    """The latest first, with what held it back, and from when on somebody may be judged."""
+async def test_the_state_lists_the_last_cycles(queue: MountedQueue) -> None:
+    """The latest first, with the mass-expiry guard and the remaining grace period."""
     for _ in range(6):
-        await queue.ask("POST", "/workers")
-    state = await queue.ask("GET", "/admin/sweeper")
+        await queue.request("POST", "/workers")
+    state = await queue.request("GET", "/admin/sweeper")
     assert (state["cycles"], state["grace_remaining_seconds"]) == ([], 60)
-    queue.watch()
-    await queue.silence()
+    queue.end_startup_grace()
+    await queue.pass_time()
     await queue.sweep()
     await queue.sweep()
-    state = await queue.ask("GET", "/admin/sweeper")
+    state = await queue.request("GET", "/admin/sweeper")
     assert state["grace_remaining_seconds"] == 0
     assert [(each["expired"], each["held_back"]) for each in state["cycles"]] == [(6, False), (0, True)]
     for _ in range(30):
         await queue.sweep()
-    assert len((await queue.ask("GET", "/admin/sweeper"))["cycles"]) == 20
+    assert len((await queue.request("GET", "/admin/sweeper"))["cycles"]) == 20
 
 
 @pytest.mark.parametrize(
     ("method", "url"), [("GET", SWEEPER), ("GET", f"{SWEEPER}/preview"), ("PATCH", SWEEPER)]
 )
-async def test_it_is_for_superusers(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch, method: str, url: str
+async def test_only_superusers_have_access(
+    queue: MountedQueue, monkeypatch: pytest.MonkeyPatch, method: str, url: str
 ) -> None:
-    """Nobody else sees it, or changes it."""
-    monkeypatch.setattr(Person, "is_superuser", False)
-    answer: httpx.Response = await queue.client.request(method, url, json={"mode": "off"})
-    assert (answer.status_code, answer.json()["type"]) == (403, "/v1/problems/forbidden")
+    """Every other user gets 403."""
+    monkeypatch.setattr(User, "is_superuser", False)
+    response: httpx.Response = await queue.client.request(method, url, json={"mode": "off"})
+    assert (response.status_code, response.json()["type"]) == (403, "/v1/problems/forbidden")
 
 
-async def test_a_mode_that_is_none_is_refused(queue: Queue) -> None:
-    """With the ones there are."""
-    answer = await queue.client.patch(SWEEPER, json={"mode": "perhaps"})
-    assert answer.status_code == 422
-    assert "enforce" in answer.text
+async def test_an_unknown_mode_is_rejected(queue: MountedQueue) -> None:
+    """The error lists the valid modes."""
+    response = await queue.client.patch(SWEEPER, json={"mode": "perhaps"})
+    assert response.status_code == 422
+    assert "enforce" in response.text
 
 
-async def test_old_tasks_are_removed_where_that_is_wanted(queue: Queue, sessions: Sessions) -> None:
-    """Those that ended long enough ago, with their history; never one that has not ended."""
+async def test_old_tasks_are_removed_if_configured(queue: MountedQueue, sessions: Sessions) -> None:
+    """Tasks that ended long enough ago are removed with their history; other tasks stay."""
     job = await queue.register(max_attempts=2, retry_on=["error"], backoff={"base_seconds": 0})
-    old = await queue.hold(job, running=True)
+    old = await queue.submit_and_claim(job, running=True)
     await queue.report(old, "failed")
     assert (await queue.sweep()).counts == Counts()
     again = await queue.claim(job["worker_id"])
@@ -178,12 +179,12 @@ async def test_old_tasks_are_removed_where_that_is_wanted(queue: Queue, sessions
     for status in ("running", "completed"):
         await queue.report(late, status)
     fresh = await queue.submit(job)
-    await queue.beat(job["worker_id"])
+    await queue.heartbeat(job["worker_id"])
     assert (await queue.sweep()).pruned == 0
     queue.joblib.settings.keep_finished_days = 1
     queue.clock.advance(1)
     assert (await queue.sweep()).pruned == 1
     assert (await queue.client.get(f"{V1}/tasks/{old['id']}")).status_code == 404
-    rows = await everything(sessions)
+    rows = await all_rows(sessions)
     assert (len(rows["joblib_task"]), rows["joblib_attempt"]) == (2, [])
-    assert [(await queue.read(task))["status"] for task in (late, fresh)] == ["completed", "pending"]
+    assert [(await queue.get_task(task))["status"] for task in (late, fresh)] == ["completed", "pending"]

