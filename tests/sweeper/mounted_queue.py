@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 from pydantic import BaseModel
 from replica import HandClock
+from rest import V1
 from sqlalchemy import Executable, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
-from wire import V1
 
 from zndraw_joblib import JobLib, TaskStatusEvent
 from zndraw_joblib.server.background.sweeper import Cycle, Sweeper

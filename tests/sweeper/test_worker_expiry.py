@@ -6,8 +6,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from rest import V1
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
-from wire import V1
+from waiting import until
 
 from sweeper.mounted_queue import Broker, MountedQueue
 from zndraw_joblib.server.background import sweeper as sweeper_module
@@ -460,8 +461,7 @@ async def test_the_sweeper_wakes_a_request_that_waits_for_a_task(
     await queue.pass_time()
     url, headers = f"{V1}/tasks/{task['id']}", {"Prefer": "wait=30"}
     waiting = asyncio.create_task(queue.client.get(url, headers=headers))
-    async with asyncio.timeout(10):
-        while not len(queue.joblib.runtime.waiters):  # noqa: ASYNC110 - there is no event to await
-            await asyncio.sleep(0)
-        await queue.sweep()
+    await until(lambda: len(queue.joblib.runtime.waiters))
+    await queue.sweep()
+    async with asyncio.timeout(20):
         assert (await waiting).json()["status"] == "failed"
