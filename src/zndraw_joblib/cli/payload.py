@@ -7,7 +7,7 @@ from typing import Any
 
 from zndraw_joblib.cli.errors import UsageError
 from zndraw_joblib.contract.messages import TaskSubmitRequest
-from zndraw_joblib.worker.options import validated
+from zndraw_joblib.worker.rest import validated
 
 
 def parse_object(text: str | None) -> dict[str, Any]:

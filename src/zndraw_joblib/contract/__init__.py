@@ -1,1 +1,1 @@
-"""What workers and servers agree on: names, states, messages, events, problems. Plain data, no I/O."""
+"""What workers and servers share: names, statuses, messages, events, problems. Plain data, no I/O."""

@@ -1,4 +1,4 @@
-"""What happened, as Socket.IO tells it. An event is a hint: the database is the truth."""
+"""Socket.IO events. An event is a hint that may be lost: the database has the facts."""
 
 import re
 from datetime import datetime
@@ -12,7 +12,7 @@ from zndraw_joblib.contract.status import TaskStatus
 
 
 class Event(BaseModel):
-    """A message whose name on the wire is the snake_case name of its class."""
+    """A Socket.IO event; its name on the wire is the snake_case name of its class."""
 
     model_config = ConfigDict(frozen=True)
     event_name: ClassVar[str] = "event"
@@ -23,11 +23,11 @@ class Event(BaseModel):
 
 
 class JobsInvalidate(Event):
-    """To a room: its list of jobs, or of their workers, is out of date."""
+    """Sent to a room: its list of jobs, or of their workers, has changed."""
 
 
 class TaskAvailable(Event):
-    """To a job's workers: a task waits to be claimed."""
+    """Sent to the workers of a job: a task waits to be claimed."""
 
     job_name: str
     room_id: str
@@ -35,7 +35,7 @@ class TaskAvailable(Event):
 
 
 class TaskStatusEvent(Event):
-    """To a room: one of its tasks has a new status."""
+    """Sent to a room: one of its tasks has a new status."""
 
     id: UUID
     name: str
@@ -50,11 +50,11 @@ class TaskStatusEvent(Event):
 
 
 class ProvidersInvalidate(Event):
-    """To a room: its list of providers is out of date."""
+    """Sent to a room: its list of providers has changed."""
 
 
 class ProviderRequest(Event):
-    """To those connected for a provider: answer a read. `params` is canonical JSON, `request_id` its hash."""
+    """Sent to the workers of a provider: a request waits. `request_id` is the hash of `params`."""
 
     request_id: str
     provider_name: str
@@ -62,48 +62,48 @@ class ProviderRequest(Event):
 
 
 class ProviderResultReady(Event):
-    """To a room: a read of one of its providers has an answer, be it an error; ask again."""
+    """Sent to a room: a provider request has a result or an error; repeat the request to get it."""
 
     provider_name: str
     request_hash: str
 
 
 class JoinJobRoom(Event):
-    """From a worker: tell me of tasks for this job."""
+    """Sent by a worker: subscribe to the tasks of a job."""
 
     job_name: str
     worker_id: UUID
 
 
 class LeaveJobRoom(Event):
-    """From a worker: tell me no more of tasks for this job."""
+    """Sent by a worker: unsubscribe from the tasks of a job."""
 
     job_name: str
     worker_id: UUID
 
 
 class JoinProviderRoom(Event):
-    """From a worker: tell me of reads from this provider."""
+    """Sent by a worker: subscribe to the requests of a provider."""
 
     provider_name: str
     worker_id: UUID
 
 
 class LeaveProviderRoom(Event):
-    """From a worker: tell me no more of reads from this provider."""
+    """Sent by a worker: unsubscribe from the requests of a provider."""
 
     provider_name: str
     worker_id: UUID
 
 
 class JoinRoom(Event):
-    """From a front-end: tell me what concerns this room."""
+    """Sent by a front-end: subscribe to a room."""
 
     room_id: str
 
 
 class LeaveRoom(Event):
-    """From a front-end: tell me no more of this room."""
+    """Sent by a front-end: unsubscribe from a room."""
 
     room_id: str
 
@@ -126,7 +126,7 @@ def workers_of(job_name: str) -> str:
 
 
 def providers_of(provider_name: str) -> str:
-    """Return the Socket.IO room of whoever answers the reads of a provider."""
+    """Return the Socket.IO room of a provider's workers."""
     return f"providers:{provider_name}"
 
 
@@ -135,21 +135,21 @@ def sockets_of(worker_id: UUID) -> str:
     return f"workers:{worker_id}"
 
 
-# All front-ends that joined any room. No room can have such a name.
+# The Socket.IO room of all front-ends that joined any room. No room can have such an id.
 EVERY_ROOM = "room:@*"
-_SEEN_EVERYWHERE = {room_of(GLOBAL), room_of(INTERNAL)}
+_LISTED_EVERYWHERE = {room_of(GLOBAL), room_of(INTERNAL)}
 
 
 def audience(emission: Emission) -> list[str]:
-    """Return all Socket.IO rooms that an emission concerns, its own first.
+    """Return all Socket.IO rooms that get an emission, its own first.
 
-    Every room lists what is in `@global`, and the jobs of `@internal`. A worker hears that a task
-    it runs was cancelled.
+    Changes in `@global` and `@internal` go to all rooms, because every room lists what is there. The
+    cancellation of a task also goes to the worker that runs it.
     """
     event, room = emission
     rooms = [room]
     if isinstance(event, JobsInvalidate | ProvidersInvalidate | ProviderResultReady):
-        if room in _SEEN_EVERYWHERE:
+        if room in _LISTED_EVERYWHERE:
             rooms.append(EVERY_ROOM)
     elif isinstance(event, TaskStatusEvent) and event.status == TaskStatus.CANCELLED and event.worker_id:
         rooms.append(sockets_of(event.worker_id))

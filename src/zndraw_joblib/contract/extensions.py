@@ -1,4 +1,4 @@
-"""What a worker can do: extensions, which do work, and providers, which answer reads."""
+"""The base classes of a worker's code: extensions, which are jobs, and providers, which answer requests."""
 
 from abc import ABC, abstractmethod
 from enum import StrEnum
@@ -8,7 +8,7 @@ from pydantic import BaseModel, model_validator
 
 
 class Category(StrEnum):
-    """The categories that a server allows unless it is told others."""
+    """The categories that a server allows by default (setting `allowed_categories`)."""
 
     MODIFIER = "modifiers"
     SELECTION = "selections"
@@ -16,26 +16,23 @@ class Category(StrEnum):
 
 
 class Extension(BaseModel, ABC):
-    """A job: its fields are the payload, its JSON schema is the job's, `run` does the work.
-
-    The name of the class is the job's own name.
-    """
+    """A job. Its fields are the payload, and its name is the last part of the job's full name."""
 
     category: ClassVar[Category | str]
 
     @abstractmethod
     def run(self, vis: Any, **kwargs: Any) -> Any:
-        """Do the work. What it returns, if JSON can say it, becomes the task's result (1 MiB at most).
+        """Do the work and return the task's result: a JSON value of at most 1 MiB.
 
-        `vis` is the context that the worker's host makes for each task, else None.
+        `vis` is the context that the worker's host creates for each task, or None.
         """
 
 
 class Provider(BaseModel, ABC):
-    """A kind of read: its fields are the parameters, its JSON schema is the provider's, `read` gives data.
+    """A remote data source. Its fields are the parameters of a request; an instance is one request.
 
-    An instance is one read. Parameters come from a query: they are texts until pydantic makes of them what
-    the fields say. One that may be repeated is a list.
+    The parameters come from a query as strings, which pydantic converts to the types of the fields. The field
+    of a parameter that may be repeated is a list.
     """
 
     category: ClassVar[str]
@@ -43,16 +40,16 @@ class Provider(BaseModel, ABC):
 
     @abstractmethod
     def read(self, handler: Any) -> Any:
-        """Return the data: bytes, or for ``application/json`` what JSON can say, for ``text/…`` a text.
+        """Return the result: bytes, for ``application/json`` a JSON value, or for ``text/…`` a string.
 
-        `handler` is what was given at the registration: an open file system, a database, a universe of atoms.
-        What is raised reaches whoever reads.
+        `handler` is the object given at the registration: an open file system, a database, a universe of
+        atoms. An exception is sent to the client that sent the request.
         """
 
     @model_validator(mode="before")
     @classmethod
     def _take_single_for_list(cls, params: Any) -> Any:
-        """Take a parameter that was given once for a list of one, where the field is a list."""
+        """Turn a parameter that was given once into a list, if its field is a list."""
         if not isinstance(params, dict):
             return params
         fields = cls.model_json_schema().get("properties", {})

@@ -1,4 +1,4 @@
-"""The bodies of requests and answers. Unknown fields of a request are ignored."""
+"""The bodies of requests and responses. The server ignores unknown fields of a request."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -25,7 +25,7 @@ def _name(text: str) -> str:
     return text
 
 
-# Not a pattern of pydantic's: its engine and Python's do not agree on what a letter is.
+# Not a pydantic pattern: its regex engine and Python's disagree on which characters are letters.
 Name = Annotated[
     str,
     AfterValidator(_name),
@@ -36,7 +36,7 @@ Item = TypeVar("Item")
 
 
 class SchemaBody(BaseModel):
-    """A body with a JSON Schema in it; `schema` itself is taken by pydantic's own classes."""
+    """A body with a JSON Schema; the field is not named `schema` because pydantic's models have that name."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -56,10 +56,10 @@ MaxTasks = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class JobRegisterRequest(SchemaBody, JobPolicy):
-    """Register a job, and a worker for it; without `worker_id` a new worker is made.
+    """Register a job and link a worker to it; without `worker_id` a new worker is created.
 
-    What is not said of the job's policy is as it is by default, or as it was registered before.
-    `max_tasks`: how many tasks the worker may hold at once; as many as it likes without it.
+    Omitted policy fields keep their registered or default value. `max_tasks`: how many tasks the worker may
+    hold at once, null for no limit.
     """
 
     category: Name
@@ -69,9 +69,10 @@ class JobRegisterRequest(SchemaBody, JobPolicy):
 
 
 class JobResponse(SchemaBody, JobPolicy):
-    """A job; `worker_id` is the registering worker, in the answer to a registration alone.
+    """A job. `workers` are the ids of the workers that serve it.
 
-    `paused`: an operator has stopped its claims.
+    `worker_id` is the registering worker, only in the response to a registration. `paused`: an operator has
+    paused the job, so none of its tasks are claimed.
     """
 
     id: UUID
@@ -94,16 +95,16 @@ class JobSummary(BaseModel):
 
 
 class NamedTask(BaseModel):
-    """A task that a worker takes itself to hold; `attempt` is the token of its claim."""
+    """A task that a worker believes it holds; `attempt` is the token of its claim."""
 
     id: UUID
     attempt: int
 
 
 class HeartbeatRequest(BaseModel):
-    """A worker lives. `tasks` are those that it works on, to learn what has become of them.
+    """A heartbeat. `tasks` are the tasks that the worker holds, to learn their verdicts.
 
-    `max_tasks`, where given, is how many it may hold at once from now on.
+    `max_tasks` changes how many tasks the worker may hold at once.
     """
 
     tasks: list[NamedTask] = Field(default_factory=list, max_length=MAX_NAMED_TASKS)
@@ -111,10 +112,10 @@ class HeartbeatRequest(BaseModel):
 
 
 class Verdict(StrEnum):
-    """What a worker shall do with a task that it named.
+    """What a worker has to do with a task that it named in a heartbeat.
 
-    `continue`: it holds the task. `cancel`: the task was cancelled while it held it. `lost`: the task is
-    not, or no longer, its own: it ended otherwise, was claimed anew, or does not exist.
+    `continue`: the worker holds the task. `cancel`: the task was cancelled while the worker held it. `lost`:
+    the worker does not hold the task: it ended, was claimed again, or does not exist.
     """
 
     CONTINUE = "continue"
@@ -130,10 +131,10 @@ class TaskVerdict(BaseModel):
 
 
 class WorkerResponse(BaseModel):
-    """A worker, and how often it shall report: every `heartbeat_interval_seconds`.
+    """A worker; it has to send a heartbeat every `heartbeat_interval_seconds`.
 
-    `drain`: an operator asks it to claim no more, to finish what it runs, and to leave.
-    `tasks` has a verdict for each task that the heartbeat named, in their order.
+    `drain`: an operator drains the worker: it has to claim no more, finish its tasks, and disconnect.
+    `tasks` has a verdict for each task that the heartbeat named, in the same order.
     """
 
     id: UUID
@@ -144,7 +145,7 @@ class WorkerResponse(BaseModel):
 
 
 class WorkerSummary(BaseModel):
-    """A worker in a list; `job_count` counts the jobs it serves."""
+    """A worker in a list; `job_count` is the number of jobs it serves."""
 
     id: UUID
     last_heartbeat: datetime
@@ -152,11 +153,11 @@ class WorkerSummary(BaseModel):
 
 
 class TaskSubmitRequest(BaseModel):
-    """Call a job with `payload`.
+    """Submit a task with `payload`.
 
-    `priority` and `max_attempts` take the place of the job's own. The task enters its queue at `run_at`,
-    or `delay_seconds` from now, else at once; it fails unless it is claimed within `expires_in_seconds`
-    of the submit.
+    `priority` and `max_attempts` override those of the job. The task enters its queue at `run_at`, or
+    `delay_seconds` from now, by default at once. It fails if no worker claims it within `expires_in_seconds`
+    from now.
     """
 
     payload: JsonObject = Field(default_factory=dict)
@@ -176,12 +177,12 @@ class TaskSubmitRequest(BaseModel):
 class TaskResponse(BaseModel):
     """A task.
 
-    `queue_position` counts from 1 among the tasks that wait in the job's queue, and is null otherwise.
-    `attempt` is the fencing token: it grows with every claim, and a worker's report may carry it.
-    `error` and `error_code` tell what ended the task without success, or the attempt before the next one;
-    the code is a worker's `error`, or the last part of an address under ``/v1/problems/``.
-    `run_at` is set while the task waits for its time, be it by the wish of its submitter or after a failure;
-    `expires_at` until it is claimed.
+    - `queue_position`: the place of a waiting task in the job's queue, from 1; null for other tasks.
+    - `attempt`: the fencing token; it grows with every claim, and a worker's report may carry it.
+    - `error`, `error_code`: why the task, or its last attempt, ended without success. The code is ``error``
+      for a failure that a worker reported, or the last part of a URL under ``/v1/problems/``.
+    - `run_at`: when the task enters its queue, because its submitter set a time, or before a retry.
+    - `expires_at`: when the task fails if no worker has claimed it; null after the claim.
     """
 
     id: UUID
@@ -205,10 +206,10 @@ class TaskResponse(BaseModel):
 
 
 class TaskClaimRequest(BaseModel):
-    """Ask for the oldest pending task of the worker's jobs.
+    """Claim the oldest pending task of the worker's jobs.
 
-    Who repeats a claim with the same `claim_id`, for its answer was lost, gets the same task again, as long
-    as the worker holds it.
+    A claim that is repeated with the same `claim_id`, because its response was lost, gets the same task while
+    the worker holds it.
     """
 
     worker_id: UUID
@@ -216,11 +217,11 @@ class TaskClaimRequest(BaseModel):
 
 
 class EmptyReason(StrEnum):
-    """Why a claim got nothing.
+    """Why a claim got no task.
 
-    `empty`: nothing waits. `paused`: what waits is of jobs that are paused. `at_capacity`: as many tasks
-    of the job, or of the room, are under way as may be. `max_tasks`: as many as the worker may hold.
-    `draining`: an operator asked the worker to leave.
+    `empty`: no task waits. `paused`: the jobs of the waiting tasks are paused. `at_capacity`: the concurrency
+    limit of the job or of the room is reached. `max_tasks`: the worker holds as many tasks as it may.
+    `draining`: an operator drains the worker.
     """
 
     EMPTY = "empty"
@@ -231,16 +232,16 @@ class EmptyReason(StrEnum):
 
 
 class TaskClaimResponse(BaseModel):
-    """The claimed task, or null, and then the reason."""
+    """The claimed task, or null with the reason."""
 
     task: TaskResponse | None = None
     reason: EmptyReason | None = None
 
 
 class TaskUpdateRequest(BaseModel):
-    """Report on a task. `worker_id` and `attempt`, where given, must be those of the claim.
+    """Report a task's new status. `worker_id` and `attempt`, if given, must be those of the claim.
 
-    A failure with `retry` false is final, whatever the job's policy says.
+    A failure with `retry` false is final, whatever the job's policy is.
     """
 
     status: TaskStatus
@@ -252,9 +253,9 @@ class TaskUpdateRequest(BaseModel):
 
 
 class TaskActionRequest(BaseModel):
-    """Release, retry or fail a task by hand.
+    """Release, retry or fail a task.
 
-    `worker_id` and `attempt`, where given, must be those of the claim, or of the last one. `error` says why.
+    `worker_id` and `attempt`, if given, must be those of the current or last claim. `error` is the reason.
     """
 
     worker_id: UUID | None = None
@@ -263,7 +264,7 @@ class TaskActionRequest(BaseModel):
 
 
 class Transition(BaseModel):
-    """A task got a new status. `attempt` counts its claims so far; `worker_id` held it, before or after."""
+    """A change of a task's status. `attempt` counts its claims; `worker_id` held it before or after."""
 
     at: datetime
     status: TaskStatus
@@ -275,14 +276,14 @@ class Transition(BaseModel):
 
 
 class TaskHistory(BaseModel):
-    """All that has happened to a task, oldest first."""
+    """All transitions of a task, oldest first."""
 
     id: UUID
     transitions: list[Transition]
 
 
 class PlannedChange(BaseModel):
-    """What the sweeper would do with a task; `reason` as in its history."""
+    """What the sweeper would do with a task; `reason` is as in the task's history."""
 
     id: UUID
     before: TaskStatus
@@ -292,9 +293,9 @@ class PlannedChange(BaseModel):
 
 
 class SweeperPreview(BaseModel):
-    """What a cycle of the sweeper would do now, of each kind at most one batch.
+    """What a cycle of the sweeper would do now, at most one batch of each kind.
 
-    `scanned` and `stale` count workers; `workers` would be removed.
+    `scanned` and `stale` are numbers of workers; `workers` are the ids that would be removed.
     """
 
     scanned: int
@@ -304,7 +305,7 @@ class SweeperPreview(BaseModel):
 
 
 class SweeperMode(StrEnum):
-    """`enforce`: the sweeper acts. `observe`: it decides, tells, and touches nothing. `off`: it rests."""
+    """`enforce`: the sweeper acts. `observe`: it only logs what it would do. `off`: it does nothing."""
 
     ENFORCE = "enforce"
     OBSERVE = "observe"
@@ -312,17 +313,17 @@ class SweeperMode(StrEnum):
 
 
 class SweeperUpdate(BaseModel):
-    """Change how the sweepers of all servers work."""
+    """Change the mode of the sweepers of all servers."""
 
     mode: SweeperMode
 
 
 class SweeperCycle(BaseModel):
-    """What one cycle found and did; `elapsed` in seconds. `expired` counts removed workers.
+    """The summary of one cycle of the sweeper; `elapsed` is in seconds, the other numbers are counts.
 
-    `released` counts tasks that went back to their queues, `failed` those that ended. `held_back`: most
-    workers would have gone at once, so the cycle waited for the next one. `mode` is null where the database
-    did not tell it.
+    `scanned`, `stale` and `expired`: workers seen, silent for too long, removed. `released` and `failed`:
+    tasks. `pruned`: deleted old tasks. `held_back`: the mass-expiry guard stopped the cycle, because most
+    workers would have expired at once. `mode` is null if it could not be read from the database.
     """
 
     at: datetime
@@ -339,7 +340,7 @@ class SweeperCycle(BaseModel):
 
 
 class SweeperState(BaseModel):
-    """The sweeper of the server that answers. `grace_remaining_seconds`: nobody is judged before."""
+    """The sweeper of the responding server. It expires no worker for `grace_remaining_seconds` more."""
 
     mode: SweeperMode
     interval_seconds: float
@@ -348,14 +349,14 @@ class SweeperState(BaseModel):
 
 
 class Reason(BaseModel):
-    """One reason for which a task waits, or what holds it. `code` is for programs, `detail` for people."""
+    """One reason why a task waits or is held. `code` is for programs, `detail` is a sentence."""
 
     code: str
     detail: str
 
 
 class TaskExplanation(BaseModel):
-    """Why a task is where it is; all reasons that hold at once, the first to mend first."""
+    """Why a task has its status: all reasons that apply, the most important one first."""
 
     id: UUID
     status: TaskStatus

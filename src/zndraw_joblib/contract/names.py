@@ -1,4 +1,4 @@
-"""Rooms and the full names of jobs and providers: ``room:category:name``."""
+"""Room ids, and the full names of jobs and providers: ``room:category:name``."""
 
 import re
 from typing import NamedTuple
@@ -10,7 +10,7 @@ INTERNAL = "@internal"
 RESERVED = frozenset({GLOBAL, INTERNAL})
 
 MAX_NAME_LENGTH = 128
-# What a class, a module or a version may be called; no separator of a path, a URL or a full name.
+# Names of classes, modules and versions match; separators of paths, URLs and full names do not.
 NAME_PATTERN = r"^\w[\w.\-]*$"
 _NAME = re.compile(NAME_PATTERN)
 
@@ -28,20 +28,17 @@ class JobName(NamedTuple):
 
 
 def is_name(text: str) -> bool:
-    """Tell whether `text` may be a category or a job's own name."""
+    """Return whether `text` may be a category or the last part of a full name."""
     return len(text) <= MAX_NAME_LENGTH and _NAME.fullmatch(text) is not None
 
 
 def parse_job_name(full_name: str) -> JobName:
-    """Split a full name into its parts.
-
-    Raises `JobNotFound` where the text cannot be the name of any job.
-    """
+    """Split the full name of a job. Raises `JobNotFound` if no job can have that name."""
     return _parse(full_name, "Job", JobNotFound)
 
 
 def parse_provider_name(full_name: str) -> JobName:
-    """Split the full name of a provider. Raises `ProviderNotFound` where it cannot be the name of any."""
+    """Split the full name of a provider. Raises `ProviderNotFound` if no provider can have that name."""
     return _parse(full_name, "Provider", ProviderNotFound)
 
 
@@ -56,9 +53,9 @@ def _parse(full_name: str, what: str, missing: type[NotFound]) -> JobName:
 
 
 def validate_room_id(room_id: str) -> str:
-    """Return `room_id` unchanged if it may name a room, else raise `InvalidRoomId`.
+    """Return `room_id` if it is valid. Raises `InvalidRoomId`.
 
-    A room is ``@global``, ``@internal``, or 1-128 printable characters without ``@``, ``:`` and ``/``.
+    A room id is ``@global``, ``@internal``, or 1 to 128 printable characters without ``@``, ``:`` and ``/``.
     """
     if room_id in RESERVED:
         return room_id
@@ -76,6 +73,6 @@ def _is_room(room_id: str) -> bool:
     if room_id in RESERVED:
         return True
     if not room_id.strip("."):
-        # A proxy would take "." and ".." for steps in a path.
+        # A proxy would resolve "." and ".." in a path.
         return False
     return len(room_id) <= MAX_NAME_LENGTH and room_id.isprintable() and not set(room_id) & set("@:/")

@@ -1,7 +1,4 @@
-"""What becomes of a task whose attempt went wrong: chosen for each job when it is registered.
-
-Source: seed 004 (release with exponential backoff), with the defaults of seed 000 (fail at once).
-"""
+"""The policy of a job: retries after failures and lost workers, time limits, concurrency, priority."""
 
 from enum import StrEnum
 from math import e
@@ -17,25 +14,25 @@ Attempts = Annotated[int, Field(ge=1, le=1000)]
 
 
 class RetryOn(StrEnum):
-    """Why an attempt ended without success: its worker was lost, it failed, or it ran for too long."""
+    """Why an attempt ended without success: its worker was lost, it failed, or it exceeded its time limit."""
 
     WORKER_LOST = "worker_lost"
     ERROR = "error"
     TIMEOUT = "timeout"
 
 
-def _each_once(causes: tuple[RetryOn, ...]) -> tuple[RetryOn, ...]:
-    return tuple(sorted(set(causes)))
+def _each_once(reasons: tuple[RetryOn, ...]) -> tuple[RetryOn, ...]:
+    return tuple(sorted(set(reasons)))
 
 
-Causes = Annotated[tuple[RetryOn, ...], AfterValidator(_each_once)]
+RetryReasons = Annotated[tuple[RetryOn, ...], AfterValidator(_each_once)]
 
 
 class Backoff(BaseModel):
     """The pause before the next attempt: ``min(cap_seconds, base_seconds * factor ** failed)``.
 
-    `failed` counts the attempts that went wrong. By default that is exp(min(10, failed)) seconds: 2.7 s,
-    7.4 s, 20 s, 55 s, … 6 h. Of each pause, up to the share `jitter` is taken away by chance.
+    `failed` counts the attempts that ended without success. The default is exp(min(10, failed)) seconds:
+    2.7 s, 7.4 s, 20 s, 55 s, … 6 h. Each pause is shortened at random by up to the share `jitter`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,7 +43,7 @@ class Backoff(BaseModel):
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     def pause(self, failed: int, chance: float) -> float:
-        """Return the seconds before the next attempt; `chance` is between 0 and 1."""
+        """Return the seconds before the next attempt; `chance` is a random number between 0 and 1."""
         try:
             full = self.base_seconds * self.factor**failed
         except OverflowError:
@@ -55,19 +52,21 @@ class Backoff(BaseModel):
 
 
 class JobPolicy(BaseModel):
-    """How the tasks of a job are treated.
+    """The policy of a job, set at registration. Omitted fields keep their registered or default value.
 
-    `max_attempts`: how often a task is tried while the worker says that it failed, or it takes too long;
-    with 1 it is tried once, whatever happens. `retry_on`: what it is tried again after. `max_crashes`: so
-    many lost workers are one too many; they are counted apart from failures, so that neither a task that
-    kills its workers goes on for ever, nor a restart of workers takes a task's last attempt.
-    `timeout_seconds`: how long an attempt may run. `start_timeout_seconds`: how long a task may be claimed
-    without being started, before it goes back to its queue; 0 for ever. `max_in_flight`: how many tasks of
-    the job may be claimed or running at once. `priority`: of its tasks; a higher one goes first.
+    - `max_attempts`: how many attempts of a task may fail or exceed `timeout_seconds`; with 1 there is no
+      retry, also not after a lost worker.
+    - `retry_on`: the reasons after which a task is tried again.
+    - `max_crashes`: a task fails when it has lost this many workers. They are counted apart from failures:
+      so a task that kills its workers ends, and a restart of workers does not use up attempts.
+    - `timeout_seconds`: the time limit of an attempt.
+    - `start_timeout_seconds`: a claimed task that is not started in time goes back to its queue; 0 for never.
+    - `max_in_flight`: the concurrency limit, how many tasks of the job may be claimed or running.
+    - `priority`: of the job's tasks; a higher one is claimed first.
     """
 
     max_attempts: Attempts = 1
-    retry_on: Causes = (RetryOn.WORKER_LOST,)
+    retry_on: RetryReasons = (RetryOn.WORKER_LOST,)
     backoff: Backoff = Backoff()
     max_crashes: Attempts = 3
     timeout_seconds: Seconds | None = None

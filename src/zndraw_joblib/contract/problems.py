@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as RFC 9457 problems. The server raises a class, the SDK raises it again.
+"""All errors, as RFC 9457 problems. The server raises a class, and the SDK raises the same class.
 
 ProblemException
 ├── InvalidRoomId, InvalidCategory           400  ValueError
@@ -11,7 +11,7 @@ ProblemException
 │   ├── SchemaConflict, StaleResult, InvalidTaskTransition
 │   │   └── StaleReport
 │   └── WorkerLost, StartTimeout, RunTimeout, TaskExpired, InternalTimeout, Released, Retried,
-│       FailedByOperator: never an answer; what `error_code` says of a task
+│       FailedByOperator: never a response; the `error_code` of a task
 ├── ContentTooLarge                          413  ValueError
 ├── InvalidRequest                           422  ValueError
 │   └── InvalidPayload, InvalidSchema
@@ -34,7 +34,7 @@ _TYPE_PREFIX = "/v1/problems/"
 
 
 class Problem(BaseModel):
-    """The body of an error, as RFC 9457 shapes it; a problem may carry members of its own."""
+    """The body of an error response (RFC 9457); a problem may have extra members."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -46,7 +46,7 @@ class Problem(BaseModel):
 
 
 class ProblemException(Exception):
-    """Something was refused. `problem` is the body of the answer, `headers` go with it."""
+    """The server refused a request. `problem` is the body of the response, `headers` are its headers."""
 
     title: ClassVar[str] = "Error"
     status: ClassVar[int] = 500
@@ -64,7 +64,7 @@ class ProblemException(Exception):
         self.headers = headers or {}
 
     def __str__(self) -> str:
-        """Return the detail alone; a KeyError would put it in quotes."""
+        """Return the detail; a KeyError would put it in quotes."""
         return self.problem.detail or self.problem.title
 
     @classmethod
@@ -74,7 +74,7 @@ class ProblemException(Exception):
 
     @classmethod
     def type_uri(cls) -> str:
-        """Return ``/v1/problems/<problem-id>``; the server has a page there."""
+        """Return ``/v1/problems/<problem-id>``; the server serves a description there."""
         return _TYPE_PREFIX + cls.problem_id()
 
     @classmethod
@@ -101,20 +101,20 @@ class ProblemException(Exception):
 
     @classmethod
     def raise_for_client(cls, problem: Problem) -> NoReturn:
-        """Raise this class for a body that came over the wire."""
+        """Raise this class for the body of a response."""
         error = cls(problem.detail, instance=problem.instance)
         error.problem = problem
         raise error
 
 
 class InvalidRoomId(ProblemException, ValueError):
-    """The room's id has characters that no room may have."""
+    """The room id has invalid characters."""
 
     title, status = "Bad Request", 400
 
 
 class InvalidCategory(ProblemException, ValueError):
-    """The job's category is not one of those this server allows (setting `allowed_categories`)."""
+    """The server does not allow the job's category (setting `allowed_categories`)."""
 
     title, status = "Bad Request", 400
 
@@ -126,27 +126,27 @@ class Unauthorized(ProblemException, PermissionError):
 
 
 class Forbidden(ProblemException, PermissionError):
-    """The identity is known, but this is not its to do."""
+    """The identity is known, but may not do this."""
 
     title, status = "Forbidden", 403
 
 
 class NotFound(ProblemException, KeyError):
-    """There is nothing at this address."""
+    """There is no resource at this URL."""
 
     title, status = "Not Found", 404
 
 
 class JobNotFound(NotFound):
-    """No active job of this name can be seen from here."""
+    """The room can use no active job of this name."""
 
 
 class WorkerNotFound(NotFound):
-    """The worker is unknown: it left, was removed after falling silent, or never registered."""
+    """The worker is unknown: it disconnected, was removed without heartbeats, or never registered."""
 
 
 class ProviderNotFound(NotFound):
-    """There is no such provider, or it belongs to another room."""
+    """There is no such provider, or another room owns it."""
 
 
 class TaskNotFound(NotFound):
@@ -154,13 +154,13 @@ class TaskNotFound(NotFound):
 
 
 class MethodNotAllowed(ProblemException):
-    """The address exists, but not for this method."""
+    """The URL does not support this method."""
 
     title, status = "Method Not Allowed", 405
 
 
 class Conflict(ProblemException, ValueError):
-    """The request does not fit the present state."""
+    """The request conflicts with the current state."""
 
     title, status = "Conflict", 409
 
@@ -170,113 +170,113 @@ class SchemaConflict(Conflict):
 
 
 class InvalidTaskTransition(Conflict):
-    """The task cannot go from where it is to the wanted state. `current_status` says where it is."""
+    """The task cannot change from its status (`current_status`) to the requested one."""
 
 
 class StaleReport(InvalidTaskTransition):
-    """The report comes from a worker or an attempt that no longer holds the task. `reason` says why."""
+    """The reporting worker or attempt does not hold the task. `reason` says why."""
 
 
 class WorkerLost(Conflict):
-    """The worker that held the task is gone: it left, or gave no sign of life for too long."""
+    """The worker that held the task disconnected, or sent no heartbeat for too long."""
 
 
 class StartTimeout(Conflict):
-    """The task was claimed and not started in time (`start_timeout_seconds`); it is back in its queue."""
+    """The task was claimed and not started in time (`start_timeout_seconds`); it is in its queue again."""
 
 
 class RunTimeout(Conflict):
-    """The attempt ran for longer than the job allows (`timeout_seconds`)."""
+    """The attempt ran longer than the job allows (`timeout_seconds`)."""
 
 
 class TaskExpired(Conflict):
-    """Nobody claimed the task in time (`expires_in_seconds`)."""
+    """No worker claimed the task in time (`expires_in_seconds`)."""
 
 
 class InternalTimeout(Conflict):
-    """The internal task was held for too long (setting `internal_task_timeout_seconds`)."""
+    """The internal task exceeded its time limit (setting `internal_task_timeout_seconds`)."""
 
 
 class DispatchFailed(Conflict):
-    """The broker of internal jobs did not take the task."""
+    """The broker of internal jobs did not accept the task."""
 
 
 class Released(Conflict):
-    """The task was handed back to its queue, by its worker or by an operator; that counts as no failure."""
+    """Its worker or an operator put the task back into its queue; this counts as no failure."""
 
 
 class Retried(Conflict):
-    """The task had ended without success, and was put into its queue once more by hand."""
+    """A client put the failed or cancelled task into its queue again."""
 
 
 class FailedByOperator(Conflict):
-    """An operator has ended the task."""
+    """An operator failed the task."""
 
 
 class StaleResult(Conflict):
-    """The provider was registered anew since it was asked for this: nobody waits for the result."""
+    """The provider was registered again after this request, so no client waits for the result."""
 
 
 class ContentTooLarge(ProblemException, ValueError):
-    """The body, or one part of it, is larger than the server takes."""
+    """The body, or a part of it, is larger than the server accepts."""
 
     title, status = "Content Too Large", 413
 
 
 class InvalidRequest(ProblemException, ValueError):
-    """The request does not have the shape of this operation. `errors` lists every fault with its place."""
+    """The request is invalid. `errors` lists every error with its location."""
 
     title, status = "Unprocessable Content", 422
 
 
 class InvalidPayload(InvalidRequest):
-    """The payload does not fit the job's schema. `errors` lists every fault with its JSON pointer."""
+    """The payload does not match the job's schema. `errors` lists every error with its JSON pointer."""
 
 
 class InvalidSchema(InvalidRequest):
-    """The job's schema is not a JSON Schema this server can use."""
+    """The job's schema is not a JSON Schema that this server supports."""
 
 
 class Locked(ProblemException, PermissionError):
-    """The room takes no changes at present."""
+    """The room is locked: it accepts no changes at the moment."""
 
     title, status = "Locked", 423
 
 
 class TooManyRequests(ProblemException):
-    """The caller asks more than its share; try again after `Retry-After` seconds."""
+    """The caller sends too many requests; try again after `Retry-After` seconds."""
 
     title, status = "Too Many Requests", 429
 
 
 class InternalServerError(ProblemException):
-    """The server failed in a way nobody foresaw; its log says how."""
+    """The server failed unexpectedly; its log has the cause."""
 
     title, status = "Internal Server Error", 500
 
 
 class ServiceUnavailable(ProblemException, ConnectionError):
-    """The server cannot do this at present; nothing was lost, try again after `Retry-After` seconds."""
+    """The server cannot do this at the moment; try again after `Retry-After` seconds."""
 
     title, status = "Service Unavailable", 503
 
 
 class InternalJobNotConfigured(ServiceUnavailable):
-    """The job runs inside the server, and this server has no executor for it."""
+    """The job is internal, and this server has no executor for it."""
 
 
 class ProviderNotConnected(ServiceUnavailable):
-    """Nobody is connected who could answer reads of this provider; its worker may come back."""
+    """No worker of this provider is connected; it may come back."""
 
 
 class ProviderFailed(ProblemException):
-    """The provider could not read what was asked for. `error` is the kind of fault, `detail` what it said."""
+    """The provider failed. `error` is the name of an exception, `detail` its text."""
 
     title, status = "Bad Gateway", 502
 
 
 class ProviderTimeout(ProblemException, TimeoutError):
-    """The provider has not answered yet. It goes on: ask again after `Retry-After` seconds."""
+    """The provider has no result yet, and continues; repeat the request after `Retry-After` seconds."""
 
     title, status = "Gateway Timeout", 504
 
@@ -290,9 +290,9 @@ _BY_STATUS = {cls.status: cls for cls in reversed(PROBLEMS.values())} | {400: In
 
 
 def problem_for(status: int, body: object = None) -> ProblemException:
-    """Return the exception for an answer with an error status, whatever its body is.
+    """Return the exception for an error response with any body.
 
-    A problem of ours comes back as its own class; anything else as the class of its status.
+    A problem that the server defines is returned as its class, any other body as the class of its status.
     """
     problem = _parse(body, status)
     cls = PROBLEMS.get(problem.type.removeprefix(_TYPE_PREFIX)) or _BY_STATUS.get(status, ProblemException)

@@ -1,4 +1,4 @@
-"""What is said of providers: they answer reads, from whoever is connected for them."""
+"""Messages about providers, and the keys of provider requests and results."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from zndraw_joblib.contract.messages import Name, SchemaBody
 
-# The headers of an upload: which read it answers, how it went, and who says so.
+# The headers of an upload: the request, ok or error, the worker.
 REQUEST_HASH = "X-Request-Hash"
 RESULT_STATUS = "X-Result-Status"
 WORKER_ID = "X-Worker-ID"
@@ -29,7 +29,7 @@ _REQUEST_HASH = re.compile(r"[\w.-]{1,128}", re.A)
 
 def _media_type(text: str) -> str:
     if len(text) > MAX_CONTENT_TYPE or not text.isprintable() or not _MEDIA_TYPE.fullmatch(text):
-        raise ValueError("a content type is of the form type/subtype, with parameters if need be")
+        raise ValueError("a content type has the form type/subtype, with optional parameters")
     return text
 
 
@@ -39,7 +39,7 @@ ContentType = Annotated[str, AfterValidator(_media_type)]
 class ProviderRegisterRequest(SchemaBody):
     """Register a provider, and a worker for it; without `worker_id` a new worker is made.
 
-    `schema` says which parameters a read may have, `content_type` what kind of bytes it gives.
+    `schema` describes the parameters of a request; `content_type` is that of the results.
     """
 
     category: Name
@@ -49,7 +49,7 @@ class ProviderRegisterRequest(SchemaBody):
 
 
 class ProviderResponse(SchemaBody):
-    """A provider; reads are answered by the worker `worker_id`, with bytes of `content_type`."""
+    """A provider; the worker `worker_id` answers its requests, with bytes of `content_type`."""
 
     id: UUID
     room_id: str
@@ -62,9 +62,9 @@ class ProviderResponse(SchemaBody):
 
 
 class ProviderClaimRequest(BaseModel):
-    """Ask for the oldest read that waits for one of the worker's providers.
+    """Claim the oldest request that waits for one of the worker's providers.
 
-    Who repeats a claim with the same `claim_id`, for its answer was lost, gets the same read again.
+    A claim that is repeated with the same `claim_id`, because its response was lost, gets the same request.
     """
 
     worker_id: UUID
@@ -72,9 +72,10 @@ class ProviderClaimRequest(BaseModel):
 
 
 class ClaimedProviderRequest(BaseModel):
-    """A read, to be answered by ``POST /providers/{provider_id}/results``; `request_id` is its hash.
+    """A provider request, to be answered by ``POST /providers/{provider_id}/results``.
 
-    `params` are those of the query as canonical JSON: a text for each, or a list of texts if it was repeated.
+    `request_id` is its hash. `params` are the parameters of the query as canonical JSON: a string for each,
+    or a list of strings for one that was repeated.
     """
 
     request_id: str
@@ -84,15 +85,15 @@ class ClaimedProviderRequest(BaseModel):
 
 
 class ProviderClaimResponse(BaseModel):
-    """The read to answer, or null."""
+    """The claimed request, or null."""
 
     request: ClaimedProviderRequest | None = None
 
 
 class ProviderError(BaseModel):
-    """What went wrong with a read. `error` is the kind, the name of an exception; `detail` is for people.
+    """Why a provider request failed. `error` is the name of an exception, `detail` its text.
 
-    `is_invalid`: the fault is in the parameters.
+    `is_invalid`: the parameters are invalid.
     """
 
     error: str = Field(default="Error", max_length=200)
@@ -101,7 +102,7 @@ class ProviderError(BaseModel):
 
 
 def params_of(query: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Return the parameters of a read: a text for each name, a list of texts where it was repeated."""
+    """Return the parameters of a query: a string for each name, a list of strings for a repeated one."""
     found: dict[str, list[str]] = {}
     for name, value in query:
         found.setdefault(name, []).append(value)
@@ -109,25 +110,25 @@ def params_of(query: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def canonical(params: dict[str, Any]) -> str:
-    """Return parameters as the one JSON text that all who hash them agree on."""
+    """Return parameters as canonical JSON: sorted keys, no spaces."""
     return json.dumps(params, sort_keys=True, separators=(",", ":"))
 
 
 def request_hash(params: str) -> str:
-    """Return the hash of canonical parameters, which names the read."""
+    """Return the hash of canonical parameters, the id of the request."""
     return sha256(params.encode()).hexdigest()
 
 
 def is_request_hash(text: str) -> bool:
-    """Tell whether a text may name a read. Ours are SHA-256 in hex; a host's own need not be."""
+    """Return whether `text` may be the id of a request: SHA-256 in hex, or an id of the host."""
     return _REQUEST_HASH.fullmatch(text) is not None
 
 
 def result_key(provider_name: str, request_hash: str) -> str:
-    """Name the bytes of a read in a result backend. Hosts read and write there themselves."""
+    """Return the key of a result in a result backend. Hosts use it too."""
     return f"provider-result:{provider_name}:{request_hash}"
 
 
 def inflight_key(provider_name: str, request_hash: str) -> str:
-    """Name the lock in a result backend that one read at a time has."""
+    """Return the key of the lock in a result backend that lets one request run at a time."""
     return f"provider-inflight:{provider_name}:{request_hash}"

@@ -1,8 +1,7 @@
-"""The state machine of a task: one table says who may move it from where to where.
+"""The state machine of a task: one table of transitions, and the roles that may request each.
 
-Source: the life cycle of seed 002 (jobs and tasks), and the way back to the queue of seed 004. Nothing
-outside this file decides a transition. Where only the server may, it does so by a rule (a clock, a job's
-policy) or at the request of somebody who may ask for just that: release, retry, fail.
+No code outside this file decides which transitions exist. The server makes some of them alone: by a rule (a
+timeout, the job's policy), or because a client requested the action `release`, `retry` or `fail`.
 """
 
 from enum import StrEnum
@@ -10,7 +9,7 @@ from types import MappingProxyType
 
 
 class TaskStatus(StrEnum):
-    """Where a task stands. The value is what the wire and the database carry."""
+    """The status of a task; the value is the one on the wire and in the database."""
 
     PENDING = "pending"
     CLAIMED = "claimed"
@@ -21,7 +20,7 @@ class TaskStatus(StrEnum):
 
 
 class Role(StrEnum):
-    """Who asks for a transition."""
+    """A role that a client has towards a task."""
 
     SUBMITTER = "submitter"
     WORKER = "worker"
@@ -30,7 +29,7 @@ class Role(StrEnum):
 
 
 _PENDING, _CLAIMED, _RUNNING, _COMPLETED, _FAILED, _CANCELLED = TaskStatus
-_ANYBODY = frozenset({Role.SUBMITTER, Role.WORKER, Role.SUPERUSER})
+_ANY_CLIENT = frozenset({Role.SUBMITTER, Role.WORKER, Role.SUPERUSER})
 _SERVER = frozenset({Role.SERVER})
 _HOLDER = frozenset({Role.WORKER, Role.SUPERUSER})
 
@@ -48,19 +47,19 @@ TRANSITIONS = MappingProxyType(
         (_CANCELLED, _PENDING): _SERVER,
         (_CLAIMED, _RUNNING): _HOLDER,
         (_CLAIMED, _FAILED): _HOLDER | {Role.SERVER},
-        (_CLAIMED, _CANCELLED): _ANYBODY,
+        (_CLAIMED, _CANCELLED): _ANY_CLIENT,
         (_RUNNING, _COMPLETED): _HOLDER,
         (_RUNNING, _FAILED): _HOLDER | {Role.SERVER},
-        (_RUNNING, _CANCELLED): _ANYBODY,
+        (_RUNNING, _CANCELLED): _ANY_CLIENT,
     }
 )
 
 
 def targets(source: TaskStatus) -> list[TaskStatus]:
-    """Return the states that a report can bring about after `source`, in the order of the life cycle."""
+    """Return the statuses that a report can set after `source`, in the order of `TaskStatus`."""
     return [target for target in TaskStatus if TRANSITIONS.get((source, target), _SERVER) != _SERVER]
 
 
 def may_move(roles: frozenset[Role], source: TaskStatus, target: TaskStatus) -> bool:
-    """Tell whether somebody with `roles` may move a task from `source` to `target`."""
+    """Return whether a client with `roles` may move a task from `source` to `target`."""
     return not roles.isdisjoint(TRANSITIONS.get((source, target), ()))

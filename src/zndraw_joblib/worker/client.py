@@ -67,14 +67,11 @@ class JobClient:
         expires_in_seconds: float | None = None,
         max_attempts: int | None = None,
     ) -> str:
-        """Submit a task from `room`; return its id.
+        """Submit a task from `room`, by default the job's own room; return its id.
 
         `job` is the full name of a job, or an instance of an extension, which is its own payload. The job of
         an extension is looked up in `job_room`; without it, in the room where this manager registered the
-        class, else in ``@global``. Without `room` the task belongs to the job's room.
-
-        `priority` and `max_attempts` override those of the job. The task starts at `run_at`, or after
-        `delay_seconds`. It fails if no worker claims it within `expires_in_seconds`. Raises ValueError for
+        class, else in ``@global``. The other options are those of `TaskSubmitRequest`. Raises ValueError for
         invalid options, and for a payload that is not JSON.
         """
         if isinstance(job, str):

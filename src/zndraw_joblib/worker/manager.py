@@ -12,11 +12,10 @@ from zndraw_joblib.contract.names import GLOBAL, parse_job_name
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.worker.api import ApiManager
 from zndraw_joblib.worker.client import JobClient, job_name_of
-from zndraw_joblib.worker.options import PolicyOptions, policy_of, validated
 from zndraw_joblib.worker.poller import NOW, Pace
-from zndraw_joblib.worker.registrations import JobRegistration, ProviderRegistration
+from zndraw_joblib.worker.registrations import JobRegistration, PolicyOptions, ProviderRegistration, policy_of
 from zndraw_joblib.worker.reports import HeldTasks
-from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.rest import RestApi, validated
 from zndraw_joblib.worker.retry import is_unreachable, retry
 from zndraw_joblib.worker.session import Session, SessionConfig, stop_signals
 from zndraw_joblib.worker.subscriptions import Subscriptions

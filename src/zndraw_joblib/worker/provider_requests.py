@@ -3,12 +3,13 @@
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
 
 from zndraw_joblib.contract.problems import ProviderNotFound
 from zndraw_joblib.contract.providers import (
@@ -20,19 +21,18 @@ from zndraw_joblib.contract.providers import (
     ClaimedProviderRequest,
     ProviderError,
 )
-from zndraw_joblib.worker.options import describe_errors
 from zndraw_joblib.worker.poller import Pace, Poller
 from zndraw_joblib.worker.registrations import ProviderRegistration, Registrations
-from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.result_stream import ProviderRaised, ResultStream
+from zndraw_joblib.worker.rest import RestApi, describe_errors
 from zndraw_joblib.worker.retry import describe, is_transient, retry, status_of
-from zndraw_joblib.worker.tasks import error_text
+from zndraw_joblib.worker.tasks import encode, error_text
 
 log = logging.getLogger(__name__)
 
 # No client waits longer for a result.
 RETRY_SECONDS = 30.0
 _MAX_ERROR_NAME = 200
+_PIECE_BYTES = 256 * 1024
 _GONE = frozenset({404, 409})
 # The server itself reports a result that is too large to the client that waits for it.
 _FINAL = _GONE | {413}
@@ -168,3 +168,88 @@ def _failure(error: BaseException, *, is_invalid: bool = False) -> ProviderError
     text = describe_errors(error) if isinstance(error, ValidationError) else str(error)
     name = type(error).__name__[:_MAX_ERROR_NAME]
     return ProviderError(error=name, detail=error_text(text), is_invalid=is_invalid)
+
+
+class ProviderRaised(Exception):
+    """The provider itself raised `error`, perhaps after the first pieces."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error  # httpx drops the cause of an exception that it passes on
+
+
+class ResultStream:
+    """The bytes of a result, in pieces. If `length` is None they can be read once.
+
+    The provider returns bytes; or an iterator of bytes, or a file, which are read in pieces; for ``text/…``
+    a text instead of bytes; and for JSON any JSON value. Raises `ProviderRaised` if making the first piece
+    fails.
+    """
+
+    def __init__(self, read: Callable[[], Any], content_type: str) -> None:
+        try:
+            self._value = read()
+            whole = _whole(self._value, content_type)
+            self.length = None if whole is None else len(whole)
+            self._whole = whole
+            self._stream = _pieces(self._value, content_type) if whole is None else iter(())
+            self._first = next(self._stream, b"")
+        # Not Exception: sys.exit() in a provider ends its request, not the worker.
+        except BaseException as error:
+            raise ProviderRaised(error) from error
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the pieces."""
+        if self._whole is not None:
+            for start in range(0, len(self._whole), _PIECE_BYTES):
+                yield bytes(self._whole[start : start + _PIECE_BYTES])
+            return
+        piece: bytes | None = self._first
+        while piece is not None:
+            yield piece
+            try:
+                piece = next(self._stream, None)
+            except BaseException as error:
+                raise ProviderRaised(error) from error
+
+    def close(self) -> None:
+        """Close a stream."""
+        if self.length is None and callable(close := getattr(self._value, "close", None)):
+            close()
+
+
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def _whole(value: Any, content_type: str) -> memoryview | None:
+    """Return the bytes of a complete value, None for a stream. Raises TypeError, ValueError."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _flat(value, content_type)
+    if callable(getattr(value, "read", None)) or isinstance(value, Iterator):
+        return None
+    media_type = _media_type(content_type)
+    if media_type == "application/json" or media_type.endswith("+json"):
+        return memoryview(encode(to_jsonable_python(value)))
+    return _flat(value, content_type)
+
+
+def _pieces(stream: Any, content_type: str) -> Iterator[bytes]:
+    is_file = callable(getattr(stream, "read", None))
+    for piece in iter(partial(stream.read, _PIECE_BYTES), None) if is_file else stream:
+        if data := bytes(_flat(piece, content_type)):
+            yield data
+        elif is_file:
+            return
+
+
+def _flat(value: Any, content_type: str) -> memoryview:
+    if isinstance(value, str) and _media_type(content_type).startswith("text/"):
+        return memoryview(value.encode())
+    try:
+        view = memoryview(value)
+    except TypeError:
+        raise TypeError(
+            f"The provider returned {type(value).__name__}; for {content_type} it must return bytes"
+        ) from None
+    return view.cast("B") if view.c_contiguous and view.nbytes else memoryview(view.tobytes())

@@ -2,10 +2,10 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import (
@@ -14,13 +14,12 @@ from zndraw_joblib.contract.messages import (
     JobResponse,
     WorkerResponse,
 )
-from zndraw_joblib.contract.policy import JobPolicy
+from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.contract.problems import WorkerNotFound
 from zndraw_joblib.contract.providers import ProviderRegisterRequest, ProviderResponse
 from zndraw_joblib.worker.client import category_of
-from zndraw_joblib.worker.options import validated
 from zndraw_joblib.worker.reports import HeldTasks
-from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.rest import RestApi, validated
 from zndraw_joblib.worker.retry import describe, is_transient, problem_of
 from zndraw_joblib.worker.subscriptions import Subscriptions
 
@@ -28,6 +27,30 @@ log = logging.getLogger(__name__)
 Response = TypeVar("Response")
 
 _LEAVE_SECONDS = 5.0
+
+
+class PolicyOptions(TypedDict, total=False):
+    """The fields of a `JobPolicy`, as keywords; the server keeps the value of a field that is not given."""
+
+    max_attempts: int
+    retry_on: Iterable[RetryOn | str]
+    backoff: Backoff
+    max_crashes: int
+    timeout_seconds: float | None
+    start_timeout_seconds: float
+    max_in_flight: int | None
+    priority: int
+
+
+def policy_of(options: PolicyOptions) -> JobPolicy:
+    """Return the policy in which only these fields are set. Raises TypeError, ValueError."""
+    unknown = set(options) - set(JobPolicy.model_fields)
+    if unknown:
+        raise TypeError(
+            f"register() got unknown policy options {', '.join(map(repr, sorted(unknown)))}; "
+            f"the options are {', '.join(JobPolicy.model_fields)}"
+        )
+    return validated(JobPolicy, options)
 
 
 @dataclass(frozen=True, slots=True)

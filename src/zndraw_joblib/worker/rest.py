@@ -6,13 +6,12 @@ from urllib.parse import quote, urlencode
 from uuid import UUID
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
 from zndraw_joblib.contract import messages, providers
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.worker.api import API_PREFIX, ApiManager, read_problem
-from zndraw_joblib.worker.options import validated
 from zndraw_joblib.worker.tasks import encode
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -198,3 +197,22 @@ def _applied_wait(response: httpx.Response) -> int:
 def quoted(text: str) -> str:
     """Return `text` as one part of a path, also when it is ``.`` or ``..``."""
     return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")
+
+
+def validated(model: type[Model], fields: Mapping[str, Any]) -> Model:
+    """Return `fields` as a model. Raises ValueError that names each invalid field."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise ValueError(describe_errors(error)) from None
+
+
+def describe_errors(error: ValidationError) -> str:
+    """Return all errors of a validation in one line, each with its place."""
+    return "; ".join(map(_describe_one, error.errors()))
+
+
+def _describe_one(error: Any) -> str:
+    place = ".".join(map(str, error["loc"]))
+    text = error["msg"].removeprefix("Value error, ")
+    return f"{place}: {text} (it is {error['input']!r})" if place else text
