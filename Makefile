@@ -1,4 +1,4 @@
-# `make` lists the targets. Each sets up .venv by itself; ARGS go to the command: make test ARGS="-k claim"
+# `make` lists the targets. Each target sets up .venv first. ARGS are passed to the command: make test ARGS="-k claim"
 
 BIN := .venv/bin
 READY := .venv/.ready
@@ -9,44 +9,49 @@ CODE := src tests alembic benchmarks chaos examples
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test peers check format bench chaos run clean
+.PHONY: help demo test test-slow test-all peers check format bench chaos run clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(READY) ## show a server and a worker at work
+demo: $(READY) ## run a server and a worker on example jobs
 	$(BIN)/zndraw-joblib demo $(ARGS)
 
-test: $(READY) $(PEERS) ## run the tests, against SQLite and a real PostgreSQL
+test: $(READY) $(PEERS) ## run the tests against SQLite, PostgreSQL and Valkey
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	$(BIN)/python -m pytest tests/sdk # signals and threads of its own: not in a process of xdist's
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/sdk
+	$(BIN)/python -m pytest -m "signals and not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not (benchmark or signals or slow)"
 endif
 
-peers: $(READY) $(PEERS) ## install the clients of others that the tests run; `make test` does it too
+test-slow: $(READY) $(PEERS) ## run the slow tests: kills, restarts, crowds, long model runs
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
-check: $(READY) ## format, lint, types and floors; changes nothing
+test-all: test test-slow ## run all tests
+
+peers: $(READY) $(PEERS) ## install the other clients that the tests run; `make test` does this too
+
+check: $(READY) ## check format, lint, types and layers; change nothing
 	$(BIN)/ruff format --check $(wildcard $(CODE))
 	$(BIN)/ruff check $(wildcard $(CODE))
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(READY) ## put the code into its form, and repair what can be repaired
+format: $(READY) ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix-only $(wildcard $(CODE))
 	$(BIN)/ruff format $(wildcard $(CODE))
 
-bench: $(READY) ## measure
+bench: $(READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
 
-chaos: $(READY) ## break everything for three minutes, and prove that nothing was lost
+chaos: $(READY) ## inject faults for three minutes and check that no task is lost
 	$(BIN)/python -W "ignore:XDG_RUNTIME_DIR is not set" -m chaos $(ARGS)
 
-run: $(READY) ## serve on this machine
+run: $(READY) ## start a server on this machine
 	$(BIN)/zndraw-joblib serve $(ARGS)
 
-clean: ## remove caches and what was built; what was installed stays
+clean: ## remove caches and build output, but no installed packages
 	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
@@ -58,14 +63,14 @@ $(READY): pyproject.toml requirements/dev.txt
 				exec "$$python" -m venv .venv; \
 			fi; \
 		done; \
-		echo "No Python 3.11 or newer with venv and pip was found: install one, or name it with make PYTHON=/path/to/python." >&2; \
+		echo "No Python 3.11 or newer with venv and pip was found: install one, or pass its path: make PYTHON=/path/to/python." >&2; \
 		exit 1; \
 	fi
 	$(BIN)/python -m pip install -q -r requirements/dev.txt
 	$(BIN)/python -m pip install -q --no-deps -e .
 	@touch $@
 
-# The package of this name as it was before: it has the import name of ours.
+# Version 0.1.7 of this package has the same import name, so it needs an environment of its own.
 $(OLD)/.ready: tests/peers/requirements-0.1.7.txt | $(READY)
 	$(BIN)/python -m venv --clear $(OLD)
 	$(OLD)/bin/python -m pip install -q -r $<

@@ -24,7 +24,7 @@ from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.retry import is_unreachable
 
-pytestmark = pytest.mark.timeout(240)  # each of the processes imports a server
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # each of the processes imports a server
 
 JOBS = '''
 from pathlib import Path

@@ -48,7 +48,8 @@ async def until_all_completed(client: httpx.AsyncClient) -> None:
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("command", [OURS, TASKIQ], ids=["internal-worker", "taskiq"])
 async def test_a_thousand_tasks_survive_a_kill_and_a_restart_of_the_broker(
     command: list[str], server: ServerProcess, settings: dict[str, Any], valkey: Valkey, journal: Path

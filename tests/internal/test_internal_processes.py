@@ -91,6 +91,7 @@ async def test_the_tasks_of_a_killed_process_follow_their_policy(
         assert (ended["status"], ended["attempt"]) == ("completed", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 async def test_jobs_that_burn_the_processor_do_not_look_dead(
     server: ServerProcess, settings: dict[str, Any], journal: Path
@@ -150,7 +151,9 @@ async def test_a_task_that_is_cancelled_meanwhile_is_told_to_its_run(
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGINT, 1), (signal.SIGTERM, 12)])
+@pytest.mark.parametrize(
+    ("number", "seconds"), [(signal.SIGINT, 1), pytest.param(signal.SIGTERM, 12, marks=pytest.mark.slow)]
+)
 async def test_a_signal_lets_running_tasks_end(
     number: signal.Signals, seconds: int, server: ServerProcess, settings: dict[str, Any], journal: Path
 ) -> None:

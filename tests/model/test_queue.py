@@ -358,6 +358,7 @@ def profile(examples: int, steps: int) -> settings:
     )
 
 
+@pytest.mark.slow
 def test_the_queue_on_sqlite_is_the_ledger(sqlite_template: Path, tmp_path: Path) -> None:
     """Fifty stories of the queue on SQLite: after each step everything is as the model has it."""
 
@@ -367,6 +368,7 @@ def test_the_queue_on_sqlite_is_the_ledger(sqlite_template: Path, tmp_path: Path
     run_state_machine_as_test(begin, settings=profile(examples=50, steps=30))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_queue_on_postgresql_is_the_ledger(postgres_url: str) -> None:
     """The same on PostgreSQL, in fewer stories."""

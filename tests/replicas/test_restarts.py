@@ -167,6 +167,7 @@ async def crowd(engines: Engines, line: str) -> AsyncIterator[Crowd]:
         await asyncio.wait(working)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("line", "restarted"), [("postgresql", "postgresql"), ("valkey", "postgresql"), ("valkey", "valkey")]

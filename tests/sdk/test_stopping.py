@@ -136,6 +136,7 @@ def test_a_task_that_could_not_be_begun_holds_nobody_up(
     assert ran == []
 
 
+@pytest.mark.signals
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_registration_is_answered_leaves_no_worker(
     server: LiveServer, room: str, number: signal.Signals
@@ -152,6 +153,7 @@ def test_a_signal_while_a_registration_is_answered_leaves_no_worker(
         assert [job.workers for job in JobManager(api).jobs(room).items] in ([], [[]])
 
 
+@pytest.mark.signals
 def test_a_signal_ends_the_wait_for_a_server(room: str, caplog: pytest.LogCaptureFixture) -> None:
     """Nobody waits for the 30 s that a registration is tried again."""
     caplog.set_level(logging.WARNING)
