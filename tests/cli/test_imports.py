@@ -24,7 +24,7 @@ def test_server_commands_name_the_missing_extra(program: Program) -> None:
     """Without the server's libraries, the error names the extra to install."""
     for done in program.run_all([["serve"], ["token", "list"], ["db", "current"]], hidden=["sqlalchemy"]):
         assert (done.code, done.is_error_line) == (1, True)
-        assert "pip install 'zndraw-joblib[server]'" in done.err
+        assert "pip install '.[server]'" in done.err
 
 
 def test_version_and_help(program: Program) -> None:

@@ -93,4 +93,4 @@ def test_share_names_the_missing_extra(program: Program) -> None:
         [["share", ".", "--name", "a", "--url", "http://127.0.0.1:1"]], hidden=["fsspec"]
     )
     assert (done.code, done.is_error_line) == (1, True)
-    assert "pip install 'zndraw-joblib[files]'" in done.err
+    assert "pip install '.[files]'" in done.err

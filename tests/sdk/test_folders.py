@@ -277,7 +277,7 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "pip install 'zndraw-joblib[files]'" in done.stdout
+    assert "pip install '.[files]'" in done.stdout
 
 
 @pytest.fixture

@@ -153,7 +153,9 @@ def _import_fsspec() -> tuple[Any, Any]:
         from fsspec.core import url_to_fs  # noqa: PLC0415
         from fsspec.implementations.local import LocalFileSystem  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError("Sharing a folder needs fsspec: pip install 'zndraw-joblib[files]'") from error
+        raise ImportError(
+            "Sharing a folder needs fsspec. In a clone of zndraw-joblib, run: pip install '.[files]'"
+        ) from error
     return url_to_fs, LocalFileSystem
 
 

@@ -58,7 +58,7 @@ def _needs_server() -> Iterator[None]:
             raise
         raise CommandError(
             f"The server is not installed: the module {error.name} is missing. "
-            "Install it with: pip install 'zndraw-joblib[server]'"
+            "In a clone of zndraw-joblib, run: pip install '.[server]'"
         ) from error
 
 
