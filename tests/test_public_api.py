@@ -1,4 +1,4 @@
-"""The names that others import: all there, each from its one home, and none by accident."""
+"""The public names of the package: complete, each defined in one module, and none added by accident."""
 
 import importlib
 import inspect
@@ -10,7 +10,7 @@ import pytest
 import zndraw_joblib
 from zndraw_joblib.contract import events, problems
 
-# Adding a name is a promise, taking one away breaks somebody: both are done here on purpose.
+# A new name must be kept for ever and a removed one breaks callers, so every change is made here on purpose.
 NAMES = """
 ApiManager Backoff Category ClaimedProviderRequest ClaimedTask Conflict ContentTooLarge
 DispatchFailed Emission EmptyReason Event Extension FailedByOperator FileContent Folder
@@ -37,8 +37,8 @@ verify_writable_room
 """
 PUBLIC = set(NAMES.split())
 
-# What hosts and workers written for the existing package of this name import, without providers and brokers.
-RELIED_ON = """
+# Names that hosts and workers written for version 0.1.7 import, except those of providers and brokers.
+NAMES_OF_0_1_7 = """
 router JobLibSettings run_sweeper cleanup_worker cleanup_stale_workers cleanup_stuck_internal_tasks
 JobManager ClaimedTask Extension Category ApiManager verify_writable_room validate_room_id Emission emit
 ProblemException problem_exception_handler Job Worker Task TaskStatus WorkerJobLink PaginatedResponse
@@ -46,15 +46,15 @@ register_internal_jobs register_internal_tasks InternalRegistry InternalExecutor
 """
 
 
-def test_the_public_names_are_these() -> None:
-    """`__all__` is sorted and complete, and `dir()` shows the same."""
+def test_all_lists_the_public_names() -> None:
+    """`__all__` is sorted and complete, and `dir()` returns the same names."""
     assert sorted(zndraw_joblib.__all__) == zndraw_joblib.__all__
     assert set(zndraw_joblib.__all__) == PUBLIC
     assert set(dir(zndraw_joblib)) >= PUBLIC
 
 
-def test_every_name_resolves_and_says_what_it_is() -> None:
-    """Each is there on first use, in a fresh process too, and has a docstring if it is code."""
+def test_every_name_resolves_and_is_documented() -> None:
+    """Each name is loaded on first use, also in a new process; classes and functions have a docstring."""
     for name in zndraw_joblib.__all__:
         found = getattr(zndraw_joblib, name)
         if inspect.isclass(found) or inspect.isroutine(found):
@@ -63,16 +63,16 @@ def test_every_name_resolves_and_says_what_it_is() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
 
 
-def test_a_star_import_gives_exactly_these_names() -> None:
-    """No more and no less."""
+def test_a_star_import_imports_exactly_these_names() -> None:
+    """`from zndraw_joblib import *` imports the public names and no other."""
     namespace: dict[str, object] = {}
-    exec("from zndraw_joblib import *", namespace)  # noqa: S102 - inside a function a star is not allowed
+    exec("from zndraw_joblib import *", namespace)  # noqa: S102 - a function may not contain a star import
     assert set(namespace) - {"__builtins__"} == PUBLIC
 
 
-def test_the_names_that_others_rely_on_are_there() -> None:
-    """Those of the existing package, every event and every problem."""
-    assert set(RELIED_ON.split()) <= PUBLIC
+def test_the_names_of_version_0_1_7_exist() -> None:
+    """So do the classes of every event and every problem."""
+    assert set(NAMES_OF_0_1_7.split()) <= PUBLIC
     for cls in problems.PROBLEMS.values():
         assert getattr(zndraw_joblib, cls.__name__) is cls
     for cls in events.Event.__subclasses__():
@@ -80,14 +80,14 @@ def test_the_names_that_others_rely_on_are_there() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """As for any module, and an import of it is an ImportError."""
-    assert not hasattr(zndraw_joblib, "Unheard")
-    assert getattr(zndraw_joblib, "Unheard", None) is None
-    with pytest.raises(ImportError, match="Unheard"):
-        exec("from zndraw_joblib import Unheard", {})  # noqa: S102 - as another program would
+    """Importing it is an ImportError, as for any module."""
+    assert not hasattr(zndraw_joblib, "Unknown")
+    assert getattr(zndraw_joblib, "Unknown", None) is None
+    with pytest.raises(ImportError, match="Unknown"):
+        exec("from zndraw_joblib import Unknown", {})  # noqa: S102 - as another program does
 
 
-def test_a_problem_is_the_builtin_that_clients_catch() -> None:
+def test_a_problem_is_also_a_builtin_exception() -> None:
     """404 a KeyError, 401 and 403 a PermissionError, 400, 409 and 422 a ValueError."""
     builtin = {400: ValueError, 401: PermissionError, 403: PermissionError, 404: KeyError, 409: ValueError}
     builtin |= {413: ValueError, 422: ValueError}
@@ -95,8 +95,8 @@ def test_a_problem_is_the_builtin_that_clients_catch() -> None:
         assert issubclass(cls, builtin.get(cls.status, Exception)), cls
 
 
-def test_a_problem_makes_itself_as_before() -> None:
-    """`problem_id`, `type_uri`, `create`, `exception` and `raise_for_client` of every kind."""
+def test_a_problem_has_the_methods_of_version_0_1_7() -> None:
+    """Every kind has `problem_id`, `type_uri`, `create`, `exception` and `raise_for_client`."""
     for cls in problems.PROBLEMS.values():
         assert cls.type_uri() == f"/v1/problems/{cls.problem_id()}"
         body = cls.create("what happened", "/where")
@@ -109,8 +109,8 @@ def test_a_problem_makes_itself_as_before() -> None:
         assert raised.value.problem == body
 
 
-def test_modules_are_found_where_they_are_named() -> None:
-    """Every public class and function lives in the package, and can be imported from its own module."""
+def test_every_class_and_function_names_its_module() -> None:
+    """Every public class and function is defined in the package and importable from its `__module__`."""
     for name in zndraw_joblib.__all__:
         found = getattr(zndraw_joblib, name)
         if inspect.isclass(found) or inspect.isfunction(found):
