@@ -77,9 +77,7 @@ def _run() -> None:
         settings = ServerSettings(
             database_url=arguments.database_url, admin_token=TOKEN, long_poll_max_wait_seconds=600
         )
-        app = create_app(settings)
-        if arguments.kind == "no-events":
-            app.state.joblib.publish = None
+        app = create_app(settings, realtime=arguments.kind != "no-events")
     allow_many_connections()
     gc.collect()
     gc.freeze()  # as `serve` does

@@ -48,7 +48,7 @@ def offer(app: FastAPI, broker: AsyncBroker, session_maker: Callable[[], Any]) -
     @asynccontextmanager
     async def lifespan(asgi: FastAPI) -> AsyncIterator[Any]:
         async with hosts_own(asgi) as state:
-            executor = GuardedExecutor(app.state.joblib, concurrency=2)
+            executor = GuardedExecutor(app.state.joblib.runtime, concurrency=2)
             await register_internal_jobs(app, broker, [Center], executor, session_maker)
             await broker.startup()
             try:

@@ -25,8 +25,11 @@ from zndraw_joblib.contract.messages import (
 )
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName, parse_job_name
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.server.background.scheduler import Scheduler
+from zndraw_joblib.server.internal.dispatcher import Dispatcher
+from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.runtime import Publish, Runtime
 from zndraw_joblib.server.service import jobs, sweep, task_actions, workers
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Database
@@ -59,14 +62,33 @@ class HandClock:
 class Replica:
     """A runtime on a database, what it published, and the words of its clients; `engine` is a back door."""
 
+    # The first and the longest interval of the re-check for lost wake-ups.
+    recheck_seconds = (1.0, 5.0)
+
     def __init__(
         self, database: Database, engine: AsyncEngine, settings: JobLibSettings | None = None
     ) -> None:
         self.engine = engine
         self.events: list[Emission] = []
-        self.runtime = Runtime(database, settings or JobLibSettings(), publish=self._publish)
+        self.registry: InternalRegistry | None = None
+        self.publish: Publish = self._record
+        self.runtime = Runtime(
+            database,
+            settings or JobLibSettings(),
+            publish=self._publish,
+            on_due=self._schedule,
+            recheck_seconds=self.recheck_seconds,
+        )
+        self.scheduler = Scheduler(self.runtime.write)
+        self.dispatcher = Dispatcher(self.runtime, lambda: self.registry)
 
     async def _publish(self, emissions: Sequence[Emission]) -> None:
+        await self.publish(emissions)
+
+    def _schedule(self, at: datetime) -> None:
+        self.scheduler.add(at)
+
+    async def _record(self, emissions: Sequence[Emission]) -> None:
         self.events += emissions
 
     def statuses(self, task_id: UUID | None = None) -> list[TaskStatus]:
@@ -143,7 +165,9 @@ class Replica:
         """Call a job."""
         name = parse_job_name(job if isinstance(job, str) else job.full_name)
         async with asyncio.timeout(PATIENCE):
-            return await self.runtime.submit(by, room, name, TaskSubmitRequest(payload=payload or {}, **wish))
+            return await self.dispatcher.submit(
+                by, room, name, TaskSubmitRequest(payload=payload or {}, **wish)
+            )
 
     async def claim(
         self,
@@ -151,11 +175,13 @@ class Replica:
         *,
         by: Identity = OWNER,
         wait: float = 0,
-        gone: Disconnected = None,
+        disconnected: Disconnected = None,
         claim_id: UUID | None = None,
     ) -> TaskResponse | None:
         """Claim a task for a worker."""
-        return (await self.claim_response(worker, by=by, wait=wait, gone=gone, claim_id=claim_id)).task
+        return (
+            await self.claim_response(worker, by=by, wait=wait, disconnected=disconnected, claim_id=claim_id)
+        ).task
 
     async def claim_response(
         self, worker: UUID | None, *, by: Identity = OWNER, wait: float = 0, **how: Any
@@ -207,7 +233,7 @@ class Replica:
     async def heartbeat(self, worker: UUID, *, by: Identity = OWNER) -> WorkerResponse:
         """Show that a worker lives."""
         async with asyncio.timeout(PATIENCE):
-            return await self.runtime.beat(by, worker)
+            return await self.runtime.heartbeat(by, worker)
 
     async def verdicts(
         self, worker: UUID | None, *named: tuple[UUID, int], by: Identity = OWNER
@@ -216,7 +242,7 @@ class Replica:
         assert worker is not None
         tasks = [NamedTask(id=task_id, attempt=attempt) for task_id, attempt in named]
         async with asyncio.timeout(PATIENCE):
-            answer = await self.runtime.beat(by, worker, tasks)
+            answer = await self.runtime.heartbeat(by, worker, tasks)
         return [(task.id, task.verdict) for task in answer.tasks]
 
     async def leave(self, worker: UUID | None, *, by: Identity = OWNER) -> None:
@@ -232,10 +258,10 @@ class Replica:
         async with asyncio.timeout(PATIENCE):
             await self.runtime.write(workers.unlink_job, caller=by, worker_id=worker, name=name)
 
-    async def get(self, task_id: UUID, wait: float = 0, gone: Disconnected = None) -> TaskResponse:
+    async def get(self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None) -> TaskResponse:
         """Read a task."""
         async with asyncio.timeout(PATIENCE):
-            return await self.runtime.get_task(task_id, wait, gone)
+            return await self.runtime.get_task(task_id, wait, disconnected)
 
     async def retire_stale(self, seconds: float = 60) -> int:
         """Retire all workers that are silent for longer than `seconds`."""

@@ -3,14 +3,16 @@
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from fastapi import FastAPI
 from rest import AsUser
 
-from zndraw_joblib.contract.events import Emission
+from zndraw_joblib.contract.events import Emission, Event
 from zndraw_joblib.server.http.tokens import digest
+from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.store import tokens
 
@@ -25,20 +27,20 @@ def app(client: httpx.AsyncClient) -> FastAPI:
 @pytest.fixture
 def runtime(app: FastAPI) -> Runtime:
     """Return what the server behind `client` is made of."""
-    found: Runtime = app.state.joblib
+    found: Runtime = app.state.joblib.runtime
     return found
 
 
 @pytest.fixture
-def events(runtime: Runtime) -> list[Emission]:
-    """Return what the server tells after its commits, in order."""
-    told: list[Emission] = []
+def events(app: FastAPI) -> list[Emission]:
+    """Return the events that the server publishes after its commits, in order."""
+    published: list[Emission] = []
 
-    async def publish(emissions: list[Emission]) -> None:
-        told.extend(emissions)
+    async def emit(event: Event, *, room: str) -> None:
+        published.append(Emission(event, room))
 
-    runtime.publish = publish
-    return told
+    app.state.joblib.publisher = SocketIoPublisher(SimpleNamespace(emit=emit))
+    return published
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from typing import Any
 import httpx
 import pytest
 from databases import on_sqlite
+from fastapi import FastAPI
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
 from zndraw_joblib.contract.events import Emission, TaskAvailable, TaskStatusEvent
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.runtime import Runtime
 
 NAME = "@internal:modifiers:Rotate"
 SUBMIT = f"{V1}/rooms/lab/tasks/{NAME}"
@@ -37,10 +37,10 @@ async def job(client: httpx.AsyncClient) -> dict[str, Any]:
 
 
 @pytest.fixture
-def broker(runtime: Runtime) -> Broker:
+def broker(app: FastAPI) -> Broker:
     """Give the server an executor for it."""
     broker = Broker()
-    runtime.dispatcher.registry = lambda: InternalRegistry({NAME: broker})
+    app.state.internal_registry = InternalRegistry({NAME: broker})
     return broker
 
 

@@ -413,14 +413,14 @@ async def _hang_up(client: httpx.AsyncClient, worker_id: str) -> None:
         "headers": headers,
     }
     heard = iter([{"type": "http.request", "body": body, "more_body": False}])
-    sleeps = app.state.joblib.waiters
+    sleeps = app.state.joblib.runtime.waiters
 
     async def receive() -> dict[str, Any]:
         message = next(heard, None)
         if message is not None:
             return message
         async with asyncio.timeout(BOUND):
-            while not sleeps.has(f"reads:{worker_id}"):  # noqa: ASYNC110 - there is no event to await
+            while not sleeps.has(f"requests:{worker_id}"):  # noqa: ASYNC110 - there is no event to await
                 await asyncio.sleep(0.005)
         return {"type": "http.disconnect"}
 
@@ -645,7 +645,7 @@ async def test_a_host_may_ask_by_itself(client: httpx.AsyncClient, app: FastAPI)
     request_id = hashed(frame="1")
     await own.acquire_inflight(f"provider-inflight:{NAME}:{request_id}", 30)
     await take(client, provider["worker_id"])
-    app.state.joblib.settings.provider_inflight_ttl_seconds = 1
+    app.state.joblib.runtime.settings.provider_inflight_ttl_seconds = 1
     await asyncio.sleep(1)  # else the lock could be of an earlier provider of this name
     reading = asyncio.ensure_future(client.get(f"{READ}?frame=1", headers={"Prefer": "wait=20"}))
     assert await take(client, provider["worker_id"], wait=1) is None
@@ -844,7 +844,7 @@ async def test_who_reads_is_connected(client: httpx.AsyncClient, app: FastAPI) -
         found = (await tx.execute(select(Provider.__table__.c.heard_until))).scalar_one()
         return (found - await tx.now()).total_seconds()
 
-    assert await app.state.joblib.database.read(connected_for) > 60
+    assert await app.state.joblib.runtime.database.read(connected_for) > 60
 
 
 @on_sqlite
@@ -907,7 +907,7 @@ async def test_the_sweeper_forgets_what_nobody_wants(
         await tx.execute(table.update().where(old).values(expires_at=await tx.now() - hour))
 
     await runtime.write(age)
-    await app.state.joblib_mount.sweeper.cycle()
+    await app.state.joblib.sweeper.cycle()
 
     async def left(tx: Any) -> list[str]:
         return list((await tx.execute(select(ProviderRequest.__table__.c.params))).scalars())

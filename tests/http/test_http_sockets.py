@@ -37,7 +37,7 @@ async def serving(settings: ServerSettings) -> AsyncIterator[tuple[httpx.AsyncCl
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as client:
             assert (await client.get("/health/live")).json() == {"status": "alive"}
             yield client, app.state.joblib
-        app.state.joblib.waiters.close()
+        app.state.joblib.runtime.waiters.close()
         server.should_exit = True
         await running
 

@@ -11,7 +11,6 @@ from databases import on_sqlite
 from rest import NO_TASK, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 from waiting import until
 
-from zndraw_joblib.server import runtime as runtime_module
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import ServerSettings
@@ -22,9 +21,9 @@ SOON = 5
 
 
 @pytest.fixture
-def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_second_look(runtime: Runtime) -> None:
     """Keep waiters from looking again by themselves, so that only a wake-up can wake them."""
-    monkeypatch.setattr(runtime_module, "_RECHECK_FIRST", 10 * WAIT)
+    runtime.recheck_seconds = (10 * WAIT, 10 * WAIT)
 
 
 @pytest.fixture

@@ -140,7 +140,7 @@ async def test_a_hosts_executor_is_called_as_the_contract_says(
     async with living(app) as client:
         task = await submit(client, NAME, x=1)
         await until(lambda: executor.calls)
-        await joblib.runtime.dispatcher.dispatch()
+        await joblib.dispatcher.dispatch()
         assert executor.calls == [(Double, {"x": 1}, "lab", task["id"])]
         report = f"{V1}/tasks/{task['id']}"
         assert (await client.patch(report, json={"status": "running"})).status_code == 200

@@ -95,13 +95,13 @@ class Live:
 @asynccontextmanager
 async def serving(app: Any, joblib: FastAPI, token: str) -> AsyncIterator[Live]:
     """Serve an app on a free port; `joblib` is the app, in or behind it, that has the queue."""
-    runtime: Runtime = joblib.state.joblib
+    runtime: Runtime = joblib.state.joblib.runtime
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         running = asyncio.create_task(server.serve([listener]))
         async with AsyncExitStack() as stack:
-            live = Live(url, runtime, token, stack, getattr(joblib.state, "joblib_rooms", None))
+            live = Live(url, runtime, token, stack, joblib.state.joblib.rooms)
             assert (await (await live.rest()).get("/v1/problems/forbidden")).status_code == 200
             yield live
         runtime.waiters.close()

@@ -43,7 +43,7 @@ async def pair(urls: tuple[str, str | None]) -> AsyncIterator[Pair]:
             app = create_app(ServerSettings(**settings, redis_url=redis_url, redis_prefix=prefix))
             lives.append(await stack.enter_async_context(serving(app, app, TOKEN)))
             kind = RedisResults if redis_url else DatabaseResults
-            assert isinstance(app.state.joblib_mount.results, kind)
+            assert isinstance(app.state.joblib.results, kind)
         yield lives[0], lives[1]
 
 

@@ -30,8 +30,8 @@ async def minded(replica: Replica) -> AsyncIterator[list[Any]]:
         asked.append(work)
         return answer
 
-    replica.runtime.scheduler = Scheduler(write)
-    minding = asyncio.create_task(replica.runtime.scheduler.run())
+    replica.scheduler = Scheduler(write)
+    minding = asyncio.create_task(replica.scheduler.run())
     await until(lambda: len(asked) == 2)  # what is due, and when the next is
     try:
         yield asked
@@ -140,14 +140,14 @@ async def test_a_fault_of_the_database_delays_and_loses_nothing(
             raise ConnectionError("gone")
         return await replica.runtime.write(work, *args, **kwargs)
 
-    replica.runtime.scheduler = Scheduler(write)
+    replica.scheduler = Scheduler(write)
     with caplog.at_level(logging.WARNING):
-        minding = asyncio.create_task(replica.runtime.scheduler.run())
+        minding = asyncio.create_task(replica.scheduler.run())
         await until(lambda: faults <= 0)
         assert await lateness(replica, job, await replica.submit(job, delay_seconds=0.05)) < 2
         minding.cancel()
     assert faults < 0
-    assert "the database does not answer" in caplog.text
+    assert "the database is unavailable" in caplog.text
 
 
 async def test_a_note_that_comes_from_another_thread_is_heard(replica: Replica) -> None:
@@ -159,4 +159,4 @@ async def test_a_note_that_comes_from_another_thread_is_heard(replica: Replica) 
         await replica.submit(job, delay_seconds=0.05)
         later = await replica.claim_task(job.worker_id, wait=LONG)
         assert later.run_at is None
-        await asyncio.to_thread(replica.runtime.scheduler.note, soon.run_at)
+        await asyncio.to_thread(replica.scheduler.add, soon.run_at)

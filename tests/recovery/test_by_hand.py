@@ -246,7 +246,7 @@ async def test_an_operator_may_end_what_has_not_ended(timed: Replica, clock: Han
 async def test_internal_tasks_are_for_superusers(replica: Replica) -> None:
     """Their submitter may not touch them while they run inside; a superuser may end them."""
     await replica.register("Render", INTERNAL, by=ADMIN)
-    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
+    replica.registry = InternalRegistry({str(internal()): InternalExecutor()})
     submitted = await replica.submit(str(internal()))
     for what in FROM:
         with pytest.raises(Forbidden):
@@ -259,7 +259,7 @@ async def test_an_internal_task_goes_back_and_is_dispatched_again(replica: Repli
     """By hand, as any other; no worker is called for, and the broker gets it as another attempt."""
     await replica.register("Render", INTERNAL, by=ADMIN)
     executor = InternalExecutor()
-    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): executor})
+    replica.registry = InternalRegistry({str(internal()): executor})
     submitted = await replica.submit(str(internal()), {"x": 1})
     if what is task_actions.retry:
         await replica.act(task_actions.fail, submitted.id)
@@ -267,11 +267,11 @@ async def test_an_internal_task_goes_back_and_is_dispatched_again(replica: Repli
     back = await replica.act(what, submitted.id)
     assert (back.status, back.attempt, back.queue_position) == (TaskStatus.PENDING, 1, 1)
     assert not [event for event, _ in replica.events if isinstance(event, TaskAvailable)]
-    assert await replica.runtime.dispatcher.dispatch()
+    assert await replica.dispatcher.dispatch()
     again = await replica.get(submitted.id)
     assert (again.status, again.attempt, again.worker_id) == (TaskStatus.CLAIMED, 2, None)
     assert executor.calls == [{"task_id": str(back.id), "room_id": "lab", "payload": {"x": 1}}] * 2
-    await replica.runtime.dispatcher.dispatch()
+    await replica.dispatcher.dispatch()
     assert len(executor.calls) == 2
 
 
@@ -279,7 +279,7 @@ async def test_an_internal_task_is_tried_again_as_its_policy_says(replica: Repli
     """And waits for its time first, where it is for later."""
     await replica.register("Render", INTERNAL, by=ADMIN, max_attempts=2, retry_on=["error"], backoff=NO_PAUSE)
     executor = InternalExecutor()
-    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): executor})
+    replica.registry = InternalRegistry({str(internal()): executor})
     later = await replica.submit(str(internal()), delay_seconds=100)
     assert (later.status, later.run_at is not None, executor.calls) == (TaskStatus.PENDING, True, [])
     submitted = await replica.submit(str(internal()))
@@ -287,7 +287,7 @@ async def test_an_internal_task_is_tried_again_as_its_policy_says(replica: Repli
         await replica.report(submitted.id, TaskStatus.RUNNING, by=ADMIN)
         failed = await replica.report(submitted.id, TaskStatus.FAILED, by=ADMIN, error="oh")
         assert (failed.status, failed.error) == (status, "oh")
-        await replica.runtime.dispatcher.dispatch()
+        await replica.dispatcher.dispatch()
     assert [call["task_id"] for call in executor.calls] == [str(submitted.id)] * 2
 
 

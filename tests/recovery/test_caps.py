@@ -124,7 +124,7 @@ async def test_a_worker_has_so_many_tasks(replica: Replica) -> None:
     await replica.report(first.id, TaskStatus.CANCELLED)
     await replica.claim_task(job.worker_id)
     assert job.worker_id is not None
-    await replica.runtime.beat(OWNER, job.worker_id, max_tasks=2)
+    await replica.runtime.heartbeat(OWNER, job.worker_id, max_tasks=2)
     await replica.claim_task(job.worker_id)
     assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.MAX_TASKS
 
@@ -221,7 +221,7 @@ async def test_a_full_worker_is_woken_when_it_has_a_place_again(replica: Replica
         claim = asyncio.create_task(replica.claim_task(job.worker_id, wait=LONG))
         await claims_asleep(replica, 1)
         if how == "more":
-            await replica.runtime.beat(OWNER, job.worker_id, max_tasks=2)
+            await replica.runtime.heartbeat(OWNER, job.worker_id, max_tasks=2)
         else:
             await replica.report(task.id, how, by=OWNER if how == "completed" else SUBMITTER)
         async with asyncio.timeout(2):

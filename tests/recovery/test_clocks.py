@@ -11,7 +11,6 @@ from zndraw_joblib.contract.events import Emission, TaskAvailable, TaskStatusEve
 from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server import runtime as module
 from zndraw_joblib.server.internal.registry import InternalRegistry
 
 LONG = 15.0
@@ -21,7 +20,7 @@ MOMENT = 0.000001
 @pytest.fixture(autouse=True)
 def no_safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the slow re-check away: what it would mend is a lost wake-up, and shall show."""
-    monkeypatch.setattr(module, "_RECHECK_FIRST", 3600.0)
+    monkeypatch.setattr(Replica, "recheck_seconds", (3600.0, 3600.0))
 
 
 async def claims_asleep(replica: Replica, count: int) -> None:
@@ -220,7 +219,7 @@ async def test_the_waiter_of_a_task_hears_that_it_expired(timed: Replica, clock:
 async def test_internal_tasks_have_a_clock_of_their_own(timed: Replica, clock: HandClock) -> None:
     """No start timeout ends them, but the one that is for them alone; a run time does."""
     await timed.register("Render", INTERNAL, by=ADMIN, start_timeout_seconds=1, timeout_seconds=4000)
-    timed.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
+    timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
     claimed, running, fresh = [await timed.submit(str(internal())) for _ in range(3)]
     await timed.report(running.id, TaskStatus.RUNNING, by=ADMIN)
     clock.advance(3600)
@@ -242,11 +241,11 @@ async def test_what_is_for_later_is_not_stuck_before_it_is_dispatched(
 ) -> None:
     """The outer bound of an internal task counts from when it goes to its broker, not from its submit."""
     await timed.register("Render", INTERNAL, by=ADMIN)
-    timed.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
+    timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
     later = await timed.submit(str(internal()), delay_seconds=7200)
     clock.advance(7200)
     assert await timed.queue_due() == 1
-    await timed.runtime.dispatcher.dispatch()
+    await timed.dispatcher.dispatch()
     assert await timed.settle_stuck(3600) == 0
     assert (await timed.get(later.id)).status is TaskStatus.CLAIMED
     clock.advance(3600 + MOMENT)

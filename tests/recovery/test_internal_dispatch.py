@@ -43,7 +43,7 @@ async def serve(
     await replica.runtime.write(rules.register, offers=[offer])
     held: Any = Guarded() if exclusive_start else None
     registry = InternalRegistry({str(internal()): executor}, executor=held)
-    replica.runtime.dispatcher.registry = lambda: registry
+    replica.registry = registry
     return executor
 
 
@@ -78,11 +78,11 @@ async def test_a_crash_between_the_commit_and_the_broker_loses_no_task(
     broker = await serve(timed, exclusive_start=exclusive_start, start_timeout_seconds=LEASE)
     task_id = await commit_only(timed, exclusive_start=exclusive_start)
     clock.advance(LEASE - SECOND)
-    await timed.runtime.dispatcher.dispatch()
+    await timed.dispatcher.dispatch()
     assert broker.calls == []
     clock.advance(SECOND)
     for _ in range(3):
-        await timed.runtime.dispatcher.dispatch()
+        await timed.dispatcher.dispatch()
     assert [call["task_id"] for call in broker.calls] == [str(task_id)]
     assert (await timed.get(task_id)).attempt == 1
 
@@ -94,7 +94,7 @@ async def test_what_an_unguarded_executor_has_is_never_dispatched_again(
     broker = await serve(timed, start_timeout_seconds=1)
     task = await timed.submit(str(internal()))
     clock.advance(3599)
-    await timed.runtime.dispatcher.dispatch()
+    await timed.dispatcher.dispatch()
     assert len(broker.calls) == 1
     assert (await timed.get(task.id)).status is TaskStatus.CLAIMED
 
@@ -108,14 +108,14 @@ async def test_what_a_guarded_executor_does_not_start_is_dispatched_at_doubling_
     at = []
     for second in range(100):
         before = len(broker.calls)
-        await timed.runtime.dispatcher.dispatch()
+        await timed.dispatcher.dispatch()
         at += [second] * (len(broker.calls) - before)
         clock.advance(SECOND)
     assert at == [10, 20, 40, 80]
     [started] = await start(timed, await worker(timed), task.id)
     assert (started.status, started.attempt) == (TaskStatus.RUNNING, 1)
     clock.advance(1000)
-    await timed.runtime.dispatcher.dispatch()
+    await timed.dispatcher.dispatch()
     assert len(broker.calls) == 5
 
 
@@ -126,7 +126,7 @@ async def test_replicas_dispatch_what_is_due_once(pair: list[Replica]) -> None:
     made = [await pair[0].submit(str(internal())) for _ in range(150)]
     assert {task.status for task in made} == {TaskStatus.PENDING}
     await pair[0].runtime.write(_pause, paused=False)
-    await asyncio.gather(*(replica.runtime.dispatcher.dispatch() for replica in pair * 2))
+    await asyncio.gather(*(replica.dispatcher.dispatch() for replica in pair * 2))
     calls = [call["task_id"] for broker in brokers for call in broker.calls]
     assert sorted(calls) == sorted(str(task.id) for task in made)
 
@@ -148,12 +148,12 @@ async def test_a_broker_that_is_away_gets_the_tasks_when_it_is_back(
 
     broker.meanwhile = refuse
     for _ in range(5):
-        assert not await timed.runtime.dispatcher.dispatch()
+        assert not await timed.dispatcher.dispatch()
         assert (await timed.get(submitted.id)).status is TaskStatus.CLAIMED
     assert len([record for record in caplog.records if "will be dispatched later" in record.message]) == 1
     broker.meanwhile = None
-    assert await timed.runtime.dispatcher.dispatch()
-    assert await timed.runtime.dispatcher.dispatch()
+    assert await timed.dispatcher.dispatch()
+    assert await timed.dispatcher.dispatch()
     assert len(broker.calls) == 7
     assert (await timed.get(submitted.id)).attempt == 2
 
@@ -162,11 +162,11 @@ async def test_a_cap_holds_for_internal_jobs_too(timed: Replica) -> None:
     """No more than `max_in_flight` are claimed or running; who ends lets the next one in."""
     broker = await serve(timed, max_in_flight=2)
     made = [await timed.submit(str(internal())) for _ in range(4)]
-    await timed.runtime.dispatcher.dispatch()
+    await timed.dispatcher.dispatch()
     assert [call["task_id"] for call in broker.calls] == [str(task.id) for task in made[:2]]
     for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED):
         await timed.report(made[0].id, status, by=ADMIN)
-    await timed.runtime.dispatcher.dispatch()
+    await timed.dispatcher.dispatch()
     assert [call["task_id"] for call in broker.calls] == [str(task.id) for task in made[:3]]
 
 
@@ -182,10 +182,10 @@ async def test_a_room_has_so_many_internal_tasks_under_way(replica: Replica) -> 
     made = [await replica.submit(str(internal()), room=room) for room in rooms]
     assert {task.status for task in made} == {TaskStatus.PENDING}
     for _ in range(2):
-        await replica.runtime.dispatcher.dispatch()
+        await replica.dispatcher.dispatch()
         assert [call["task_id"] for call in broker.calls] == [str(made[place].id) for place in (0, 2, 4)]
     await replica.report(made[0].id, TaskStatus.CANCELLED, by=ADMIN)
-    await replica.runtime.dispatcher.dispatch()
+    await replica.dispatcher.dispatch()
     assert broker.calls[3]["task_id"] == str(made[1].id)
     assert len(broker.calls) == 4
 
@@ -195,12 +195,12 @@ async def test_a_place_in_a_room_that_comes_free_is_heard_of(replica: Replica) -
     """Whoever freed it: what waits is dispatched without a sweep."""
     replica.runtime.settings.room_max_in_flight = 1
     broker = await serve(replica)
-    running = asyncio.create_task(replica.runtime.dispatcher.run())
+    running = asyncio.create_task(replica.dispatcher.run())
     remote = await replica.register()
     await replica.submit(remote)
     first = await replica.claim_task(remote.worker_id)
     waiting = await replica.submit(str(internal()))
-    await replica.runtime.dispatcher.dispatch()
+    await replica.dispatcher.dispatch()
     assert broker.calls == []
     await replica.report(first.id, TaskStatus.CANCELLED, by=ADMIN)
     async with asyncio.timeout(5):
@@ -220,7 +220,7 @@ async def test_rooms_take_turns_with_internal_tasks(timed: Replica, clock: HandC
         made.append(await timed.submit(str(internal()), room=room))
         clock.advance(SECOND)
     for done in range(5):
-        await timed.runtime.dispatcher.dispatch()
+        await timed.dispatcher.dispatch()
         assert len(broker.calls) == done + 1
         await timed.report(UUID(broker.calls[-1]["task_id"]), TaskStatus.CANCELLED, by=ADMIN)
         clock.advance(SECOND)
@@ -232,10 +232,10 @@ async def test_what_nobody_dispatched_in_time_expires(timed: Replica, clock: Han
     broker = await serve(timed, max_in_flight=1)
     first = await timed.submit(str(internal()))
     late = await timed.submit(str(internal()), expires_in_seconds=5)
-    await timed.runtime.dispatcher.dispatch()
+    await timed.dispatcher.dispatch()
     clock.advance(6)
     await timed.act(task_actions.fail, first.id)
-    await timed.runtime.dispatcher.dispatch()
+    await timed.dispatcher.dispatch()
     assert (await timed.get(late.id)).error_code == "task-expired"
     assert len(broker.calls) == 1
 
@@ -292,7 +292,7 @@ async def test_a_silent_worker_inside_is_swept_like_any_other(
     assert (found.status, found.error, found.error_code, pause) == after
     clock.advance(10)
     await timed.queue_due()
-    await timed.runtime.dispatcher.dispatch()
+    await timed.dispatcher.dispatch()
     assert len(broker.calls) == (2 if policy else 1)
 
 
@@ -323,6 +323,6 @@ async def test_why_an_internal_task_waits(timed: Replica) -> None:
     await serve(timed, max_in_flight=1)
     for _ in range(2):
         last = await timed.submit(str(internal()))
-    await timed.runtime.dispatcher.dispatch()
+    await timed.dispatcher.dispatch()
     assert await timed.explain(last.id) == ["job_at_capacity", "queued"]
     assert INTERNAL in last.job_name

@@ -103,7 +103,7 @@ async def test_a_history_begins_with_the_submission(timed: Replica, clock: HandC
     assert await timed.history(gone.id) == [SUBMITTED, ("cancelled", 0, None)]
     assert await timed.history(back.id) == [SUBMITTED, ("cancelled", 0, None), ("pending", 0, "retried")]
     await timed.register("Render", INTERNAL, by=ADMIN)
-    timed.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
+    timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
     inside = await timed.submit(str(internal()))
     assert await timed.history(inside.id) == [SUBMITTED, ("claimed", 1, None)]
     with pytest.raises(TaskNotFound):
@@ -178,7 +178,7 @@ async def test_why_a_task_is_where_it_is(timed: Replica, clock: HandClock) -> No
 async def test_why_an_internal_task_is_where_it_is(timed: Replica) -> None:
     """It is held by the server itself."""
     await timed.register("Render", INTERNAL, by=ADMIN)
-    timed.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
+    timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
     inside = await timed.submit(str(internal()))
     assert await timed.explain(inside.id) == ["claimed"]
     await timed.act(task_actions.fail, inside.id)

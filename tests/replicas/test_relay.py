@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from waiting import until
 
-from zndraw_joblib.server.ports import Line, OpenConnection, Wake
+from zndraw_joblib.server.ports import OpenConnection, PubSubConnection, Wake
 from zndraw_joblib.server.pubsub import pubsub as module
 from zndraw_joblib.server.pubsub.pubsub import PubSub
 
@@ -25,7 +25,7 @@ class End:
         self.looks = 0
         self.frames: list[str] = []
         self.pubsub = PubSub(lambda key, limit: self.woken.append((key, limit)), self._look)
-        self.pubsub.receive = self.posts.append
+        self.pubsub.subscribe(self.posts.append)
         self._open_line = open_line
         self.task = asyncio.create_task(self.pubsub.run(self._watched))
 
@@ -33,7 +33,7 @@ class End:
         self.looks += 1
 
     @asynccontextmanager
-    async def _watched(self) -> AsyncIterator[Line]:
+    async def _watched(self) -> AsyncIterator[PubSubConnection]:
         async with self._open_line() as line:
             send = line.send
 
@@ -100,7 +100,7 @@ async def test_a_replica_that_is_alone_sends_nothing(end: Callable[[], End]) -> 
     await until(lambda: here.frames)
     for number in range(100):
         here.pubsub.forward([Wake(f"job:{number}", 1)])
-        here.pubsub.post("x" * 100)
+        here.pubsub.publish("x" * 100)
     assert not here.pubsub._wakes
     assert not here.pubsub._posts
     late = end()
@@ -114,7 +114,7 @@ async def test_long_texts_arrive_whole_and_in_order(end: Callable[[], End]) -> N
     await met(here, there)
     texts = [json.dumps({"number": number, "text": "ü€\x00" * 10_000 * (number % 3)}) for number in range(9)]
     for sent in texts:
-        here.pubsub.post(sent)
+        here.pubsub.publish(sent)
         await asyncio.sleep(0)
     await until(lambda: len(there.posts) == len(texts))
     assert there.posts == texts
@@ -186,7 +186,7 @@ async def test_one_cancellation_ends_it(open_line: OpenConnection) -> None:
     is_sending = asyncio.Event()
 
     @asynccontextmanager
-    async def deaf() -> AsyncIterator[Line]:
+    async def deaf() -> AsyncIterator[PubSubConnection]:
         async with open_line() as line:
 
             async def send(_: str) -> None:

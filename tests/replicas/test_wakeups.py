@@ -12,7 +12,6 @@ from waiting import until
 
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server import runtime as module
 from zndraw_joblib.server.ports import OpenConnection, job_key
 
 LONG = 15.0
@@ -22,7 +21,7 @@ AT_ONCE = 3.0
 @pytest.fixture(autouse=True)
 def no_safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the slow re-check away: what it would mend is a lost wake-up, and shall show."""
-    monkeypatch.setattr(module, "_RECHECK_FIRST", 3600.0)
+    monkeypatch.setattr(Replica, "recheck_seconds", (3600.0, 3600.0))
 
 
 @pytest.fixture
@@ -127,7 +126,7 @@ async def test_a_wake_up_that_is_not_used_here_goes_there(two: tuple[Replica, Re
     here, there = two
     job, other = await here.register(), await there.register()
     gone = asyncio.get_running_loop().create_future()
-    left = waiting(here, job.worker_id, gone=gone)
+    left = waiting(here, job.worker_id, disconnected=gone)
     stays = waiting(there, other.worker_id)
     await asleep(here, 1)
     await asleep(there, 1)

@@ -47,7 +47,8 @@ class LiveServer:
         self._thread.start()
         wait_until(lambda: self._uvicorn.started or not self._thread.is_alive())
         self.port = self._uvicorn.servers[0].sockets[0].getsockname()[1]
-        self.runtime = getattr(app, "other_asgi_app", app).state.joblib
+        joblib = getattr(app, "other_asgi_app", app).state.joblib
+        self.runtime, self.publisher = joblib.runtime, joblib.publisher
 
     def stop(self) -> None:
         """Stop as a deployment does; what waits is answered."""
@@ -67,7 +68,7 @@ class LiveServer:
 
     def sockets_in(self, room: str) -> int:
         """How many sockets are in a Socket.IO room."""
-        rooms = self.runtime.publish.rooms.manager.rooms.get("/", {})
+        rooms = self.publisher.rooms.manager.rooms.get("/", {})
         return len(rooms.get(room, ()))
 
     def connect(self, *, realtime: bool = False) -> Connection:

@@ -182,7 +182,7 @@ async def test_an_internal_task_is_never_claimed(replica: Replica) -> None:
     assert await replica.claim(remote.worker_id) is None
     wanted = await replica.submit(remote)
     assert await drained(replica, remote.worker_id) == [wanted.id]
-    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
+    replica.registry = InternalRegistry({str(internal()): InternalExecutor()})
     await replica.submit(str(internal()))
     assert await replica.claim(remote.worker_id) is None
 
@@ -216,7 +216,7 @@ async def test_a_report_is_a_sign_of_life(timed: Replica, clock: HandClock, says
     running, other = await timed.running(job), await timed.running(job)
     born, interval = clock.now, timed.runtime.settings.heartbeat_seconds
     clock.advance(interval)
-    timed.runtime._seen.clear()
+    timed.runtime._last_seen.clear()
     await timed.report(other.id, TaskStatus.CANCELLED)
     assert [row.last_heartbeat for row in await timed.rows(workers)] == [born]
     done = TaskUpdateRequest(status=TaskStatus.COMPLETED, worker_id=job.worker_id if says_who else None)

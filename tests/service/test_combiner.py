@@ -185,11 +185,9 @@ async def test_who_gives_up_during_its_commit_disturbs_nobody(
     assert ledger.written == ["first", 2]
 
 
-async def test_too_many_waiting_are_told(
-    batcher: "Batcher[Any, Any]", ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_too_many_waiting_are_told(ledger: Ledger) -> None:
     """The queue in memory is bounded: beyond it the answer is 503 and when to come again."""
-    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    batcher: Batcher[Any, Any] = Batcher(ledger.commit, lambda: 1, max_waiting=3)
     first = await ledger.busy(batcher)
     waiting = [asyncio.create_task(batcher.put(item)) for item in range(3)]
     await asyncio.sleep(0)

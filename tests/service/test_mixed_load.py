@@ -146,7 +146,7 @@ async def test_two_replicas_under_mixed_load(
     replicas = [open_replica(), open_replica()]
     await replicas[0].register("Render", INTERNAL, by=ADMIN)
     for replica in replicas:
-        replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
+        replica.registry = InternalRegistry({str(internal()): InternalExecutor()})
     known: dict[str, list[Any]] = {"jobs": [await replicas[0].register(name) for name in "AB"]}
     known["tasks"] = [await replicas[0].submit(job) for job in known["jobs"]]
     before = await deadlocks(engine)

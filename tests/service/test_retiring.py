@@ -224,7 +224,7 @@ async def test_a_held_task_without_worker_is_found_and_failed(replica: Replica) 
 async def test_an_internal_task_is_given_up_after_its_time(timed: Replica, clock: HandClock) -> None:
     """Its time counts from its start, or from its submission where it never started; then it fails."""
     await timed.register("Render", INTERNAL, by=ADMIN)
-    timed.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
+    timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
     never, started, done = [await timed.submit(str(internal())) for _ in range(3)]
     clock.advance(1000)
     for one in (started, done):
@@ -260,7 +260,7 @@ async def test_the_age_of_a_remote_task_is_nobodys_business(timed: Replica, cloc
 async def test_jobs_of_internal_tasks_are_never_hidden(timed: Replica) -> None:
     """An internal job has no worker by nature, and stays when its tasks end."""
     await timed.register("Render", INTERNAL, by=ADMIN)
-    timed.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): InternalExecutor()})
+    timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
     made = await timed.submit(str(internal()))
     await timed.report(made.id, TaskStatus.CANCELLED, by=ADMIN)
     assert [row.deleted for row in await timed.rows(Job.__table__)] == [False]

@@ -26,12 +26,12 @@ def waiters() -> Waiters:
 async def enter(waiters: Waiters) -> AsyncIterator[Enter]:
     """Return a function that stands in line under some keys, until the test ends."""
     with ExitStack() as stack:
-        yield lambda *keys: stack.enter_context(waiters.enter(keys))
+        yield lambda *keys: stack.enter_context(waiters.register(keys))
 
 
 def look(waiters: Waiters, waiter: Waiter) -> None:
     """Begin a look at the database, as the runtime does."""
-    waiters.look(waiter)
+    waiters.begin_check(waiter)
 
 
 def found_nothing(waiters: Waiters, waiter: Waiter) -> None:
@@ -52,7 +52,7 @@ async def test_a_wake_up_between_the_look_and_the_sleep_is_not_lost(waiters: Wai
     look(waiters, waiter)
     waiters.wake("job", 1)
     async with asyncio.timeout(1):
-        assert await waiter.sleep(LONG)
+        assert await waiter.wait(LONG)
 
 
 async def test_a_wake_up_before_the_look_does_not_count(waiters: Waiters, enter: Enter) -> None:
@@ -61,7 +61,7 @@ async def test_a_wake_up_before_the_look_does_not_count(waiters: Waiters, enter:
     waiters.wake("job", 1)
     look(waiters, waiter)
     found_nothing(waiters, waiter)
-    assert not await waiter.sleep(0.01)
+    assert not await waiter.wait(0.01)
 
 
 async def test_a_wake_up_during_a_later_look_is_not_lost(waiters: Waiters, enter: Enter) -> None:
@@ -71,11 +71,11 @@ async def test_a_wake_up_during_a_later_look_is_not_lost(waiters: Waiters, enter
     found_nothing(waiters, waiter)
     waiters.wake("job", 1)
     async with asyncio.timeout(1):
-        assert await waiter.sleep(LONG)
+        assert await waiter.wait(LONG)
     look(waiters, waiter)
     waiters.wake("job", 1)
     found_nothing(waiters, waiter)
-    assert await waiter.sleep(0.05)
+    assert await waiter.wait(0.05)
 
 
 async def test_sleepers_wake_in_the_order_they_came(waiters: Waiters, enter: Enter) -> None:
@@ -114,7 +114,7 @@ async def test_a_sleeper_waits_under_all_its_keys_and_is_woken_once(waiters: Wai
 
 async def test_a_wake_up_that_was_not_used_is_passed_on(waiters: Waiters, enter: Enter) -> None:
     """Who leaves without taking what it was woken for hands the wake-up to the next in line."""
-    with waiters.enter(["job"]) as first:
+    with waiters.register(["job"]) as first:
         second = enter("job")
         waiters.wake("job", 1)
         assert (first.is_woken, second.is_woken) == (True, False)
@@ -123,7 +123,7 @@ async def test_a_wake_up_that_was_not_used_is_passed_on(waiters: Waiters, enter:
 
 async def test_a_wake_up_that_was_used_is_not_passed_on(waiters: Waiters, enter: Enter) -> None:
     """Who took what it was woken for keeps the others asleep."""
-    with waiters.enter(["job", "other"]) as first:
+    with waiters.register(["job", "other"]) as first:
         second = enter("job")
         waiters.wake("job", 1)
         look(waiters, first)
@@ -133,7 +133,7 @@ async def test_a_wake_up_that_was_used_is_not_passed_on(waiters: Waiters, enter:
 
 async def test_a_wake_up_for_another_thing_is_passed_on(waiters: Waiters, enter: Enter) -> None:
     """Who was woken for one job and took a task of another passes its wake-up on."""
-    with waiters.enter(["a", "b"]) as first:
+    with waiters.register(["a", "b"]) as first:
         second = enter("a")
         waiters.wake("a", 1)
         look(waiters, first)
@@ -145,7 +145,7 @@ async def test_a_wake_up_that_came_while_something_else_was_taken_is_passed_on(
     waiters: Waiters, enter: Enter
 ) -> None:
     """A look that found an earlier task does not use up the wake-up for one that came during the look."""
-    with waiters.enter(["job"]) as first:
+    with waiters.register(["job"]) as first:
         second = enter("job")
         look(waiters, first)  # the look begins, and finds a task that was there already
         waiters.wake("job", 1)  # another one is committed meanwhile
@@ -155,7 +155,7 @@ async def test_a_wake_up_that_came_while_something_else_was_taken_is_passed_on(
 
 async def test_a_wake_up_for_all_is_owed_to_nobody(waiters: Waiters, enter: Enter) -> None:
     """Everybody was called already: nothing is passed on when one leaves."""
-    with waiters.enter(["job"]):
+    with waiters.register(["job"]):
         second = enter("job")
         waiters.wake("job")
         look(waiters, second)
@@ -170,7 +170,7 @@ async def test_who_found_nothing_keeps_its_place(waiters: Waiters, enter: Enter)
         assert (first.is_woken, second.is_woken) == (True, False)
         look(waiters, first)
         found_nothing(waiters, first)
-        assert not await first.sleep(0.001)
+        assert not await first.wait(0.001)
 
 
 async def test_a_client_that_hangs_up_ends_its_sleep_and_passes_its_wake_up_on(
@@ -178,9 +178,9 @@ async def test_a_client_that_hangs_up_ends_its_sleep_and_passes_its_wake_up_on(
 ) -> None:
     """The sleep ends at once; a wake-up that arrives together with the hang-up goes to the next."""
     gone = asyncio.get_running_loop().create_future()
-    with waiters.enter(["job"]) as first:
+    with waiters.register(["job"]) as first:
         second = enter("job")
-        sleeping = asyncio.create_task(first.sleep(LONG, gone))
+        sleeping = asyncio.create_task(first.wait(LONG, gone))
         assert await is_asleep(sleeping)
         gone.set_result(None)
         waiters.wake("job", 1)
@@ -203,8 +203,8 @@ async def test_a_sleep_that_is_cancelled_leaves_the_line_and_passes_on(
     """A request that is cancelled, woken or not, is in nobody's way."""
 
     async def wait() -> None:
-        with waiters.enter(["job"]) as waiter:
-            await waiter.sleep(LONG)
+        with waiters.register(["job"]) as waiter:
+            await waiter.wait(LONG)
 
     waiting = asyncio.create_task(wait())
     await asyncio.sleep(0)
@@ -221,26 +221,26 @@ async def test_a_sleep_is_bounded(enter: Enter) -> None:
     """It ends at its time, also one that is over already."""
     waiter = enter("job")
     async with asyncio.timeout(1):
-        assert not await waiter.sleep(0.01)
-        assert not await waiter.sleep(-1)
+        assert not await waiter.wait(0.01)
+        assert not await waiter.wait(-1)
 
 
 async def test_too_many_sleepers_are_told(waiters: Waiters) -> None:
     """Beyond the limit the answer is 503 and when to come again; a place that is left is free again."""
     few = Waiters(lambda: 2)
-    with few.enter(["a"]), few.enter(["b"]):
+    with few.register(["a"]), few.register(["b"]):
         assert len(few) == 2
-        with pytest.raises(ServiceUnavailable) as told, few.enter(["c"]):
+        with pytest.raises(ServiceUnavailable) as told, few.register(["c"]):
             pass
         assert told.value.headers["Retry-After"].isdigit()
-    with few.enter(["c"]):
+    with few.register(["c"]):
         assert len(few) == 1
     assert len(few) == 0
 
 
 async def test_nothing_is_left_of_those_who_left(waiters: Waiters) -> None:
     """A process that runs for years keeps no key of a waiter that is gone."""
-    with waiters.enter(["a", "b"]) as first, waiters.enter(["b"]):
+    with waiters.register(["a", "b"]) as first, waiters.register(["b"]):
         assert sorted(waiters.waited_keys) == ["a", "b"]
         waiters.wake("b", 1)
         look(waiters, first)

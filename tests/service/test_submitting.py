@@ -141,7 +141,7 @@ async def executor(replica: Replica) -> InternalExecutor:
     """Return the executor of an internal job."""
     await replica.register("Render", INTERNAL, by=ADMIN)
     executor = InternalExecutor()
-    replica.runtime.dispatcher.registry = lambda: InternalRegistry({str(internal()): executor})
+    replica.registry = InternalRegistry({str(internal()): executor})
     replica.events.clear()
     return executor
 

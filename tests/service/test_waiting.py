@@ -17,7 +17,6 @@ from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.problems import ServiceUnavailable, WorkerNotFound
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.server import runtime as module
 from zndraw_joblib.server.ports import job_key
 from zndraw_joblib.server.store.tables import Task, Worker
 
@@ -28,7 +27,7 @@ AT_ONCE = 2.0
 @pytest.fixture(autouse=True)
 def no_safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the slow re-check away: what it would mend is a lost wake-up, and shall show."""
-    monkeypatch.setattr(module, "_RECHECK_FIRST", 3600.0)
+    monkeypatch.setattr(Replica, "recheck_seconds", (3600.0, 3600.0))
 
 
 async def soon(awaitable: Awaitable[Any]) -> Any:
@@ -188,7 +187,7 @@ async def test_a_client_that_is_gone_gets_no_task(replica: Replica) -> None:
     """It hung up while it slept: the task goes to the next who waits, and to nobody where nobody does."""
     job, second = await replica.register(), await replica.register()
     gone = asyncio.get_running_loop().create_future()
-    left = waiting(replica, job.worker_id, gone=gone)
+    left = waiting(replica, job.worker_id, disconnected=gone)
     await asleep(replica, 1)
     stays = waiting(replica, second.worker_id)
     await asleep(replica, 2)
@@ -198,7 +197,7 @@ async def test_a_client_that_is_gone_gets_no_task(replica: Replica) -> None:
     assert await soon(left) is None
     assert (await soon(stays)).id == submitted.id
     gone = asyncio.get_running_loop().create_future()
-    left = waiting(replica, job.worker_id, gone=gone)
+    left = waiting(replica, job.worker_id, disconnected=gone)
     await asleep(replica, 1)
     gone.set_result(None)
     assert await soon(left) is None
@@ -432,7 +431,7 @@ async def test_the_re_check_goes_by_itself_while_somebody_sleeps(
     open_replica: OpenReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A waiter of one process gets what was submitted at another, without a wake-up; again and again."""
-    monkeypatch.setattr(module, "_RECHECK_FIRST", 0.02)
+    monkeypatch.setattr(Replica, "recheck_seconds", (0.02, 0.02))
     here, there = open_replica(), open_replica()
     job = await here.register()
     for _ in range(2):
@@ -451,7 +450,7 @@ async def test_an_event_is_told_after_its_commit(replica: Replica) -> None:
             if hasattr(event, "status"):
                 seen.append((event.status, (await replica.get(event.id)).status))
 
-    replica.runtime.publish = look
+    replica.publish = look
     job = await replica.register()
     running = await replica.running(job)
     await replica.report(running.id, TaskStatus.COMPLETED)
@@ -467,7 +466,7 @@ async def test_a_publisher_that_fails_turns_nothing_into_an_error(
     async def fail(_: Sequence[Emission]) -> None:
         raise ConnectionError("no Socket.IO")
 
-    replica.runtime.publish = fail
+    replica.publish = fail
     job = await replica.register()
     claim = waiting(replica, job.worker_id)
     await asleep(replica, 1)

@@ -1,7 +1,6 @@
 """A mounted queue with clocks that the test advances, and a sweeper whose cycles the test runs."""
 
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -11,7 +10,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from sweeper.mounted_queue import EventRecorder, MonotonicClock, MountedQueue, identify
 from zndraw_joblib import JobLib, JobLibSettings
-from zndraw_joblib.server.background import sweeper as sweeper_module
 
 
 @pytest.fixture
@@ -29,11 +27,10 @@ async def queue(sessions: async_sessionmaker[AsyncSession], clock: HandClock) ->
     joblib.mount(app)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://queue", timeout=30) as client:
-        yield MountedQueue(client, joblib, sessions, clock, monotonic, events)
+        yield MountedQueue(client, joblib, sessions, clock, monotonic, events, app)
 
 
 @pytest.fixture
-def manual_sweeper(queue: MountedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def manual_sweeper(queue: MountedQueue) -> None:
     """Let the sweeper use the queue's monotonic clock."""
-    monkeypatch.setattr(sweeper_module, "time", SimpleNamespace(monotonic=queue.monotonic))
     queue.restart_sweeper()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 from pydantic import BaseModel
 from replica import HandClock
 from rest import V1
@@ -12,7 +13,7 @@ from sqlalchemy import Executable, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from zndraw_joblib import JobLib, TaskStatusEvent
-from zndraw_joblib.server.background.sweeper import Cycle, Sweeper
+from zndraw_joblib.server.background.sweeper import PASS_SECONDS, Cycle, Sweeper
 
 
 class User:
@@ -75,6 +76,7 @@ class MountedQueue:
     clock: HandClock
     monotonic: MonotonicClock
     events: EventRecorder
+    app: FastAPI
 
     async def request(self, method: str, url: str, **options: Any) -> Any:
         """Send a request and return the body of the successful response."""
@@ -139,9 +141,14 @@ class MountedQueue:
         response = await self.client.get(f"{V1}/rooms/lab/jobs/{job['full_name']}")
         return response.status_code == 200
 
-    def restart_sweeper(self) -> None:
-        """Replace the sweeper with a new one."""
-        self.joblib.sweeper = Sweeper(self.joblib.runtime.write, self.joblib.settings)
+    def restart_sweeper(self, pass_seconds: float = PASS_SECONDS) -> None:
+        """Replace the sweeper with a new one, on the queue's monotonic clock."""
+        self.joblib.sweeper = Sweeper(
+            self.joblib.runtime.write,
+            self.joblib.settings,
+            monotonic=self.monotonic,
+            pass_seconds=pass_seconds,
+        )
 
     def end_startup_grace(self) -> None:
         """Advance the sweeper's own clock until it may expire workers."""

@@ -199,9 +199,7 @@ class TestStuckInternalTasks:
     async def job(self, queue: MountedQueue) -> dict[str, Any]:
         """Register an internal job with an executor, an hour ago."""
         queue.clock.now = datetime.now(UTC) - timedelta(hours=1)
-        queue.joblib.runtime.dispatcher.registry = lambda: InternalRegistry(
-            {"@internal:modifiers:Rotate": Broker()}
-        )
+        queue.app.state.internal_registry = InternalRegistry({"@internal:modifiers:Rotate": Broker()})
         return await queue.register(room="@internal")
 
     async def test_an_overdue_task_fails(

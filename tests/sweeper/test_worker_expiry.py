@@ -82,7 +82,7 @@ async def test_every_request_of_a_worker_counts_as_a_heartbeat(queue: MountedQue
     held = await queue.submit_and_claim(jobs[2])
     queue.clock.advance(50)
     # The server writes at most one heartbeat per interval of its monotonic clock, which did not move.
-    queue.joblib.runtime._seen.clear()
+    queue.joblib.runtime._last_seen.clear()
     await queue.heartbeat(ids[0])
     await queue.claim(ids[1])
     response = await queue.client.patch(
@@ -311,9 +311,7 @@ class TestFailures:
 
     async def test_an_internal_task_needs_no_worker(self, queue: MountedQueue) -> None:
         """Claimed or running, it fails only after the timeout of internal tasks."""
-        queue.joblib.runtime.dispatcher.registry = lambda: InternalRegistry(
-            {"@internal:modifiers:Rotate": Broker()}
-        )
+        queue.app.state.internal_registry = InternalRegistry({"@internal:modifiers:Rotate": Broker()})
         job = await queue.register(room="@internal")
         claimed, other = await queue.submit(job), await queue.submit(job)
         running = await queue.report(other, "running")
@@ -340,10 +338,10 @@ class TestFailures:
         async with sessions() as session:
             connection = await session.connection()
             await connection.exec_driver_sql("LOCK TABLE joblib_worker IN ACCESS EXCLUSIVE MODE")
-            with monkeypatch.context() as hurried:
-                hurried.setattr(sweeper_module, "_PASS_SECONDS", 0.3)
-                async with asyncio.timeout(30):
-                    cycle = await queue.sweep()
+            queue.restart_sweeper(pass_seconds=0.3)
+            queue.end_startup_grace()
+            async with asyncio.timeout(30):
+                cycle = await queue.sweep()
             assert cycle.errors
             await session.rollback()
         await queue.sweep()
@@ -451,11 +449,9 @@ async def test_requests_of_a_removed_worker_are_rejected(queue: MountedQueue) ->
     assert (response.status_code, response.json()["reason"]) == (409, "finished")
 
 
-async def test_the_sweeper_wakes_a_request_that_waits_for_a_task(
-    queue: MountedQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_sweeper_wakes_a_request_that_waits_for_a_task(queue: MountedQueue) -> None:
     """A long-poll returns after the commit of the sweeper."""
-    monkeypatch.setattr("zndraw_joblib.server.runtime._RECHECK_FIRST", 600)
+    queue.joblib.runtime.recheck_seconds = (600, 600)
     task = await queue.submit_and_claim(await queue.register())
     queue.end_startup_grace()
     await queue.pass_time()

@@ -1,7 +1,8 @@
-"""The standalone server: our own users, our own database."""
+"""The standalone server, with its own users and database."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import socketio
@@ -12,18 +13,23 @@ from zndraw_joblib.contract.providers import REQUEST_HASH, RESULT_STATUS, WORKER
 from zndraw_joblib.server.http import health
 from zndraw_joblib.server.http.problems import install_exception_handlers
 from zndraw_joblib.server.http.tokens import BearerTokens
-from zndraw_joblib.server.mount import JobLib
+from zndraw_joblib.server.mount import InternalJobs, JobLib
+from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.realtime.pubsub_manager import PubSubManager
 from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.store import tokens
+from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.engine import open_database
 
 _MAX_EVENT_BYTES = 100_000
 
 
-def create_app(settings: ServerSettings) -> FastAPI:
-    """Return the standalone app. May raise `InvalidDatabaseUrl`, `CannotLoad`; its start `OutdatedSchema`."""
+def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = None) -> FastAPI:
+    """Return the standalone app, without Socket.IO unless `realtime`. With `tsio`, events go there too.
+
+    Raises `InvalidDatabaseUrl` and `CannotLoad`. The start of the app raises `OutdatedSchema`.
+    """
     database = open_database(settings.database_url)
-    tokens = BearerTokens(database, settings.admin_token)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -45,33 +51,49 @@ def create_app(settings: ServerSettings) -> FastAPI:
             ],
             expose_headers=["ETag", "Location", "Preference-Applied", "Retry-After"],
         )
-    joblib = JobLib(session_maker=database, identity=tokens, settings=settings)
+    joblib = JobLib(
+        session_maker=database,
+        identity=BearerTokens(partial(_find_identity, database), settings.admin_token),
+        settings=settings,
+        tsio=tsio,
+        internal_jobs=_internal_jobs(settings),
+    )
     joblib.mount(app)
     app.include_router(health.router)
-    sio = socketio.AsyncServer(
-        async_mode="asgi",
-        client_manager=_client_manager(settings, joblib),
-        cors_allowed_origins=[],  # the app's own CORS holds, and no cookie says who somebody is
-        transports=settings.socketio_transports,
-        max_http_buffer_size=_MAX_EVENT_BYTES,
-    )
-    joblib.open_rooms(sio).requires_identity = True
-    _serve_inside(app, joblib, settings)
-    app.mount("/socket.io", socketio.ASGIApp(sio))
+    if realtime:
+        _mount_socketio(app, joblib, settings)
     return app
 
 
-def _serve_inside(app: FastAPI, joblib: JobLib, settings: ServerSettings) -> None:
-    if settings.internal_extensions:
-        from zndraw_joblib.server.internal.setup import serve_inside  # noqa: PLC0415 - few servers need taskiq
+async def _find_identity(database: Database, digest: str) -> Identity | None:
+    row = await database.read_short(tokens.by_digest, digest)
+    return None if row is None else Identity(row.name, row.is_superuser)
 
-        serve_inside(app, joblib, settings)
+
+def _internal_jobs(settings: ServerSettings) -> InternalJobs | None:
+    if not settings.internal_extensions:
+        return None
+    from zndraw_joblib.server.internal import setup  # noqa: PLC0415 - few servers need Redis and a broker
+
+    return partial(setup.internal_jobs, settings, setup.load_extensions(settings))
+
+
+def _mount_socketio(app: FastAPI, joblib: JobLib, settings: ServerSettings) -> None:
+    sio = socketio.AsyncServer(
+        async_mode="asgi",
+        client_manager=_client_manager(settings, joblib),
+        cors_allowed_origins=[],  # the app's own CORS applies, and no cookie carries an identity
+        transports=settings.socketio_transports,
+        max_http_buffer_size=_MAX_EVENT_BYTES,
+    )
+    joblib.open_rooms(sio, requires_identity=True)
+    app.mount("/socket.io", socketio.ASGIApp(sio))
 
 
 def _client_manager(settings: ServerSettings, joblib: JobLib) -> Any:
     """Return what carries events to the sockets of other processes; on SQLite alone there are none."""
     if settings.redis_url is not None:
-        from zndraw_joblib.server.realtime.redis_manager import RedisManager  # noqa: PLC0415 - few servers need it
+        from zndraw_joblib.server.realtime.redis_manager import RedisManager  # noqa: PLC0415 - few need it
 
         return RedisManager(settings.redis_url, f"{settings.redis_prefix}:socketio")
     if settings.database_url.startswith("sqlite"):

@@ -1,4 +1,4 @@
-"""The write path: while batches commit, the requests that arrive form the next one."""
+"""The write path: while one batch commits, the requests that arrive form the next."""
 
 import asyncio
 import logging
@@ -17,58 +17,67 @@ Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Result | Exception]]]
 
 MAX_BATCH = 256
 MAX_WAITING = 10_000
-# A turn to read a request, and one to run its handler up to here.
-_TURNS_TO_ARRIVE = 2
+# One cycle of the event loop to read a request, one to run its handler until here.
+_CYCLES_TO_ARRIVE = 2
 
 
 class Batcher(Generic[Item, Result]):
-    """Commits items in batches, in the order they came. At low load an item goes alone, at once.
+    """Commits items in batches, in order of arrival. At low load an item is committed alone, at once.
 
-    `commit` takes the items of a batch and gives a result or a problem for each. Where it raises,
-    nothing of the batch was written; then the items go one by one, and the broken one alone fails.
-    `width` tells how many batches may be committed at the same time.
+    `commit` takes the items of a batch and returns a result or a problem for each. Where it raises, nothing
+    of the batch was written; then each item is committed alone, and only the broken one fails. At most
+    `concurrency()` batches are committed at the same time, and at most `max_waiting` items wait.
     """
 
-    def __init__(self, commit: Commit[Item, Result], width: Callable[[], int]) -> None:
+    def __init__(
+        self, commit: Commit[Item, Result], concurrency: Callable[[], int], max_waiting: int = MAX_WAITING
+    ) -> None:
         self._commit = commit
-        self._width = width
+        self._concurrency = concurrency
+        self._max_waiting = max_waiting
         # A host's test client may run each request in an event loop of its own.
-        self._lanes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Lane[Item, Result]] = WeakKeyDictionary()
+        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue[Item, Result]] = WeakKeyDictionary()
 
     async def put(self, item: Item) -> Result:
         """Return the result of `item` after its commit, or raise its problem.
 
-        Raises `ServiceUnavailable` when more items wait than can be committed in reasonable time.
+        Raises `ServiceUnavailable` when too many items wait.
         """
         loop = asyncio.get_running_loop()
-        lane = self._lanes.get(loop)
-        if lane is None:
-            lane = self._lanes[loop] = _Lane(self._commit, self._width)
-        result = await lane.put(item)
+        queue = self._queues.get(loop)
+        if queue is None:
+            queue = self._queues[loop] = _Queue(self._commit, self._concurrency, self._max_waiting)
+        result = await queue.put(item)
         if isinstance(result, Exception):
             raise result
         return result
 
     @property
     def batches(self) -> set[asyncio.Task[None]]:
-        """What is being committed in this event loop."""
-        lane = self._lanes.get(asyncio.get_running_loop())
-        return set() if lane is None else set(lane.drains)
+        """The tasks that commit batches in this event loop."""
+        queue = self._queues.get(asyncio.get_running_loop())
+        return set() if queue is None else set(queue.tasks)
 
 
-class _Lane(Generic[Item, Result]):
-    def __init__(self, commit: Commit[Item, Result], width: Callable[[], int]) -> None:
+class _Queue(Generic[Item, Result]):
+    """The items of one event loop."""
+
+    def __init__(
+        self, commit: Commit[Item, Result], concurrency: Callable[[], int], max_waiting: int
+    ) -> None:
         self._commit = commit
-        self._width = width
+        self._concurrency = concurrency
+        self._max_waiting = max_waiting
         self._waiting: deque[Entry[Item, Result]] = deque()
-        self.drains: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         self._running = 0
         self._is_gathering = False
 
     def put(self, item: Item) -> asyncio.Future[Result | Exception]:
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) >= self._max_waiting:
             raise ServiceUnavailable(
-                f"More than {MAX_WAITING} requests wait to be written", headers={"Retry-After": "1"}
+                f"{self._max_waiting} requests wait to be written already; retry later",
+                headers={"Retry-After": "1"},
             )
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
@@ -76,10 +85,10 @@ class _Lane(Generic[Item, Result]):
         return future
 
     def _start(self) -> None:
-        if self._waiting and not self._is_gathering and self._running < self._width():
-            drain = asyncio.create_task(self._run())
-            self.drains.add(drain)
-            drain.add_done_callback(self.drains.discard)
+        if self._waiting and not self._is_gathering and self._running < self._concurrency():
+            task = asyncio.create_task(self._run())
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
             self._running += 1
             self._is_gathering = True
 
@@ -110,18 +119,18 @@ class _Lane(Generic[Item, Result]):
             self._is_gathering = False
         taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
         self._start()
-        # Who gave up waiting before its turn wants nothing written any more.
+        # A cancelled request is not written.
         return [(item, future) for item, future in taken if not future.done()]
 
     async def _gather(self) -> None:
-        """Let the event loop read what has arrived already: it would have to wait for a whole batch.
+        """Let the event loop read the requests that have arrived, which else wait for a whole batch.
 
-        While requests come in at every turn of the loop, they join; when none does, nothing is waited for.
+        While requests arrive at every cycle of the loop, they join; when none does, the batch starts.
         """
         size = 0
         while size < len(self._waiting) < MAX_BATCH:
             size = len(self._waiting)
-            for _ in range(_TURNS_TO_ARRIVE):
+            for _ in range(_CYCLES_TO_ARRIVE):
                 await asyncio.sleep(0)
 
     async def _results(self, batch: list[Entry[Item, Result]]) -> Sequence[Result | Exception]:
@@ -134,9 +143,9 @@ class _Lane(Generic[Item, Result]):
         except Exception as error:
             if len(batch) == 1:
                 return [error]
-            logger.warning("a batch of %d broke, trying one by one: %r", len(batch), error)
-            gone = ServiceUnavailable("nobody waits for this any more")
+            logger.warning("A batch of %d items failed, committing each alone: %r", len(batch), error)
+            cancelled = ServiceUnavailable("The request was cancelled before it was written")
             results: list[Result | Exception] = []
             for entry in batch:
-                results += [gone] if entry[1].done() else await self._results([entry])
+                results += [cancelled] if entry[1].done() else await self._results([entry])
             return results

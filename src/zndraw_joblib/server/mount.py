@@ -1,51 +1,61 @@
-"""The queue inside a host's app: one object that wires everything."""
+"""The queue inside a host's app: one object that connects everything."""
 
 import asyncio
-import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from datetime import datetime
 from types import FrameType
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
+from taskiq import AsyncBroker
 
+from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.server.background.health import Health
+from zndraw_joblib.server.background.scheduler import Scheduler
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.http import PREFIX, TAG, routes
-from zndraw_joblib.server.http.problems import ANSWERS
+from zndraw_joblib.server.http.dependencies import check_readable
+from zndraw_joblib.server.http.fastapi_internals import solve
+from zndraw_joblib.server.http.problems import PROBLEM_RESPONSES
 from zndraw_joblib.server.http.problems import router as problem_pages
-from zndraw_joblib.server.http.routing import Route, solve
+from zndraw_joblib.server.http.routing import Route
+from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.http.tokens import BearerTokens
-from zndraw_joblib.server.ports import Identity, ResultBackend, SessionMaker
+from zndraw_joblib.server.internal.dispatcher import Dispatcher
+from zndraw_joblib.server.internal.registry import InternalExecutor, InternalRegistry, offer_internal_jobs
+from zndraw_joblib.server.ports import Identity, SessionMaker
 from zndraw_joblib.server.providers.requests import ProviderRequests
-from zndraw_joblib.server.providers.results.selection import select_result_backend
+from zndraw_joblib.server.providers.results.selection import Results, select_result_backend
 from zndraw_joblib.server.providers.uploads import Uploads
 from zndraw_joblib.server.pubsub.connections import connection_factory
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
-from zndraw_joblib.server.realtime.rooms import Rooms
+from zndraw_joblib.server.realtime.rooms import Rooms, SocketAccess
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import Clock, Database
+from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase
 
-logger = logging.getLogger(__name__)
+# Offers internal jobs while it is open; it gets the runtime and a function that wakes the dispatcher.
+InternalJobs = Callable[[Runtime, Callable[[], None]], AbstractAsyncContextManager[InternalRegistry]]
 
 
-class JobLib:
+class JobLib(QueueState):
     """A job queue for a FastAPI app.
 
         joblib = JobLib(session_maker=async_sessionmaker(engine), identity=current_user)
         joblib.mount(app)
 
     `session_maker` is any callable that opens an `AsyncSession`, on SQLite or PostgreSQL. `identity` is a
-    dependency of the host: what it returns has an `id` and `is_superuser`. With `tsio`, a
-    `socketio.AsyncServer` or a wrapper that takes models, events are sent. The app's lifespan brings
-    the schema up (SQLite) or checks it, and runs the sweeper.
+    dependency of the host; its value has an `id` and `is_superuser`. With `tsio`, a `socketio.AsyncServer`
+    or a wrapper that takes models, the queue sends events. The app's lifespan upgrades the schema (SQLite)
+    or checks it (PostgreSQL), and runs the background loops.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per part that a host may replace
         self,
         *,
         session_maker: SessionMaker | Database,
@@ -53,36 +63,45 @@ class JobLib:
         settings: JobLibSettings | None = None,
         tsio: Any = None,
         clock: Clock | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        internal_jobs: InternalJobs | None = None,
     ) -> None:
         self.settings = settings or JobLibSettings()
-        self._socketio = None if tsio is None else SocketIoPublisher(tsio)
-        self.runtime = Runtime(session_maker, self.settings, publish=self._socketio, clock=clock)
+        self.identity = identity
+        self._resolve_identity = _identity_dependency(identity)
+        self.publisher = SocketIoPublisher(tsio)
+        self.runtime = Runtime(
+            session_maker,
+            self.settings,
+            publish=self._publish,
+            has_subscribers=lambda: self.publisher.has_subscribers,
+            on_due=self._schedule,
+            clock=clock,
+        )
+        self._scheduler = Scheduler(self.runtime.write)
+        self.dispatcher = Dispatcher(self.runtime, self._internal_registry)
+        self.sweeper = Sweeper(self.runtime.write, self.settings, self.dispatcher.wake, monotonic=monotonic)
+        self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers)
+        self.uploads = Uploads(self.runtime)
+        self.health = Health(self.runtime, {"sweeper": self._check_sweeper})
         self.rooms: Rooms | None = None
-        self.reads = ProviderRequests(self.runtime, self._has_unknown_subscribers)
-        self._results: ResultBackend | None = None
-        self._hanging_up: asyncio.Task[None] | None = None
+        self._internal_jobs = internal_jobs
+        self._results: Results | None = None
+        self._closing_sockets: asyncio.Task[None] | None = None
         self._app: FastAPI | None = None
-        self.sweeper = Sweeper(self.runtime.write, self.settings, self.runtime.dispatcher.poke)
-        # What lives inside the server as long as it runs, but for the database.
-        self.inside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-        self._identity = identity
-        self._bind = _binding(identity)
-        self.health = Health(self.runtime)
-        self.health.checks["sweeper"] = self._check_sweeper
+
+    async def _publish(self, emissions: Sequence[Emission]) -> None:
+        await self.publisher(emissions)
+
+    def _schedule(self, at: datetime) -> None:
+        self._scheduler.add(at)
 
     def mount(self, app: FastAPI) -> None:
-        """Add the routes under ``/v1/joblib`` and the pages of the problems; join the app's lifespan."""
+        """Add the routes under ``/v1/joblib`` and the problem pages; join the app's lifespan."""
         self._app = app
-        app.state.joblib = self.runtime
-        self.runtime.dispatcher.registry = lambda: getattr(app.state, "internal_registry", None)
-        app.state.joblib_mount = self
-        app.state.joblib_health = self.health
-        app.state.joblib_reads = self.reads
-        app.state.joblib_answers = Uploads(self.runtime)
-        app.state.joblib_identity = self._identity
-        app.state.joblib_identify = self._identify
+        app.state.joblib = self
         for route in routes:
-            # Straight into the app: an included router is searched twice for each request.
+            # Directly into the app: Starlette searches an included router twice for each request.
             app.router.add_api_route(
                 PREFIX + route.path,
                 route.endpoint,
@@ -91,23 +110,23 @@ class JobLib:
                 tags=[TAG],
                 status_code=route.status_code,
                 response_model=route.response_model,
-                responses={**route.responses, **ANSWERS},
-                dependencies=[Depends(self._identity)],
+                responses={**route.responses, **PROBLEM_RESPONSES},
+                dependencies=[Depends(self.identity)],
                 route_class_override=Route,
             )
         app.include_router(problem_pages)
-        hosts_own = app.router.lifespan_context
+        host_lifespan = app.router.lifespan_context
 
         @asynccontextmanager
         async def both(asgi: FastAPI) -> AsyncIterator[Any]:
-            async with hosts_own(asgi) as state, self.lifespan():
+            async with host_lifespan(asgi) as state, self.lifespan():
                 yield state
 
         app.router.lifespan_context = both
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Prepare the schema, sweep while the server runs, and let waiters go when it stops.
+        """Prepare the schema, run the background loops, and end waiting requests when the server stops.
 
         Raises `OutdatedSchema` for a PostgreSQL database that was not upgraded.
         """
@@ -115,98 +134,152 @@ class JobLib:
         self.runtime.waiters.open()
         if self.rooms is not None:
             self.rooms.install_handlers()
-        line = await connection_factory(self.runtime)
-        relaying = asyncio.create_task(self.runtime.pubsub.run(line) if line else asyncio.sleep(0))
-        minding = asyncio.create_task(self.runtime.scheduler.run(), name="zndraw-joblib scheduler")
-        attending = asyncio.create_task(self.rooms.presence.run() if self.rooms else asyncio.sleep(0))
-        sweeping = asyncio.create_task(self.sweeper.run(), name="zndraw-joblib sweeper")
-        dispatching = asyncio.create_task(self.runtime.dispatcher.run(), name="zndraw-joblib dispatcher")
+        open_connection = await connection_factory(self.settings, self.runtime.database.pubsub_connection)
+        pubsub = (
+            [] if open_connection is None else [_start("pub/sub", self.runtime.pubsub.run(open_connection))]
+        )
+        loops = [
+            _start("scheduler", self._scheduler.run()),
+            _start("sweeper", self.sweeper.run()),
+            _start("dispatcher", self.dispatcher.run()),
+        ]
+        if self.rooms is not None:
+            loops.append(_start("presence", self.rooms.presence.run()))
         try:
-            with _on_stop_signals(self._let_everybody_go):
-                async with self.inside():
+            with _on_stop_signals(self._end_waiting_requests):
+                async with self._offered_internal_jobs():
                     yield
         finally:
-            hanging_up = self._let_everybody_go()
-            for task in (sweeping, minding, dispatching, attending):
-                await _ended(task)
+            self._end_waiting_requests()
+            await _stop(loops)
             await self.runtime.finish()
-            if hanging_up is not None:
-                await hanging_up
-            await _ended(relaying)
-            if close := getattr(self._results, "close", None):
-                await close()
+            if self._closing_sockets is not None:
+                await self._closing_sockets
+            await _stop(pubsub)
+            if self._results is not None:
+                await self._results.close()
 
-    def _let_everybody_go(self) -> "asyncio.Task[None] | None":
+    @asynccontextmanager
+    async def _offered_internal_jobs(self) -> AsyncIterator[None]:
+        if self._internal_jobs is None or self._app is None:
+            yield
+            return
+        async with self._internal_jobs(self.runtime, self.dispatcher.wake) as registry:
+            self._app.state.internal_registry = registry
+            self.dispatcher.wake()
+            try:
+                yield
+            finally:
+                self._app.state.internal_registry = None
+
+    def _end_waiting_requests(self) -> None:
         self.runtime.waiters.close()
         if self.rooms is None:
-            return None
+            return
         self.rooms.disconnects.stop()
-        if not self.rooms.requires_identity:
-            return None  # the host's sockets are the host's
-        self._hanging_up = asyncio.create_task(self.rooms.close_sockets())
-        return self._hanging_up
+        # A host closes its own sockets.
+        if self.rooms.requires_identity and self._closing_sockets is None:
+            self._closing_sockets = asyncio.create_task(self.rooms.close_sockets())
 
-    async def _identify(self, request: Request) -> Identity | None:
-        if isinstance(self._identity, BearerTokens):
-            return await self._identity.of(request)
-        identity: Identity | None = await solve(request, self._bind)
+    async def identify(self, request: Request) -> Identity | None:
+        """Return the caller of a request; None without an identity."""
+        if isinstance(self.identity, BearerTokens):
+            return await self.identity.identify(request)
+        identity: Identity | None = await solve(request, self._resolve_identity)
         return identity
 
     @property
-    def results(self) -> ResultBackend:
-        """What keeps the answers of providers, unless a host overrides `get_result_backend`."""
+    def results(self) -> Results:
+        """The result backend, unless a host overrides `get_result_backend`."""
         if self._results is None:
             self._results = select_result_backend(self.settings, self.runtime)
         return self._results
 
+    def _internal_registry(self) -> InternalRegistry | None:
+        found = None if self._app is None else getattr(self._app.state, "internal_registry", None)
+        # A host may set any object with `tasks`.
+        return (
+            found if found is None or isinstance(found, InternalRegistry) else InternalRegistry(found.tasks)
+        )
+
     def _has_unknown_subscribers(self) -> bool:
-        """Tell whether a host may have let sockets into the rooms of providers by itself."""
-        return self._socketio is not None and (self.rooms is None or not self.rooms.owns_provider_rooms)
+        """Return whether a host may have let sockets into the rooms of providers by itself."""
+        return self.publisher.is_open and (self.rooms is None or not self.rooms.owns_provider_rooms)
 
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"
 
-    def open_rooms(self, sio: Any) -> Rooms:
-        """See `register_socketio_handlers`."""
+    def open_rooms(self, sio: Any, *, requires_identity: bool = False) -> None:
+        """Let the sockets of a `socketio.AsyncServer` join rooms; see `register_socketio_handlers`.
+
+        With `requires_identity`, a socket without an identity cannot connect, and the queue closes all
+        sockets when the server stops.
+        """
         if self._app is None:
-            raise RuntimeError("zndraw_joblib is not mounted yet: call JobLib(...).mount(app) first")
-        if self._socketio is None:
-            self._socketio = SocketIoPublisher(sio)
-            self.runtime.publish = self._socketio
-        self._socketio.rooms = sio
-        self.rooms = self._app.state.joblib_rooms = Rooms(sio, self.runtime, self._identify, self._app)
-        return self.rooms
-
-
-async def _ended(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    await asyncio.wait([task])
+            raise RuntimeError("JobLib is not mounted: call JobLib(...).mount(app) first")
+        self.publisher.open(sio)
+        access = SocketAccess(self._app, self.identify, check_readable, requires_identity)
+        self.rooms = Rooms(sio, self.runtime, access)
 
 
 def register_socketio_handlers(sio: Any, joblib: JobLib) -> None:
-    """Let the sockets of a `socketio.AsyncServer` join rooms: workers of their jobs, front-ends of rooms.
+    """Let the sockets of a `socketio.AsyncServer` join rooms: workers those of their jobs, front-ends others.
 
-    Call it after `joblib.mount(app)`. Who a socket is, is asked of `joblib`'s identity, with the headers of
-    its connection; with ``auth={"token": …}`` as if they had been sent as a bearer token. Handlers that
-    `sio` has already stay: those of `connect` and `disconnect` run after ours. A worker whose socket is gone
-    is removed after `disconnect_grace_seconds`. Events are sent by `sio`, unless `joblib` has a `tsio`.
+    Call it after `joblib.mount(app)`. The identity of a socket is that of `joblib`, from the headers of its
+    connection; ``auth={"token": …}`` counts as a bearer token. Handlers that `sio` has already stay: those
+    of `connect` and `disconnect` run after the queue's. A worker whose socket is lost is removed after
+    `disconnect_grace_seconds`. Events go through `sio`, unless `joblib` has a `tsio`.
     """
     joblib.open_rooms(sio)
 
 
-def _binding(identity: Callable[..., Any]) -> Callable[..., Any]:
-    # Read while the host's session is open: its user may be an object of the ORM.
-    async def bind(user: Annotated[Any, Depends(identity)]) -> Identity | None:
+async def register_internal_jobs(
+    app: FastAPI,
+    broker: AsyncBroker,
+    extensions: Sequence[type[Any]],
+    executor: InternalExecutor,
+    session_factory: SessionMaker | Database,
+) -> InternalRegistry:
+    """Offer extensions as internal jobs: create or update their jobs, register their tasks with the broker.
+
+    From then on the app accepts their tasks, whether the queue is mounted before or after. Any number of
+    replicas may do so at once; the newest code's schema and policy (a `JobPolicy` in the class's `policy`)
+    hold. Raises ValueError for an extension that cannot be a job.
+    """
+    joblib = getattr(app.state, "joblib", None)
+    database = session_factory if isinstance(session_factory, Database) else SessionDatabase(session_factory)
+    await schema.prepare(database)
+    write = joblib.runtime.write if isinstance(joblib, JobLib) else database.write
+    registry = await offer_internal_jobs(write, broker, extensions, executor)
+    app.state.internal_registry = registry
+    if isinstance(joblib, JobLib):
+        joblib.dispatcher.wake()
+    return registry
+
+
+def _start(name: str, loop: Any) -> asyncio.Task[None]:
+    return asyncio.create_task(loop, name=f"zndraw-joblib {name}")
+
+
+async def _stop(loops: Sequence[asyncio.Task[None]]) -> None:
+    for loop in loops:
+        loop.cancel()
+        await asyncio.wait([loop])
+
+
+def _identity_dependency(identity: Callable[..., Any]) -> Callable[..., Any]:
+    # Read while the host's session is open: its user may be an ORM object.
+    async def resolve(user: Annotated[Any, Depends(identity)]) -> Identity | None:
         return None if user is None else Identity(str(user.id), bool(user.is_superuser))
 
-    return bind
+    return resolve
 
 
 @contextmanager
 def _on_stop_signals(act: Callable[[], Any]) -> Iterator[None]:
-    """Call `act` on SIGINT and SIGTERM, before whoever handled them so far.
+    """Call `act` on SIGINT and SIGTERM, before the handlers that are installed already.
 
-    A server waits for open requests before it ends the lifespan: waiters must hear of the end earlier.
+    A server waits for open requests before it ends the lifespan, so waiting requests must end earlier.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

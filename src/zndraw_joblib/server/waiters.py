@@ -1,179 +1,237 @@
-"""Those that wait for something to happen, in the order they came. A waiter holds no database session."""
+"""Requests that wait for something to happen, in order of arrival. A waiter holds no database session."""
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
+from typing import Protocol, TypeVar
 
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.ports import Wake
 
-# Done once the client that waits for the answer has hung up.
+Result = TypeVar("Result")
+# Done once the client that waits for the response has disconnected.
 Disconnected = asyncio.Future[None] | None
 
 
 class Waiter:
-    """One that waits under some keys. It registers first, checks second, sleeps third."""
+    """One waiting request and the keys it waits on. It registers first, checks second, waits third."""
 
-    __slots__ = ("_future", "_looks_for", "_loop", "_owes", "_woken", "is_dismissed", "keys")
+    __slots__ = ("_checked_for", "_future", "_loop", "_unused", "_woken", "is_evicted", "keys")
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = tuple(keys)
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] | None = None
         self._woken = False
-        self._owes: str | None = None
-        self._looks_for: str | None = None
-        self.is_dismissed = False
+        self._unused: str | None = None
+        self._checked_for: str | None = None
+        self.is_evicted = False
 
-    async def sleep(self, seconds: float, gone: Disconnected = None) -> bool:
-        """Sleep until woken, for `seconds`, or until the client is gone. Tell whether it was woken."""
+    async def wait(self, seconds: float, disconnected: Disconnected = None) -> bool:
+        """Wait for a wake-up, `seconds`, or the client's disconnect. Return whether it was woken."""
         if self._woken:
             return True
         self._future = self._loop.create_future()
-        timer = self._loop.call_later(seconds, self._rise)
-        if gone is not None:
-            gone.add_done_callback(self._rise)
+        timer = self._loop.call_later(seconds, self._resume) if seconds < inf else None
+        if disconnected is not None:
+            disconnected.add_done_callback(self._resume)
         try:
             await self._future
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             self._future = None
         return self._woken
 
     def wake(self, key: str | None = None) -> None:
-        """Wake it. With a key, for one thing under that key, which is passed on if it is not used."""
+        """Wake it. With a key, for one item under that key; an unused wake-up goes to the next waiter."""
         self._woken = True
-        self._owes = key
+        self._unused = key
         if self._future is not None:
-            self._loop.call_soon_threadsafe(self._rise)
+            self._loop.call_soon_threadsafe(self._resume)
 
-    def begin_look(self) -> None:
-        """Turn the wake-up, if there was one, into a look; another may come meanwhile."""
-        self._looks_for, self._owes, self._woken = self._owes, None, False
+    def begin_check(self) -> None:
+        """Consume the wake-up, if there was one; another may arrive during the check."""
+        self._checked_for, self._unused, self._woken = self._unused, None, False
 
     def found(self, key: str | None) -> None:
-        """Note what the look found: something under `key`, or None for nothing."""
-        if key is None or key == self._looks_for:
-            self._looks_for = None
+        """Record what the check found: an item under `key`, or None for nothing."""
+        if key is None or key == self._checked_for:
+            self._checked_for = None
 
-    def settle(self) -> list[str]:
-        """Return the keys of wake-ups that were not used; ask once."""
-        owed = [key for key in (self._looks_for, self._owes) if key is not None]
-        self._looks_for = self._owes = None
-        return owed
+    def take_unused(self) -> list[str]:
+        """Return the keys of wake-ups that were not used, once."""
+        unused = [key for key in (self._checked_for, self._unused) if key is not None]
+        self._checked_for = self._unused = None
+        return unused
 
-    def dismiss(self) -> None:
-        """Wake it for good: another takes its place."""
-        self.is_dismissed = True
+    def evict(self) -> None:
+        """Wake it for good: another waiter takes its slot."""
+        self.is_evicted = True
         self.wake()
 
     @property
     def is_woken(self) -> bool:
-        """Whether a wake-up came since the last look began."""
+        """Whether a wake-up arrived since the last check began."""
         return self._woken
 
-    def _rise(self, _: object = None) -> None:
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is between two checks, waiting for a wake-up."""
+        return self._future is not None
+
+    def _resume(self, _: object = None) -> None:
         if self._future is not None and not self._future.done():
             self._future.set_result(None)
 
 
-def _drop(_: Sequence[Wake]) -> None:
-    """Pass nothing on: there is no other process."""
+class Wait(Protocol):
+    """Waits once, between two checks, for at most `seconds`."""
+
+    async def __call__(self, waiter: Waiter, seconds: float, /) -> object:
+        """Return when a new check may find something, or after `seconds`."""
+
+
+def _forward_nothing(_: Sequence[Wake]) -> None:
+    """Forward nothing: there is no other process."""
 
 
 class Waiters:
-    """All waiters of a process. `limit` tells how many there may be; `pass_on` gets what woke nobody."""
+    """All waiters of a process. At most `limit()` may wait; `forward` gets the wake-ups nobody here used."""
 
-    def __init__(self, limit: Callable[[], int], pass_on: Callable[[Sequence[Wake]], None] = _drop) -> None:
+    def __init__(
+        self, limit: Callable[[], int], forward: Callable[[Sequence[Wake]], None] = _forward_nothing
+    ) -> None:
         self._limit = limit
-        self._pass_on = pass_on
+        self._forward = forward
         self._queues: dict[str, OrderedDict[Waiter, None]] = {}
+        self._subscribers: dict[str, Callable[[str], None]] = {}
         self._count = 0
         self.is_closed = False
 
     def __len__(self) -> int:
         return self._count
 
-    @contextmanager
-    def enter(self, keys: Sequence[str]) -> Iterator[Waiter]:
-        """Stand in line under each key. What the waiter was woken for and did not use is passed on.
+    async def wait_until(
+        self,
+        keys: Sequence[str],
+        check: Callable[[Waiter], Awaitable[Result]],
+        is_done: Callable[[Result], bool],
+        *,
+        deadline: float,
+        disconnected: Disconnected = None,
+        wait: Wait | None = None,
+    ) -> Result | None:
+        """Register under `keys`, then check and wait in turns; return the first result that `is_done`.
 
-        Raises `ServiceUnavailable` when there are too many already.
+        After `deadline` (monotonic seconds), or once the server stops, return the last result as it is.
+        Return None where the client disconnected or a newer request took the slot. `wait` replaces the
+        plain wait.
+        Raises `ServiceUnavailable` when too many requests wait.
+        """
+        with self.register(keys) as waiter:
+            while True:
+                self.begin_check(waiter)
+                result = await check(waiter)
+                seconds = deadline - time.monotonic()
+                if is_done(result) or seconds <= 0 or self.is_closed:
+                    return result
+                await (waiter.wait(seconds, disconnected) if wait is None else wait(waiter, seconds))
+                if waiter.is_evicted or (disconnected is not None and disconnected.done()):
+                    return None
+
+    @contextmanager
+    def register(self, keys: Sequence[str]) -> Iterator[Waiter]:
+        """Add a waiter to the queue of each key. At the end, its unused wake-ups go to the next waiters.
+
+        Raises `ServiceUnavailable` when too many requests wait.
         """
         if self._count >= self._limit():
             raise ServiceUnavailable(
-                f"{self._count} requests wait already (setting max_waiting_requests); ask without waiting",
+                f"{self._count} requests wait already (max_waiting_requests); send the request without "
+                "'Prefer: wait', or retry it later",
                 headers={"Retry-After": "5"},
             )
         waiter = Waiter(keys)
         self._count += 1
-        self._stand(waiter)
+        self._enqueue(waiter)
         try:
             yield waiter
         finally:
             self._count -= 1
-            for key in waiter.keys:
-                self._remove(key, waiter)
-            self.notify([Wake(owed, 1) for owed in waiter.settle()])
+            self._remove(waiter)
+            self.notify([Wake(unused, 1) for unused in waiter.take_unused()])
+
+    def subscribe(self, prefix: str, notify: Callable[[str], None]) -> None:
+        """Call `notify(key)` at each wake-up of a key that begins with `prefix`; one subscriber a prefix."""
+        self._subscribers[prefix] = notify
 
     def evict_oldest(self, key: str, most: int) -> None:
-        """Dismiss those that have slept longest on a key, so that one more is not more than `most`."""
+        """End the longest waiters of a key, so that one more makes at most `most`."""
         queue = self._queues.get(key) or OrderedDict()
         for waiter in list(queue)[: max(0, len(queue) + 1 - most)]:
-            for other in waiter.keys:
-                self._remove(other, waiter)
-            waiter.dismiss()
+            self._remove(waiter)
+            waiter.evict()
 
-    def look(self, waiter: Waiter) -> None:
-        """Call before each look at the database.
+    def begin_check(self, waiter: Waiter) -> None:
+        """Put a waiter back into its queues, first, before it checks the database.
 
-        The waiter is in line again, at its old place: what is committed after the look wakes it.
+        What is committed after the check began wakes it again.
         """
-        waiter.begin_look()
-        self._stand(waiter, first=True)
+        waiter.begin_check()
+        self._enqueue(waiter, first=True)
 
     def wake(self, key: str, count: int | None = None) -> int:
-        """Wake the first `count` under a key, or all of them. Return how many more could have been woken."""
+        """Wake the first `count` waiters of a key, or all. Return how many more could have been woken."""
+        for prefix, notify in self._subscribers.items():
+            if key.startswith(prefix):
+                notify(key)
         queue = self._queues.get(key) or OrderedDict()
         present = len(queue)
         for _ in range(present if count is None else min(count, present)):
             waiter = next(iter(queue))
-            for other in waiter.keys:
-                self._remove(other, waiter)
+            self._remove(waiter)
             waiter.wake(None if count is None else key)
         return 0 if count is None else max(0, count - present)
 
     def notify(self, wakes: Sequence[Wake]) -> None:
-        """Wake whom a commit concerns; what is left of it is passed on."""
+        """Wake the waiters that a commit concerns; forward the wake-ups that are left."""
         left = []
         for key, count in wakes:
             missing = self.wake(key, count)
             if count is None or missing:
                 left.append(Wake(key, None if count is None else missing))
         if left:
-            self._pass_on(left)
+            self._forward(left)
 
     def has(self, key: str) -> bool:
-        """Tell whether somebody sleeps on a key."""
+        """Return whether a waiter waits on a key."""
         return key in self._queues
 
     @property
+    def waiting_count(self) -> int:
+        """How many waiters are between two checks."""
+        return len({waiter for queue in self._queues.values() for waiter in queue if waiter.is_waiting})
+
+    @property
     def waited_keys(self) -> list[str]:
-        """The keys under which somebody sleeps."""
+        """The keys on which waiters wait."""
         return list(self._queues)
 
     def open(self) -> None:
-        """Let waiters in; also again, after a stop."""
+        """Accept waiters, also again after a stop."""
         self.is_closed = False
 
     def close(self) -> None:
-        """Wake everybody for good: the server stops."""
+        """Wake all waiters for good: the server stops."""
         self.is_closed = True
         for key in self.waited_keys:
             self.wake(key)
 
-    def _stand(self, waiter: Waiter, *, first: bool = False) -> None:
+    def _enqueue(self, waiter: Waiter, *, first: bool = False) -> None:
         for key in waiter.keys:
             queue = self._queues.setdefault(key, OrderedDict())
             if waiter not in queue:
@@ -181,9 +239,10 @@ class Waiters:
                 if first:
                     queue.move_to_end(waiter, last=False)
 
-    def _remove(self, key: str, waiter: Waiter) -> None:
-        queue = self._queues.get(key)
-        if queue is not None:
-            queue.pop(waiter, None)
-            if not queue:
-                del self._queues[key]
+    def _remove(self, waiter: Waiter) -> None:
+        for key in waiter.keys:
+            queue = self._queues.get(key)
+            if queue is not None:
+                queue.pop(waiter, None)
+                if not queue:
+                    del self._queues[key]

@@ -1,6 +1,6 @@
-"""The loop that cleans up after whatever dies. It never exits, and one failure stops nothing else.
+"""The loop that removes silent workers and settles their tasks. It never exits, and no failure ends it.
 
-The cycle itself is in `service.sweep`; the cascade it runs is seed 000's.
+The decisions of one cycle are in `service.sweep`.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ Result = TypeVar("Result")
 Write = Callable[..., Awaitable[Any]]
 Batch = Callable[[Transaction], Awaitable[int]]
 
-_PASS_SECONDS = 60.0
-# A timer may fire a touch early; that must not cost a whole interval.
-_TICK_TOLERANCE = 0.01
-_BRAKE_AT_LEAST = 5
+PASS_SECONDS = 60.0
+# A timer may fire slightly early; that must not cost a whole interval.
+_TIMER_TOLERANCE = 0.01
+_MASS_EXPIRY_MIN = 5
 _CYCLES_KEPT = 20
 
 
 @dataclass(slots=True)
 class Cycle:
-    """What one cycle found and did; `elapsed` in seconds. `expired` counts workers, the rest counts tasks."""
+    """The summary of one cycle; `expired` counts workers, `counts` and `pruned` count tasks."""
 
     mode: SweeperMode | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -55,123 +55,128 @@ class Cycle:
 
     def __str__(self) -> str:
         """Return the summary for the log."""
-        held_back = ", held back: the fault may be here" if self.is_held_back else ""
         return (
-            f"scanned={self.scanned} stale={self.stale} expired={self.expired} "
+            f"mode={self.mode} scanned={self.scanned} stale={self.stale} expired={self.expired} "
             f"released={self.counts.released} failed={self.counts.failed} pruned={self.pruned} "
-            f"errors={self.errors} elapsed={self.elapsed:.3f} s mode={self.mode}{held_back}"
+            f"errors={self.errors} held_back={self.is_held_back} elapsed={self.elapsed:.3f}"
         )
 
 
 class Sweeper:
-    """Runs cycles. `write` runs work in a transaction, commits, and tells what happened.
+    """Runs cycles. `write` runs work in a transaction, commits, and publishes its events.
 
-    `then` is called in each cycle that may act.
+    `after_workers` is called in each cycle that may act. `monotonic` is the clock, in seconds; a pass may
+    take `pass_seconds`.
     """
 
     def __init__(
-        self, write: Write, settings: JobLibSettings, then: Callable[[], None] = lambda: None
+        self,
+        write: Write,
+        settings: JobLibSettings,
+        after_workers: Callable[[], None] = lambda: None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        pass_seconds: float = PASS_SECONDS,
     ) -> None:
         self._write = write
-        self._then = then
+        self._after_workers = after_workers
         self._settings = settings
-        self._watching_since = time.monotonic()
-        self._last_tick = time.monotonic()
-        self.last_good = time.monotonic()
+        self._monotonic = monotonic
+        self._pass_seconds = pass_seconds
+        self._watching_since = self._last_tick = self.last_good = monotonic()
         self.last_cycles: deque[Cycle] = deque(maxlen=_CYCLES_KEPT)
 
     async def run(self) -> None:
         """Sweep every `sweeper_interval_seconds`, for ever."""
-        now = time.monotonic()
-        self._watching_since = self._last_tick = self.last_good = now
+        self._watching_since = self._last_tick = self.last_good = self._monotonic()
         self._warn_of_tight_margin()
         while True:
             await asyncio.sleep(self._settings.sweeper_interval_seconds)
             await self.cycle()
 
     async def cycle(self) -> Cycle:
-        """Sweep once. Never raises; what failed is logged and counted."""
-        started = time.monotonic()
+        """Sweep once. Never raises; a failure is logged and counted."""
+        started = self._monotonic()
         if started - self._last_tick > 2 * self._settings.sweeper_interval_seconds:
-            # The sick one may be ourselves: whoever could not reach us gets a full timeout first.
+            # This server was absent: workers that could not reach it get a full timeout first.
             self._watching_since = started
         self._last_tick = started
         cycle = Cycle()
         is_good = await self._sweep(cycle)
-        cycle.elapsed = time.monotonic() - started
+        cycle.elapsed = self._monotonic() - started
         if is_good:
-            # One worker that cannot be retired is in the log; it makes the server no less ready.
-            self.last_good = time.monotonic()
+            # One worker that cannot be removed is in the log; the server stays ready.
+            self.last_good = self._monotonic()
         self.last_cycles.append(cycle)
-        busy = cycle.stale or cycle.counts != Counts() or cycle.pruned or cycle.errors
-        logger.log(logging.INFO if busy else logging.DEBUG, "swept: %s", cycle)
+        is_busy = cycle.stale or cycle.counts != Counts() or cycle.pruned or cycle.errors
+        logger.log(logging.INFO if is_busy else logging.DEBUG, "Swept: %s", cycle)
         return cycle
 
     async def _sweep(self, cycle: Cycle) -> bool:
-        """Do what the mode asks for. Tell whether all passes went through."""
+        """Run the passes of the current mode. Return whether all of them succeeded."""
         swept_workers = await self._guard(cycle, self._sweep_workers(cycle))
         if not swept_workers:
-            # While we could not look, workers may not have been able to report either.
-            self._watching_since = time.monotonic()
+            # While this server could not query, workers may not have been able to report either.
+            self._watching_since = self._monotonic()
         if cycle.mode != SweeperMode.ENFORCE:
             return swept_workers
-        self._then()
+        self._after_workers()
         swept_tasks = await self._guard(cycle, self._until_done(self._settle(cycle)))
         if not swept_tasks:
-            # A task of one kind that cannot be settled must not keep those of the others.
+            # A failing batch of one kind must not stop those of the others.
             for batch in self._batches(cycle):
                 with suppress(Exception):
-                    async with asyncio.timeout(_PASS_SECONDS):
+                    async with asyncio.timeout(self._pass_seconds):
                         await self._until_done(batch)
         return swept_workers and swept_tasks and await self._guard(cycle, self._prune(cycle))
 
     @property
     def is_late(self) -> bool:
         """Whether the last good cycle is longer ago than three intervals."""
-        return time.monotonic() - self.last_good > 3 * self._settings.sweeper_interval_seconds + 1
+        return self._monotonic() - self.last_good > 3 * self._settings.sweeper_interval_seconds + 1
 
     @property
-    def credit(self) -> float:
-        """The seconds until somebody may be judged: each worker has had a full timeout to report by then."""
-        watched = time.monotonic() - self._watching_since
+    def grace_remaining(self) -> float:
+        """The seconds until this sweeper may expire workers: until each has had a full timeout to report."""
+        watched = self._monotonic() - self._watching_since
         return max(0.0, self._settings.worker_timeout_seconds - watched)
 
     async def _guard(self, cycle: Cycle, work: Awaitable[None]) -> bool:
         try:
-            async with asyncio.timeout(_PASS_SECONDS):
+            async with asyncio.timeout(self._pass_seconds):
                 await work
         except Exception:
             cycle.errors += 1
-            logger.exception("a pass of the sweeper failed; the next cycle tries again")
+            logger.exception("A pass of the sweeper failed; the next cycle retries it")
             return False
         return True
 
     async def _observe(self, tx: Transaction, cycle: Cycle) -> None:
-        found = await self.preview(tx)
-        cycle.scanned, cycle.stale, cycle.expired = found.scanned, found.stale, len(found.workers)
-        cycle.counts.released = sum(change.after == TaskStatus.PENDING for change in found.tasks)
-        cycle.counts.failed = len(found.tasks) - cycle.counts.released
+        planned = await self.preview(tx)
+        cycle.scanned, cycle.stale, cycle.expired = planned.scanned, planned.stale, len(planned.workers)
+        cycle.counts.released = sum(change.after == TaskStatus.PENDING for change in planned.tasks)
+        cycle.counts.failed = len(planned.tasks) - cycle.counts.released
 
     async def preview(self, tx: Transaction) -> SweeperPreview:
-        """Return what a cycle would do now, but for its credit and its brake."""
+        """Return what a cycle would do now, without startup grace and mass-expiry guard."""
         return await sweep.preview(tx, self._timeout(), self._internal_timeout())
 
     async def _sweep_workers(self, cycle: Cycle) -> None:
         timeout = self._timeout()
-        judge = self.credit <= _TICK_TOLERANCE
+        may_expire = self.grace_remaining <= _TIMER_TOLERANCE
         while True:
             try:
-                more = await self._write(self._sweep_batch, cycle=cycle, timeout=timeout, judge=judge)
+                more = await self._write(self._sweep_batch, cycle, timeout, may_expire)
             except Exception:
-                if not judge or cycle.is_held_back:
+                if not may_expire or cycle.is_held_back:
                     raise
-                logger.exception("a batch of silent workers was not retired, trying one by one")
+                logger.exception("Did not remove a batch of silent workers; removing each alone")
                 await self._retire_singly(cycle, timeout)
                 return
             if not more:
                 return
 
-    async def _sweep_batch(self, tx: Transaction, cycle: Cycle, timeout: timedelta, judge: bool) -> bool:
+    async def _sweep_batch(self, tx: Transaction, cycle: Cycle, timeout: timedelta, may_expire: bool) -> bool:
         if not cycle.expired:
             cycle.mode = await sweep.mode(tx, self._settings.sweeper_mode)
             if cycle.mode == SweeperMode.OBSERVE:
@@ -179,19 +184,20 @@ class Sweeper:
             if cycle.mode != SweeperMode.ENFORCE:
                 return False
             cycle.scanned, cycle.stale = await sweep.count_workers(tx, timeout)
-            cycle.is_held_back = judge and self._must_hold_back(cycle)
-        if not judge or cycle.is_held_back:
+            cycle.is_held_back = may_expire and self._must_hold_back(cycle)
+        if not may_expire or cycle.is_held_back:
             return False
         expired = await sweep.retire_stale(tx, timeout, counts=cycle.counts)
         cycle.expired += expired
         return expired == sweep.WORKERS_PER_BATCH
 
     def _must_hold_back(self, cycle: Cycle) -> bool:
-        many = cycle.stale >= _BRAKE_AT_LEAST and 2 * cycle.stale > cycle.scanned
+        """Return whether the mass-expiry guard holds the cycle back: most workers would expire at once."""
+        is_mass_expiry = cycle.stale >= _MASS_EXPIRY_MIN and 2 * cycle.stale > cycle.scanned
         held_already = bool(self.last_cycles) and self.last_cycles[-1].is_held_back
-        if many and not held_already:
+        if is_mass_expiry and not held_already:
             logger.warning(
-                "%d of %d workers are silent: the fault may be here, waiting one cycle before judging",
+                "%d of %d workers are silent, which may be the server's fault: waiting one cycle",
                 cycle.stale,
                 cycle.scanned,
             )
@@ -207,7 +213,7 @@ class Sweeper:
                 )
             except Exception:
                 cycle.errors += 1
-                logger.exception("worker %s was not retired", worker_id)
+                logger.exception("Did not remove worker_id=%s", worker_id)
 
     def _batches(self, cycle: Cycle) -> list[Batch]:
         return [
@@ -220,7 +226,7 @@ class Sweeper:
         ]
 
     def _settle(self, cycle: Cycle) -> Batch:
-        """Return a batch of all kinds in one transaction."""
+        """Return a function that runs one batch of each kind in one transaction."""
 
         async def settle(tx: Transaction) -> int:
             return max([await batch(tx) for batch in self._batches(cycle)])
@@ -248,22 +254,22 @@ class Sweeper:
         settings = self._settings
         if settings.worker_timeout_seconds < settings.sweeper_interval_seconds:
             logger.warning(
-                "sweeper_interval_seconds (%g) is longer than worker_timeout_seconds (%g): dead workers "
-                "are noticed late",
+                "sweeper_interval_seconds (%g) is longer than worker_timeout_seconds (%g): silent workers "
+                "are removed late",
                 settings.sweeper_interval_seconds,
                 settings.worker_timeout_seconds,
             )
         if 3 * settings.heartbeat_seconds > settings.worker_timeout_seconds:
             logger.warning(
                 "heartbeat_interval_seconds (%g) is more than a third of worker_timeout_seconds (%g): a "
-                "worker that misses one or two heartbeats is taken for dead",
+                "worker that misses one or two heartbeats is removed",
                 settings.heartbeat_seconds,
                 settings.worker_timeout_seconds,
             )
 
 
 async def run_sweeper(get_session: Callable[[], Any], settings: JobLibSettings, tsio: Any = None) -> None:
-    """Sweep for ever, with a fresh session for each of a cycle's two passes.
+    """Sweep for ever, with a new session for each of a cycle's two passes.
 
     `get_session` is an async generator function that yields a session, or an `async_sessionmaker`.
     """
@@ -282,22 +288,22 @@ def _open(get_session: Callable[[], Any]) -> AbstractAsyncContextManager[Any]:
         return asynccontextmanager(get_session)()
     opened = get_session()
     if isinstance(opened, AsyncGenerator):
-        return _drawn(opened)
+        return _first_session(opened)
     session: AbstractAsyncContextManager[Any] = opened
     return session
 
 
 @asynccontextmanager
-async def _drawn(sessions: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
-    async with aclosing(sessions) as drawn:
-        async for session in drawn:
+async def _first_session(sessions: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
+    async with aclosing(sessions):
+        async for session in sessions:
             yield session
 
 
 async def cleanup_worker(session: Any, worker: Worker) -> list[Emission]:
-    """Remove a worker as if it had left, in the caller's session. Does not commit.
+    """Remove a worker and settle its tasks, in the caller's session. Does not commit.
 
-    Returns the events to `emit` after the commit.
+    Return the events to `emit` after the commit.
     """
     tx = await begin(session)
     await workers.retire(tx, [worker.id])
@@ -305,17 +311,17 @@ async def cleanup_worker(session: Any, worker: Worker) -> list[Emission]:
 
 
 async def cleanup_stale_workers(session: Any, timeout: timedelta) -> tuple[int, list[Emission]]:
-    """Remove all workers that are silent for longer than `timeout`, in bounded transactions.
+    """Remove all workers that have been silent for longer than `timeout`, in bounded transactions.
 
-    Returns how many there were, and the events to `emit`.
+    Return how many there were, and the events to `emit`.
     """
     return await _until_done(session, partial(sweep.retire_stale, timeout=timeout), sweep.WORKERS_PER_BATCH)
 
 
 async def cleanup_stuck_internal_tasks(session: Any, timeout: timedelta) -> tuple[int, list[Emission]]:
-    """Fail all internal tasks that are held for longer than `timeout`, in bounded transactions.
+    """Fail all internal tasks that have been held for longer than `timeout`, in bounded transactions.
 
-    Returns how many there were, and the events to `emit`.
+    Return how many there were, and the events to `emit`.
     """
     return await _until_done(session, partial(sweep.fail_stuck, timeout=timeout), sweep.TASKS_PER_BATCH)
 

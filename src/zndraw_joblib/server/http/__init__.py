@@ -1,4 +1,4 @@
-"""HTTP: one router a noun. `router` is all of them, under ``/v1/joblib``."""
+"""The HTTP API: one router per noun. `router` includes all of them, under ``/v1/joblib``."""
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -8,7 +8,7 @@ from zndraw_joblib.server.http import admin, jobs, providers, tasks, workers
 PREFIX = "/v1/joblib"
 TAG = "joblib"
 
-# The busiest first: routes are tried one after another.
+# The busiest first: Starlette tries routes one after another.
 routes = [
     route
     for noun in (tasks, workers, jobs, providers, admin)

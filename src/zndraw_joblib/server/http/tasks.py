@@ -1,6 +1,5 @@
-"""Tasks: T1-T5 of the contract."""
+"""Endpoints of tasks."""
 
-from functools import partial
 from math import ceil
 from uuid import UUID
 
@@ -25,11 +24,12 @@ from zndraw_joblib.server.http.dependencies import (
     DisconnectWatcher,
     NamedJob,
     Paging,
+    Queue,
     ReadableRoom,
     Wait,
     WritableRoom,
-    answer,
     check_readable,
+    json_response,
 )
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.ports import Identity
@@ -41,13 +41,13 @@ router = APIRouter(route_class=Route)
 
 @router.post("/rooms/{room_id}/tasks/{name:path}", status_code=202, response_model=TaskResponse)
 async def submit_task(
-    runtime: CurrentRuntime, caller: Caller, room_id: WritableRoom, name: NamedJob, body: TaskSubmitRequest
+    queue: Queue, caller: Caller, room_id: WritableRoom, name: NamedJob, body: TaskSubmitRequest
 ) -> Response:
-    """Call a job. The payload must fit the job's schema."""
+    """Submit a task of a job. The payload must fit the job's schema."""
     rules.check_size("payload", body.payload)
-    task = await runtime.submit(caller, room_id, name, body)
+    task = await queue.dispatcher.submit(caller, room_id, name, body)
     headers = {"Location": f"/v1/joblib/tasks/{task.id}", "Retry-After": "1"}
-    return answer(task, 202, headers)
+    return json_response(task, 202, headers)
 
 
 @router.post("/tasks/claim", response_model=TaskClaimResponse)
@@ -61,41 +61,40 @@ async def claim_task(
         got = await runtime.claim(caller, body.worker_id, claim_id=body.claim_id)
     else:
         async with DisconnectWatcher(request) as watcher:
-            got = await runtime.claim(caller, body.worker_id, wait, watcher.gone, body.claim_id)
+            got = await runtime.claim(caller, body.worker_id, wait, watcher.disconnected, body.claim_id)
         headers["Preference-Applied"] = f"wait={ceil(wait)}"
     if got.reason not in {None, EmptyReason.EMPTY}:
         headers["Retry-After"] = "1"
-    return answer(got, headers=headers)
+    return json_response(got, headers=headers)
 
 
 @router.get("/tasks/{task_id}", response_model=TaskResponse)
 async def get_task(
     request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID, wait: Wait
 ) -> Response:
-    """Show a task; with ``Prefer: wait=N``, wait for its end."""
+    """Return a task; with ``Prefer: wait=N``, wait for its end."""
     task = await runtime.get_task(task_id)
     await check_readable(request, task.room_id)
     wait = min(wait, runtime.settings.long_poll_max_wait_seconds)
     if wait <= 0 or task.status in TERMINAL:
-        return answer(task)
+        return json_response(task)
     async with DisconnectWatcher(request) as watcher:
-        task = await runtime.get_task(task_id, wait, watcher.gone)
-    return answer(task, headers={"Preference-Applied": f"wait={ceil(wait)}"})
+        task = await runtime.get_task(task_id, wait, watcher.disconnected)
+    return json_response(task, headers={"Preference-Applied": f"wait={ceil(wait)}"})
 
 
 @router.get("/tasks/{task_id}/history", response_model=TaskHistory)
 async def get_history(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
-    """List all that has happened to a task, oldest first."""
+    """List all transitions of a task, oldest first."""
     await _check_readable(request, runtime, task_id)
-    return answer(await runtime.database.read(task_actions.history, task_id=task_id))
+    return json_response(await runtime.database.read(task_actions.history, task_id=task_id))
 
 
 @router.get("/tasks/{task_id}/explain", response_model=TaskExplanation)
 async def explain_task(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
-    """Tell why a task waits, or what holds it."""
+    """Explain why a task is pending, or which worker holds it; the most important reason first."""
     await _check_readable(request, runtime, task_id)
-    work = partial(task_actions.explain, task_id=task_id, order=runtime.order)
-    return answer(await runtime.database.read(work))
+    return json_response(await runtime.database.read(task_actions.explain, task_id, runtime.order))
 
 
 async def _check_readable(request: Request, runtime: Runtime, task_id: UUID) -> None:
@@ -106,7 +105,7 @@ async def _check_readable(request: Request, runtime: Runtime, task_id: UUID) -> 
 async def release_task(
     runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskActionRequest | None = None
 ) -> Response:
-    """Hand a held task back to its queue; for its worker and superusers. That counts as no failure."""
+    """Put a held task back into its queue without counting a failure. Its worker or a superuser may do so."""
     return await _act(runtime, caller, task_id, body, task_actions.release)
 
 
@@ -114,7 +113,7 @@ async def release_task(
 async def retry_task(
     runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskActionRequest | None = None
 ) -> Response:
-    """Put a task that failed or was cancelled into its queue again; for its submitter and superusers."""
+    """Put a failed or cancelled task into its queue again. Its submitter or a superuser may do so."""
     return await _act(runtime, caller, task_id, body, task_actions.retry)
 
 
@@ -122,7 +121,7 @@ async def retry_task(
 async def fail_task(
     runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskActionRequest | None = None
 ) -> Response:
-    """End a task that has not ended, whoever holds it; for superusers."""
+    """Fail a task that has not ended, also while a worker holds it. Superusers only."""
     return await _act(runtime, caller, task_id, body, task_actions.fail)
 
 
@@ -133,17 +132,16 @@ async def _act(
     body: TaskActionRequest | None,
     work: task_actions.TaskAction,
 ) -> Response:
-    act = partial(work, caller=caller, task_id=task_id, action=body or TaskActionRequest())
-    return answer(await runtime.write(act))
+    return json_response(await runtime.write(work, caller, task_id, body or TaskActionRequest()))
 
 
 @router.patch("/tasks/{task_id}", response_model=TaskResponse)
 async def update_task(
     runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskUpdateRequest
 ) -> Response:
-    """Report on a task, or cancel it. A repeat of one's own report changes nothing."""
+    """Report on a task, or cancel it. A repeated report changes nothing."""
     rules.check_size("result", body.result)
-    return answer(await runtime.report(caller, task_id, body))
+    return json_response(await runtime.report(caller, task_id, body))
 
 
 @router.get("/rooms/{room_id}/tasks", response_model=PaginatedResponse[TaskResponse])
@@ -155,5 +153,4 @@ async def list_tasks(
     status: TaskStatus | None = None,
 ) -> Response:
     """List a room's tasks, newest first."""
-    work = partial(tasks.page, room_id=room_id, status=status, part=page)
-    return answer(await runtime.database.read(work))
+    return json_response(await runtime.database.read(tasks.page, room_id=room_id, status=status, part=page))

@@ -1,6 +1,5 @@
-"""Workers: W1-W5 of the contract, and taking one job off a worker."""
+"""Endpoints of workers."""
 
-from functools import partial
 from uuid import UUID
 
 from fastapi import APIRouter, Response
@@ -12,7 +11,7 @@ from zndraw_joblib.server.http.dependencies import (
     NamedJob,
     Paging,
     ReadableRoom,
-    answer,
+    json_response,
 )
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.service import workers
@@ -22,37 +21,36 @@ router = APIRouter(route_class=Route)
 
 @router.post("/workers", status_code=201, response_model=WorkerResponse)
 async def create_worker(runtime: CurrentRuntime, caller: Caller) -> Response:
-    """Make a worker that belongs to the caller. It lives as long as it reports."""
+    """Create a worker that belongs to the caller. It must send heartbeats."""
     interval = runtime.settings.heartbeat_seconds
-    return answer(await runtime.write(workers.create, caller=caller, interval=interval), 201)
+    return json_response(await runtime.write(workers.create, caller=caller, interval=interval), 201)
 
 
 @router.get("/workers", response_model=PaginatedResponse[WorkerSummary])
 async def list_workers(runtime: CurrentRuntime, caller: Caller, page: Paging) -> Response:
     """List all workers, newest first."""
-    return answer(await runtime.database.read(workers.page, room_id=None, part=page))
+    return json_response(await runtime.database.read(workers.page, room_id=None, part=page))
 
 
 @router.patch("/workers/{worker_id}", response_model=WorkerResponse)
-async def beat(
+async def heartbeat(
     runtime: CurrentRuntime, caller: Caller, worker_id: UUID, body: HeartbeatRequest | None = None
 ) -> Response:
-    """Show that a worker lives, and learn what became of the tasks that it names; for its owner alone."""
+    """Record a worker's heartbeat; return a verdict on each task that it names. Only its owner may do so."""
     body = body or HeartbeatRequest()
-    return answer(await runtime.beat(caller, worker_id, body.tasks, body.max_tasks))
+    return json_response(await runtime.heartbeat(caller, worker_id, body.tasks, body.max_tasks))
 
 
 @router.post("/workers/{worker_id}/drain", response_model=WorkerResponse)
 async def drain_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -> Response:
-    """Ask a worker to claim no more, to finish what it runs, and to leave; for its owner and superusers."""
+    """Ask a worker to stop claiming, finish its tasks and leave. Its owner or a superuser may do so."""
     interval = runtime.settings.heartbeat_seconds
-    work = partial(workers.drain, caller=caller, worker_id=worker_id, interval=interval)
-    return answer(await runtime.write(work))
+    return json_response(await runtime.write(workers.drain, caller, worker_id, interval))
 
 
 @router.delete("/workers/{worker_id}", status_code=204)
 async def remove_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -> Response:
-    """Remove a worker: what it holds fails, jobs that nobody serves any more are hidden."""
+    """Remove a worker: its tasks follow their retry policy; jobs without workers are soft-deleted."""
     await runtime.write(workers.remove, caller=caller, worker_id=worker_id)
     return Response(status_code=204)
 
@@ -61,7 +59,7 @@ async def remove_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID
 async def remove_job_from_worker(
     runtime: CurrentRuntime, caller: Caller, worker_id: UUID, name: NamedJob
 ) -> Response:
-    """Take one job off a worker. What it holds of that job goes on."""
+    """Remove one job from a worker. Its tasks of that job continue."""
     await runtime.write(workers.unlink_job, caller=caller, worker_id=worker_id, name=name)
     return Response(status_code=204)
 
@@ -70,5 +68,5 @@ async def remove_job_from_worker(
 async def list_room_workers(
     runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging
 ) -> Response:
-    """List the workers that serve a job which the room sees."""
-    return answer(await runtime.database.read(workers.page, room_id=room_id, part=page))
+    """List the workers of the jobs that are visible in a room."""
+    return json_response(await runtime.database.read(workers.page, room_id=room_id, part=page))

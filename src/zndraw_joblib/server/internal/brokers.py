@@ -1,4 +1,4 @@
-"""Brokers for internal tasks: one in this process, one over Redis."""
+"""Brokers of internal tasks: one in this process, one over Redis."""
 
 import asyncio
 import logging
@@ -17,39 +17,39 @@ _PAUSE_SECONDS = 0.5
 
 
 class EmbeddedBroker(InMemoryBroker):
-    """Runs tasks in this process, and says how many more it takes.
+    """Runs tasks in this process, at most twice `concurrency` at once, most of them waiting for a thread.
 
-    `on_free` is called when it has come to be half empty, which is when it is worth to look for more.
+    It calls `on_free` when at least half of it is free, which is when looking for more tasks pays.
     """
 
-    def __init__(self, concurrency: int) -> None:
+    def __init__(self, concurrency: int, on_free: Callable[[], None] = lambda: None) -> None:
         super().__init__(sync_tasks_pool_size=1, max_async_tasks=concurrency, await_inplace=True)
-        self._most = 2 * concurrency
-        self._open: set[asyncio.Task[None]] = set()
-        self.on_free: Callable[[], None] = lambda: None
+        self._capacity = 2 * concurrency
+        self._running: set[asyncio.Task[None]] = set()
+        self._on_free = on_free
 
     def free(self) -> int:
-        """Return how many tasks it takes now."""
-        return self._most - len(self._open)
+        """Return how many more tasks it takes now."""
+        return self._capacity - len(self._running)
 
     async def kick(self, message: BrokerMessage) -> None:
-        """Begin a task."""
+        """Start a task."""
         running = asyncio.create_task(super().kick(message))
-        self._open.add(running)
+        self._running.add(running)
         running.add_done_callback(self._end)
 
     def _end(self, running: "asyncio.Task[None]") -> None:
-        self._open.discard(running)
-        if 2 * len(self._open) <= self._most:
-            self.on_free()
+        self._running.discard(running)
+        if 2 * len(self._running) <= self._capacity:
+            self._on_free()
 
 
 class QueueBroker(ListQueueBroker):
-    """A list in Redis or Valkey. One that restarts is waited for.
+    """A list in Redis or Valkey. While Redis is down, it waits and reconnects.
 
-    A list and not a stream: what was sent and not begun is in the database, and is sent again from there. A
-    stream would hand a task that takes long to a second worker, keep a hundred in the hands of one that is
-    killed, and need its group made anew after a restart without persistence.
+    A list and not a stream: what was sent and not started is in the database, and is sent again from there.
+    A stream would give a long task to a second worker, keep a hundred messages with a worker that is killed,
+    and need its consumer group created again after a restart without persistence.
     """
 
     def __init__(self, url: str, queue_name: str) -> None:
@@ -57,21 +57,20 @@ class QueueBroker(ListQueueBroker):
         self._url = url
 
     async def listen(self) -> AsyncGenerator[bytes, None]:
-        """Give messages as they come, for ever."""
-        is_away = False
+        """Yield messages as they arrive, for ever."""
+        is_down = False
         while True:
             client = open_redis(self._url)
             try:
                 while True:
                     found = await client.brpop([self.queue_name], timeout=_WAIT_SECONDS)
-                    is_away = False
+                    is_down = False
                     if found is not None:
                         yield found[1]
             except (RedisError, OSError) as error:
-                logger.log(
-                    logging.DEBUG if is_away else logging.WARNING, "internal tasks wait for Redis: %r", error
-                )
-                is_away = True
+                level = logging.DEBUG if is_down else logging.WARNING
+                logger.log(level, "Internal tasks wait, Redis is unavailable: %r", error)
+                is_down = True
             finally:
                 await client.aclose()
             await asyncio.sleep(_PAUSE_SECONDS)

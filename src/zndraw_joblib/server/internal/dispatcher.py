@@ -1,170 +1,171 @@
-"""Hands internal tasks to their broker: at a submit, and whatever waits for it since."""
+"""Sends internal tasks to their broker: at submit, and later those that wait for it."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.backoff import ExponentialBackoff
+from zndraw_joblib.contract.messages import TaskResponse, TaskSubmitRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
-from zndraw_joblib.server.ports import InternalTask, job_key
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.internal.registry import InternalRegistry
+from zndraw_joblib.server.ports import DispatchMode, Identity, InternalTask, job_key
+from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import internal
-from zndraw_joblib.server.service.fairness import ClaimOrder
+from zndraw_joblib.server.service.tasks import Submission
 from zndraw_joblib.server.store.tasks import TaskRecord
 
 logger = logging.getLogger(__name__)
-Write = Callable[..., Awaitable[Any]]
 
-_KEYS = job_key(f"{INTERNAL}:")
-# Less than a lease: what takes longer is taken for a failure before anybody else hands it over.
-_KIQ_SECONDS = 20.0
+_INTERNAL_JOBS = job_key(f"{INTERNAL}:")
+# Less than a lease: what takes longer counts as a failure before another dispatcher sends it.
+_SEND_SECONDS = 20.0
 _BATCH = 100
-_FAULTS_IN_A_ROW = 3
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-
-
-class DispatchMode(NamedTuple):
-    """How the tasks of an internal job get to whoever runs them.
-
-    `exclusive_start`: that starts a task once, however often it is told of it. `is_bounded`: it takes only so many
-    at once, so that the dispatcher alone tells it.
-    """
-
-    handle: InternalTask
-    exclusive_start: bool
-    is_bounded: bool
+_MAX_FAILURES_IN_A_ROW = 3
 
 
 class Dispatcher:
-    """Finds internal tasks that wait to be handed to their broker, whenever it is poked.
+    """Finds internal tasks that wait to be sent to their broker, whenever it is woken.
 
-    `registry` returns what a host keeps in ``app.state.internal_registry``, or None: its jobs are minded.
+    `registry` returns the internal jobs that this server runs; None while there are none.
     """
 
-    def __init__(
-        self, write: Write, confirm: Callable[[UUID], Awaitable[None]], order: Callable[[], ClaimOrder]
-    ) -> None:
-        self.registry: Callable[[], Any] = lambda: None
-        self._write = write
-        self._confirm = confirm
-        self._order = order
-        self._poked: asyncio.Event | None = None
+    def __init__(self, runtime: Runtime, registry: Callable[[], InternalRegistry | None]) -> None:
+        self._runtime = runtime
+        self._registry = registry
+        self._confirms = runtime.batcher(internal.confirm_dispatch)
+        self._woken: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_broken = False
+        self._is_failing = False
+        runtime.waiters.subscribe(_INTERNAL_JOBS, lambda _: self.wake())
 
-    def way(self, job: JobName) -> DispatchMode | None:
-        """Return how tasks of a job are handed over, None for one that is not internal or not known here."""
-        registry = self.registry() if job.room_id == INTERNAL else None
+    def mode(self, job: JobName) -> DispatchMode | None:
+        """Return how tasks of a job are dispatched; None for a job that is not internal or not known here."""
+        registry = self._registry() if job.room_id == INTERNAL else None
         handle = registry.tasks.get(str(job)) if registry is not None else None
-        if handle is None:
+        if registry is None or handle is None:
             return None
-        return DispatchMode(handle, _exclusive_start(registry), getattr(registry, "free", None) is not None)
+        return DispatchMode(handle, registry.exclusive_start, registry.free is not None)
 
-    async def hand_over(self, task: TaskResponse, way: DispatchMode) -> TaskResponse:
-        """Hand a task that was just submitted to its broker. Return it as it is then: it may have failed."""
+    async def submit(
+        self, caller: Identity, room_id: str, job: JobName, request: TaskSubmitRequest
+    ) -> TaskResponse:
+        """Add a task; where its job is internal, send it to its broker."""
+        mode, settings = self.mode(job), self._runtime.settings
+        item = Submission(
+            caller=caller,
+            room_id=room_id,
+            job=job,
+            payload=request.payload,
+            options=request,
+            is_configured=mode is not None,
+            exclusive_start=mode is not None and mode.exclusive_start,
+            is_deferred=mode is not None and mode.is_bounded,
+            is_bounded=settings.room_max_in_flight is not None,
+            validate_payload=settings.validate_payload,
+            cross_room=settings.cross_room_jobs,
+        )
+        task = await self._runtime.submit(item)
+        if mode is None or mode.is_bounded or task.status != TaskStatus.CLAIMED:
+            return task
+        return await self._send_submitted(task, mode)
+
+    async def _send_submitted(self, task: TaskResponse, mode: DispatchMode) -> TaskResponse:
+        """Send a task to its broker after its submit. Return it as it is then: it may have failed."""
         try:
-            await _kiq(way.handle, task)
+            await _send(mode.handle, task)
         except Exception:
-            logger.exception("task %s was not dispatched", task.id)
-            failed: TaskResponse = await self._write(internal.fail_dispatch, task_id=task.id)
-            return failed
-        if not way.exclusive_start:
-            await self._confirm_quietly(task.id)
+            logger.exception("Did not dispatch task_id=%s", task.id)
+            return await self._runtime.write(internal.fail_dispatch, task.id)
+        if not mode.exclusive_start:
+            await self._confirm(task.id)
         return task
 
-    def hear(self, key: str) -> None:
-        """Look at the queues if a wake-up is for an internal job."""
-        if key.startswith(_KEYS):
-            self.poke()
-
-    def poke(self) -> None:
-        """Look soon for tasks that wait. Any thread may call it."""
-        if self._loop is not None and self._poked is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._poked.set)
+    def wake(self) -> None:
+        """Make `run` look for waiting tasks soon. Any thread may call it."""
+        if self._loop is not None and self._woken is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._woken.set)
 
     async def run(self) -> None:
         """Dispatch until cancelled."""
-        self._loop, self._poked = asyncio.get_running_loop(), asyncio.Event()
-        self._poked.set()
-        pause = _FIRST_PAUSE
+        self._loop, self._woken = asyncio.get_running_loop(), asyncio.Event()
+        self._woken.set()
+        backoff = ExponentialBackoff(first=1.0, longest=30.0, jitter=0)
         while True:
-            await self._poked.wait()
-            self._poked.clear()
+            await self._woken.wait()
+            self._woken.clear()
             try:
                 is_done = await self.dispatch()
             except Exception as error:
-                self._note_fault(error)
+                self._log_failure(error)
                 is_done = False
             if is_done:
-                pause = _FIRST_PAUSE
+                backoff.reset()
                 continue
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-            self._poked.set()
+            await asyncio.sleep(backoff.next())
+            self._woken.set()
 
     async def dispatch(self) -> bool:
-        """Hand over all that is due, in batches. Tell whether the broker took it; else it waits."""
-        registry = self.registry()
+        """Send all that is due, in batches. Return whether the broker took it; the rest waits."""
+        registry = self._registry()
         if registry is None or not registry.tasks:
             return True
-        names, free = list(registry.tasks), getattr(registry, "free", None)
-        while (limit := _BATCH if free is None else min(_BATCH, free())) > 0:
-            exclusive_start = _exclusive_start(registry)
-            take = partial(internal.claim, names=names, limit=limit, order=self._order())
-            batch: list[TaskRecord] = await self._write(take, exclusive_start=exclusive_start)
-            refused = await self._hand(registry, batch, exclusive_start=exclusive_start)
+        while (limit := _BATCH if registry.free is None else min(_BATCH, registry.free())) > 0:
+            batch = await self._runtime.write(
+                internal.claim,
+                list(registry.tasks),
+                limit,
+                self._runtime.order,
+                exclusive_start=registry.exclusive_start,
+            )
+            refused = await self._send_batch(registry, batch)
             if refused:
-                await self._write(internal.retry_dispatch_later, ids=refused)
+                await self._runtime.write(internal.retry_dispatch_later, refused)
                 return False
             if not batch:
                 break
         return True
 
-    async def _hand(self, registry: Any, batch: Sequence[TaskRecord], *, exclusive_start: bool) -> list[UUID]:
-        """Tell the broker of each task. Return those that it did not take."""
+    async def _send_batch(self, registry: InternalRegistry, batch: Sequence[TaskRecord]) -> list[UUID]:
+        """Send each task to the broker. Return those that it did not take."""
         refused: list[UUID] = []
         taken: list[UUID] = []
-        faults = 0
+        failures = 0
         loop = asyncio.get_running_loop()
-        until = loop.time() + _KIQ_SECONDS
+        until = loop.time() + _SEND_SECONDS
         for task in batch:
-            if faults == _FAULTS_IN_A_ROW or loop.time() > until:
+            if failures == _MAX_FAILURES_IN_A_ROW or loop.time() > until:
                 refused.append(task.id)
                 continue
             try:
-                await _kiq(registry.tasks[str(task.job)], task)
+                await _send(registry.tasks[str(task.job)], task)
             except Exception as error:
-                faults += 1
+                failures += 1
                 refused.append(task.id)
-                self._note_fault(error)
+                self._log_failure(error)
             else:
-                faults, self._is_broken = 0, False
+                failures, self._is_failing = 0, False
                 taken.append(task.id)
-        if not exclusive_start:
-            await asyncio.gather(*map(self._confirm_quietly, taken))
+        if not registry.exclusive_start:
+            await asyncio.gather(*map(self._confirm, taken))
         return refused
 
-    async def _confirm_quietly(self, task_id: UUID) -> None:
+    async def _confirm(self, task_id: UUID) -> None:
         try:
-            await self._confirm(task_id)
+            await self._confirms.put(task_id)
         except Exception as error:
-            # At the end of its lease it is handed over once more.
-            logger.warning("that task %s was dispatched could not be noted: %r", task_id, error)
+            # At the end of its lease it is sent once more.
+            logger.warning("Did not confirm the dispatch of task_id=%s: %r", task_id, error)
 
-    def _note_fault(self, error: Exception) -> None:
-        # Said once, until something goes through again.
-        level = logging.DEBUG if self._is_broken else logging.WARNING
-        self._is_broken = True
+    def _log_failure(self, error: Exception) -> None:
+        # One warning until a task goes through again.
+        level = logging.DEBUG if self._is_failing else logging.WARNING
+        self._is_failing = True
         cause = error.__cause__ or error
-        logger.log(level, "internal tasks wait, and will be dispatched later: %r", cause)
+        logger.log(level, "Internal tasks wait and will be dispatched later: %r", cause)
 
 
-def _exclusive_start(registry: Any) -> bool:
-    return bool(getattr(getattr(registry, "executor", None), "exclusive_start", False))
-
-
-async def _kiq(handle: InternalTask, task: TaskRecord | TaskResponse) -> None:
-    async with asyncio.timeout(_KIQ_SECONDS):
+async def _send(handle: InternalTask, task: TaskRecord | TaskResponse) -> None:
+    async with asyncio.timeout(_SEND_SECONDS):
         await handle.kiq(task_id=str(task.id), room_id=task.room_id, payload=task.payload)

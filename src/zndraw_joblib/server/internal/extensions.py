@@ -1,4 +1,4 @@
-"""Find the extensions of internal jobs by their names."""
+"""Load the extensions of internal jobs by name."""
 
 import importlib
 import sys
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_OFFERED = ("model_json_schema", "model_validate", "run")
+_REQUIRED = ("model_json_schema", "model_validate", "run")
 
 
 class CannotLoad(ValueError):
-    """An entry of `internal_extensions` cannot be loaded; the text names it and says why, in a sentence."""
+    """An entry of `internal_extensions` cannot be loaded. The text names the entry and the reason."""
 
 
 def load(entries: Sequence[str]) -> list[type[Any]]:
-    """Return the classes that entries ``module:Class`` name, from the working directory too.
+    """Return the classes of the entries ``module:Class``, also from the working directory.
 
     Raises `CannotLoad`.
     """
@@ -26,7 +26,7 @@ def load(entries: Sequence[str]) -> list[type[Any]]:
 def _load(entry: str) -> type[Any]:
     module, _, name = entry.partition(":")
     if not module or not name:
-        raise CannotLoad(f"internal_extensions: {entry!r} is not of the form module:Class")
+        raise CannotLoad(f"internal_extensions: {entry!r} does not have the form module:Class")
     try:
         found = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
@@ -38,9 +38,9 @@ def _load(entry: str) -> type[Any]:
         raise CannotLoad(f"internal_extensions: {entry!r} cannot be imported: {reason}") from error
     if found is None:
         raise CannotLoad(f"internal_extensions: {entry!r}: the module {module!r} has no {name!r}")
-    missing = [name for name in _OFFERED if not callable(getattr(found, name, None))]
+    missing = [name for name in _REQUIRED if not callable(getattr(found, name, None))]
     if not isinstance(found, type) or missing or not getattr(found, "category", None):
         raise CannotLoad(
-            f"internal_extensions: {entry!r} is no extension: no class with a category and a run method"
+            f"internal_extensions: {entry!r} is no extension: a class with a category and a run method"
         )
     return found

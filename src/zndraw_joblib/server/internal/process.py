@@ -1,4 +1,4 @@
-"""For ``taskiq worker zndraw_joblib.server.internal.process:broker``; the environment says the settings."""
+"""For ``taskiq worker zndraw_joblib.server.internal.process:broker``; settings come from the environment."""
 
 from zndraw_joblib.server.internal.setup import worker_broker
 from zndraw_joblib.server.settings import ServerSettings

@@ -1,28 +1,24 @@
-"""Internal jobs: which extensions run inside the server, by which broker and which executor."""
+"""Internal jobs: which extensions run inside the server, with which broker and executor."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fastapi import FastAPI
 from pydantic import ValidationError
 from taskiq import AsyncBroker, TaskiqEvents
 
 from zndraw_joblib.contract.messages import JobRegisterRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.server.ports import InternalTask, SessionMaker
-from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.ports import InternalTask
 from zndraw_joblib.server.service import internal
-from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import Database, SessionDatabase
 
 
 class InternalExecutor(Protocol):
-    """Runs internal tasks, in the process that the broker gives them to, and reports on them.
+    """Runs internal tasks in the process that gets them from the broker, and reports on them.
 
-    One with an attribute `exclusive_start` that is true starts a task once, however often it is called with it:
-    then a task that it does not start is handed to the broker again.
+    An executor with a true attribute `exclusive_start` starts a task once, however often it is called with
+    it. Then the server sends a task that was not started to the broker again.
     """
 
     async def __call__(
@@ -35,8 +31,8 @@ class InternalExecutor(Protocol):
 class InternalRegistry:
     """The internal jobs that a process knows, by their full names ``@internal:{category}:{Name}``.
 
-    `tasks` are handles of the broker, whose ``kiq(task_id=…, room_id=…, payload=…)`` queues a call. With
-    `free`, no more are handed over than it returns.
+    `tasks` are handles of the broker, whose ``kiq(task_id=…, room_id=…, payload=…)`` sends one call. With
+    `free`, the dispatcher sends no more tasks than it returns.
     """
 
     tasks: Mapping[str, InternalTask]
@@ -44,14 +40,19 @@ class InternalRegistry:
     executor: InternalExecutor | None = None
     free: Callable[[], int] | None = None
 
+    @property
+    def exclusive_start(self) -> bool:
+        """Whether the executor starts a task once, however many messages name it."""
+        return bool(getattr(self.executor, "exclusive_start", False))
+
 
 def register_internal_tasks(
     broker: AsyncBroker, extensions: Sequence[type[Any]], executor: InternalExecutor
 ) -> InternalRegistry:
     """Register a task for each extension with a broker, under the job's full name.
 
-    For the processes of workers. An executor with `start` and `stop` is told when such a process begins and
-    ends. Raises ValueError for an extension that cannot be a job.
+    Call it in worker processes. The broker calls the executor's methods `start` and `stop`, if it has them,
+    when such a process starts and stops. Raises ValueError for an extension that cannot be a job.
     """
     names = {str(_name_of(cls)): cls for cls in extensions}
     tasks = {name: broker.register_task(_call(cls, executor), name) for name, cls in names.items()}
@@ -62,29 +63,18 @@ def register_internal_tasks(
     return InternalRegistry(tasks, names, executor, getattr(broker, "free", None))
 
 
-async def register_internal_jobs(
-    app: FastAPI,
+async def offer_internal_jobs(
+    write: Callable[..., Awaitable[Any]],
     broker: AsyncBroker,
     extensions: Sequence[type[Any]],
     executor: InternalExecutor,
-    session_factory: SessionMaker | Database,
 ) -> InternalRegistry:
-    """Offer extensions as internal jobs: make or renew them in the database, register them with the broker.
+    """Create or update the extensions' jobs in the database and register their tasks with the broker.
 
-    From then on the app takes their tasks, whether it was mounted before or will be after. Any number of
-    replicas may do so at once; the newest code's schema and policy (a `JobPolicy` in the class's `policy`)
-    hold. Raises ValueError for an extension that cannot be a job.
+    Raises ValueError for an extension that cannot be a job.
     """
     registry = register_internal_tasks(broker, extensions, executor)
-    offers = [offer_of(cls) for cls in registry.extensions.values()]
-    database = session_factory if isinstance(session_factory, Database) else SessionDatabase(session_factory)
-    await schema.prepare(database)
-    runtime = getattr(app.state, "joblib", None)
-    write = runtime.write if isinstance(runtime, Runtime) else database.write
-    await write(internal.register, offers=offers)
-    app.state.internal_registry = registry
-    if isinstance(runtime, Runtime):
-        runtime.dispatcher.poke()
+    await write(internal.register, [offer_of(cls) for cls in registry.extensions.values()])
     return registry
 
 

@@ -25,8 +25,8 @@ from zndraw_joblib.server.ports import (
     ResultBackend,
     claim_key,
     provider_key,
-    read_key,
-    reads_key,
+    request_wait_key,
+    requests_key,
     worker_key,
 )
 from zndraw_joblib.server.providers import cache
@@ -73,7 +73,6 @@ class ProviderRequests:
     def __init__(self, runtime: Runtime, has_unknown_subscribers: Callable[[], bool]) -> None:
         self._runtime = runtime
         self._has_unknown_subscribers = has_unknown_subscribers
-        runtime.looks.append(self._wake_claims)
 
     async def find_cached(self, backend: ResultBackend, key: RequestKey) -> CachedResult | None:
         """Return the cached result of a request, or None. Raises `ProviderNotFound`."""
@@ -90,7 +89,9 @@ class ProviderRequests:
         """
         keys, deadline = cache.cache_keys(key.name, key.request_hash), time.monotonic() + wait
         waiters, pause = self._runtime.waiters, _RECHECK_FIRST
-        with waiters.enter([read_key(key.name, key.request_hash), provider_key(key.name)]) as waiter:
+        with waiters.register(
+            [request_wait_key(key.name, key.request_hash), provider_key(key.name)]
+        ) as waiter:
             # An error that is stored already belongs to an earlier request.
             old_error = await cache.get_error(backend, keys)
             # Read again after registering: of many concurrent requests, all but one see a pending request.
@@ -102,9 +103,9 @@ class ProviderRequests:
                     raise _timeout(provider)
                 connected_for = left if self._has_unknown_subscribers() else provider.connected_for
                 seconds = min(left, pause, connected_for)
-                await _first(backend.wait_for_key(keys.result, seconds), waiter.sleep(seconds, disconnected))
+                await _first(backend.wait_for_key(keys.result, seconds), waiter.wait(seconds, disconnected))
                 pause = min(pause * _RECHECK_GROWTH, _RECHECK_MAX)
-                waiters.look(waiter)
+                waiters.begin_check(waiter)
                 try:
                     provider = await self._find_provider(key)
                 except ProviderNotFound:
@@ -178,7 +179,7 @@ class ProviderRequests:
         if claimed is None and wait > 0 and not waiters.is_closed:
             claimed = await self._wait_for_claim(item, disconnected)
             is_disconnected = disconnected is not None and disconnected.done()
-            if is_disconnected and not waiters.has(reads_key(worker_id)):
+            if is_disconnected and not waiters.has(requests_key(worker_id)):
                 await self._runtime.write(providers.disconnect, worker_id)
         return ProviderClaimResponse(request=claimed)
 
@@ -186,31 +187,25 @@ class ProviderRequests:
         self, item: provider_requests.Claim, disconnected: Disconnected
     ) -> ClaimedProviderRequest | None:
         waiters, deadline = self._runtime.waiters, time.monotonic() + item.wait.total_seconds()
-        key = reads_key(item.worker_id)
+        key = requests_key(item.worker_id)
         # A client that lost its connection claims again before the server notices the loss.
         waiters.evict_oldest(key, self._runtime.settings.max_claims_per_worker)
         keys = [key, worker_key(item.worker_id)]
         if item.claim_id is not None:
             keys.append(claim_key(item.claim_id))
             waiters.evict_oldest(keys[-1], 1)
-        with waiters.enter(keys) as waiter:
+        with waiters.register(keys) as waiter:
             self._runtime.start_recheck()
             while True:
-                waiters.look(waiter)
+                waiters.begin_check(waiter)
                 claimed = await self._runtime.write_short(provider_requests.claim, item)
                 waiter.found(key if claimed else None)
                 left = deadline - time.monotonic()
                 if claimed is not None or left <= 0 or waiters.is_closed:
                     return claimed
-                await waiter.sleep(left, disconnected)
-                if waiter.is_dismissed or (disconnected is not None and disconnected.done()):
+                await waiter.wait(left, disconnected)
+                if waiter.is_evicted or (disconnected is not None and disconnected.done()):
                     return None
-
-    async def _wake_claims(self, waited_keys: list[list[str]]) -> None:
-        ids = [UUID(name) for kind, name in waited_keys if kind == "reads"]
-        if ids:
-            for worker_id in await self._runtime.database.read(provider_requests.workers_with_requests, ids):
-                self._runtime.waiters.wake(reads_key(worker_id), 1)
 
 
 async def _find_result(

@@ -1,16 +1,21 @@
-"""Which line a server has to its replicas."""
+"""The pub/sub connection that a server uses: Redis, PostgreSQL, or none."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from zndraw_joblib.server.ports import OpenConnection
-from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.settings import JobLibSettings
 
 
-async def connection_factory(runtime: Runtime) -> OpenConnection | None:
-    """Return what opens a line to other replicas: Redis where it is set, else PostgreSQL; None for SQLite."""
-    url = runtime.settings.redis_url
-    if url is None:
-        return await runtime.database.pubsub_connection()
+async def connection_factory(
+    settings: JobLibSettings, database_factory: Callable[[], Awaitable[OpenConnection | None]]
+) -> OpenConnection | None:
+    """Return what opens a connection to the other replicas; None on SQLite, which has no notifications.
+
+    With `redis_url` it is Redis, else `database_factory()`.
+    """
+    if settings.redis_url is None:
+        return await database_factory()
     from zndraw_joblib.server.pubsub.redis import open_redis_connection  # noqa: PLC0415 - few servers need it
 
-    return partial(open_redis_connection, url, f"{runtime.settings.redis_prefix}:pubsub")
+    return partial(open_redis_connection, settings.redis_url, f"{settings.redis_prefix}:pubsub")

@@ -1,9 +1,8 @@
-"""What the replicas of a server tell each other: whom to wake, and what to send to their sockets."""
+"""Hints between the replicas of a server: which waiters to wake, and messages for their Socket.IO clients."""
 
 import asyncio
 import json
 import logging
-import random
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,156 +10,169 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-from zndraw_joblib.server.ports import Line, OpenConnection, Wake
+from zndraw_joblib.contract.backoff import ExponentialBackoff
+from zndraw_joblib.server.ports import OpenConnection, PubSubConnection, Wake
 
 logger = logging.getLogger(__name__)
 
 _HELLO_SECONDS = 10.0
-_FORGET_SECONDS = 25.0
+_PEER_TIMEOUT_SECONDS = 25.0
 _SEND_SECONDS = 5.0
-# Between two messages: what comes up meanwhile goes with the second.
+# Between two messages. What is published meanwhile goes with the second.
 _PAUSE_SECONDS = 0.002
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-_MAX_KEYS = 2_000
-_MAX_POSTS = 10_000
+_MAX_MESSAGES = 10_000
 _MAX_FRAGMENTED = 64
-_HEAD_SIZE = 64
+_HEADER_SIZE = 64
 
 
 class PubSub:
-    """Carries hints between replicas, over a line that may break: then it is opened again.
+    """Exchanges hints with the other replicas over a connection that is reopened when it is lost.
 
-    What is handed over while a message is under way goes with the next one, so a busy replica sends few.
-    As long as no other replica is there, nothing is sent but a greeting now and then. All of it is bounded:
-    where there are too many waiters to name, the others look for themselves, and so do we after each break.
+    What is published while a message is under way goes with the next one, so a busy replica sends few. While
+    no other replica is there, it sends only a greeting now and then. Everything is bounded: instead of more
+    than `max_keys` wake-ups, it sends a request to re-check all waiters. A new connection starts with one.
     """
 
-    def __init__(self, wake: Callable[[str, int | None], Any], look: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        wake: Callable[[str, int | None], Any],
+        recheck: Callable[[], Awaitable[None]],
+        max_keys: int = 2_000,
+    ) -> None:
         self._wake = wake
-        self._look = look
+        self._recheck = recheck
+        self._max_keys = max_keys
+        self._subscribers: list[Callable[[str], None]] = []
         self._name = uuid4().hex[:12]
         self._number = 0
         self._peers: dict[str, float] = {}
         self._wakes: dict[str, int | None] = {}
-        self._posts: deque[str] = deque(maxlen=_MAX_POSTS)
-        self._must_look = False
+        self._messages: deque[str] = deque(maxlen=_MAX_MESSAGES)
+        self._must_recheck = False
         self._fragments: OrderedDict[str, list[str]] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready: asyncio.Event | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self.is_open = self._is_closing = self._is_over = False
-        self.receive: Callable[[str], None] = _ignore
+        self._rechecking: asyncio.Task[None] | None = None
+        self.is_open = self._is_closing = self._is_stopped = False
 
     @property
     def has_peers(self) -> bool:
-        """Whether another replica was heard of lately."""
+        """Whether another replica sent something lately."""
         return bool(self._peers)
 
+    @property
+    def peers(self) -> frozenset[str]:
+        """The names of the replicas that sent something lately."""
+        return frozenset(self._peers)
+
     def forward(self, wakes: Sequence[Wake]) -> None:
-        """Let the other replicas wake waiters of theirs."""
+        """Let the other replicas wake waiters of their own."""
         if not self._peers:
             return
         for key, limit in wakes:
             known = self._wakes.get(key, 0)
             self._wakes[key] = None if limit is None or known is None else known + limit
-        if len(self._wakes) > _MAX_KEYS:
+        if len(self._wakes) > self._max_keys:
             self._wakes.clear()
-            self._must_look = True
-        self._rouse()
+            self._must_recheck = True
+        self._notify_sender()
 
-    def post(self, text: str) -> None:
-        """Hand a text to what `receive` is at each other replica, in order. The oldest go if too many are."""
+    def publish(self, text: str) -> None:
+        """Send a text to the subscribers at each other replica, in order. The oldest are dropped first."""
         if self._peers:
-            self._posts.append(text)
-            self._rouse()
+            self._messages.append(text)
+            self._notify_sender()
 
-    async def run(self, open_line: OpenConnection) -> None:
-        """Keep a line open until cancelled, which once is enough for."""
-        self._is_over = False
-        keeping = asyncio.create_task(self._keep_open(open_line))
+    def subscribe(self, receive: Callable[[str], None]) -> None:
+        """Call `receive` with each text that another replica publishes."""
+        self._subscribers.append(receive)
+
+    async def run(self, open_connection: OpenConnection) -> None:
+        """Keep a connection open until cancelled. One cancellation is enough."""
+        self._is_stopped = False
+        keeping = asyncio.create_task(self._keep_open(open_connection))
         try:
             await asyncio.wait([keeping])
         finally:
-            self._is_over = True
+            self._is_stopped = True
             while not keeping.done():
-                # A client of Redis that is sending may take a cancellation for something else.
+                # redis-py can swallow a cancellation while it sends.
                 if not self._is_closing:
                     keeping.cancel()
                 await asyncio.wait([keeping], timeout=1)
 
-    async def _keep_open(self, open_line: OpenConnection) -> None:
+    async def _keep_open(self, open_connection: OpenConnection) -> None:
         self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
-        pause = _FIRST_PAUSE
-        while not self._is_over:
+        backoff = ExponentialBackoff(first=0.05, longest=2.0, jitter=0.5)
+        while not self._is_stopped:
             began = time.monotonic()
             try:
-                async with open_line() as line:
-                    await self._use(line)
+                async with open_connection() as connection:
+                    await self._use(connection)
             except Exception as error:
                 if time.monotonic() - began > _HELLO_SECONDS:
-                    pause = _FIRST_PAUSE
-                say = logger.warning if pause == _FIRST_PAUSE else logger.debug
-                say("the line to the other replicas is broken, and will be opened again: %r", error)
+                    backoff.reset()
+                level = logging.DEBUG if backoff.failures else logging.WARNING
+                logger.log(level, "Lost the pub/sub connection, will reopen it: %r", error)
             self.is_open = self._is_closing = False
-            await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - jitter
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await asyncio.sleep(backoff.next())
 
-    async def _use(self, line: Line) -> None:
+    async def _use(self, connection: PubSubConnection) -> None:
         async with asyncio.TaskGroup() as group:
-            listening = asyncio.Event()
-            hearing = group.create_task(line.listen(self._hear, listening.set))
+            is_listening = asyncio.Event()
+            listening = group.create_task(connection.listen(self._receive, is_listening.set))
             async with asyncio.timeout(_SEND_SECONDS):
-                await listening.wait()
+                await is_listening.wait()
             self.is_open = True
-            self._begin_look()
+            self._begin_recheck()
             try:
-                await self._send_on(line, {"hello": True})
+                await self._send_all(connection, {"hello": True})
             finally:
                 self._is_closing = True
-                hearing.cancel()
+                listening.cancel()
                 with suppress(Exception):
                     async with asyncio.timeout(1):
-                        await line.send(self._frames({"bye": True}, line.frame_size)[0])
-                while not hearing.done():
-                    # A client of Redis may take a cancellation for the end of its own patience.
-                    hearing.cancel()
-                    await asyncio.wait([hearing], timeout=1)
+                        await connection.send(self._frames({"bye": True}, connection.frame_size)[0])
+                while not listening.done():
+                    # redis-py can swallow a cancellation as a timeout.
+                    listening.cancel()
+                    await asyncio.wait([listening], timeout=1)
 
-    async def _send_on(self, line: Line, first: dict[str, Any]) -> None:
+    async def _send_all(self, connection: PubSubConnection, first: dict[str, Any]) -> None:
         message = first
         assert self._ready is not None  # noqa: S101 - set by `run`
         while True:
-            for frame in self._frames(message, line.frame_size):
+            for frame in self._frames(message, connection.frame_size):
                 async with asyncio.timeout(_SEND_SECONDS):
-                    await line.send(frame)
+                    await connection.send(frame)
             await asyncio.sleep(_PAUSE_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_HELLO_SECONDS):
                     await self._ready.wait()
             self._ready.clear()
-            self._forget_peers()
+            self._drop_silent_peers()
             message = self._next_message()
 
     def _next_message(self) -> dict[str, Any]:
-        """Return all that waits. Nothing at all is a greeting too: we are still here."""
+        """Return everything that waits to be sent. An empty message is a greeting too."""
         message: dict[str, Any] = {}
         if self._wakes:
             message["wake"], self._wakes = self._wakes, {}
-        if self._posts:
-            message["posts"] = list(self._posts)
-            self._posts.clear()
-        if self._must_look:
-            message["look"], self._must_look = True, False
+        if self._messages:
+            message["posts"] = list(self._messages)
+            self._messages.clear()
+        if self._must_recheck:
+            message["look"], self._must_recheck = True, False
         return message
 
     def _frames(self, message: dict[str, Any], size: int) -> list[str]:
         self._number += 1
-        text, room = json.dumps(message, separators=(",", ":")), size - _HEAD_SIZE
-        parts = [text[start : start + room] for start in range(0, len(text), room)]
+        text, body_size = json.dumps(message, separators=(",", ":")), size - _HEADER_SIZE
+        parts = [text[start : start + body_size] for start in range(0, len(text), body_size)]
         return [f"{self._name} {self._number} {len(parts)} {part}" for part in parts]
 
-    def _hear(self, frame: str) -> None:
-        # What is not of ours is passed over, whoever sent it.
+    def _receive(self, frame: str) -> None:
+        # Anybody may publish on the channel: ignore what is not a frame.
         with suppress(ValueError, TypeError, AttributeError):
             sender, number, count, part = frame.split(" ", 3)
             if sender == self._name:
@@ -172,44 +184,41 @@ class PubSub:
                 if len(self._fragments) > _MAX_FRAGMENTED:
                     self._fragments.popitem(last=False)
                 return
-            self._take(sender, json.loads("".join(parts)))
+            self._handle(sender, json.loads("".join(parts)))
 
-    def _take(self, sender: str, message: dict[str, Any]) -> None:
+    def _handle(self, sender: str, message: dict[str, Any]) -> None:
         if message.get("bye"):
             self._peers.pop(sender, None)
             return
         self._peers[sender] = time.monotonic()
         if message.get("hello"):
-            self._rouse()
+            self._notify_sender()
         for key, limit in message.get("wake", {}).items():
             self._wake(key, limit)
         for text in message.get("posts", ()):
-            self.receive(text)
+            for receive in self._subscribers:
+                receive(text)
         if message.get("look"):
-            self._begin_look()
+            self._begin_recheck()
 
-    def _forget_peers(self) -> None:
-        oldest = time.monotonic() - _FORGET_SECONDS
-        self._peers = {name: heard for name, heard in self._peers.items() if heard > oldest}
+    def _drop_silent_peers(self) -> None:
+        oldest = time.monotonic() - _PEER_TIMEOUT_SECONDS
+        self._peers = {name: last_seen for name, last_seen in self._peers.items() if last_seen > oldest}
 
-    def _begin_look(self) -> None:
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look_quietly())
+    def _begin_recheck(self) -> None:
+        if self._rechecking is None or self._rechecking.done():
+            self._rechecking = asyncio.create_task(self._recheck_and_log())
 
-    async def _look_quietly(self) -> None:
+    async def _recheck_and_log(self) -> None:
         try:
-            await self._look()
+            await self._recheck()
         except Exception as error:
-            logger.warning("waiters were not re-checked: %r", error)
+            logger.warning("Did not re-check waiting requests: %r", error)
 
-    def _rouse(self) -> None:
+    def _notify_sender(self) -> None:
         if self._loop is None or self._ready is None:
             return
         if asyncio.get_running_loop() is self._loop:
             self._ready.set()
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._ready.set)
-
-
-def _ignore(_: str) -> None:
-    """Drop what nobody is there for."""

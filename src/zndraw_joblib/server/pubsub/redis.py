@@ -1,4 +1,4 @@
-"""Redis and Valkey: a line between replicas, and Socket.IO's events for the sockets of all of them."""
+"""Pub/sub connections over Redis and Valkey."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +14,7 @@ _PING_SECONDS = 5
 
 
 def open_redis(url: str) -> Any:
-    """Return a client that fails soon instead of trying again by itself: whoever asks knows better when."""
+    """Return a client that fails fast and does not retry by itself: its callers decide when to retry."""
     return redis.asyncio.Redis.from_url(
         url,
         socket_connect_timeout=_TIMEOUT_SECONDS,
@@ -24,8 +24,8 @@ def open_redis(url: str) -> Any:
     )
 
 
-class Subscription:
-    """Sends texts to all who listen on a channel, ourselves too."""
+class RedisConnection:
+    """A `PubSubConnection` over a Redis channel. A sender receives its own texts too."""
 
     frame_size = 1_000_000
 
@@ -37,29 +37,29 @@ class Subscription:
         """Send ASCII text of at most `frame_size` characters."""
         await self._client.publish(self._channel, text)
 
-    async def listen(self, hear: Callable[[str], None], ready: Callable[[], None]) -> None:
-        """Give every text to `hear`, from `ready` on. Raises what the client raises when it is cut off."""
+    async def listen(self, receive: Callable[[str], None], ready: Callable[[], None]) -> None:
+        """Call `receive` with every text sent after `ready`. Raise the client's error when it disconnects."""
         async for data in subscribed(self._client, self._channel, ready):
-            hear(data.decode())
+            receive(data.decode())
 
 
 @asynccontextmanager
-async def open_redis_connection(url: str, channel: str) -> AsyncIterator[Subscription]:
-    """Open a line between replicas over a Redis channel."""
+async def open_redis_connection(url: str, channel: str) -> AsyncIterator[RedisConnection]:
+    """Open a pub/sub connection over a Redis channel."""
     client = open_redis(url)
     try:
-        yield Subscription(client, channel)
+        yield RedisConnection(client, channel)
     finally:
         await client.aclose()
 
 
 async def subscribed(client: Any, channel: str, ready: Callable[[], None]) -> AsyncIterator[bytes]:
-    """Return what is published on a channel from the call of `ready` on. Raises when it is cut off."""
+    """Yield what is published on a channel after `ready` was called. Raise when the connection is lost."""
     async with client.pubsub() as pubsub:
         await pubsub.subscribe(channel)
         task = asyncio.current_task()
-        while task is None or not task.cancelling():  # the client may take a cancellation for a time-out
-            # The pings between two looks show a connection that died without a word.
+        while task is None or not task.cancelling():  # redis-py can swallow a cancellation as a timeout
+            # The pings between two messages detect a connection that went silent.
             message = await pubsub.get_message(timeout=_PING_SECONDS) or {"type": None}
             if message["type"] == "subscribe":
                 ready()

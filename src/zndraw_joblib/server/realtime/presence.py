@@ -50,7 +50,7 @@ class Presence:
         self._seats: dict[str, dict[str, ProviderConnection]] = {}
         self._change: asyncio.Event | None = None
         self._parting: set[asyncio.Task[Any]] = set()
-        runtime.hearers.append(self._hear)
+        runtime.waiters.subscribe(_KIND, self._hear)
 
     async def join(self, sid: str, worker_id: UUID, name: JobName) -> bool:
         """Seat a socket, and send it the reads that wait. Tell whether it is there still.

@@ -19,15 +19,27 @@ class SocketIoPublisher:
     `rooms` is the plain server whose sockets have joined rooms of ours, where that is not `tsio` itself.
     """
 
-    def __init__(self, tsio: Any) -> None:
+    def __init__(self, tsio: Any = None) -> None:
         self._tsio = tsio
         self.rooms: Any = tsio if isinstance(tsio, socketio.AsyncServer) else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a server to send events through."""
+        return self._tsio is not None
+
+    def open(self, sio: Any) -> None:
+        """Send events to the rooms of `sio`, through `sio` itself where there is no `tsio`."""
+        self._tsio = self._tsio or sio
+        self.rooms = sio
 
     @property
     def has_subscribers(self) -> bool:
         """Whether anybody may hear of an event, here or at another process."""
         if self.rooms is not self._tsio:
             return True
+        if self.rooms is None:
+            return False
         manager = self.rooms.manager
         if type(manager) is socketio.AsyncManager:
             return "/" in manager.rooms

@@ -18,18 +18,18 @@ class PubSubManager(AsyncPubSubManager):  # type: ignore[misc]
 
     def __init__(self, pubsub: PubSub) -> None:
         super().__init__()
-        self._relay = pubsub
+        self._pubsub = pubsub
         self._heard: asyncio.Queue[str] = asyncio.Queue(_MAX_WAITING)
 
     @property
     def has_subscribers(self) -> bool:
         """Whether there is a socket here, or another replica that may have some."""
-        return "/" in self.rooms or self._relay.has_peers
+        return "/" in self.rooms or self._pubsub.has_peers
 
     def initialize(self) -> None:
         """Listen, once the first socket comes: until then nobody here wants to hear."""
         self._heard = asyncio.Queue(_MAX_WAITING)
-        self._relay.receive = self._take
+        self._pubsub.subscribe(self._take)
         super().initialize()
 
     def _take(self, text: str) -> None:
@@ -37,7 +37,7 @@ class PubSubManager(AsyncPubSubManager):  # type: ignore[misc]
             self._heard.put_nowait(text)
 
     async def _publish(self, data: dict[str, Any]) -> None:
-        self._relay.post(self.json.dumps(data))
+        self._pubsub.publish(self.json.dumps(data))
 
     async def _listen(self) -> AsyncIterator[str]:
         while True:

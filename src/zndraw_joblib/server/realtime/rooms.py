@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import socketio
 from engineio.packet import NOOP, Packet
@@ -15,10 +15,8 @@ from pydantic import ValidationError
 from zndraw_joblib.contract import events
 from zndraw_joblib.contract.names import parse_job_name, parse_provider_name, validate_room_id
 from zndraw_joblib.contract.problems import TooManyRequests, Unauthorized
-from zndraw_joblib.server.http.dependencies import check_readable
-from zndraw_joblib.server.http.problems import as_problem
-from zndraw_joblib.server.http.routing import invalid
 from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.problem_responses import as_problem, invalid_part
 from zndraw_joblib.server.realtime.disconnects import DisconnectTracker
 from zndraw_joblib.server.realtime.presence import Presence
 from zndraw_joblib.server.runtime import Runtime
@@ -26,11 +24,19 @@ from zndraw_joblib.server.service import workers
 
 logger = logging.getLogger(__name__)
 Event = TypeVar("Event", bound=events.Event)
-Identify = Callable[[Request], Awaitable[Identity | None]]
 
 MAX_ROOMS = 1000  # of one socket
 _MAX_TOKEN = 4096
 _NAMESPACE = "/"
+
+
+class SocketAccess(NamedTuple):
+    """How a host identifies sockets and guards its rooms. `requires_identity`: to connect at all."""
+
+    app: FastAPI
+    identify: Callable[[Request], Awaitable[Identity | None]]
+    check_readable: Callable[[Request, str], Awaitable[None]]
+    requires_identity: bool = False
 
 
 class Rooms:
@@ -41,18 +47,15 @@ class Rooms:
     by ``auth={"token": …}``, and asked again at each join. The host's own handlers stay.
     """
 
-    def __init__(self, sio: Any, runtime: Runtime, identify: Identify, app: FastAPI) -> None:
+    def __init__(self, sio: Any, runtime: Runtime, access: SocketAccess) -> None:
         self._sio = sio
         self._runtime = runtime
-        self._identify = identify
-        self._app = app
+        self._access = access
         self._requests: dict[str, Request] = {}
         self._joined: dict[str, set[str]] = {}
         self.disconnects = DisconnectTracker(runtime)
         self.presence = Presence(runtime, sio, self._enter, self._leave)
         self._answers: dict[str, Any] = {}
-        # The standalone server's sockets are ours: nobody connects to it without a token.
-        self.requires_identity = False
         self._handle(events.JoinJobRoom, self._join_job)
         self._handle(events.LeaveJobRoom, self._leave_job)
         self._handle(events.JoinProviderRoom, self._join_provider)
@@ -60,6 +63,11 @@ class Rooms:
         self._handle(events.JoinRoom, self._join_room)
         self._handle(events.LeaveRoom, self._leave_room)
         self.install_handlers()
+
+    @property
+    def requires_identity(self) -> bool:
+        """Whether sockets without an identity cannot connect."""
+        return self._access.requires_identity
 
     @property
     def owns_provider_rooms(self) -> bool:
@@ -87,7 +95,7 @@ class Rooms:
     async def _connect(self, former: Any, sid: str, environ: dict[str, Any], auth: Any = None) -> Any:
         request = self._requests[sid] = self._request(environ, auth)
         try:
-            if self.requires_identity:
+            if self._access.requires_identity:
                 await self._admit(request)
             answer = await _call(former, sid, environ, auth) if former else None
         except BaseException:
@@ -99,7 +107,7 @@ class Rooms:
 
     async def _admit(self, request: Request) -> None:
         try:
-            if await self._identify(request) is None:
+            if await self._access.identify(request) is None:
                 raise Unauthorized("This needs an identity")
         except Exception as error:
             problem = as_problem(error).problem
@@ -115,7 +123,13 @@ class Rooms:
         if isinstance(token, str) and len(token) <= _MAX_TOKEN:
             headers = [(name, value) for name, value in headers if name != b"authorization"]
             headers.append((b"authorization", f"Bearer {token}".encode("utf-8", "replace")))
-        changes = {"type": "http", "method": "GET", "app": self._app, "path_params": {}, "headers": headers}
+        changes = {
+            "type": "http",
+            "method": "GET",
+            "app": self._access.app,
+            "path_params": {},
+            "headers": headers,
+        }
         return Request({**scope, **changes})
 
     async def _disconnect(self, former: Any, sid: str, reason: Any = None) -> Any:
@@ -144,7 +158,7 @@ class Rooms:
     async def _join_job(self, sid: str, event: events.JoinJobRoom) -> None:
         caller, name = await self._caller(sid), parse_job_name(event.job_name)
         # A sign of life, and the check of who may give it.
-        await self._runtime.beat(caller, event.worker_id)
+        await self._runtime.heartbeat(caller, event.worker_id)
         check = partial(workers.check_serves, worker_id=event.worker_id, name=name)
         await self._runtime.database.read(check)
         if await self._enter(sid, events.workers_of(str(name)), events.sockets_of(event.worker_id)):
@@ -156,7 +170,7 @@ class Rooms:
 
     async def _join_provider(self, sid: str, event: events.JoinProviderRoom) -> None:
         caller, name = await self._caller(sid), parse_provider_name(event.provider_name)
-        await self._runtime.beat(caller, event.worker_id)
+        await self._runtime.heartbeat(caller, event.worker_id)
         is_there = await self._enter(sid, events.sockets_of(event.worker_id))
         if is_there and await self.presence.join(sid, event.worker_id, name):
             self.disconnects.arrived(sid, event.worker_id, events.providers_of(str(name)))
@@ -169,7 +183,7 @@ class Rooms:
     async def _join_room(self, sid: str, event: events.JoinRoom) -> None:
         await self._caller(sid)
         room_id = validate_room_id(event.room_id)
-        await check_readable(self._requests[sid], room_id)
+        await self._access.check_readable(self._requests[sid], room_id)
         await self._enter(sid, events.room_of(room_id), events.EVERY_ROOM)
 
     async def _leave_room(self, sid: str, event: events.LeaveRoom) -> None:
@@ -179,7 +193,7 @@ class Rooms:
 
     async def _caller(self, sid: str) -> Identity:
         request = self._requests.get(sid)
-        caller = None if request is None else await self._identify(request)
+        caller = None if request is None else await self._access.identify(request)
         if caller is None:
             raise Unauthorized("This needs an identity: connect with auth={'token': …}")
         return caller
@@ -210,7 +224,7 @@ def _parsed(kind: type[Event], data: Any) -> Event:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise invalid(error, kind.event_name) from error
+        raise invalid_part(error, kind.event_name) from error
 
 
 def _as_data(problem: Any) -> dict[str, Any]:

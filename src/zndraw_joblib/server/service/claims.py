@@ -11,7 +11,7 @@ from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import Forbidden, ProblemException, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import Identity, job_key, place_key, worker_key
+from zndraw_joblib.server.ports import Identity, job_key, slot_key, worker_key
 from zndraw_joblib.server.service import fairness, retry_policy, serializers
 from zndraw_joblib.server.store import expiry, fetch
 from zndraw_joblib.server.store import jobs as job_store
@@ -61,7 +61,7 @@ class ClaimResult:
         Who may not have a task, however many there are, is not woken for one: it would keep that from others.
         """
         if self.reason == EmptyReason.MAX_TASKS:
-            return [worker_key(worker_id), place_key(worker_id)]
+            return [worker_key(worker_id), slot_key(worker_id)]
         return [worker_key(worker_id), *map(job_key, self.jobs)]
 
 

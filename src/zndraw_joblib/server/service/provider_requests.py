@@ -23,7 +23,7 @@ from zndraw_joblib.contract.problems import (
     WorkerNotFound,
 )
 from zndraw_joblib.contract.providers import ClaimedProviderRequest
-from zndraw_joblib.server.ports import Identity, read_key, reads_key
+from zndraw_joblib.server.ports import Identity, request_wait_key, requests_key
 from zndraw_joblib.server.service.providers import MAX_PENDING_REQUESTS, check_owner, is_visible, not_found
 from zndraw_joblib.server.store import providers as store
 from zndraw_joblib.server.store import workers as worker_store
@@ -108,7 +108,7 @@ async def create(
         return
     event = ProviderRequest(request_id=request_hash, provider_name=str(target.name), params=params)
     tx.emit((target.id, request_hash), lambda: Emission(event, providers_of(event.provider_name)))
-    tx.wake(reads_key(found[0].worker_id), 1)
+    tx.wake(requests_key(found[0].worker_id), 1)
 
 
 def not_connected(target: ProviderRef) -> ProviderNotConnected:
@@ -178,7 +178,7 @@ async def check_current(tx: Transaction, target: ProviderRef) -> None:
 async def discard(tx: Transaction, target: ProviderRef, request_hash: str) -> None:
     """Let those who wait for a read ask again: what was brought could not be kept."""
     await store.remove_request(tx, target.id, request_hash)
-    tx.wake(read_key(target.name, request_hash))
+    tx.wake(request_wait_key(target.name, request_hash))
 
 
 async def complete(tx: Transaction, target: ProviderRef, request_hash: str) -> None:
@@ -192,7 +192,7 @@ async def complete(tx: Transaction, target: ProviderRef, request_hash: str) -> N
     room = room_of(target.name.room_id)
     event = ProviderResultReady(provider_name=str(target.name), request_hash=request_hash)
     tx.emit((target.id, request_hash), partial(Emission, event, room))
-    tx.wake(read_key(target.name, request_hash))
+    tx.wake(request_wait_key(target.name, request_hash))
 
 
 def _stale(name: JobName) -> StaleResult:

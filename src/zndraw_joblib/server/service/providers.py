@@ -19,7 +19,7 @@ from zndraw_joblib.contract.problems import (
     WorkerNotFound,
 )
 from zndraw_joblib.contract.providers import ClaimedProviderRequest, ProviderRegisterRequest, ProviderResponse
-from zndraw_joblib.server.ports import Identity, Page, provider_key, reads_key
+from zndraw_joblib.server.ports import Identity, Page, provider_key, requests_key
 from zndraw_joblib.server.service import rules
 from zndraw_joblib.server.store import providers as store
 from zndraw_joblib.server.store import workers as worker_store
@@ -110,7 +110,7 @@ async def notify_pending(
         for row in await store.unclaimed_requests(tx, provider_id, MAX_PENDING_REQUESTS)
     ]
     if found:
-        tx.wake(reads_key(worker_id), len(found))
+        tx.wake(requests_key(worker_id), len(found))
     return found
 
 

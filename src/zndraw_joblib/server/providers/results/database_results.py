@@ -72,14 +72,14 @@ class DatabaseResults:
         delay = self._recheck_seconds or (
             _RECHECK_FIRST if self._runtime.pubsub.is_open else _RECHECK_WITHOUT_PUBSUB
         )
-        with self._runtime.waiters.enter([_waiter_key(key)]) as waiter:
+        with self._runtime.waiters.register([_waiter_key(key)]) as waiter:
             value, is_notified = await self.get(key), False
             while value is None and not is_notified and not self._runtime.waiters.is_closed:
                 left = deadline - loop.time()
                 if left <= 0:
                     break
-                is_notified = await waiter.sleep(min(delay, left))
-                self._runtime.waiters.look(waiter)
+                is_notified = await waiter.wait(min(delay, left))
+                self._runtime.waiters.begin_check(waiter)
                 value = await self._read_again(key)
                 delay = min(delay * _RECHECK_GROWTH, _RECHECK_MAX)
             return value
@@ -110,6 +110,9 @@ class DatabaseResults:
         """Return the size of a value and its parts. The iterator raises if the value is replaced."""
         head = await self._runtime.database.read_short(results.head, key=key)
         return None if head is None else (head.size, self._chunks(head))
+
+    async def close(self) -> None:
+        """Do nothing: there are no connections to close."""
 
     async def _add_part(self, n: int, number: int, data: bytes) -> None:
         ttl = self._draft_seconds

@@ -112,6 +112,9 @@ class MemoryResults:
         data = await self.get(key)
         return None if data is None else (len(data), parts.stream(data))
 
+    async def close(self) -> None:
+        """Do nothing: there are no connections to close."""
+
     def _expire_later(self) -> None:
         # Without a timer, values that are not read again would stay in memory. Each event loop has its own
         # timer, because the loop of another timer may be closed.

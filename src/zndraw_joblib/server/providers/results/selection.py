@@ -1,5 +1,7 @@
 """The choice of a server's result backend."""
 
+from typing import Protocol
+
 from zndraw_joblib.server.ports import ResultBackend
 from zndraw_joblib.server.providers.results.database_results import DatabaseResults
 from zndraw_joblib.server.providers.results.memory import MemoryResults
@@ -7,7 +9,14 @@ from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
 
 
-def select_result_backend(settings: JobLibSettings, runtime: Runtime) -> ResultBackend:
+class Results(ResultBackend, Protocol):
+    """A built-in result backend."""
+
+    async def close(self) -> None:
+        """Close the connections of this event loop."""
+
+
+def select_result_backend(settings: JobLibSettings, runtime: Runtime) -> Results:
     """Return the backend of the setting `result_backend`.
 
     `auto` selects Redis if `redis_url` is set, else the database if several processes may share it, else

@@ -1,0 +1,45 @@
+"""What the endpoints of a mounted queue need, in one object: ``app.state.joblib``."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import Request
+
+from zndraw_joblib.server.background.health import Health
+from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.internal.dispatcher import Dispatcher
+from zndraw_joblib.server.ports import Identity, ResultBackend
+from zndraw_joblib.server.providers.requests import ProviderRequests
+from zndraw_joblib.server.providers.uploads import Uploads
+from zndraw_joblib.server.runtime import Runtime
+
+
+class QueueState(ABC):
+    """A queue that is mounted into an app. `JobLib` builds it."""
+
+    runtime: Runtime
+    dispatcher: Dispatcher
+    sweeper: Sweeper
+    health: Health
+    provider_requests: ProviderRequests
+    uploads: Uploads
+    # The host's dependency, and its value for a request.
+    identity: Callable[..., Any]
+
+    @abstractmethod
+    async def identify(self, request: Request) -> Identity | None:
+        """Return the caller of a request; None without an identity."""
+
+    @property
+    @abstractmethod
+    def results(self) -> ResultBackend:
+        """The result backend, unless a host overrides `get_result_backend`."""
+
+
+def queue_state(request: Request) -> QueueState:
+    """Return the queue of the app that handles a request. Raises RuntimeError where none is mounted."""
+    state = getattr(request.app.state, "joblib", None)
+    if not isinstance(state, QueueState):
+        raise RuntimeError("The app has no queue: call JobLib(...).mount(app) before it handles requests")
+    return state
