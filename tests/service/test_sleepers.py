@@ -80,7 +80,7 @@ async def test_a_wake_up_during_a_later_look_is_not_lost(waiters: Waiters, enter
 
 async def test_sleepers_wake_in_the_order_they_came(waiters: Waiters, enter: Enter) -> None:
     """One wake-up wakes the one that has waited longest."""
-    sleeping = [asyncio.create_task(enter("job").sleep(LONG)) for _ in range(4)]
+    sleeping = [asyncio.create_task(enter("job").wait(LONG)) for _ in range(4)]
     for index in range(4):
         assert await is_asleep(sleeping[index])
         waiters.wake("job", 1)
@@ -94,8 +94,8 @@ async def test_as_many_wake_as_are_called(
     waiters: Waiters, enter: Enter, count: int | None, woken: int
 ) -> None:
     """A number wakes that many, no number wakes all; other keys sleep on."""
-    sleeping = [asyncio.create_task(enter("job").sleep(LONG)) for _ in range(3)]
-    other = asyncio.create_task(enter("other").sleep(LONG))
+    sleeping = [asyncio.create_task(enter("job").wait(LONG)) for _ in range(3)]
+    other = asyncio.create_task(enter("other").wait(LONG))
     assert await is_asleep(other)
     waiters.notify([Wake("job", count), Wake("nobody", 3)])
     assert await is_asleep(other)
@@ -194,7 +194,7 @@ async def test_a_client_that_is_gone_already_does_not_sleep(enter: Enter) -> Non
     gone = asyncio.get_running_loop().create_future()
     gone.set_result(None)
     async with asyncio.timeout(1):
-        assert not await enter("job").sleep(LONG, gone)
+        assert not await enter("job").wait(LONG, gone)
 
 
 async def test_a_sleep_that_is_cancelled_leaves_the_line_and_passes_on(
@@ -251,7 +251,7 @@ async def test_nothing_is_left_of_those_who_left(waiters: Waiters) -> None:
 
 async def test_a_stop_wakes_all(waiters: Waiters, enter: Enter) -> None:
     """When the server stops nobody sleeps on, under whatever key."""
-    sleeping = [asyncio.create_task(enter(key).sleep(LONG)) for key in "abca"]
+    sleeping = [asyncio.create_task(enter(key).wait(LONG)) for key in "abca"]
     assert await is_asleep(sleeping[-1])
     waiters.close()
     async with asyncio.timeout(1):
@@ -261,7 +261,7 @@ async def test_a_stop_wakes_all(waiters: Waiters, enter: Enter) -> None:
 
 async def test_a_wake_up_from_another_thread_arrives(waiters: Waiters, enter: Enter) -> None:
     """What another thread commits wakes a waiter of this loop at once."""
-    sleeping = asyncio.create_task(enter("job").sleep(LONG))
+    sleeping = asyncio.create_task(enter("job").wait(LONG))
     assert await is_asleep(sleeping)
     waker = threading.Thread(target=waiters.wake, args=("job", 1))
     waker.start()
