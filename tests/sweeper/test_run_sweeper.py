@@ -114,7 +114,7 @@ async def test_each_cycle_opens_two_sessions_in_sequence(
     counted = CountingSessions(sessions)
 
     def cycles() -> int:
-        return len([record for record in caplog.records if record.message.startswith("swept")])
+        return len([record for record in caplog.records if record.message.startswith("Swept")])
 
     started = time.monotonic()
     async with sweeping(counted, quick):

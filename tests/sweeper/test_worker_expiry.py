@@ -363,10 +363,10 @@ class TestFailures:
         assert (cycle.scanned, cycle.stale, cycle.expired, cycle.counts) == (3, 0, 0, Counts())
         assert cycle.elapsed == 0
         assert sweeper.last_good == before + 60
-        assert not [record for record in caplog.records if "swept" in record.message]
+        assert not [record for record in caplog.records if "Swept" in record.message]
         await queue.pass_time()
         await queue.sweep()
-        [record] = [record for record in caplog.records if "swept" in record.message]
+        [record] = [record for record in caplog.records if "Swept" in record.message]
         assert "expired=3" in record.message
 
 
