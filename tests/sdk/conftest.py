@@ -1,4 +1,4 @@
-"""A real server on a real port for the SDK's tests."""
+"""A server on a real port for the SDK's tests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,7 +15,7 @@ from zndraw_joblib.worker.manager import JobManager
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """One server for all tests that leave it as it is; each works in a room of its own."""
+    """Return one server for all tests that do not change it; each test works in a room of its own."""
     live = LiveServer(tmp_path_factory.mktemp("server"))
     yield live
     live.stop()
@@ -56,7 +56,7 @@ def room() -> str:
 
 @pytest.fixture
 def worker(api: Connection) -> Iterator[Callable[..., JobManager]]:
-    """Return a function that makes a manager; all are disconnected at the end."""
+    """Return a function that creates a manager; all are disconnected at the end."""
     with ExitStack() as stack:
 
         def make(execute: Any = None, *, at: Any = None, **options: Any) -> JobManager:

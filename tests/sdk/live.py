@@ -1,4 +1,4 @@
-"""The real server on a real port, and a way to wait for what no event tells."""
+"""A server on a real port."""
 
 import threading
 from pathlib import Path
@@ -13,12 +13,12 @@ from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.worker.api import Connection, connect
 
 TOKEN = "a-token-for-the-tests"
-# Socket.IO does not answer the open request of a client that polls, when that client leaves.
+# Socket.IO does not respond to the open poll of a client that leaves.
 _GRACE_SECONDS = 2
 
 
 class LiveServer:
-    """The standalone app under uvicorn, in a thread. It can be stopped and started on the same port."""
+    """The standalone app under uvicorn, in a thread; it can be stopped and started on the same port."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.settings = ServerSettings(
@@ -32,7 +32,7 @@ class LiveServer:
         return create_app(self.settings)
 
     def start(self) -> None:
-        """Serve, and return when requests are answered."""
+        """Serve, and return once requests are answered."""
         app = self.build()
         config = uvicorn.Config(
             app,
@@ -51,26 +51,26 @@ class LiveServer:
         self.runtime, self.publisher = joblib.runtime, joblib.publisher
 
     def stop(self) -> None:
-        """Stop as a deployment does; what waits is answered."""
+        """Stop as a deployment does: waiting requests get their response."""
         self.runtime.waiters.close()
         self._uvicorn.should_exit = True
-        self._thread.join(10)
+        self._thread.join(30)
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The server's address."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def sleeping(self) -> int:
-        """How many long-polls are open."""
+    def open_polls(self) -> int:
+        """The number of open long-polls."""
         return len(self.runtime.waiters)
 
     def sockets_in(self, room: str) -> int:
-        """How many sockets are in a Socket.IO room."""
+        """Return the number of sockets in a Socket.IO room."""
         rooms = self.publisher.rooms.manager.rooms.get("/", {})
         return len(rooms.get(room, ()))
 
     def connect(self, *, realtime: bool = False) -> Connection:
-        """Return a connection of a superuser."""
+        """Return a superuser's connection."""
         return connect(self.url, TOKEN, realtime=realtime)

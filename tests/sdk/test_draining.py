@@ -1,4 +1,4 @@
-"""A worker that an operator drains leaves as on a signal."""
+"""A worker that an operator drains disconnects as after a signal."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Make = Callable[..., JobManager]
 
 
 def drain(api: Connection, worker_id: object) -> None:
-    """Ask a worker to leave, as an operator does."""
+    """Drain a worker, as an operator does."""
     assert RestApi(api).send("POST", f"/workers/{worker_id}/drain", WorkerResponse).drain
 
 
@@ -29,15 +29,15 @@ HEARS = {"by a heartbeat": {"heartbeat_interval": 0.1}, "by a claim": {"long_pol
 
 
 @pytest.mark.parametrize("options", HEARS.values(), ids=HEARS)
-def test_a_drained_worker_finishes_and_leaves(
+def test_a_drained_worker_finishes_its_task_and_disconnects(
     worker: Make, room: str, api: Connection, options: dict[str, Any]
 ) -> None:
-    """It finishes what it runs, takes no other task, and is gone."""
+    """It claims no other task, and is removed."""
     running, may_end = threading.Event(), threading.Event()
 
     def execute(task: ClaimedTask) -> str:
         running.set()
-        assert may_end.wait(10)
+        assert may_end.wait(40)
         return "done"
 
     manager, keeper = worker(execute, **options), worker()
@@ -45,7 +45,7 @@ def test_a_drained_worker_finishes_and_leaves(
         each.register(Add, room=room)
     worker_id = manager.worker_id
     first = manager.submit(Add(), room=room)
-    assert running.wait(5)
+    assert running.wait(30)
     waiting = threading.Thread(target=manager.wait)
     waiting.start()
     drain(api, worker_id)
@@ -53,7 +53,7 @@ def test_a_drained_worker_finishes_and_leaves(
     second = keeper.submit(Add(), room=room)
     assert waiting.is_alive()
     may_end.set()
-    waiting.join(5)
+    waiting.join(30)
     assert not waiting.is_alive()
     assert manager.worker_id is None
     assert manager.get_task(first).result == "done"
@@ -61,24 +61,22 @@ def test_a_drained_worker_finishes_and_leaves(
     assert worker_id not in [known.id for known in manager.workers(limit=500).items]
 
 
-def test_serving_ends_when_it_is_drained(server: LiveServer, api: Connection, room: str) -> None:
-    """`serve` returns, as on a signal, and its process ends well."""
+def test_serve_returns_when_the_worker_is_drained(server: LiveServer, api: Connection, room: str) -> None:
+    """`serve` returns as after a signal, and the process exits with code 0."""
     caller = JobManager(api)
 
-    def ask_to_leave() -> None:
+    def drain_later() -> None:
         [job] = wait_until(lambda: [job for job in caller.jobs(room).items if job.full_name.startswith(room)])
         drain(api, job.workers[0])
 
-    threading.Thread(target=ask_to_leave).start()
+    threading.Thread(target=drain_later).start()
     with server.connect() as own:
         serve(own, [Add], room=room)
     assert not [job for job in caller.jobs(room).items if job.full_name.startswith(room)]
 
 
-def test_a_task_in_hand_is_finished_before_a_drained_worker_leaves(
-    worker: Make, room: str, api: Connection
-) -> None:
-    """`listen` ends; what it has yielded can be reported, and only then the worker goes."""
+def test_a_drained_worker_waits_for_tasks_claimed_by_hand(worker: Make, room: str, api: Connection) -> None:
+    """`listen` ends; its last task can be reported, and then the worker is removed."""
     manager = worker(heartbeat_interval=0.1)
     manager.register(Add, room=room)
     task_id = manager.submit(Add(), room=room)
@@ -96,8 +94,8 @@ def test_a_task_in_hand_is_finished_before_a_drained_worker_leaves(
     assert manager.get_task(task_id).result == 1
 
 
-def test_a_manager_serves_again_after_a_drain(worker: Make, room: str, api: Connection) -> None:
-    """As after a disconnect; who waits for the end of a worker that is gone waits no more."""
+def test_a_manager_can_register_after_a_drain(worker: Make, room: str, api: Connection) -> None:
+    """As after a disconnect; `wait` of the former session returns."""
     manager = worker(lambda task: task.extension.a, heartbeat_interval=0.1)
     manager.register(Add, room=room)
     first = manager.worker_id
@@ -105,14 +103,14 @@ def test_a_manager_serves_again_after_a_drain(worker: Make, room: str, api: Conn
     wait_until(lambda: manager.worker_id is None)
     manager.register(Add, room=room)
     assert manager.worker_id not in (None, first)
-    assert manager.wait_for(manager.submit(Add(a=5), room=room), 5).result == 5
+    assert manager.wait_for(manager.submit(Add(a=5), room=room), 30).result == 5
     drain(api, manager.worker_id)
     wait_until(lambda: manager.worker_id is None)
     manager.wait()
 
 
-def test_a_drained_worker_may_be_disconnected(worker: Make, room: str, api: Connection) -> None:
-    """It does not wait for a task that is never reported; that one is told."""
+def test_a_draining_worker_can_be_disconnected(worker: Make, room: str, api: Connection) -> None:
+    """The disconnect does not wait for a task that is never reported; that task is marked as lost."""
     manager = worker(heartbeat_interval=0.1)
     manager.register(Add, room=room)
     manager.submit(Add(), room=room)

@@ -1,4 +1,4 @@
-"""A shared folder: what is in it can be listed and read, and nothing else."""
+"""A shared folder: its entries can be listed and its files read, and nothing else."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ SECRET = "the secret"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Return a folder with files, beside one that is nobody's business, and links of all kinds."""
+    """Return a folder with files, beside a secret folder, and with links of all kinds."""
     outside, home = tmp_path / "outside", tmp_path / "home"
     for folder in (outside, home, home / "sub", tmp_path / "home-of-others"):
         folder.mkdir()
@@ -106,7 +106,9 @@ ESCAPES = [
 
 @pytest.mark.parametrize("path", ESCAPES)
 def test_no_path_leads_out(home: Path, path: str) -> None:
-    """Neither to a file nor to a list; and no error tells where the folder is, or what is beside it."""
+    """Neither a file nor a list outside can be read, and no error shows where the folder is or what is
+    beside it.
+    """
     folder = Folder(home)
     asked = path.format(tmp=home.parent)
     for read in (lambda: content(folder, asked), lambda: folder.entries(asked, 0, 9)):
@@ -117,8 +119,8 @@ def test_no_path_leads_out(home: Path, path: str) -> None:
         assert SECRET not in said
 
 
-def test_what_is_inside_can_be_read(home: Path) -> None:
-    """By any links that stay inside, in parts, and with signs that mean something elsewhere."""
+def test_files_inside_can_be_read(home: Path) -> None:
+    """Through links that stay inside, in parts, and with names that have special characters."""
     folder = Folder(home)
     for path in ("a.txt", "/a.txt", "in-file"):
         assert content(folder, path) == b"0123456789"
@@ -136,8 +138,8 @@ def test_what_is_inside_can_be_read(home: Path) -> None:
         folder.entries("a.txt", 0, 9)
 
 
-def test_a_list_tells_nothing_of_what_is_outside(home: Path) -> None:
-    """A link that leads out has a name, and neither a kind nor a size nor a time."""
+def test_a_list_hides_the_target_of_a_link_that_leads_out(home: Path) -> None:
+    """Such a link has a name, and neither type nor size nor time."""
     entries, total = Folder(home).entries("", 0, 100)
     found = {entry.name: entry for entry in entries}
     assert total == len(found) == 13
@@ -156,31 +158,33 @@ def test_a_list_tells_nothing_of_what_is_outside(home: Path) -> None:
     assert Folder(home).entries("", 1, 2) == (entries[1:3], 13)
 
 
-def test_a_link_that_turns_during_a_read_leads_nowhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody makes a folder into a link, after it was looked at and before it is opened."""
+def test_a_folder_replaced_by_a_link_while_reading_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder becomes a link after it was checked and before the file is opened."""
     folder = Folder(home)
     opened = folder._fs.open
     (home / "sub" / "secret").write_text("harmless")
 
-    def turn(*arguments: Any) -> Any:
+    def replace_by_link(*arguments: Any) -> Any:
         (home / "sub").rename(home / "was")
         (home / "sub").symlink_to(home.parent / "outside")
         return opened(*arguments)
 
-    monkeypatch.setattr(folder._fs, "open", turn)
+    monkeypatch.setattr(folder._fs, "open", replace_by_link)
     with pytest.raises(FileNotFoundError):
         content(folder, "sub/secret")
 
 
-def test_a_folder_that_is_a_link_itself(home: Path) -> None:
-    """It is what it leads to."""
+def test_the_shared_folder_may_be_a_link(home: Path) -> None:
+    """It is the folder that the link leads to."""
     link = home.parent / "link"
     link.symlink_to(home)
     assert content(Folder(link), "a.txt") == b"0123456789"
 
 
-def test_names_that_no_text_can_say(home: Path) -> None:
-    """They are shown somehow, and do not keep the rest from being listed."""
+def test_names_that_are_not_utf8(home: Path) -> None:
+    """They are shown escaped, and the other entries are listed."""
     with open(os.path.join(os.fsencode(home), b"caf\xe9"), "wb"):
         pass
     names = [entry.model_dump_json() for entry in Folder(home).entries("", 0, 100)[0]]
@@ -188,20 +192,20 @@ def test_names_that_no_text_can_say(home: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["a//b", "..", "a/../b", ".", "a/.", "a\\b", "a::b", "a\x00b"])
-def test_what_is_no_path(path: str) -> None:
-    """It is refused before anything is looked at."""
+def test_an_invalid_path_is_refused(path: str) -> None:
+    """Before the file system is used."""
     with pytest.raises(ValueError, match="not a path inside the folder"):
         normalized_path(path)
 
 
 @pytest.mark.parametrize(("path", "plain"), [("", ""), ("/", ""), ("/a/b/", "a/b"), ("a b", "a b")])
-def test_slashes_around_a_path_mean_nothing(path: str, plain: str) -> None:
+def test_slashes_around_a_path_are_ignored(path: str, plain: str) -> None:
     """The shared folder is the root."""
     assert normalized_path(path) == plain
 
 
-def test_other_systems(tmp_path: Path) -> None:
-    """Whatever fsspec knows: here memory, and an archive."""
+def test_other_file_systems(tmp_path: Path) -> None:
+    """Any that fsspec knows: here memory, and an archive."""
     memory = fsspec.filesystem("memory")
     memory.pipe({"/box/a.txt": b"12345", "/box/d/b.txt": b"z", "/boxes": b"o", "/other": b"o"})
     box = Folder("memory://box")
@@ -223,7 +227,7 @@ def test_other_systems(tmp_path: Path) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[str]:
-    """Return the address of a folder of the web, with a page that links to other places too."""
+    """Return the URL of a folder of a web server, with a page that also links to other places."""
     site = tmp_path / "site"
     (site / "box").mkdir(parents=True)
     (site / "secret").write_text(SECRET)
@@ -231,20 +235,20 @@ def site(tmp_path: Path) -> Iterator[str]:
     links = ("a.txt", "../secret", "/secret", "http://127.0.0.1:9/secret", "a.txt?x=1")
     page = "".join(f'<a href="{link}">here</a>' for link in links)
     (site / "box" / "index.html").write_text(page)
-    handler = partial(Quiet, directory=str(site))
+    handler = partial(QuietHandler, directory=str(site))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/box"
         server.shutdown()
 
 
-class Quiet(SimpleHTTPRequestHandler):
+class QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
-def test_the_web(site: str) -> None:
-    """There a path is part of an address: signs of addresses are refused, links to elsewhere not shown."""
+def test_a_web_folder(site: str) -> None:
+    """A path is part of a URL: special characters are refused, and links to other places are not listed."""
     folder = Folder(site)
     assert content(folder, "a.txt") == b"12345"
     names = [entry.name for entry in folder.entries("", 0, 9)[0]]
@@ -256,8 +260,8 @@ def test_the_web(site: str) -> None:
         assert "127.0.0.1" not in str(raised.value)
 
 
-def test_what_cannot_be_shared(home: Path) -> None:
-    """A file, nothing at all, and this machine behind another system, which would follow links."""
+def test_places_that_cannot_be_shared(home: Path) -> None:
+    """A file, a missing folder, and this machine behind another file system, which would follow links."""
     for place in (home / "a.txt", home / "nowhere", "memory://nowhere"):
         with pytest.raises(NotADirectoryError):
             Folder(place)
@@ -265,8 +269,8 @@ def test_what_cannot_be_shared(home: Path) -> None:
         Folder(f"dir::file://{home}")
 
 
-def test_without_fsspec() -> None:
-    """All can be imported; who shares a folder is told what to install."""
+def test_without_fsspec_the_error_names_the_extra() -> None:
+    """Everything can be imported; sharing a folder raises an error that names the package to install."""
     script = """
 import sys
 sys.modules["fsspec"] = None
@@ -290,7 +294,7 @@ def shared(worker: Make, home: Path, room: str) -> JobManager:
 
 
 def test_a_folder_is_browsed(shared: JobManager, home: Path, room: str) -> None:
-    """Page by page, then a file, as a whole and in parts; nothing has changed afterwards."""
+    """Page by page, then a file as a whole and in parts; nothing has changed afterwards."""
     before = sorted((path, path.lstat().st_mtime_ns) for path in home.rglob("*"))
     folders, files = f"{room}:folders:home", f"{room}:files:home"
     page = shared.read_provider(folders, {"limit": 2}).json()
@@ -307,8 +311,8 @@ def test_a_folder_is_browsed(shared: JobManager, home: Path, room: str) -> None:
     assert sorted((path, path.lstat().st_mtime_ns) for path in home.rglob("*")) == before
 
 
-def test_a_reader_hears_what_is_wrong(shared: JobManager, home: Path, room: str) -> None:
-    """Parameters that cannot be are its fault, a file that is not there is not; no place is told."""
+def test_errors_reach_the_client(shared: JobManager, home: Path, room: str) -> None:
+    """Invalid parameters are the client's error, a missing file is not; no error shows the folder's place."""
     wrong: list[tuple[str, dict[str, Any], type[Exception], str]] = [
         ("files", {"path": "../secret"}, InvalidRequest, "path: not a path inside the folder"),
         ("files", {"path": "a.txt", "offset": -1}, InvalidRequest, "offset: "),
@@ -324,16 +328,16 @@ def test_a_reader_hears_what_is_wrong(shared: JobManager, home: Path, room: str)
         assert str(home.parent) not in str(raised.value)
 
 
-def test_a_large_file_goes_in_blocks(home: Path, shared: JobManager, room: str) -> None:
-    """20 MiB arrive as they are."""
+def test_a_large_file_is_sent_in_blocks(home: Path, shared: JobManager, room: str) -> None:
+    """20 MiB arrive unchanged."""
     data = os.urandom(1024 * 1024) * 20
     (home / "large").write_bytes(data)
     assert max(map(len, Folder(home).blocks("large"))) == 1024 * 1024
     assert shared.read_provider(f"{room}:files:home", {"path": "large"}).content == data
 
 
-def test_the_schemas_say_what_may_be_asked() -> None:
-    """A front-end can make a form of them."""
+def test_the_schemas_describe_the_parameters() -> None:
+    """A front-end can build a form from them."""
     assert set(FolderListing.model_json_schema()["properties"]) == {"path", "offset", "limit"}
     schema = FileContent.model_json_schema()
     assert (set(schema["properties"]), schema["required"]) == ({"path", "offset", "length"}, ["path"])

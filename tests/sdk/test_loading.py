@@ -1,4 +1,4 @@
-"""What a worker loads from a module or a file."""
+"""Loading extensions and contexts from a module or a file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -64,8 +64,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
     return make
 
 
-def test_the_classes_of_the_module_itself_are_served(write: Callable[[str, str], str]) -> None:
-    """In their order, once each; nothing that is imported, abstract, private or without a category."""
+def test_only_extensions_defined_in_the_module_are_loaded(write: Callable[[str, str], str]) -> None:
+    """In their order, once each; none that is imported, abstract, private or without a category."""
     path = write("by_path.py", SOURCE)
     write("by_name.py", SOURCE)
     for target in (path, "by_name"):
@@ -86,10 +86,10 @@ def test_the_classes_of_the_module_itself_are_served(write: Callable[[str, str],
         ("empty_module", "from sdk.jobs import Add", NothingToServe, "defines no extension"),
     ],
 )
-def test_what_cannot_be_loaded_is_explained(
+def test_each_loading_error_has_its_class_and_text(
     write: Callable[[str, str], str], target: str, source: str | None, error: type[CannotLoad], text: str
 ) -> None:
-    """Each mistake has a class and a sentence of its own."""
+    """Each mistake has an exception class and a sentence."""
     if source is not None:
         write(f"{target}.py", source)
     with pytest.raises(error, match=text):
@@ -98,7 +98,7 @@ def test_what_cannot_be_loaded_is_explained(
 
 @pytest.mark.parametrize("target", ["context", "only_context:absent", "only_context:number"])
 def test_a_context_must_be_a_function(write: Callable[[str, str], str], target: str) -> None:
-    """Neither a bare name, nor a missing one, nor a number will do."""
+    """A bare name, a missing name and a number are refused."""
     write("only_context.py", SOURCE)
     with pytest.raises(CannotLoad):
         load_context(target)
@@ -116,6 +116,6 @@ class Echo:
     ids=["none", "plain", "of-task", "class"],
 )
 def test_each_task_gets_its_context(context: Any, vis: Any) -> None:
-    """The factory is called for each task, with the task if it takes one."""
+    """The factory is called for each task, with the task if it takes an argument."""
     task = ClaimedTask("1", "room-1:a:Echo", "room-1", Echo(), 1, {}, None)  # type: ignore[arg-type]
     assert runner(context)(task) == vis

@@ -1,4 +1,4 @@
-"""Leaving: at once when idle, with its tasks done when busy, hard when told twice. K1, D19, D20."""
+"""Disconnecting: at once when idle, after the running tasks when busy, immediately after a second signal."""
 
 import logging
 import os
@@ -25,19 +25,19 @@ from zndraw_joblib.worker.tasks import ClaimedTask
 Make = Callable[..., JobManager]
 
 
-def test_an_idle_worker_leaves_at_once(worker: Make, room: str, server: LiveServer) -> None:
-    """An open long-poll of 20 s holds nobody up, and is gone from the server too."""
+def test_an_idle_worker_disconnects_at_once(worker: Make, room: str, server: LiveServer) -> None:
+    """An open long-poll of 20 s delays nothing, and ends on the server too."""
     manager = worker(lambda task: None, concurrency=2)
     manager.register(Add, room=room)
-    wait_until(lambda: server.sleeping == 1)
+    wait_until(lambda: server.open_polls == 1)
     began = time.monotonic()
     manager.disconnect()
-    assert time.monotonic() - began < 0.5
-    wait_until(lambda: server.sleeping == 0, 1)
+    assert time.monotonic() - began < 10
+    wait_until(lambda: server.open_polls == 0, 10)
 
 
-def test_a_worker_that_leaves_takes_no_task_along(worker: Make, room: str) -> None:
-    """Workers come and go while tasks stream in: each task is run, none is lost on its way to a claim."""
+def test_a_worker_that_disconnects_loses_no_task(worker: Make, room: str) -> None:
+    """Workers come and go while tasks are submitted: each task runs, none is lost on its way to a claim."""
     keeper = worker()
     keeper.register(Add, room=room)
     stop = threading.Event()
@@ -56,37 +56,37 @@ def test_a_worker_that_leaves_takes_no_task_along(worker: Make, room: str) -> No
     stop.set()
     submitting.join()
     worker(lambda task: task.extension.a).register(Add, room=room)
-    assert [keeper.wait_for(task, 10).result for task in tasks] == list(range(len(tasks)))
+    assert [keeper.wait_for(task, 30).result for task in tasks] == list(range(len(tasks)))
 
 
-class StopFirst:
-    """Lets a worker be stopped before it hears the answer to its claim."""
+class StopBeforeResponse:
+    """Stops a worker before it gets the response to its claim."""
 
-    def __init__(self, api: Connection, leave: Callable[[], None]) -> None:
+    def __init__(self, api: Connection, send_signal: Callable[[], None]) -> None:
         self.stopped, self.gone = threading.Event(), threading.Event()
         self.went_too_soon = False
-        self.leaving = threading.Thread(target=leave)
+        self.leaving = threading.Thread(target=send_signal)
         api.http.event_hooks = {"request": [self.request], "response": [self.response]}
 
     def request(self, request: httpx.Request) -> None:
-        """Note when the worker has stopped, and whether it leaves before all is handed back."""
+        """Record when the worker has stopped, and whether it leaves before its task is released."""
         if request.method == "DELETE":
             (self.stopped if "/jobs/" in request.url.path else self.gone).set()
         elif request.url.path.endswith("/release"):
             self.went_too_soon = self.gone.wait(0.3)
 
     def response(self, response: httpx.Response) -> None:
-        """Hold the answer to a claim back until the worker was stopped."""
+        """Hold back the response to a claim until the worker is stopped."""
         if response.request.url.path.endswith("/claim") and not self.leaving.is_alive():
             self.leaving.start()
-            assert self.stopped.wait(5)
+            assert self.stopped.wait(30)
 
 
 @pytest.mark.parametrize("way", ["serving", "by hand"])
-def test_a_task_that_comes_after_the_stop_is_handed_back(
+def test_a_task_that_comes_after_the_stop_is_released(
     worker: Make, room: str, server: LiveServer, way: str
 ) -> None:
-    """The open long-poll gets one just then: it is neither run nor failed, and no attempt is lost."""
+    """The open long-poll gets a task just then: it is neither run nor failed, and no attempt is lost."""
     got: list[object] = []
     with server.connect() as api:
         manager, keeper = worker(got.append if way == "serving" else None, at=api), worker()
@@ -95,13 +95,13 @@ def test_a_task_that_comes_after_the_stop_is_handed_back(
         claiming = threading.Thread(target=lambda: got.append(manager.claim(20)))
         if way == "by hand":
             claiming.start()
-        wait_until(lambda: server.sleeping == 1)
-        stop = StopFirst(api, manager.disconnect)
+        wait_until(lambda: server.open_polls == 1)
+        stop = StopBeforeResponse(api, manager.disconnect)
         task_id = keeper.submit(Add(), room=room)
-        assert stop.stopped.wait(5)
-        stop.leaving.join(10)
+        assert stop.stopped.wait(30)
+        stop.leaving.join(30)
         if way == "by hand":
-            claiming.join(5)
+            claiming.join(30)
     assert got == ([None] if way == "by hand" else [])
     assert not stop.went_too_soon
     assert keeper.get_task(task_id).status == TaskStatus.PENDING
@@ -109,53 +109,57 @@ def test_a_task_that_comes_after_the_stop_is_handed_back(
     assert reasons == ["submitted", None, "released"]
 
 
-def test_a_task_that_could_not_be_begun_holds_nobody_up(
+def test_a_task_that_could_not_start_does_not_delay_the_stop(
     own_server: Callable[..., LiveServer], worker: Make, room: str
 ) -> None:
-    """The server went away right after the claim: a stop ends the tries to start, and the task is not run."""
+    """The server went away right after the claim: a stop ends the retries of the start, and the task does
+    not run.
+    """
     live = own_server()
     ran: list[str] = []
     tried = threading.Event()
 
-    def cut_start(request: httpx.Request) -> None:
+    def refuse_start(request: httpx.Request) -> None:
         if "/tasks/" in request.url.path and request.method == "PATCH":
             tried.set()
         if tried.is_set():
             raise httpx.ConnectError("gone")
 
     with live.connect() as api, live.connect() as other:
-        api.http.event_hooks["request"].append(cut_start)
+        api.http.event_hooks["request"].append(refuse_start)
         manager, caller = worker(lambda task: ran.append(task.task_id), at=api), worker(at=other)
         manager.register(Add, room=room)
         task_id = caller.submit(Add(), room=room, job_room=room)
-        assert tried.wait(5)
+        assert tried.wait(30)
         began = time.monotonic()
         manager.disconnect()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
         assert caller.get_task(task_id).status == TaskStatus.CLAIMED
     assert ran == []
 
 
 @pytest.mark.signals
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_registration_is_answered_leaves_no_worker(
+def test_a_signal_during_a_registration_leaves_no_worker(
     server: LiveServer, room: str, number: signal.Signals
 ) -> None:
-    """The server has made the worker, whose id the process is yet to read: it says goodbye all the same."""
+    """The server has created the worker, whose id the process has not read yet: the process removes it all
+    the same.
+    """
     with server.connect() as api:
 
-        def leave(response: httpx.Response) -> None:
+        def send_signal(response: httpx.Response) -> None:
             if response.request.method == "PUT":
                 os.kill(os.getpid(), number)
 
-        api.http.event_hooks["response"].append(leave)
+        api.http.event_hooks["response"].append(send_signal)
         serve(api, [Add], room=room)
         assert [job.workers for job in JobManager(api).jobs(room).items] in ([], [[]])
 
 
 @pytest.mark.signals
 def test_a_signal_ends_the_wait_for_a_server(room: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody waits for the 30 s that a registration is tried again."""
+    """Without the 30 s for which a registration is retried."""
     caplog.set_level(logging.WARNING)
     threading.Thread(
         target=lambda: (
@@ -166,19 +170,19 @@ def test_a_signal_ends_the_wait_for_a_server(room: str, caplog: pytest.LogCaptur
     with connect("http://127.0.0.1:9") as api:
         began = time.monotonic()
         serve(api, [Add], room=room)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
 
 
-def test_a_busy_worker_finishes_and_takes_no_more(
+def test_a_busy_worker_finishes_and_claims_no_more(
     own_server: Callable[..., LiveServer], worker: Make, room: str
 ) -> None:
-    """D20: while the last task runs, longer than the timeout, heartbeats go on and nothing is claimed."""
+    """While the last task runs, beyond the worker timeout, heartbeats continue and no task is claimed."""
     live = own_server(worker_timeout_seconds=0.6, sweeper_interval_seconds=0.1)
     running, may_end = threading.Event(), threading.Event()
 
     def execute(task: ClaimedTask) -> int:
         running.set()
-        assert may_end.wait(10)
+        assert may_end.wait(40)
         return 1
 
     with live.connect() as api:
@@ -186,8 +190,8 @@ def test_a_busy_worker_finishes_and_takes_no_more(
         for each in (manager, keeper):
             each.register(Add, room=room)
         first = manager.submit(Add(), room=room)
-        assert running.wait(5)
-        wait_until(lambda: live.sleeping == 1)
+        assert running.wait(30)
+        wait_until(lambda: live.open_polls == 1)
         leaving = threading.Thread(target=manager.disconnect)
         leaving.start()
         wait_until(lambda: manager.jobs(room).items[0].workers == [keeper.worker_id])
@@ -196,22 +200,22 @@ def test_a_busy_worker_finishes_and_takes_no_more(
         assert leaving.is_alive()
         assert manager.get_task(second).status == TaskStatus.PENDING
         may_end.set()
-        leaving.join(5)
+        leaving.join(30)
         assert manager.get_task(first).status == TaskStatus.COMPLETED
         assert manager.get_task(second).status == TaskStatus.PENDING
         assert [known.id for known in manager.workers().items] == [keeper.worker_id]
 
 
-def test_a_disconnect_with_a_timeout_leaves_tasks_behind(worker: Make, room: str) -> None:
-    """D20: after the timeout the server fails what still runs; the late report changes nothing."""
+def test_a_disconnect_with_a_timeout_abandons_tasks(worker: Make, room: str) -> None:
+    """After the timeout the server fails the running tasks; a late report changes nothing."""
     running, may_end = threading.Event(), threading.Event()
-    manager = worker(lambda task: (running.set(), may_end.wait(10)))
+    manager = worker(lambda task: (running.set(), may_end.wait(40)))
     manager.register(Add, room=room)
     task_id = manager.submit(Add(), room=room)
-    assert running.wait(5)
+    assert running.wait(30)
     began = time.monotonic()
     manager.disconnect(timeout=0.2)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 20
     may_end.set()
     assert manager.get_task(task_id).error == "Worker disconnected"
 
@@ -227,18 +231,18 @@ def test_a_task_may_disconnect_its_own_manager(worker: Make, room: str) -> None:
     manager = worker(execute)
     manager.register(Add, room=room)
     manager.submit(Add(), room=room)
-    assert done.wait(5)
+    assert done.wait(30)
     assert manager.worker_id is None
 
 
-def test_wait_ends_with_a_disconnect_elsewhere(worker: Make, room: str) -> None:
-    """D19: off the main thread no signal is caught, and a disconnect is heard."""
+def test_wait_ends_with_a_disconnect_on_another_thread(worker: Make, room: str) -> None:
+    """Outside of the main thread no signal is handled, and a disconnect ends the wait."""
     manager = worker(lambda task: None)
     manager.register(Add, room=room)
     waiting = threading.Thread(target=manager.wait)
     waiting.start()
     manager.disconnect()
-    waiting.join(5)
+    waiting.join(30)
     assert not waiting.is_alive()
 
 
@@ -279,9 +283,9 @@ class Script:
             [sys.executable, "-c", f"import sys; sys.path.insert(0, {tests!r})\n{SCRIPT}", *arguments]
         )
 
-    def until(self, name: str) -> None:
-        """Wait for a sign of the process."""
-        wait_until(lambda: (self.folder / name).exists() or self.process.poll() is not None, 20)
+    def wait_for_file(self, name: str) -> None:
+        """Wait for a file that the process creates."""
+        wait_until(lambda: (self.folder / name).exists() or self.process.poll() is not None)
         assert (self.folder / name).exists()
 
 
@@ -295,7 +299,7 @@ def script(room: str, tmp_path: Path) -> Iterator[Start]:
 
     def start(server: LiveServer) -> Script:
         made.append(Script(server, room, tmp_path))
-        made[-1].until("ready")
+        made[-1].wait_for_file("ready")
         return made[-1]
 
     yield start
@@ -308,40 +312,43 @@ def script(room: str, tmp_path: Path) -> Iterator[Start]:
 def test_the_first_signal_lets_the_task_finish(
     worker: Make, room: str, script: Start, server: LiveServer, number: signal.Signals
 ) -> None:
-    """A signal ends the claiming, not the task that runs; then the worker is gone and its handlers too."""
+    """It ends the claims, not the running task; then the worker is removed and the former handlers are
+    restored.
+    """
     caller = worker()
     child = script(server)
     task_id = caller.submit(f"{room}:modifiers:Add", room=room)
-    child.until("running")
+    child.wait_for_file("running")
     child.process.send_signal(number)
     wait_until(lambda: caller.get_task(task_id).status == TaskStatus.RUNNING)
     assert child.process.poll() is None
     (child.folder / "may-end").touch()
-    assert child.process.wait(5) == 0
+    assert child.process.wait(30) == 0
     assert (child.folder / "left").exists()
     assert caller.get_task(task_id).result == "done"
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_the_second_signal_ends_the_process(
+def test_the_second_signal_ends_the_process_at_once(
     worker: Make, room: str, script: Start, server: LiveServer, second: signal.Signals
 ) -> None:
-    """K1: two signals end a worker whose task does not; the server hears of it."""
+    """Two signals end a worker whose task does not end; the worker is removed."""
     caller = worker()
     child = script(server)
     task_id = caller.submit(f"{room}:modifiers:Add", room=room)
-    child.until("running")
+    child.wait_for_file("running")
     child.process.send_signal(signal.SIGINT)
-    time.sleep(0.1)  # two signals at once are one
+    # Two signals sent at once may arrive as one: this one has arrived when the job has no worker.
+    wait_until(lambda: not [job for job in caller.jobs(room).items if job.full_name.startswith(room)])
     child.process.send_signal(second)
-    assert child.process.wait(5) != 0
+    assert child.process.wait(30) != 0
     assert caller.get_task(task_id).error == "Worker disconnected"
 
 
-def test_a_process_that_slept_comes_back(
+def test_a_process_that_was_stopped_recovers(
     own_server: Callable[..., LiveServer], room: str, worker: Make, script: Start
 ) -> None:
-    """A worker that was stopped for longer than its timeout registers anew and serves."""
+    """A process that was stopped for longer than its worker timeout registers again and serves."""
     live = own_server(worker_timeout_seconds=0.6, sweeper_interval_seconds=0.1)
     child = script(live)
     with live.connect() as api:
@@ -352,6 +359,6 @@ def test_a_process_that_slept_comes_back(
         wait_until(lambda: caller.workers().items)
         wait_until(lambda: caller.jobs(room).items)
         (child.folder / "may-end").touch()
-        assert caller.wait_for(caller.submit(f"{room}:modifiers:Add", room=room), 5).result == "done"
+        assert caller.wait_for(caller.submit(f"{room}:modifiers:Add", room=room), 30).result == "done"
     child.process.terminate()
-    assert child.process.wait(5) == 0
+    assert child.process.wait(30) == 0

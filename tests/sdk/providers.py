@@ -10,7 +10,7 @@ from zndraw_joblib.contract.extensions import Provider
 
 
 class Echo(Provider):
-    """Gives its parameters back, as JSON."""
+    """Returns its parameters, as JSON."""
 
     category: ClassVar[str] = "echoes"
     word: str = ""
@@ -19,12 +19,12 @@ class Echo(Provider):
     is_loud: bool = False
 
     def read(self, handler: Any) -> Any:
-        """Return what was asked, and the handler."""
+        """Return the parameters and the handler."""
         return {**self.model_dump(), "handler": handler}
 
 
 class Call(Provider):
-    """Gives what its handler, a function, returns for a word."""
+    """Returns what its handler, a function, returns for a word."""
 
     category: ClassVar[str] = "calls"
     content_type: ClassVar[str] = "application/octet-stream"
@@ -36,7 +36,7 @@ class Call(Provider):
 
 
 class Text(Call):
-    """The same, as a text."""
+    """The same, as text."""
 
     content_type: ClassVar[str] = "text/plain; charset=utf-8"
 
@@ -48,7 +48,7 @@ class Data(Call):
 
 
 class Gate:
-    """A handler whose reads wait until they may end; it counts those that are inside."""
+    """A handler whose requests wait until the test lets them end; it counts the running ones."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
@@ -59,5 +59,5 @@ class Gate:
         """Wait, then give the word."""
         self.threads.add(threading.current_thread().name)
         self.entered.release()
-        assert self.may_end.wait(20)
+        assert self.may_end.wait(40)
         return word.encode()

@@ -1,4 +1,4 @@
-"""Reads and what may come in between: lost answers, restarts, other workers, a stop."""
+"""Provider requests during lost responses, restarts, other workers, and a stop."""
 
 import hashlib
 import json
@@ -20,8 +20,8 @@ from waiting import wait_until
 
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
-from sdk.sources import Call, Echo, Gate
-from sdk.test_lost_answers import bad_gateway, cut, late
+from sdk.providers import Call, Echo, Gate
+from sdk.test_lost_responses import bad_gateway, lose_connection, time_out
 from zndraw_joblib.contract.messages import WorkerResponse
 from zndraw_joblib.contract.problems import ProviderFailed, ProviderNotFound
 from zndraw_joblib.worker.api import Connection
@@ -37,7 +37,7 @@ REQUESTS = "zndraw_joblib.worker.provider_requests"
 
 @pytest.fixture
 def ask(worker: Make, room: str) -> Iterator[Ask]:
-    """Return a function that reads from the provider `one` in a thread."""
+    """Return a function that sends a request to the provider `one` in a thread."""
     with ThreadPoolExecutor(4) as pool:
 
         def ask(manager: JobManager | None = None, **params: Any) -> Future[ProviderResult]:
@@ -46,11 +46,11 @@ def ask(worker: Make, room: str) -> Iterator[Ask]:
         yield ask
 
 
-@pytest.mark.parametrize("lose", [cut, late, bad_gateway])
-def test_a_claim_whose_answer_is_lost_is_repeated(
+@pytest.mark.parametrize("lose", [lose_connection, time_out, bad_gateway])
+def test_a_claim_is_repeated_with_its_id(
     worker: Make, room: str, server: LiveServer, lose: Callable[[httpx.Response], None]
 ) -> None:
-    """By the same id, so that nobody waits for a read that nobody has; it is read once."""
+    """No claimed request is lost, and the provider is called once."""
     ids: list[str] = []
     words: list[str] = []
     is_lost = threading.Event()
@@ -72,38 +72,38 @@ def test_a_claim_whose_answer_is_lost_is_repeated(
         for word in ("a", "b"):
             began = time.monotonic()
             assert manager.read_provider(f"{room}:calls:one", {"word": word}).content == b"1"
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 20
         manager.disconnect()
     assert words == ["a", "b"]
     assert len(ids) == len(dict.fromkeys(ids)) + 1
 
 
-def refuse(request: httpx.Request) -> None:
-    """Reach nobody."""
+def refuse_connection(request: httpx.Request) -> None:
+    """Refuse the connection."""
     raise httpx.ConnectError("gone")
 
 
-def tail(way: httpx.Request | httpx.Response) -> str:
-    """Return the last part of the address that was asked."""
+def last_part(way: httpx.Request | httpx.Response) -> str:
+    """Return the last part of the requested URL."""
     asked = way if isinstance(way, httpx.Request) else way.request
     return asked.url.path.rpartition("/")[2]
 
 
-LOSSES = [("request", refuse), ("response", cut), ("response", bad_gateway)]
+LOSSES = [("request", refuse_connection), ("response", lose_connection), ("response", bad_gateway)]
 
 
 @pytest.mark.parametrize(("hook", "lose"), LOSSES)
 @pytest.mark.parametrize("kind", ["bytes", "stream"])
-def test_an_answer_that_gets_lost_is_sent_again(
+def test_a_lost_upload_is_repeated(
     worker: Make, room: str, server: LiveServer, kind: str, hook: str, lose: Callable[..., None]
 ) -> None:
-    """A stream is there once: it is read again. What is there as a whole is not."""
+    """For a stream the provider is called again; for complete bytes it is not."""
     read: list[str] = []
     sent = threading.Semaphore(0)
     is_lost = threading.Event()
 
     def watch(way: Any) -> None:
-        if tail(way) != "results":
+        if last_part(way) != "results":
             return
         sent.release()
         if not is_lost.is_set():
@@ -119,20 +119,20 @@ def test_an_answer_that_gets_lost_is_sent_again(
         manager = worker(at=api)
         manager.register_provider(Call, name="one", handler=handler, room=room)
         assert manager.read_provider(f"{room}:calls:one").content == b"123"
-        assert all(sent.acquire(timeout=5) for _ in range(2))
+        assert all(sent.acquire(timeout=30) for _ in range(2))
         manager.disconnect()
     assert len(read) == (2 if kind == "stream" else 1)
     assert not sent.acquire(blocking=False)
 
 
-def test_what_went_wrong_is_told_again_too(worker: Make, room: str, server: LiveServer) -> None:
-    """Where the server cannot be reached when a read has failed."""
+def test_a_lost_upload_of_an_error_is_repeated(worker: Make, room: str, server: LiveServer) -> None:
+    """The server cannot be reached when a provider has failed."""
     is_lost = threading.Event()
 
     def watch(request: httpx.Request) -> None:
-        if tail(request) == "results" and not is_lost.is_set():
+        if last_part(request) == "results" and not is_lost.is_set():
             is_lost.set()
-            refuse(request)
+            refuse_connection(request)
 
     with server.connect() as api:
         api.http.event_hooks["request"].append(watch)
@@ -144,10 +144,12 @@ def test_what_went_wrong_is_told_again_too(worker: Make, room: str, server: Live
     assert is_lost.is_set()
 
 
-def test_a_worker_that_the_server_lost_provides_again(
+def test_a_removed_worker_registers_its_providers_again(
     worker: Make, room: str, api: Connection, ask: Ask
 ) -> None:
-    """Under a new id, by which or by the old one the provider is unregistered; jobs are there again too."""
+    """With a new id; the provider can be unregistered by the new or the old one; jobs are registered again
+    too.
+    """
     manager = worker(lambda task: 7, heartbeat_interval=0.1)
     manager.register(Add, room=room)
     first = manager.register_provider(Call, name="one", handler=lambda word: b"1", room=room)
@@ -157,22 +159,22 @@ def test_a_worker_that_the_server_lost_provides_again(
     RestApi(api).remove_worker(old, 5)
     wait_until(lambda: manager.worker_id not in {None, old})
     assert ask(word="again").result().content == b"1"
-    assert manager.wait_for(manager.submit(Add(), room=room), 5).result == 7
+    assert manager.wait_for(manager.submit(Add(), room=room), 30).result == 7
     [shown] = [one for one in manager.providers(room).items if one.room_id == room]
     assert shown.id != first
     manager.unregister_provider(first)
     assert not [one for one in manager.providers(room).items if one.room_id == room]
 
 
-def test_a_server_that_restarts_during_a_read(own_server: Own, worker: Make, room: str) -> None:
-    """The answer is sent once it is back, and the reader gets it."""
+def test_a_server_that_restarts_during_a_request(own_server: Own, worker: Make, room: str) -> None:
+    """The result is uploaded after the restart, and the client gets it."""
     live = own_server()
     gate = Gate()
     with live.connect() as api, ThreadPoolExecutor(1) as pool:
         manager = worker(at=api)
         manager.register_provider(Call, name="one", handler=gate, room=room)
         answer = pool.submit(manager.read_provider, f"{room}:calls:one", {"word": "x"})
-        assert gate.entered.acquire(timeout=5)
+        assert gate.entered.acquire(timeout=30)
         live.stop()
         gate.may_end.set()
         live.start()
@@ -181,16 +183,16 @@ def test_a_server_that_restarts_during_a_read(own_server: Own, worker: Make, roo
         manager.disconnect()
 
 
-def test_a_provider_that_somebody_else_took_over(
+def test_a_provider_that_another_worker_took_over(
     worker: Make, room: str, ask: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its late answer is not taken, which is no fault; the reader gets that of the other."""
+    """The first worker's late result is refused without a warning; the client gets the second one's."""
     caplog.set_level(logging.INFO, REQUESTS)
     gate = Gate()
     first, second = worker(), worker()
     first.register_provider(Call, name="one", handler=gate, room=room)
     answer = ask(word="x")
-    assert gate.entered.acquire(timeout=5)
+    assert gate.entered.acquire(timeout=30)
     second.register_provider(Call, name="one", handler=lambda word: b"second", room=room)
     gate.may_end.set()
     wait_until(lambda: "did not take the result" in caplog.text)
@@ -202,19 +204,19 @@ def test_a_provider_that_somebody_else_took_over(
     assert ask(word="y").result().content == b"y"
 
 
-def test_a_disconnect_waits_for_the_reads(worker: Make, room: str, ask: Ask, api: Connection) -> None:
-    """Those that run are answered; heartbeats go on meanwhile; then provider and worker are gone."""
+def test_a_disconnect_waits_for_running_requests(worker: Make, room: str, ask: Ask, api: Connection) -> None:
+    """They are answered while heartbeats continue; then provider and worker are removed."""
     gate = Gate()
     manager = worker(heartbeat_interval=0.1)
     manager.register_provider(Call, name="one", handler=gate, room=room)
     answer = ask(word="x")
-    assert gate.entered.acquire(timeout=5)
+    assert gate.entered.acquire(timeout=30)
     leaving = threading.Thread(target=manager.disconnect)
     leaving.start()
     leaving.join(0.5)
     assert leaving.is_alive()
     gate.may_end.set()
-    leaving.join(5)
+    leaving.join(30)
     assert not leaving.is_alive()
     assert answer.result().content == b"x"
     with pytest.raises(ProviderNotFound):
@@ -225,42 +227,42 @@ def test_a_disconnect_waits_for_the_reads(worker: Make, room: str, ask: Ask, api
     assert ask(word="y").result().content == b"y"
 
 
-def test_an_idle_provider_leaves_at_once(worker: Make, room: str, server: LiveServer) -> None:
-    """Its open long-poll holds nobody up, and no thread stays."""
+def test_an_idle_provider_disconnects_at_once(worker: Make, room: str, server: LiveServer) -> None:
+    """Its open long-poll delays nothing, and no thread remains."""
     manager = worker()
     manager.register_provider(Echo, name="one", handler=0, room=room)
-    wait_until(lambda: server.sleeping)
+    wait_until(lambda: server.open_polls)
     mine = [thread for thread in threading.enumerate() if thread.name.startswith("zndraw-joblib-read")]
     assert len(mine) == 4
     began = time.monotonic()
     manager.disconnect()
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 10
     for thread in mine:
-        thread.join(1)
+        thread.join(30)
         assert not thread.is_alive()
 
 
-def test_a_disconnect_with_a_timeout_leaves_reads_behind(
+def test_a_disconnect_with_a_timeout_abandons_requests(
     worker: Make, room: str, ask: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The reader hears that the provider is gone; the late answer changes nothing."""
+    """The client learns that the provider is gone; the late result changes nothing."""
     caplog.set_level(logging.INFO, REQUESTS)
     gate = Gate()
     manager = worker()
     manager.register_provider(Call, name="one", handler=gate, room=room)
     answer = ask(word="x")
-    assert gate.entered.acquire(timeout=5)
+    assert gate.entered.acquire(timeout=30)
     began = time.monotonic()
     manager.disconnect(timeout=0.2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     with pytest.raises(ProviderNotFound):
         answer.result()
     gate.may_end.set()
     wait_until(lambda: "did not take the result" in caplog.text)
 
 
-def test_a_read_may_disconnect_its_own_manager(worker: Make, room: str, ask: Ask) -> None:
-    """It does not wait for itself."""
+def test_a_provider_may_disconnect_its_own_manager(worker: Make, room: str, ask: Ask) -> None:
+    """The disconnect does not wait for itself."""
     done = threading.Event()
 
     def handler(word: str) -> bytes:
@@ -271,40 +273,42 @@ def test_a_read_may_disconnect_its_own_manager(worker: Make, room: str, ask: Ask
     manager = worker()
     manager.register_provider(Call, name="one", handler=handler, room=room)
     answer = ask()
-    assert done.wait(5)
+    assert done.wait(30)
     with pytest.raises(ProviderNotFound):
         answer.result()
     assert manager.worker_id is None
 
 
-def test_a_drained_worker_answers_and_leaves(worker: Make, room: str, ask: Ask, api: Connection) -> None:
-    """It claims no more, answers what it reads, and goes."""
+def test_a_drained_worker_answers_and_disconnects(worker: Make, room: str, ask: Ask, api: Connection) -> None:
+    """It claims no more, answers its running requests, and is removed."""
     gate = Gate()
     manager = worker(heartbeat_interval=0.1)
     manager.register_provider(Call, name="one", handler=gate, room=room)
     answer = ask(word="x")
-    assert gate.entered.acquire(timeout=5)
+    assert gate.entered.acquire(timeout=30)
     RestApi(api).send("POST", f"/workers/{manager.worker_id}/drain", WorkerResponse)
     waiting = threading.Thread(target=manager.wait)
     waiting.start()
     waiting.join(0.5)
     assert waiting.is_alive()
     gate.may_end.set()
-    waiting.join(5)
+    waiting.join(30)
     assert not waiting.is_alive()
     assert answer.result().content == b"x"
     assert manager.worker_id is None
 
 
 @pytest.mark.parametrize("way", ["disconnect", "drain"])
-def test_no_reader_waits_for_the_last_task(worker: Make, room: str, api: Connection, way: str) -> None:
-    """A worker that is about to leave takes its providers away first; its task may take hours."""
+def test_providers_leave_before_the_last_task_ends(
+    worker: Make, room: str, api: Connection, way: str
+) -> None:
+    """A worker that disconnects unregisters its providers first: its last task may take hours."""
     running, may_end = threading.Event(), threading.Event()
-    manager = worker(lambda task: (running.set(), may_end.wait(20)), heartbeat_interval=0.1)
+    manager = worker(lambda task: (running.set(), may_end.wait(40)), heartbeat_interval=0.1)
     manager.register(Add, room=room)
     manager.register_provider(Echo, name="one", handler=0, room=room)
     task_id = manager.submit(Add(), room=room)
-    assert running.wait(5)
+    assert running.wait(30)
     leaving = threading.Thread(target=manager.disconnect if way == "disconnect" else manager.wait)
     if way == "drain":
         RestApi(api).send("POST", f"/workers/{manager.worker_id}/drain", WorkerResponse)
@@ -312,7 +316,7 @@ def test_no_reader_waits_for_the_last_task(worker: Make, room: str, api: Connect
     wait_until(lambda: not [one for one in manager.providers(room).items if one.room_id == room])
     assert leaving.is_alive()
     may_end.set()
-    leaving.join(5)
+    leaving.join(30)
     assert manager.get_task(task_id).status == "completed"
 
 
@@ -361,15 +365,15 @@ def script(server: LiveServer, room: str, tmp_path: Path) -> Iterator[subprocess
         process = subprocess.Popen([sys.executable, "-c", SCRIPT, server.url, TOKEN, room, str(tmp_path)])
         stack.callback(process.wait)
         stack.callback(process.kill)
-        wait_until((tmp_path / "ready").exists, 20)
+        wait_until((tmp_path / "ready").exists)
         yield process
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_lets_a_read_finish(
+def test_a_signal_lets_a_request_finish(
     script: subprocess.Popen[bytes], ask: Ask, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Its answer is sent, then the process ends well."""
+    """Its result is uploaded, then the process exits with code 0."""
     answer = ask(word="slow")
     wait_until((tmp_path / "running").exists)
     script.send_signal(number)
@@ -377,14 +381,12 @@ def test_a_signal_lets_a_read_finish(
         script.wait(0.3)
     (tmp_path / "may-end").touch()
     assert answer.result().content == b"done"
-    assert script.wait(5) == 0
+    assert script.wait(30) == 0
     assert (tmp_path / "left").exists()
 
 
-def test_a_large_answer_is_never_held_as_a_whole(
-    script: subprocess.Popen[bytes], ask: Ask, tmp_path: Path
-) -> None:
-    """60 MiB go through a worker that grows by a few, be they a stream or a file."""
+def test_a_large_result_is_streamed(script: subprocess.Popen[bytes], ask: Ask, tmp_path: Path) -> None:
+    """60 MiB, from a stream or a file, pass through a worker whose memory grows by a few MiB."""
     whole = b"".join(bytes([n]) * (1024 * 1024) for n in range(60))
     (tmp_path / "big").write_bytes(whole)
     wanted = hashlib.sha256(whole).hexdigest()

@@ -1,4 +1,4 @@
-"""How long a worker waits: nothing sleeps here."""
+"""Pauses between requests, and which errors are transient; these tests do not sleep."""
 
 import threading
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from zndraw_joblib.worker.heartbeats import sleep_until
 from zndraw_joblib.worker.retry import RequestBackoff, is_transient, is_unreachable, retry_after
 
 
-def test_pauses_grow_to_a_limit_and_start_over() -> None:
+def test_pauses_grow_to_a_limit_and_reset() -> None:
     """A quarter of a second at first, 15 s at most, with jitter, and short again after a success."""
     backoff = RequestBackoff()
     pauses = [backoff.after(httpx.ConnectError("")) for _ in range(50)]
@@ -26,7 +26,7 @@ def test_pauses_grow_to_a_limit_and_start_over() -> None:
 
 
 def in_seconds(seconds: int) -> str:
-    """Return a date as HTTP writes it."""
+    """Return a date in the format of HTTP."""
     return format_datetime(datetime.now(UTC) + timedelta(seconds=seconds))
 
 
@@ -42,15 +42,15 @@ def in_seconds(seconds: int) -> str:
     ],
     ids=["seconds", "too-many", "date", "past", "word", "empty"],
 )
-def test_the_servers_wish_is_honoured(header: Callable[[], str], seconds: float) -> None:
-    """Retry-After, in seconds or as a date, is the least pause; 5 minutes at most."""
+def test_retry_after_is_the_shortest_pause(header: Callable[[], str], seconds: float) -> None:
+    """Retry-After, in seconds or as a date; 5 minutes at most."""
     error = TooManyRequests("slower", headers={"Retry-After": header()})
     assert seconds <= retry_after(error) <= seconds + 3
     assert seconds <= RequestBackoff().after(error) <= seconds + 3
 
 
-def test_a_hosts_error_is_known_by_its_cause() -> None:
-    """A host may raise what it likes: the problem behind it decides whether to try again."""
+def test_a_hosts_error_is_classified_by_its_cause() -> None:
+    """A host may raise any class: the problem that caused it decides whether to retry."""
     error = RuntimeError("the host's own")
     assert not is_transient(error)
     error.__cause__ = ServiceUnavailable()
@@ -59,12 +59,12 @@ def test_a_hosts_error_is_known_by_its_cause() -> None:
     assert not is_transient(PermissionError("a refusal is no outage"))
 
 
-def test_a_machine_that_slept_wakes_the_loop() -> None:
-    """The wall clock ends a wait that the monotonic clock, which slept too, would not."""
+def test_a_resumed_machine_ends_the_sleep() -> None:
+    """The wall clock ends a sleep that the monotonic clock, which stood still, would not."""
     slept = count(0, 3600)
     dozing = threading.Thread(
         target=sleep_until, args=(threading.Event(), 3600, lambda: next(slept)), daemon=True
     )
     dozing.start()
-    dozing.join(3)
+    dozing.join(30)
     assert not dozing.is_alive()

@@ -1,4 +1,4 @@
-"""A claim whose answer got lost is repeated, and gets the task that it had got."""
+"""A claim whose response was lost is repeated, and gets the same task."""
 
 import json
 import threading
@@ -14,26 +14,26 @@ from zndraw_joblib.worker.manager import JobManager
 Make = Callable[..., JobManager]
 
 
-def cut(response: httpx.Response) -> None:
-    """Lose the connection while the answer is on its way."""
+def lose_connection(response: httpx.Response) -> None:
+    """Lose the connection before the response arrives."""
     raise httpx.ReadError("connection reset")
 
 
-def late(response: httpx.Response) -> None:
-    """Wait for the answer for too long."""
+def time_out(response: httpx.Response) -> None:
+    """Wait too long for the response."""
     raise httpx.ReadTimeout("timed out")
 
 
 def bad_gateway(response: httpx.Response) -> None:
-    """Get a proxy's word instead of the answer."""
+    """Get a proxy's error instead of the response."""
     response.status_code = 502
 
 
-@pytest.mark.parametrize("lose", [cut, late, bad_gateway])
-def test_a_claim_whose_answer_is_lost_is_repeated(
+@pytest.mark.parametrize("lose", [lose_connection, time_out, bad_gateway])
+def test_a_claim_is_repeated_with_its_id(
     worker: Make, room: str, server: LiveServer, lose: Callable[[httpx.Response], None]
 ) -> None:
-    """By the same id, so that the task is not stranded; a claim that was answered is not repeated."""
+    """The task is not stranded; a claim that got its response is not repeated."""
     ids: list[str] = []
     is_lost = threading.Event()
 
@@ -49,7 +49,7 @@ def test_a_claim_whose_answer_is_lost_is_repeated(
         api.http.event_hooks["response"].append(watch)
         manager = worker(lambda task: task.attempt, at=api)
         manager.register(Add, room=room)
-        first, second = (manager.wait_for(manager.submit(Add(), room=room), 5) for _ in range(2))
+        first, second = (manager.wait_for(manager.submit(Add(), room=room), 30) for _ in range(2))
         manager.disconnect()
     assert (first.result, second.result) == (1, 1)
     answered = list(dict.fromkeys(ids))

@@ -1,4 +1,4 @@
-"""Calling jobs and waiting for their ends: K4, K13; and results, whatever they are."""
+"""Submitting tasks, waiting for them, and their results."""
 
 import time
 from collections.abc import Callable
@@ -47,13 +47,13 @@ RICH = Rich(
 )
 
 
-def test_any_field_survives_the_walk(worker: Make, room: str) -> None:
-    """K4: paths, UUIDs, times, enums and None arrive as they were sent, and come back as a result."""
+def test_fields_of_all_types_arrive_unchanged(worker: Make, room: str) -> None:
+    """Paths, UUIDs, times, enums and None reach the worker and come back as a result."""
     manager = worker(lambda task: {"model": task.extension, "is": task.extension == RICH})
     manager.register(Rich, room=room)
     by_name = manager.submit(f"{room}:analysis:Rich", RICH.model_dump(), room=room)
     for task_id in (manager.submit(RICH, room=room), by_name):
-        task = manager.wait_for(task_id, 5)
+        task = manager.wait_for(task_id, 30)
         assert task.payload == RICH.model_dump(mode="json")
         assert task.result == {"model": RICH.model_dump(mode="json"), "is": True}
 
@@ -68,10 +68,10 @@ class Note(BaseModel):
     ids=["none", "models", "containers"],
 )
 def test_a_result_is_sent_as_json(worker: Make, room: str, result: Any, told: Any) -> None:
-    """What pydantic can say as JSON becomes the task's result."""
+    """Any value that pydantic can serialize becomes the task's result."""
     manager = worker(lambda task: result)
     manager.register(Add, room=room)
-    task = manager.wait_for(manager.submit(Add(), room=room), 5)
+    task = manager.wait_for(manager.submit(Add(), room=room), 30)
     assert (task.status, task.result, task.error) == (TaskStatus.COMPLETED, told, None)
 
 
@@ -86,32 +86,32 @@ def test_a_result_is_sent_as_json(worker: Make, room: str, result: Any, told: An
     ids=["object", "nan", "surrogate", "large"],
 )
 def test_a_result_that_cannot_be_sent_fails_the_task(worker: Make, room: str, result: Any, text: str) -> None:
-    """The task's owner reads why, and the worker goes on."""
+    """The task's error has the reason, and the worker continues."""
     manager = worker(lambda task: task.extension.a or result)
     manager.register(Add, room=room)
-    task = manager.wait_for(manager.submit(Add(), room=room), 5)
+    task = manager.wait_for(manager.submit(Add(), room=room), 30)
     assert task.status == TaskStatus.FAILED
     assert text in (task.error or "")
-    assert manager.wait_for(manager.submit(Add(a=1), room=room), 5).result == 1
+    assert manager.wait_for(manager.submit(Add(a=1), room=room), 30).result == 1
 
 
-def test_a_very_long_error_is_cut(worker: Make, room: str) -> None:
-    """An error of any length and any characters is told, up to 64 KiB."""
+def test_a_long_error_is_truncated(worker: Make, room: str) -> None:
+    """An error of any length and with any characters is reported, up to 64 KiB."""
 
     def execute(task: Any) -> None:
         raise RuntimeError("é\ud800" * 100_000)
 
     manager = worker(execute)
     manager.register(Add, room=room)
-    task = manager.wait_for(manager.submit(Add(), room=room), 5)
+    task = manager.wait_for(manager.submit(Add(), room=room), 30)
     assert task.status == TaskStatus.FAILED
     assert 60_000 < len((task.error or "").encode()) <= 64 * 1024
     assert (task.error or "").endswith("(truncated)")
 
 
 @pytest.mark.parametrize("end", sorted(TERMINAL))
-def test_waiting_ends_with_the_task(worker: Make, room: str, end: TaskStatus) -> None:
-    """K13: wait_for returns on every terminal status."""
+def test_wait_for_returns_at_each_terminal_status(worker: Make, room: str, end: TaskStatus) -> None:
+    """wait_for returns a completed, failed or cancelled task."""
     manager = worker()
     manager.register(Add, room=room)
     task_id = manager.submit(Add(), room=room)
@@ -129,21 +129,23 @@ def test_waiting_ends_with_the_task(worker: Make, room: str, end: TaskStatus) ->
     assert manager.wait_for(task_id).status == end
 
 
-def test_waiting_ends_with_its_timeout(worker: Make, room: str) -> None:
-    """A task that does not end raises TimeoutError, and one that does not exist KeyError at once."""
+def test_wait_for_ends_after_its_timeout(worker: Make, room: str) -> None:
+    """A task that does not end raises TimeoutError; a task that does not exist raises KeyError at once."""
     manager = worker()
     manager.register(Add, room=room)
     task_id = manager.submit(Add(), room=room)
     began = time.monotonic()
     with pytest.raises(TimeoutError, match="is pending after"):
         manager.wait_for(task_id, 0.3)
-    assert 0.3 <= time.monotonic() - began < 1
+    assert 0.3 <= time.monotonic() - began < 20
     with pytest.raises(TaskNotFound):
         manager.wait_for(UUID(int=0))
 
 
-def test_waiting_outlives_a_restart(own_server: Callable[..., LiveServer], worker: Make, room: str) -> None:
-    """A server that is away for a moment is asked again."""
+def test_wait_for_continues_after_a_restart(
+    own_server: Callable[..., LiveServer], worker: Make, room: str
+) -> None:
+    """The client repeats its request while the server restarts."""
     live = own_server()
     with live.connect() as api:
         manager = worker(lambda task: 1, at=api)
@@ -155,15 +157,15 @@ def test_waiting_outlives_a_restart(own_server: Callable[..., LiveServer], worke
             manager.wait_for(UUID(int=1), 0.3)
         live.start()
         task_id = wait_until(lambda: manager.submit(Add(), room=room))
-        assert manager.wait_for(task_id, 10).result == 1
+        assert manager.wait_for(task_id, 30).result == 1
         manager.disconnect()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_the_token_of_a_server_on_this_machine_goes_through_no_proxy(
+def test_a_local_server_is_reached_without_a_proxy(
     own_server: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    """A proxy that the environment names is for servers elsewhere."""
+    """The environment's proxy never gets the token of a server on this machine."""
     live = own_server()
     for name in ("HTTP_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -174,8 +176,8 @@ def test_the_token_of_a_server_on_this_machine_goes_through_no_proxy(
         api.http.get(f"{api.base_url}/v1/joblib/workers")
 
 
-def test_what_the_server_refuses_is_raised_as_its_class(worker: Make, room: str) -> None:
-    """The SDK raises the problem again, and it is the builtin too."""
+def test_a_refusal_is_raised_as_its_problem_class(worker: Make, room: str) -> None:
+    """The SDK raises the problem class, which is also the builtin error."""
     manager = worker()
     manager.register(Add, room=room)
     with pytest.raises(InvalidPayload) as caught:
@@ -188,10 +190,12 @@ def test_what_the_server_refuses_is_raised_as_its_class(worker: Make, room: str)
         manager.submit(f"{room}:modifiers:Add", {"a": float("nan")}, room=room)
 
 
-def test_a_class_is_called_where_it_is_registered(worker: Make, room: str) -> None:
-    """Without job_room the job is where this manager registered its class; a stranger says where."""
+def test_an_extension_is_submitted_to_its_own_room(worker: Make, room: str) -> None:
+    """Without job_room the job is the one this manager registered; a client without registrations names the
+    room.
+    """
     manager, stranger = worker(lambda task: task.job_name), worker()
     manager.register(Add, room=room)
-    assert manager.wait_for(manager.submit(Add()), 5).room_id == room
+    assert manager.wait_for(manager.submit(Add()), 30).room_id == room
     name = f"{room}:modifiers:Add"
-    assert manager.wait_for(stranger.submit(Add(), room=room, job_room=room), 5).result == name
+    assert manager.wait_for(stranger.submit(Add(), room=room, job_room=room), 30).result == name
