@@ -15,17 +15,17 @@ from zndraw_joblib.contract.extensions import Category
 from zndraw_joblib.contract.messages import SweeperMode
 
 DEFAULT_DATABASE_URL = "sqlite+aiosqlite:///zndraw-joblib.db"
-BEATS_PER_TIMEOUT = 4
+HEARTBEATS_PER_TIMEOUT = 4
 MAX_PROCESSES = 64
 MIB = 1024 * 1024
-_OTHER_NAMES = {
+_ALIASES = {
     "sweep_threshold_seconds": "worker_timeout_seconds",
     "sweep_interval_seconds": "sweeper_interval_seconds",
 }
 
 
 def _split(value: object) -> object:
-    """Take a list from the environment as ``a,b`` or as JSON."""
+    """Return a list from the environment, written as ``a,b`` or as JSON."""
     if not isinstance(value, str):
         return value
     return [part.strip(" \"'") for part in value.strip("[] ").split(",") if part.strip(" \"'")]
@@ -47,7 +47,7 @@ RedisUrl = Annotated[str, AfterValidator(_check_redis)]
 
 
 class JobLibSettings(BaseSettings):
-    """What the queue itself can be told. Every field may change while the server runs."""
+    """Settings of the queue. Every field may change while the server runs."""
 
     model_config = SettingsConfigDict(
         env_prefix="ZNDRAW_JOBLIB_",
@@ -59,7 +59,7 @@ class JobLibSettings(BaseSettings):
     worker_timeout_seconds: Seconds = 60
     sweeper_interval_seconds: Seconds = 30
     sweeper_mode: SweeperMode = SweeperMode.ENFORCE
-    # Seed 004's names of the two above; where one is given it counts as the other.
+    # Aliases of the two above.
     sweep_threshold_seconds: Seconds | None = None
     sweep_interval_seconds: Seconds | None = None
     heartbeat_interval_seconds: Seconds | None = None
@@ -89,9 +89,9 @@ class JobLibSettings(BaseSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _take_other_names(cls, data: Any) -> Any:
+    def _resolve_aliases(cls, data: Any) -> Any:
         if isinstance(data, dict):
-            for other, own in _OTHER_NAMES.items():
+            for other, own in _ALIASES.items():
                 if data.get(other) is not None:
                     data.setdefault(own, data[other])
         return data
@@ -104,8 +104,8 @@ class JobLibSettings(BaseSettings):
 
     @property
     def heartbeat_seconds(self) -> float:
-        """How often a worker shall report: else a quarter of the timeout, so that three beats may be lost."""
-        return self.heartbeat_interval_seconds or self.worker_timeout_seconds / BEATS_PER_TIMEOUT
+        """The heartbeat interval of workers: by default a quarter of the timeout, so three may get lost."""
+        return self.heartbeat_interval_seconds or self.worker_timeout_seconds / HEARTBEATS_PER_TIMEOUT
 
     @classmethod
     def settings_customise_sources(
@@ -122,7 +122,7 @@ class JobLibSettings(BaseSettings):
 
 
 class ServerSettings(JobLibSettings):
-    """What the standalone server can be told on top."""
+    """Settings of the standalone server."""
 
     database_url: str = DEFAULT_DATABASE_URL
     admin_token: SecretStr | None = None

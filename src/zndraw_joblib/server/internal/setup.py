@@ -10,12 +10,8 @@ from taskiq import TaskiqEvents
 from zndraw_joblib.server.internal import extensions
 from zndraw_joblib.server.internal.brokers import EmbeddedBroker, QueueBroker
 from zndraw_joblib.server.internal.executor import GuardedExecutor
-from zndraw_joblib.server.internal.registry import (
-    InternalRegistry,
-    offer_internal_jobs,
-    offer_of,
-    register_internal_tasks,
-)
+from zndraw_joblib.server.internal.registration import offer_internal_jobs, offer_of, register_internal_tasks
+from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.realtime.redis_manager import RedisManager
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import ServerSettings
