@@ -1,3 +1,3 @@
-"""Several server processes on one database, with PostgreSQL or Valkey between them."""
+"""Several server processes on one database, with pub/sub over PostgreSQL or Valkey."""
 
-from replicas.lines import kind, open_line, way  # noqa: F401 - pytest finds fixtures here, by their names
+from replicas.connections import kind, open_connection, transport  # noqa: F401 - fixtures, found by their names

@@ -1,4 +1,4 @@
-"""A commit in one replica wakes waiters in another, in turn, and no wake-up is lost on the way."""
+"""A commit in one replica wakes waiters in another one, in order, and no wake-up is lost."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,140 +11,135 @@ from seeds import add_tasks, task
 from waiting import until
 
 from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.problems import WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import OpenConnection, job_key
 
-LONG = 15.0
-AT_ONCE = 3.0
+# A waiting request ends long before this, unless its wake-up was lost.
+LONG_POLL = 60.0
+SOON = 20.0
 
 
 @pytest.fixture(autouse=True)
-def no_safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the slow re-check away: what it would mend is a lost wake-up, and shall show."""
+def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable the periodic re-check, which would hide a lost wake-up."""
     monkeypatch.setattr(Replica, "recheck_seconds", (3600.0, 3600.0))
 
 
 @pytest.fixture
-async def two(open_replica: OpenReplica, open_line: OpenConnection) -> AsyncIterator[tuple[Replica, Replica]]:
-    """Return two replicas that know each other."""
+async def two(
+    open_replica: OpenReplica, open_connection: OpenConnection
+) -> AsyncIterator[tuple[Replica, Replica]]:
+    """Return two connected replicas."""
     replicas = open_replica(), open_replica()
-    relaying = [asyncio.create_task(one.runtime.pubsub.run(open_line)) for one in replicas]
-    await until(lambda: all(one.runtime.pubsub.has_peers for one in replicas))
+    running = [asyncio.create_task(each.runtime.pubsub.run(open_connection)) for each in replicas]
+    await until(lambda: all(each.runtime.pubsub.has_peers for each in replicas))
     yield replicas
-    for pubsub in relaying:
+    for pubsub in running:
         pubsub.cancel()
         with suppress(asyncio.CancelledError):
             await pubsub
 
 
-async def asleep(replica: Replica, count: int) -> None:
-    """Return once that many sleep."""
-    await until(
-        lambda: (
-            len(replica.runtime.waiters) == count
-            and all(
-                waiter._future is not None
-                for queue in replica.runtime.waiters._queues.values()
-                for waiter in queue
-            )
-        )
-    )
+async def waiting(replica: Replica, count: int) -> None:
+    """Wait until `count` requests wait at a replica."""
+    await until(lambda: replica.runtime.waiters.waiting_count == count)
 
 
-def waiting(replica: Replica, worker: Any, **options: Any) -> "asyncio.Task[TaskResponse | None]":
-    """Begin to wait for a task."""
-    return asyncio.create_task(replica.claim(worker, **{"wait": LONG, **options}))
+def claim(replica: Replica, worker: Any, **options: Any) -> "asyncio.Task[TaskResponse | None]":
+    """Start a claim that waits for a task."""
+    return asyncio.create_task(replica.claim(worker, **{"wait": LONG_POLL, **options}))
 
 
 async def soon(awaitable: Any) -> Any:
-    """Return a result that must be there at once."""
-    async with asyncio.timeout(AT_ONCE):
+    """Return a result long before a long-poll ends."""
+    async with asyncio.timeout(SOON):
         return await awaitable
 
 
-async def test_a_submit_here_wakes_a_worker_there(two: tuple[Replica, Replica]) -> None:
-    """Again and again."""
+async def test_a_submit_wakes_a_claim_at_another_replica(two: tuple[Replica, Replica]) -> None:
+    """Several times in a row."""
     here, there = two
     job = await there.register()
     for _ in range(5):
-        claim = waiting(there, job.worker_id)
-        await asleep(there, 1)
+        claiming = claim(there, job.worker_id)
+        await waiting(there, 1)
         submitted = await here.submit(job)
-        assert (await soon(claim)).id == submitted.id
+        assert (await soon(claiming)).id == submitted.id
 
 
-async def test_an_end_there_wakes_who_waits_for_it_here(two: tuple[Replica, Replica]) -> None:
-    """Each of them."""
+async def test_a_completion_wakes_all_submitters_at_another_replica(two: tuple[Replica, Replica]) -> None:
+    """Every request that waits for the task returns."""
     here, there = two
     job = await there.register()
     running = await there.running(job)
-    waits = [asyncio.create_task(here.get(running.id, LONG)) for _ in range(3)]
-    await asleep(here, 3)
+    waits = [asyncio.create_task(here.get(running.id, LONG_POLL)) for _ in range(3)]
+    await waiting(here, 3)
     await there.report(running.id, "completed")
     assert [ended.status for ended in await soon(asyncio.gather(*waits))] == [TaskStatus.COMPLETED] * 3
 
 
-async def test_who_sleeps_here_is_served_first(
+async def test_waiters_of_the_own_replica_are_first(
     two: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only what nobody here can use is told to others: those sleep on, and look at nothing."""
+    """A replica forwards only the wake-ups that none of its own waiters can use."""
     here, there = two
     job, other = await here.register(), await there.register()
-    ours, theirs = waiting(here, job.worker_id), waiting(there, other.worker_id)
-    await asleep(here, 1)
-    await asleep(there, 1)
+    local, remote = claim(here, job.worker_id), claim(there, other.worker_id)
+    await waiting(here, 1)
+    await waiting(there, 1)
     woken: list[str] = []
     wake = there.runtime.waiters.wake
 
-    def watch(key: str, limit: int | None = None) -> int:
+    def record(key: str, count: int | None = None) -> int:
         woken.append(key)
-        return wake(key, limit)
+        return wake(key, count)
 
-    monkeypatch.setattr(there.runtime.waiters, "wake", watch)
+    monkeypatch.setattr(there.runtime.waiters, "wake", record)
     first = await here.submit(job)
-    assert (await soon(ours)).id == first.id
+    assert (await soon(local)).id == first.id
     second = await here.submit(job)
-    assert (await soon(theirs)).id == second.id
+    assert (await soon(remote)).id == second.id
     assert woken == [job_key(job.full_name)]
 
 
-async def test_a_burst_serves_the_sleepers_of_both(two: tuple[Replica, Replica]) -> None:
-    """As many tasks as waiters: each gets one."""
+async def test_many_submits_wake_the_claims_of_both_replicas(two: tuple[Replica, Replica]) -> None:
+    """With as many tasks as waiting claims, each claim gets one."""
     here, there = two
     job, other = await here.register(), await there.register()
-    claims = [waiting(here, job.worker_id) for _ in range(10)]
-    claims += [waiting(there, other.worker_id) for _ in range(20)]
-    await asleep(here, 10)
-    await asleep(there, 20)
+    claims = [claim(here, job.worker_id) for _ in range(10)]
+    claims += [claim(there, other.worker_id) for _ in range(20)]
+    await waiting(here, 10)
+    await waiting(there, 20)
     submitted = await asyncio.gather(*[here.submit(job) for _ in range(30)])
     claimed = await soon(asyncio.gather(*claims))
-    assert {one.id for one in claimed} == {one.id for one in submitted}
+    assert {each.id for each in claimed} == {each.id for each in submitted}
 
 
-async def test_a_wake_up_that_is_not_used_here_goes_there(two: tuple[Replica, Replica]) -> None:
-    """Its client hung up just then: the task is for a waiter of the other replica."""
+async def test_an_unused_wake_up_is_forwarded(two: tuple[Replica, Replica]) -> None:
+    """The client of the woken claim disconnected: a waiter of the other replica gets the task."""
     here, there = two
     job, other = await here.register(), await there.register()
-    gone = asyncio.get_running_loop().create_future()
-    left = waiting(here, job.worker_id, disconnected=gone)
-    stays = waiting(there, other.worker_id)
-    await asleep(here, 1)
-    await asleep(there, 1)
+    disconnected = asyncio.get_running_loop().create_future()
+    abandoned = claim(here, job.worker_id, disconnected=disconnected)
+    remaining = claim(there, other.worker_id)
+    await waiting(here, 1)
+    await waiting(there, 1)
     [task_id] = await add_tasks(here, [task(job.id)])
     here.runtime.waiters.wake(job_key(job.full_name), 1)
-    gone.set_result(None)
-    assert await soon(left) is None
-    assert (await soon(stays)).id == task_id
+    disconnected.set_result(None)
+    assert await soon(abandoned) is None
+    assert (await soon(remaining)).id == task_id
 
 
-async def test_a_worker_that_is_removed_here_is_told_there(two: tuple[Replica, Replica]) -> None:
-    """Its claim that is open at the other replica ends at once."""
-    from zndraw_joblib.contract.problems import WorkerNotFound
-
+async def test_the_removal_of_a_worker_ends_its_claim_at_another_replica(
+    two: tuple[Replica, Replica],
+) -> None:
+    """The waiting claim fails at once."""
     here, there = two
     job = await there.register()
-    claim = waiting(there, job.worker_id)
-    await asleep(there, 1)
+    claiming = claim(there, job.worker_id)
+    await waiting(there, 1)
     await here.leave(job.worker_id)
     with pytest.raises(WorkerNotFound):
-        await soon(claim)
+        await soon(claiming)
