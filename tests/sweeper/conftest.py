@@ -22,15 +22,16 @@ def sessions(engine: AsyncEngine) -> async_sessionmaker[AsyncSession]:
 async def queue(sessions: async_sessionmaker[AsyncSession], clock: HandClock) -> AsyncIterator[MountedQueue]:
     """Return a queue on each database, without background loops."""
     settings, monotonic, events = JobLibSettings(), MonotonicClock(), EventRecorder()
-    joblib = JobLib(session_maker=sessions, identity=identify, settings=settings, tsio=events, clock=clock)
+    joblib = JobLib(
+        session_maker=sessions,
+        identity=identify,
+        settings=settings,
+        tsio=events,
+        clock=clock,
+        monotonic=monotonic,
+    )
     app = FastAPI()
     joblib.mount(app)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://queue", timeout=30) as client:
         yield MountedQueue(client, joblib, sessions, clock, monotonic, events, app)
-
-
-@pytest.fixture
-def manual_sweeper(queue: MountedQueue) -> None:
-    """Let the sweeper use the queue's monotonic clock."""
-    queue.restart_sweeper()

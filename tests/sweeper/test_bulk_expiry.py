@@ -15,7 +15,6 @@ from sweeper.mounted_queue import MountedQueue, identify
 from zndraw_joblib import JobLib, Task, TaskStatusEvent, Worker, WorkerJobLink
 
 DEAD = 1000
-pytestmark = pytest.mark.usefixtures("manual_sweeper")
 
 
 @contextmanager
@@ -132,6 +131,7 @@ async def second(queue: MountedQueue) -> JobLib:
         settings=queue.joblib.settings,
         tsio=queue.events,
         clock=queue.clock,
+        monotonic=queue.monotonic,
     )
 
 

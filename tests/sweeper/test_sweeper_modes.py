@@ -16,7 +16,6 @@ from zndraw_joblib.server.store.tables import Worker, WorkerJobLink, metadata
 
 Sessions = async_sessionmaker[AsyncSession]
 SWEEPER = f"{V1}/admin/sweeper"
-pytestmark = pytest.mark.usefixtures("manual_sweeper")
 
 
 async def all_rows(sessions: Sessions) -> dict[str, list[Any]]:
