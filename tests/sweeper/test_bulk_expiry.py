@@ -34,14 +34,17 @@ def recorded_statements(engine: AsyncEngine) -> Iterator[list[str]]:
 
 @asynccontextmanager
 async def event_loop_delays() -> AsyncIterator[list[float]]:
-    """Measure the delays of the event loop, in seconds."""
+    """Measure how long other code runs on the event loop at once, in seconds of processor time.
+
+    On a busy machine real time also passes while this process does not run.
+    """
     delays: list[float] = []
 
     async def measure() -> None:
         while True:
-            before = time.perf_counter()
+            before = time.thread_time()
             await asyncio.sleep(0.005)
-            delays.append(time.perf_counter() - before - 0.005)
+            delays.append(time.thread_time() - before)
 
     measuring = asyncio.create_task(measure())
     try:
@@ -93,7 +96,7 @@ async def test_a_thousand_workers_are_removed_with_few_statements(
             cycle = await queue.sweep()
     assert (cycle.scanned, cycle.expired, cycle.errors) == (DEAD + 1, DEAD, 0)
     assert len(statements) < DEAD / 10
-    assert max(delays) < 0.5
+    assert max(delays) < 0.1
     assert await queue.worker_ids() == {job["worker_id"]}
     assert (await count_tasks(queue, "failed"), await count_tasks(queue, "running")) == (DEAD, 0)
     ids = [event.id for event, _ in queue.events.emitted if isinstance(event, TaskStatusEvent)]
