@@ -30,7 +30,7 @@ from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.runtime import Publish, Runtime
-from zndraw_joblib.server.service import jobs, sweep, task_actions, workers
+from zndraw_joblib.server.service import jobs, sweep, task_history, workers
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.waiters import Disconnected
@@ -213,12 +213,12 @@ class Replica:
 
     async def explain(self, task_id: UUID) -> list[str]:
         """Return why a task is where it is, by the codes alone."""
-        work = partial(task_actions.explain, task_id=task_id, order=self.runtime.order)
+        work = partial(task_history.explain, task_id=task_id, order=self.runtime.order)
         return [why.code for why in (await self.runtime.database.read(work)).reasons]
 
     async def history(self, task_id: UUID) -> list[tuple[str, int, str | None]]:
         """Return a task's transitions: status, attempt, reason."""
-        told = await self.runtime.database.read(task_actions.history, task_id=task_id)
+        told = await self.runtime.database.read(task_history.history, task_id=task_id)
         assert [each.at for each in told.transitions] == sorted(each.at for each in told.transitions)
         return [(each.status.value, each.attempt, each.reason) for each in told.transitions]
 

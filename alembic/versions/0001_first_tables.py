@@ -1,4 +1,4 @@
-"""first tables."""
+"""Create the tables of jobs, workers, tasks and tokens."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""policies of jobs, the clocks and the history of tasks, workers that drain, switches."""
+"""Add job policies, task schedules and attempts, draining workers and runtime settings."""
 
 import sqlalchemy as sa
 from alembic import op

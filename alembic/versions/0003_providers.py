@@ -1,4 +1,4 @@
-"""providers, the reads that wait for them, and what was read."""
+"""Create the tables of providers, their open requests and their results."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -21,6 +21,7 @@ from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.server.providers.results.memory import MemoryResults
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service.providers import MAX_PENDING_REQUESTS
+from zndraw_joblib.server.store import provider_requests as request_store
 from zndraw_joblib.server.store import providers as provider_store
 from zndraw_joblib.server.store.tables import Provider, ProviderRequest
 
@@ -841,7 +842,7 @@ async def test_who_reads_is_connected(client: httpx.AsyncClient, app: FastAPI) -
     assert await take(client, provider["worker_id"]) is not None
 
     async def connected_for(tx: Any) -> float:
-        found = (await tx.execute(select(Provider.__table__.c.heard_until))).scalar_one()
+        found = (await tx.execute(select(Provider.__table__.c.connected_until))).scalar_one()
         return (found - await tx.now()).total_seconds()
 
     assert await app.state.joblib.runtime.database.read(connected_for) > 60
@@ -857,7 +858,7 @@ async def test_waiting_reads_are_bounded(client: httpx.AsyncClient, runtime: Run
         assert row is not None
         until = await tx.now() + timedelta(minutes=1)
         for n in range(MAX_PENDING_REQUESTS):
-            await provider_store.add_request(tx, row, f"read-{n}", "{}", until)
+            await request_store.add(tx, row, f"read-{n}", "{}", until)
 
     await runtime.write(ask_many)
     answer = await client.get(f"{READ}?n=3", headers=NOW)

@@ -20,10 +20,10 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.service import claims, internal, sweep, tasks, workers
 from zndraw_joblib.server.service.fairness import ClaimOrder
-from zndraw_joblib.server.store import pages
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.store.tasks import pages
 
 PENDING, HELD = "ix_joblib_task_queue", "ix_joblib_task_held"
 ROOM = "ix_joblib_task_room_status"

@@ -150,7 +150,7 @@ async def test_a_task_that_nobody_claims_in_time_fails(timed: Replica, clock: Ha
     clock.advance(MOMENT)
     timed.events.clear()
     assert await timed.settle_expired() == 1
-    error = "Nobody claimed the task in time"
+    error = "No worker claimed the task before it expired"
     assert said(await timed.get(late.id)) == (TaskStatus.FAILED, error, "task-expired")
     assert (timed.statuses(late.id), timed.statuses()) == ([TaskStatus.FAILED], [TaskStatus.FAILED])
     assert (await timed.get(other.id)).queue_position == 1
@@ -187,7 +187,7 @@ async def test_an_expired_task_is_never_handed_out(timed: Replica, clock: HandCl
     timed.events.clear()
     assert (await timed.claim_task(job.worker_id)).id == good.id
     assert (await timed.claim_response(job.worker_id)).reason is EmptyReason.EMPTY
-    error = "Nobody claimed the task in time"
+    error = "No worker claimed the task before it expired"
     for one in late:
         assert said(await timed.get(one.id)) == (TaskStatus.FAILED, error, "task-expired")
         assert timed.statuses(one.id) == [TaskStatus.FAILED]

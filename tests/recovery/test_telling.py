@@ -12,7 +12,7 @@ from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import TaskNotFound
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.service import task_actions, tasks
+from zndraw_joblib.server.service import task_actions, task_history, tasks
 
 SUBMITTED = ("pending", 0, "submitted")
 
@@ -48,7 +48,7 @@ async def all_goes_wrong(timed: Replica, clock: HandClock) -> UUID:
 async def test_the_history_of_a_task_that_all_goes_wrong_with(timed: Replica, clock: HandClock) -> None:
     """Every kind of return to its queue, each with its reason, its attempt, its time and its error."""
     task_id = await all_goes_wrong(timed, clock)
-    told: TaskHistory = await timed.runtime.database.read(task_actions.history, task_id=task_id)
+    told: TaskHistory = await timed.runtime.database.read(task_history.history, task_id=task_id)
     expected = [
         (*SUBMITTED, None),
         ("claimed", 1, None, None),
@@ -154,7 +154,7 @@ async def test_why_a_task_is_where_it_is(timed: Replica, clock: HandClock) -> No
     task = await timed.submit(job)
 
     async def said() -> list[tuple[str, str]]:
-        work = partial(task_actions.explain, task_id=task.id, order=timed.runtime.order)
+        work = partial(task_history.explain, task_id=task.id, order=timed.runtime.order)
         told = await timed.runtime.database.read(work)
         return [(why.code, why.detail) for why in told.reasons]
 

@@ -108,18 +108,17 @@ async def test_the_tasks_of_a_whole_batch_are_read_at_once(
     assert len(asked) == 1
 
 
-async def test_more_tasks_can_be_named_than_a_statement_takes(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is too much for one statement is read by several."""
-    monkeypatch.setattr(store, "_IDS", 3)
+async def test_more_tasks_can_be_named_than_a_statement_takes(replica: Replica) -> None:
+    """Twenty thousand named tasks are read with several statements; each gets its verdict."""
     job = await replica.register()
     for _ in range(7):
         await replica.submit(job)
-    named = [(uuid4(), 1)]
+    unknown = [(uuid4(), 1) for _ in range(20_000)]
+    named = list(unknown)
     while (task := await replica.claim(job.worker_id)) is not None:
         named.append((task.id, task.attempt))
     verdicts = await replica.verdicts(job.worker_id, *named)
     assert verdicts == [
-        (task_id, verdict) for (task_id, _), verdict in zip(named, [LOST, *[CONTINUE] * 7], strict=True)
+        (task_id, verdict)
+        for (task_id, _), verdict in zip(named, [*[LOST] * len(unknown), *[CONTINUE] * 7], strict=True)
     ]

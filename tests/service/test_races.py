@@ -28,6 +28,7 @@ from zndraw_joblib.contract.problems import (
 from zndraw_joblib.contract.providers import ProviderRegisterRequest
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.service import providers
+from zndraw_joblib.server.store import provider_requests as request_store
 from zndraw_joblib.server.store import providers as provider_store
 from zndraw_joblib.server.store.tables import Job, ProviderRequest, Task, Worker, WorkerJobLink
 
@@ -444,7 +445,7 @@ async def test_a_provider_that_is_asked_while_it_goes_is_gone(replica: Replica) 
         leaving.append(asyncio.create_task(write(leave)))
         while not (await tx.execute(waits)).scalar_one():  # noqa: ASYNC110 - a lock tells no event
             await asyncio.sleep(0.01)
-        await provider_store.add_request(tx, found, "hash", "{}", await tx.now() + timedelta(seconds=60))
+        await request_store.add(tx, found, "hash", "{}", await tx.now() + timedelta(seconds=60))
 
     async with asyncio.timeout(PATIENCE):
         await write(ask)

@@ -13,7 +13,6 @@ from zndraw_joblib.contract.problems import ContentTooLarge
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.service import jobs, tasks, workers
-from zndraw_joblib.server.store import pages as store
 from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
 
 COUNT = 57
@@ -161,15 +160,12 @@ async def test_a_worker_of_several_visible_jobs_is_listed_once(replica: Replica)
     assert {item.id: item.job_count for item in seen} == {worker: 3, idle: 0}
 
 
-async def test_a_page_of_bulky_tasks_is_refused_with_what_to_do(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_page_of_bulky_tasks_is_refused_with_what_to_do(replica: Replica) -> None:
     """A page holds so much and no more; smaller pages of the same tasks are read."""
-    monkeypatch.setattr(store, "MAX_PAGE_CHARACTERS", 50_000)
     job = await replica.register()
-    bulky = {"payload": {"text": "x" * 2000}, "result": "y" * 1000}
+    bulky = {"payload": {"text": "x" * 1_000_000}, "result": "y" * 1_000_000}
     ids = await add_tasks(replica, [task(job.id, TaskStatus.COMPLETED, **bulky) for _ in range(20)])
-    with pytest.raises(ContentTooLarge, match=r"limit: 50 .* ask for fewer"):
+    with pytest.raises(ContentTooLarge, match=r"limit: these 50 .* Request fewer"):
         await every(replica, tasks.page, 50, room_id="lab", status=None)
     seen = await every(replica, tasks.page, 10, room_id="lab", status=None)
     assert [item.id for item in seen] == ids[::-1]

@@ -13,10 +13,10 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.service import tasks
 from zndraw_joblib.server.store import tasks as store
-from zndraw_joblib.server.store.positions import _NEAR, positions
+from zndraw_joblib.server.store.tasks.positions import MAX_NEAR_COUNT, positions
 
-# Both ends are counted for `_NEAR` rows; what is between them is a far middle.
-LENGTH = 2 * _NEAR + 300
+# Both ends are counted for `MAX_NEAR_COUNT` rows; what is between them is a far middle.
+LENGTH = 2 * MAX_NEAR_COUNT + 300
 OTHER = [TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED]
 
 
@@ -41,7 +41,7 @@ async def test_the_position_is_exact_near_both_ends_and_far_from_them(
     replica: Replica, queue: list[UUID]
 ) -> None:
     """The first task is 1, the last is the length; each in between is one more than its predecessor."""
-    edges = [0, 1, _NEAR - 1, _NEAR, _NEAR + 1, LENGTH // 2]
+    edges = [0, 1, MAX_NEAR_COUNT - 1, MAX_NEAR_COUNT, MAX_NEAR_COUNT + 1, LENGTH // 2]
     for index in [*edges, *[LENGTH - 1 - edge for edge in edges]]:
         assert (await replica.get(queue[index])).queue_position == index + 1
 
@@ -66,10 +66,10 @@ async def test_everybody_moves_up_when_the_first_is_claimed(replica: Replica, qu
     claimed = await replica.claim(job.worker_id)
     assert claimed is not None
     assert claimed.id == queue[0]
-    await replica.report(queue[_NEAR + 100], TaskStatus.CANCELLED, by=SUBMITTER)
+    await replica.report(queue[MAX_NEAR_COUNT + 100], TaskStatus.CANCELLED, by=SUBMITTER)
     assert (await replica.get(queue[0])).queue_position is None
-    assert (await replica.get(queue[_NEAR])).queue_position == _NEAR
-    assert (await replica.get(queue[_NEAR + 200])).queue_position == _NEAR + 199
+    assert (await replica.get(queue[MAX_NEAR_COUNT])).queue_position == MAX_NEAR_COUNT
+    assert (await replica.get(queue[MAX_NEAR_COUNT + 200])).queue_position == MAX_NEAR_COUNT + 199
     assert (await replica.get(queue[-1])).queue_position == LENGTH - 2
 
 

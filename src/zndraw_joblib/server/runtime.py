@@ -191,7 +191,7 @@ class Runtime:
 
         Waiters that were woken already count.
         """
-        waiting = await self.database.read(jobs.pending_in_rooms, rooms=sorted(set(rooms)))
+        waiting = await self.database.read(jobs.pending_in_rooms, room_ids=sorted(set(rooms)))
         done = Counter[str]()
         for key, count in woken:
             done[key] += count or 0

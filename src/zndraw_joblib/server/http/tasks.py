@@ -34,7 +34,7 @@ from zndraw_joblib.server.http.dependencies import (
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import rules, task_actions, tasks
+from zndraw_joblib.server.service import rules, task_actions, task_history, tasks
 
 router = APIRouter(route_class=Route)
 
@@ -87,14 +87,14 @@ async def get_task(
 async def get_history(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
     """List all transitions of a task, oldest first."""
     await _check_readable(request, runtime, task_id)
-    return json_response(await runtime.database.read(task_actions.history, task_id=task_id))
+    return json_response(await runtime.database.read(task_history.history, task_id=task_id))
 
 
 @router.get("/tasks/{task_id}/explain", response_model=TaskExplanation)
 async def explain_task(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
     """Explain why a task is pending, or which worker holds it; the most important reason first."""
     await _check_readable(request, runtime, task_id)
-    return json_response(await runtime.database.read(task_actions.explain, task_id, runtime.order))
+    return json_response(await runtime.database.read(task_history.explain, task_id, runtime.order))
 
 
 async def _check_readable(request: Request, runtime: Runtime, task_id: UUID) -> None:

@@ -136,7 +136,7 @@ class Presence:
                 joined.setdefault(seat.worker_id, []).append(seat.provider_id)
         if not joined:
             return
-        answers = await self._runtime.write(providers.extend_connections, joined=joined, lease=_LEASE)
+        answers = await self._runtime.write(providers.extend_connections, connected=joined, lease=_LEASE)
         for sid, table in list(self._seats.items()):
             for seat in list(table.values()):
                 await self._follow(sid, seat, answers.get(seat.provider_id))

@@ -1,77 +1,93 @@
-"""Which room's task goes next, where rooms take turns or may have only so many tasks under way."""
+"""Choose which task each free slot gets, within the limits of jobs and rooms."""
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import EmptyReason
-from zndraw_joblib.server.store import fairness as store
+from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tasks import Place, counts, rooms
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class ClaimOrder(NamedTuple):
-    """In which order tasks are claimed. `is_fair`: rooms take turns. `room_cap`: tasks of a room at once."""
+    """The order in which tasks are claimed. `room_cap` limits how many tasks of a room may be held."""
 
     is_fair: bool = False
     room_cap: int | None = None
 
     @property
     def is_by_room(self) -> bool:
-        """Whether rooms make a difference."""
+        """Whether the room of a task matters."""
         return self.is_fair or self.room_cap is not None
 
 
-class ClaimSlot(Protocol):
-    """Somebody who may have one task of these jobs."""
+@dataclass(slots=True, kw_only=True)
+class ClaimSlot:
+    """Capacity for one task. `demand` is how many tasks of each job may be claimed now; `seq` the choice."""
 
-    waiting: dict[UUID, int]
-    seq: int | None
-    refusal: EmptyReason | None
+    demand: dict[UUID, int]
+    seq: int | None = None
+    refusal: EmptyReason | None = None
 
 
 @dataclass(slots=True)
-class _Line:
-    """The first tasks of one room in the queue of one job, and when the room had its last turn."""
+class _RoomQueue:
+    """The first tasks of one room in the queue of one job. `served` grows with every claim of the room."""
 
     job_id: UUID
     room_id: str
-    places: deque[tuple[int, int]]
-    turn: tuple[int, datetime]
+    places: deque[Place]
+    served: tuple[int, datetime]
+
+
+async def free_slots(tx: Transaction, limits: Mapping[UUID, int], job_ids: Iterable[UUID]) -> dict[UUID, int]:
+    """Return how many more tasks of each limited job may be held.
+
+    All jobs from which this transaction claims are locked, in order. No other transaction can claim from
+    them until the commit, so the count stays true, and two such transactions cannot deadlock.
+    """
+    if not limits:
+        return {}
+    await job_store.lock_limited(tx, list(job_ids))
+    held = await counts.held_of_jobs(tx, list(limits))
+    return {job_id: max(0, limit - held[job_id]) for job_id, limit in limits.items()}
 
 
 async def assign(
-    tx: Transaction, askers: Sequence[ClaimSlot], demand: Mapping[UUID, int], order: ClaimOrder
+    tx: Transaction, slots: Sequence[ClaimSlot], demand: Mapping[UUID, int], order: ClaimOrder
 ) -> None:
-    """Choose a task for each asker, by its `seq`, or none."""
+    """Choose a task for each slot by room, and set its `seq`."""
     if order.room_cap is not None:
-        await store.lock_room_counts(tx)
-    lines = await _lines(tx, demand)
-    rooms = sorted({line.room_id for line in lines})
-    held: Counter[str] = await store.count_held_in(tx, rooms) if order.room_cap is not None else Counter()
+        await rooms.lock_counts(tx)
+    queues = await _room_queues(tx, demand)
+    held: Counter[str] = Counter()
+    if order.room_cap is not None:
+        held = await counts.held_in_rooms(tx, sorted({queue.room_id for queue in queues}))
     left = dict(demand)
-    for turn, asker in enumerate(askers, 1):
-        mine = [line for line in lines if line.job_id in asker.waiting and left[line.job_id] and line.places]
-        free = [line for line in mine if order.room_cap is None or held[line.room_id] < order.room_cap]
+    for turn, slot in enumerate(slots, 1):
+        open_queues = [q for q in queues if q.job_id in slot.demand and left[q.job_id] and q.places]
+        free = [q for q in open_queues if order.room_cap is None or held[q.room_id] < order.room_cap]
         if not free:
-            if mine:
-                asker.refusal, asker.waiting = EmptyReason.AT_CAPACITY, {}
+            if open_queues:
+                slot.refusal, slot.demand = EmptyReason.AT_CAPACITY, {}
             continue
-        line = min(free, key=lambda one: (one.turn, one.places[0]) if order.is_fair else one.places[0])
-        asker.seq = line.places.popleft()[1]
-        left[line.job_id] -= 1
-        held[line.room_id] += 1
-        line.turn = turn, _NEVER
+        queue = min(free, key=lambda q: (q.served, q.places[0]) if order.is_fair else q.places[0])
+        slot.seq = queue.places.popleft()[1]
+        left[queue.job_id] -= 1
+        held[queue.room_id] += 1
+        queue.served = turn, _NEVER
 
 
-async def _lines(tx: Transaction, demand: Mapping[UUID, int]) -> list[_Line]:
-    lines: dict[tuple[UUID, str], _Line] = {}
+async def _room_queues(tx: Transaction, demand: Mapping[UUID, int]) -> list[_RoomQueue]:
+    queues: dict[tuple[UUID, str], _RoomQueue] = {}
     for job_id, count in demand.items():
-        for head in await store.heads(tx, job_id, count):
-            new = _Line(job_id, head.room_id, deque(), (0, head.served or _NEVER))
-            lines.setdefault((job_id, head.room_id), new).places.append((head.lane, head.seq))
-    return list(lines.values())
+        for head in await rooms.queue_heads(tx, job_id, count):
+            new = _RoomQueue(job_id, head.room_id, deque(), (0, head.served_at or _NEVER))
+            queues.setdefault((job_id, head.room_id), new).places.append((head.lane, head.seq))
+    return list(queues.values())

@@ -1,4 +1,4 @@
-"""Does a payload fit the schema of its job? And how much work is it to find out?"""
+"""Validate payloads against the schemas of jobs, and estimate the effort beforehand."""
 
 from functools import lru_cache
 from itertools import islice
@@ -11,33 +11,33 @@ from pydantic_core import from_json, to_json
 from zndraw_joblib.contract.problems import InvalidPayload, InvalidSchema
 
 MAX_LISTED_ERRORS = 100
-# Subschemas times bytes of payload: what is surely done within some tens of milliseconds.
+# Subschemas times bytes of payload: a validation below this takes at most some tens of milliseconds.
 MAX_EFFORT = 2_000_000
-# The same times bytes again, for all faults are listed, each with its place: that is as soon done.
+# Effort times bytes: listing all errors with their pointers below this takes about as long.
 MAX_LISTING = 100_000_000
-_BYTES_A_FAULT = 1000
-# What a pattern costs a byte, in subschemas: it may be in as many states, which its size bounds.
+_BYTES_PER_ERROR = 1000
+# The effort of a pattern per byte, in subschemas. The size limit of patterns bounds their states.
 _PATTERN_EFFORT = 1000
-_PATTERN_BYTES = 1_000_000
+_MAX_PATTERN_BYTES = 1_000_000
 
 
 class ExpensiveValidation(Exception):
-    """To check a payload against `schema`, given as JSON, may take longer than an event loop can stand."""
+    """Validating a payload against `schema`, given as JSON, may block the event loop for too long."""
 
     def __init__(self, schema: str) -> None:
-        super().__init__("the payload is to be checked where it holds up nobody")
+        super().__init__("the payload must be validated in another process: its schema is too expensive")
         self.schema = schema
 
 
 def check_schema(schema: str) -> None:
-    """Raise `InvalidSchema` where payloads could not be checked against `schema`, given as JSON."""
+    """Raise `InvalidSchema` if payloads cannot be validated against `schema`, given as JSON."""
     _validator(schema)
 
 
 def check(schema: str, payload: dict[str, Any], validated_schema: str | None = None) -> None:
-    """Raise `InvalidPayload` with every fault of `payload` by `schema`, given as JSON, or `MuchWork`.
+    """Raise `InvalidPayload` with the errors of a payload, or `ExpensiveValidation`.
 
-    `validated_schema` is a schema that the payload is known to fit.
+    Schemas are given as JSON. `validated_schema` is a schema that the payload is known to match.
     """
     if schema == validated_schema:
         return
@@ -47,40 +47,40 @@ def check(schema: str, payload: dict[str, Any], validated_schema: str | None = N
         raise ExpensiveValidation(schema)
     if is_valid(schema, payload):
         return
-    if work * (size + _BYTES_A_FAULT) > MAX_LISTING:
+    if work * (size + _BYTES_PER_ERROR) > MAX_LISTING:
         raise ExpensiveValidation(schema)
     raise_if_invalid(list_errors(schema, payload))
 
 
 def is_valid(schema: str, payload: Any) -> bool:
-    """Tell whether a payload has no fault."""
+    """Return whether a payload matches a schema."""
     return _validator(schema).is_valid(payload)
 
 
 def first_error(schema: str, payload: Any) -> dict[str, str]:
-    """Return the first fault of a payload that has one, without looking for more."""
+    """Return the first error of a payload that has one, without listing the others."""
     try:
         _validator(schema).validate(payload)
-    except jsonschema_rs.ValidationError as fault:
-        return _said(fault)
-    raise AssertionError("the payload fits")
+    except jsonschema_rs.ValidationError as error:
+        return _error(error)
+    raise AssertionError("the payload matches its schema")
 
 
 def list_errors(schema: str, payload: Any) -> list[dict[str, str]]:
-    """Return the first hundred faults of a payload, each with its JSON pointer.
+    """Return the first hundred errors of a payload, each with its JSON pointer.
 
-    All are found before the first is returned, so this takes as long as there are many.
+    The validator finds all errors before it returns the first one.
     """
-    return [_said(fault) for fault in islice(_validator(schema).iter_errors(payload), MAX_LISTED_ERRORS)]
+    return [_error(error) for error in islice(_validator(schema).iter_errors(payload), MAX_LISTED_ERRORS)]
 
 
-def _said(fault: jsonschema_rs.ValidationError) -> dict[str, str]:
-    pointer = "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in fault.instance_path)
-    return {"pointer": pointer[:1000], "message": fault.message[:1000]}
+def _error(error: jsonschema_rs.ValidationError) -> dict[str, str]:
+    pointer = "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in error.instance_path)
+    return {"pointer": pointer[:1000], "message": error.message[:1000]}
 
 
 def raise_if_invalid(found: list[dict[str, str]]) -> None:
-    """Raise `InvalidPayload` with these faults, if there are any."""
+    """Raise `InvalidPayload` with these errors, if there are any."""
     if found:
         first, more = found[0], len(found) - 1
         raise InvalidPayload(
@@ -91,10 +91,10 @@ def raise_if_invalid(found: list[dict[str, str]]) -> None:
 
 @lru_cache(maxsize=512)
 def estimate_effort(schema: str) -> float:
-    """Return how many subschemas there are once every reference is replaced by what it refers to.
+    """Return the number of subschemas once every reference is replaced by its target.
 
-    A list counts as what it holds, for a value may be compared with all of it, and a pattern as a thousand.
-    Infinite for a schema that contains itself, or refers to anything but a place of its own.
+    A list counts as its length, because a value may be compared with each item, and a pattern as a thousand.
+    The result is infinite for a recursive schema and for one that refers to anything outside itself.
     """
     root = from_json(schema)
     known: dict[int, float] = {}
@@ -103,11 +103,11 @@ def estimate_effort(schema: str) -> float:
         if not isinstance(node, dict | list):
             return 0
         if id(node) not in known:
-            known[id(node)] = inf  # what is met again on the way down contains itself
+            known[id(node)] = inf  # a node that is found again below itself is recursive
             inner = list(node.values()) if isinstance(node, dict) else list(node)
             if isinstance(node, dict):
-                inner += [_referred(root, node[key]) for key in _REFERENCES if key in node]
-            known[id(node)] = 1 + _by_itself(node) + sum(map(count, inner))
+                inner += [_target_of(root, node[key]) for key in _REFERENCES if key in node]
+            known[id(node)] = 1 + _own_effort(node) + sum(map(count, inner))
         return known[id(node)]
 
     try:
@@ -116,7 +116,7 @@ def estimate_effort(schema: str) -> float:
         return inf
 
 
-def _by_itself(node: dict[str, Any] | list[Any]) -> int:
+def _own_effort(node: dict[str, Any] | list[Any]) -> int:
     if isinstance(node, list):
         return len(node)
     patterns = node.get("patternProperties", ())
@@ -126,10 +126,10 @@ def _by_itself(node: dict[str, Any] | list[Any]) -> int:
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
-def _referred(root: Any, reference: str) -> Any:
+def _target_of(root: Any, reference: str) -> Any:
     found, (start, _, path) = root, reference.partition("/")
     if start != "#":
-        raise ValueError("not a place of this document")
+        raise ValueError("not a reference inside this document")
     for part in path.split("/") if path else ():
         name = part.replace("~1", "/").replace("~0", "~")
         found = found[int(name)] if isinstance(found, list) else found[name]
@@ -138,12 +138,12 @@ def _referred(root: Any, reference: str) -> Any:
 
 @lru_cache(maxsize=512)
 def _validator(schema: str) -> jsonschema_rs.Validator:
-    # Offline, and with a linear-time regex engine: a schema comes from anybody who may register.
+    # Offline, and with a linear-time regex engine: any user who may register a job sends schemas.
     try:
         return jsonschema_rs.validator_for(
             from_json(schema),
             offline=True,
-            pattern_options=jsonschema_rs.RegexOptions(size_limit=_PATTERN_BYTES),
+            pattern_options=jsonschema_rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES),
         )
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         raise InvalidSchema(f"schema: {str(error)[:1000]}") from error

@@ -1,9 +1,9 @@
-"""Reads: asked of a provider, claimed by its worker, answered for all who wait."""
+"""Requests to providers: opened by readers, claimed by the provider's worker, completed by its upload."""
 
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.events import (
@@ -24,20 +24,27 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.contract.providers import ClaimedProviderRequest
 from zndraw_joblib.server.ports import Identity, request_wait_key, requests_key
-from zndraw_joblib.server.service.providers import MAX_PENDING_REQUESTS, check_owner, is_visible, not_found
-from zndraw_joblib.server.store import providers as store
+from zndraw_joblib.server.service.providers import (
+    MAX_PENDING_REQUESTS,
+    check_owner,
+    is_visible,
+    not_found,
+)
+from zndraw_joblib.server.store import provider_requests as store
+from zndraw_joblib.server.store import providers as provider_store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.providers import ProviderRecord
 
-# Who asks for reads by hand may pause in between.
+# A worker counts as connected for this long after its claim has ended, since it may pause between claims.
 CLAIM_GRACE = timedelta(seconds=15)
 
 
 class ProviderRef(NamedTuple):
-    """A provider, as somebody who reads from it needs it.
+    """A provider as a reader needs it.
 
-    `connected_for` is for how many seconds somebody may be taken to be connected; less than zero: nobody is.
-    It was made `age` seconds ago. `is_pending`: the read waits for its answer already.
+    `connected_for`: for how many seconds its worker still counts as connected; 0 or less: it does not.
+    `age`: seconds since its creation. `is_pending`: this request is open already.
     """
 
     id: UUID
@@ -52,7 +59,7 @@ class ProviderRef(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A worker asks for a read, for up to `wait`; it has `lease` to answer it."""
+    """The claim of a worker for a request: it waits up to `wait`, and the result is due within `lease`."""
 
     caller: Identity
     worker_id: UUID
@@ -64,27 +71,32 @@ class Claim(NamedTuple):
 async def find(
     tx: Transaction, room_id: str, name: JobName, request_hash: str, *, cross_room: bool
 ) -> ProviderRef:
-    """Return the provider to read from. Raises `ProviderNotFound`."""
-    row = None
+    """Return the provider for a request. Raises `ProviderNotFound`."""
+    found = None
     if is_visible(room_id, name, cross_room=cross_room):
-        row = await store.by_name_with_request(tx, name, request_hash)
-    if row is None:
+        found = await store.provider_and_request(tx, name, request_hash)
+    if found is None:
         raise not_found(room_id, name)
-    is_pending = row.asked_of == row.registration and row.asked_until > await tx.now()
-    return await _target(tx, row, is_pending=is_pending)
+    provider, request = found
+    is_pending = (
+        request is not None
+        and request.registration == provider.registration
+        and request.expires_at > await tx.now()
+    )
+    return await _ref(tx, provider, is_pending=is_pending)
 
 
-async def _target(tx: Transaction, row: Any, *, is_pending: bool = False) -> ProviderRef:
+async def _ref(tx: Transaction, provider: ProviderRecord, *, is_pending: bool = False) -> ProviderRef:
     now = await tx.now()
     return ProviderRef(
-        id=row.id,
-        name=store.name_of(row),
-        owner_id=row.owner_id,
-        worker_id=row.worker_id,
-        content_type=row.content_type,
-        registration=row.registration,
-        connected_for=(row.heard_until - now).total_seconds(),
-        age=(now - row.created_at).total_seconds(),
+        id=provider.id,
+        name=provider.name,
+        owner_id=provider.owner_id,
+        worker_id=provider.worker_id,
+        content_type=provider.content_type,
+        registration=provider.registration,
+        connected_for=(provider.connected_until - now).total_seconds(),
+        age=(now - provider.created_at).total_seconds(),
         is_pending=is_pending,
     )
 
@@ -92,103 +104,108 @@ async def _target(tx: Transaction, row: Any, *, is_pending: bool = False) -> Pro
 async def create(
     tx: Transaction, target: ProviderRef, request_hash: str, params: str, wanted: timedelta
 ) -> None:
-    """Let a read wait, and let whoever is connected know of it; unless it waits already.
+    """Open a request and notify the provider's worker, unless the request is open already.
 
-    Raises `ProviderNotFound`, and `TooManyRequests` where too many wait already.
+    Raises `ProviderNotFound`, and `TooManyRequests` for a provider with too many open requests.
     """
-    [*found] = await store.lock(tx, [target.id], shared=True)
-    if not found:
-        raise ProviderNotFound(f"Provider {str(target.name)!r} is gone")
-    if await store.count_requests(tx, target.id) >= MAX_PENDING_REQUESTS:
+    provider = await _lock(tx, target)
+    if await store.count(tx, target.id) >= MAX_PENDING_REQUESTS:
         raise TooManyRequests(
-            f"{MAX_PENDING_REQUESTS} reads wait for provider {str(target.name)!r} already",
+            f"Provider {str(target.name)!r} has {MAX_PENDING_REQUESTS} open requests, which is the limit; "
+            "repeat the request later",
             headers={"Retry-After": "2"},
         )
-    if not await store.add_request(tx, found[0], request_hash, params, await tx.now() + wanted):
+    if not await store.add(tx, provider, request_hash, params, await tx.now() + wanted):
         return
     event = ProviderRequest(request_id=request_hash, provider_name=str(target.name), params=params)
     tx.emit((target.id, request_hash), lambda: Emission(event, providers_of(event.provider_name)))
-    tx.wake(requests_key(found[0].worker_id), 1)
+    tx.wake(requests_key(provider.worker_id), 1)
+
+
+async def _lock(tx: Transaction, target: ProviderRef) -> ProviderRecord:
+    [*found] = await provider_store.lock(tx, [target.id], shared=True)
+    if not found:
+        raise ProviderNotFound(f"Provider {str(target.name)!r} was removed")
+    return found[0]
 
 
 def not_connected(target: ProviderRef) -> ProviderNotConnected:
-    """Return the problem of a provider that nobody is connected for."""
+    """Return the problem of a provider without a connected worker."""
     return ProviderNotConnected(
-        f"Nobody is connected for provider {str(target.name)!r}; its worker may come back",
+        f"No worker is connected for provider {str(target.name)!r}; repeat the request later",
         headers={"Retry-After": "2"},
     )
 
 
 async def claim(tx: Transaction, item: Claim) -> ClaimedProviderRequest | None:
-    """Give a worker the oldest read that waits for one of its providers; None if none does.
+    """Claim the oldest open request to the providers of a worker.
 
-    Raises `WorkerNotFound`, and `Forbidden` for somebody else's worker.
+    Raises `WorkerNotFound`, and `Forbidden` for a worker of another user.
     """
-    row = (await worker_store.lock(tx, [item.worker_id])).get(item.worker_id)
-    if row is None:
+    worker = (await worker_store.lock(tx, [item.worker_id])).get(item.worker_id)
+    if worker is None:
         raise WorkerNotFound(f"Worker {item.worker_id} not found")
-    if row.owner_id != item.caller.id:
-        raise Forbidden("Not authorized: the worker belongs to somebody else")
-    # Who reads is there, even if it has no thread left that claims.
-    is_busy = bool(await store.workers_with_requests(tx, [item.worker_id]))
+    if worker.owner_id != item.caller.id:
+        raise Forbidden("Not authorized: the worker belongs to another user")
+    # A worker whose threads are all busy does not claim, but it is connected.
+    is_busy = bool(await store.workers_with_unclaimed(tx, [item.worker_id]))
     connected_for = max(item.wait + CLAIM_GRACE, item.lease if is_busy else timedelta())
-    await store.extend_connection(tx, item.worker_id, await tx.now() + connected_for)
-    found = (
-        await store.request_of_claim(tx, item.worker_id, item.claim_id) if item.claim_id is not None else None
-    )
-    found = found or await store.claim_request(tx, item.worker_id, item.claim_id, item.lease)
+    await provider_store.extend_connection(tx, item.worker_id, await tx.now() + connected_for)
+    found = await store.by_claim(tx, item.worker_id, item.claim_id) if item.claim_id is not None else None
+    found = found or await store.claim(tx, item.worker_id, item.claim_id, item.lease)
     if found is None:
         return None
     return ClaimedProviderRequest(
         request_id=found.request_hash,
         provider_id=found.provider_id,
-        provider_name=str(store.name_of(found)),
+        provider_name=str(found.provider_name),
         params=found.params,
     )
 
 
 async def workers_with_requests(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID]:
-    """Return those of these workers for whom reads wait."""
-    return await store.workers_with_requests(tx, worker_ids) if worker_ids else []
+    """Return those of these workers that have unclaimed requests."""
+    return await store.workers_with_unclaimed(tx, worker_ids) if worker_ids else []
 
 
 async def find_for_upload(
     tx: Transaction, caller: Identity, provider_id: UUID, worker_id: UUID | None
 ) -> ProviderRef:
-    """Return the provider for which somebody brings a result.
+    """Return the provider for which the caller uploads a result.
 
-    Raises `ProviderNotFound`, `Forbidden`, and `StaleResult` where another worker answers for it by now.
+    Raises `ProviderNotFound`, `Forbidden`, and `StaleResult` if another worker answers its requests now.
     """
-    row = await store.by_id(tx, provider_id)
-    if row is None:
+    provider = await provider_store.by_id(tx, provider_id)
+    if provider is None:
         raise ProviderNotFound(f"Provider {provider_id} not found")
-    check_owner(row.owner_id, caller)
-    if worker_id is not None and worker_id != row.worker_id:
-        raise _stale(store.name_of(row))
-    return await _target(tx, row)
+    check_owner(provider.owner_id, caller)
+    if worker_id is not None and worker_id != provider.worker_id:
+        raise _stale(provider.name)
+    return await _ref(tx, provider)
 
 
 async def check_current(tx: Transaction, target: ProviderRef) -> None:
-    """Raise `StaleResult` where a provider was registered anew since it was looked at, or is gone."""
-    row = await store.by_id(tx, target.id)
-    if row is None or row.registration != target.registration:
+    """Raise `StaleResult` if a provider was removed or registered again since it was read."""
+    provider = await provider_store.by_id(tx, target.id)
+    if provider is None or provider.registration != target.registration:
         raise _stale(target.name)
 
 
 async def discard(tx: Transaction, target: ProviderRef, request_hash: str) -> None:
-    """Let those who wait for a read ask again: what was brought could not be kept."""
-    await store.remove_request(tx, target.id, request_hash)
+    """Delete a request whose result could not be stored, and wake its readers to repeat it."""
+    await store.remove(tx, target.id, request_hash)
     tx.wake(request_wait_key(target.name, request_hash))
 
 
 async def complete(tx: Transaction, target: ProviderRef, request_hash: str) -> None:
-    """Note that a result is there, and let those who wait know. Raises `StaleResult` as `answering`."""
-    [*found] = await store.lock(tx, [target.id], shared=True)
-    if not found:
-        raise ProviderNotFound(f"Provider {str(target.name)!r} is gone")
-    if found[0].registration != target.registration:
+    """Delete a request whose result is stored, and notify its readers.
+
+    Raises `ProviderNotFound`, and `StaleResult` if the provider was registered again since it was read.
+    """
+    provider = await _lock(tx, target)
+    if provider.registration != target.registration:
         raise _stale(target.name)
-    await store.remove_request(tx, target.id, request_hash)
+    await store.remove(tx, target.id, request_hash)
     room = room_of(target.name.room_id)
     event = ProviderResultReady(provider_name=str(target.name), request_hash=request_hash)
     tx.emit((target.id, request_hash), partial(Emission, event, room))
@@ -196,4 +213,4 @@ async def complete(tx: Transaction, target: ProviderRef, request_hash: str) -> N
 
 
 def _stale(name: JobName) -> StaleResult:
-    return StaleResult(f"Provider {str(name)!r} was registered anew since, or is gone; nobody waits for this")
+    return StaleResult(f"Provider {str(name)!r} was removed or registered again; this result is not used")

@@ -1,37 +1,30 @@
-"""Providers: who answers reads, who may ask, and what becomes of a read when its answerer changes."""
+"""Register, list and remove providers, and reassign open requests when the worker changes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
-from zndraw_joblib.contract.events import (
-    Emission,
-    ProvidersInvalidate,
-    room_of,
-)
+from zndraw_joblib.contract.events import Emission, ProvidersInvalidate, room_of
 from zndraw_joblib.contract.messages import PaginatedResponse
 from zndraw_joblib.contract.names import GLOBAL, RESERVED, JobName
-from zndraw_joblib.contract.problems import (
-    Forbidden,
-    InvalidCategory,
-    ProviderNotFound,
-    WorkerNotFound,
-)
+from zndraw_joblib.contract.problems import Forbidden, InvalidCategory, ProviderNotFound, WorkerNotFound
 from zndraw_joblib.contract.providers import ClaimedProviderRequest, ProviderRegisterRequest, ProviderResponse
 from zndraw_joblib.server.ports import Identity, Page, provider_key, requests_key
-from zndraw_joblib.server.service import rules
+from zndraw_joblib.server.service import rules, serializers
+from zndraw_joblib.server.store import provider_requests as request_store
 from zndraw_joblib.server.store import providers as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.providers import ProviderRecord, RegistrationRecord
 
-# After a registration, and after a connection was lost, somebody may be on the way.
+# How long a worker counts as connected after it registers, and after its connection is lost.
 GRACE = timedelta(seconds=2)
 MAX_PENDING_REQUESTS = 1000
 
 
 class Registration(NamedTuple):
-    """Somebody offers to answer reads in a room."""
+    """The request of a worker to answer the requests to a provider in a room."""
 
     caller: Identity
     room_id: str
@@ -39,7 +32,7 @@ class Registration(NamedTuple):
 
 
 def check(item: Registration, allowed_categories: Sequence[str] | None) -> None:
-    """Raise the problem of a registration that no state of the database could mend."""
+    """Raise the problem of a registration that is invalid whatever the database contains."""
     if item.room_id in RESERVED and not item.caller.is_superuser:
         raise Forbidden(f"Only a superuser may register providers in {item.room_id}")
     category = item.request.category
@@ -51,78 +44,76 @@ def check(item: Registration, allowed_categories: Sequence[str] | None) -> None:
 
 
 async def register(tx: Transaction, item: Registration) -> tuple[ProviderResponse, bool]:
-    """Let a worker answer the reads of a provider, in place of whoever did so far. Tell whether it is new.
+    """Register a worker for a provider, in place of its current worker. Return whether it is new too.
 
-    Raises `WorkerNotFound` for a worker that is unknown or not the caller's, `Forbidden` where the provider
-    belongs to somebody else.
+    Raises `WorkerNotFound` for a worker that is unknown or not the caller's, `Forbidden` for a provider
+    of another user.
     """
     caller, room_id, request = item
     worker_id = await _worker(tx, item)
     name = JobName(room_id, request.category, request.name)
-    registration, heard_until = uuid4(), await tx.now() + GRACE
+    registration = RegistrationRecord(worker_id, request.schema_, request.content_type)
+    connected_until = await tx.now() + GRACE
     values = {
-        "schema": request.schema_,
-        "content_type": request.content_type,
+        **registration._asdict(),
         "owner_id": caller.id,
-        "worker_id": worker_id,
-        "registration": registration,
-        "heard_until": heard_until,
+        "registration": uuid4(),
+        "connected_until": connected_until,
     }
-    row, is_new = await store.add_or_lock(tx, name, values)
-    if row.owner_id != caller.id:
+    provider, is_new = await store.add_or_lock(tx, name, values)
+    if provider.owner_id != caller.id:
         if not caller.is_superuser:
-            raise Forbidden(f"Not authorized: provider {str(name)!r} belongs to somebody else")
-        await store.unlink(tx, row.id)
+            raise Forbidden(f"Not authorized: provider {str(name)!r} belongs to another user")
+        await store.unlink(tx, provider.id)
     if not is_new:
-        if row.worker_id == worker_id:
-            values["heard_until"] = max(heard_until, row.heard_until)
-        await store.update_row(tx, row.id, **values)
-        await store.reassign_requests(tx, row.id, registration)
-        await notify_pending(tx, row.id, name, worker_id)
-    await store.link(tx, row.id, worker_id, request.schema_, request.content_type)
-    _tell_changed(tx, name)
-    shown = {"id": row.id, "created_at": row.created_at, "worker_id": worker_id}
-    return ProviderResponse(**shown, **_said(request), full_name=str(name), **name._asdict()), is_new
-
-
-def _said(request: ProviderRegisterRequest) -> dict[str, Any]:
-    return {"schema_": request.schema_, "content_type": request.content_type}
+        if provider.worker_id == worker_id:
+            values["connected_until"] = max(connected_until, provider.connected_until)
+        await store.update_row(tx, provider.id, **values)
+        provider = provider._replace(**values)
+        await request_store.reassign(tx, provider.id, provider.registration)
+        await notify_pending(tx, provider.id, name, worker_id)
+    await store.link(tx, provider.id, registration)
+    _publish_changed(tx, name)
+    return _response(provider), is_new
 
 
 async def _worker(tx: Transaction, item: Registration) -> UUID:
-    asked = item.request.worker_id
-    if asked is None:
+    worker_id = item.request.worker_id
+    if worker_id is None:
         return await worker_store.add(tx, item.caller.id)
-    row = (await worker_store.lock(tx, [asked])).get(asked)
-    if row is None or row.owner_id != item.caller.id:
-        raise WorkerNotFound(f"Worker {asked} not found")
-    return asked
+    worker = (await worker_store.lock(tx, [worker_id])).get(worker_id)
+    if worker is None or worker.owner_id != item.caller.id:
+        raise WorkerNotFound(f"Worker {worker_id} not found")
+    return worker_id
 
 
 async def notify_pending(
     tx: Transaction, provider_id: UUID, name: JobName, worker_id: UUID
 ) -> list[ClaimedProviderRequest]:
-    """Let a worker know, after the commit, of the reads that nobody has claimed. Return them."""
+    """Wake a worker, after the commit, for the unclaimed requests to a provider. Return the requests."""
     found = [
         ClaimedProviderRequest(
-            request_id=row.request_hash, provider_id=provider_id, provider_name=str(name), params=row.params
+            request_id=request.request_hash,
+            provider_id=provider_id,
+            provider_name=str(name),
+            params=request.params,
         )
-        for row in await store.unclaimed_requests(tx, provider_id, MAX_PENDING_REQUESTS)
+        for request in await request_store.unclaimed(tx, provider_id, MAX_PENDING_REQUESTS)
     ]
     if found:
         tx.wake(requests_key(worker_id), len(found))
     return found
 
 
-def _tell_changed(tx: Transaction, name: JobName) -> None:
-    """Let its room and its readers know, after the commit, that a provider is new, another one, or gone."""
+def _publish_changed(tx: Transaction, name: JobName) -> None:
+    """Notify the room and the waiting requests, after the commit, that a provider has changed."""
     room = room_of(name.room_id)
     tx.emit(("providers", room), lambda: Emission(ProvidersInvalidate(), room))
     tx.wake(provider_key(name))
 
 
 async def remove(tx: Transaction, caller: Identity, provider_id: UUID, worker_id: UUID | None = None) -> None:
-    """Remove a provider, or the registration of one of its workers alone; for its owner and superusers."""
+    """Remove a provider, or only the registration of one worker, for its owner or a superuser."""
     [*found] = await store.lock(tx, [provider_id])
     if not found:
         raise ProviderNotFound(f"Provider {provider_id} not found")
@@ -131,110 +122,106 @@ async def remove(tx: Transaction, caller: Identity, provider_id: UUID, worker_id
         raise ProviderNotFound(f"Worker {worker_id} has no provider {provider_id}")
     if worker_id is None:
         await store.unlink(tx, provider_id)
-    await _settle(tx, found[0])
+    await _use_newest_registration(tx, found[0])
 
 
 async def remove_workers(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
-    """Take all providers off workers that go, which the caller has locked.
+    """Delete the registrations of workers that are removed, which the caller has locked.
 
-    A provider for which another worker is registered goes on with that one; the others go.
+    A provider continues with the newest registration of another worker; without one it is deleted.
     """
     ids = await store.unlink_workers(tx, worker_ids)
     for provider in await store.lock(tx, ids) if ids else []:
-        await _settle(tx, provider)
+        await _use_newest_registration(tx, provider)
 
 
-async def _settle(tx: Transaction, provider: Any) -> None:
-    """Let the newest registration of a locked provider hold, or remove it where there is none."""
-    name = store.name_of(provider)
-    newest = await store.newest_link(tx, provider.id)
+async def _use_newest_registration(tx: Transaction, provider: ProviderRecord) -> None:
+    newest = await store.newest_registration(tx, provider.id)
     if newest is None:
         await store.remove(tx, provider.id)
     elif newest.worker_id == provider.worker_id:
         return
     else:
-        registration, heard_until = uuid4(), await tx.now() + GRACE
-        taken = {"worker_id": newest.worker_id, "content_type": newest.content_type, "schema": newest.schema}
-        await store.update_row(tx, provider.id, **taken, registration=registration, heard_until=heard_until)
-        await store.reassign_requests(tx, provider.id, registration)
-        await notify_pending(tx, provider.id, name, newest.worker_id)
-    _tell_changed(tx, name)
+        registration, connected_until = uuid4(), await tx.now() + GRACE
+        values = {**newest._asdict(), "registration": registration, "connected_until": connected_until}
+        await store.update_row(tx, provider.id, **values)
+        await request_store.reassign(tx, provider.id, registration)
+        await notify_pending(tx, provider.id, provider.name, newest.worker_id)
+    _publish_changed(tx, provider.name)
 
 
 def check_owner(owner_id: str, caller: Identity) -> None:
-    """Raise `Forbidden` for who neither owns a provider nor is a superuser."""
+    """Raise `Forbidden` unless the caller owns the provider or is a superuser."""
     if owner_id != caller.id and not caller.is_superuser:
-        raise Forbidden("Not authorized: the provider belongs to somebody else")
+        raise Forbidden("Not authorized: the provider belongs to another user")
 
 
 async def page(tx: Transaction, room_id: str, part: Page) -> PaginatedResponse[ProviderResponse]:
-    """Return one page of the providers that a room sees."""
-    rows, total = await store.page(tx, room_id, part)
-    return PaginatedResponse[ProviderResponse](
-        items=[_response(row) for row in rows], total=total, limit=part.limit, offset=part.offset
-    )
+    """Return one page of the providers that a room lists."""
+    found, total = await store.page(tx, room_id, part)
+    items = [_response(provider) for provider in found]
+    return serializers.page_response(PaginatedResponse[ProviderResponse], items, total, part)
 
 
 async def get(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool) -> ProviderResponse:
-    """Return a provider. Raises `ProviderNotFound`, also where it belongs to another room."""
-    row = await store.by_name(tx, name) if is_visible(room_id, name, cross_room=cross_room) else None
-    if row is None:
+    """Return a provider. Raises `ProviderNotFound`, also for a provider of another room."""
+    found = await store.by_name(tx, name) if is_visible(room_id, name, cross_room=cross_room) else None
+    if found is None:
         raise not_found(room_id, name)
-    return _response(row)
+    return _response(found)
 
 
 def is_visible(room_id: str, name: JobName, *, cross_room: bool) -> bool:
-    """Tell whether a room may read from a provider."""
+    """Return whether a room may send requests to a provider."""
     return cross_room or name.room_id in {room_id, GLOBAL}
 
 
 def not_found(room_id: str, name: JobName) -> ProviderNotFound:
-    """Return the problem of a provider that a room does not see."""
+    """Return the problem of a provider that does not exist for a room."""
     return ProviderNotFound(f"Provider {str(name)!r} not found in room {room_id!r}")
 
 
-def _response(row: Any) -> ProviderResponse:
-    name = store.name_of(row)
+def _response(provider: ProviderRecord) -> ProviderResponse:
     return ProviderResponse(
-        id=row.id,
-        full_name=str(name),
-        schema_=row.schema,
-        content_type=row.content_type,
-        worker_id=row.worker_id,
-        created_at=row.created_at,
-        **name._asdict(),
+        id=provider.id,
+        full_name=str(provider.name),
+        schema_=provider.schema,
+        content_type=provider.content_type,
+        worker_id=provider.worker_id,
+        created_at=provider.created_at,
+        **provider.name._asdict(),
     )
 
 
-async def disconnect(tx: Transaction, worker_id: UUID, only: Sequence[UUID] = ()) -> None:
-    """Note that a worker is not connected any more: its readers shall not wait for it for long."""
-    for name in await store.end_connection(tx, worker_id, await tx.now() + GRACE, only):
-        tx.wake(provider_key(name))
-
-
 class Connected(NamedTuple):
-    """A worker is connected for a provider. `is_current`: it is the one that answers."""
+    """A worker that is connected for a provider. `is_current`: it answers the provider's requests."""
 
     provider_id: UUID
     is_current: bool
 
 
 async def connect(tx: Transaction, worker_id: UUID, name: JobName, lease: timedelta) -> Connected:
-    """Note that a worker is connected for a provider, for `lease`. Raises `ProviderNotFound`."""
-    row = await store.by_name(tx, name)
-    if row is None or not await store.is_linked(tx, row.id, worker_id):
+    """Record that a worker is connected for a provider, for `lease`. Raises `ProviderNotFound`."""
+    provider = await store.by_name(tx, name)
+    if provider is None or not await store.is_linked(tx, provider.id, worker_id):
         raise ProviderNotFound(f"Worker {worker_id} has no provider {str(name)!r}")
-    is_current = row.worker_id == worker_id
+    is_current = provider.worker_id == worker_id
     if is_current:
-        await store.extend_connection(tx, worker_id, await tx.now() + lease, [row.id])
-    return Connected(row.id, is_current)
+        await store.extend_connection(tx, worker_id, await tx.now() + lease, [provider.id])
+    return Connected(provider.id, is_current)
 
 
 async def extend_connections(
-    tx: Transaction, joined: dict[UUID, list[UUID]], lease: timedelta
+    tx: Transaction, connected: Mapping[UUID, Sequence[UUID]], lease: timedelta
 ) -> dict[UUID, UUID]:
-    """Note that workers are connected still, each for some providers. Return who answers for each."""
+    """Record that workers are still connected, each for these providers. Return the providers' workers."""
     until = await tx.now() + lease
-    for worker_id, ids in sorted(joined.items()):
+    for worker_id, ids in sorted(connected.items()):
         await store.extend_connection(tx, worker_id, until, ids)
-    return await store.current_workers(tx, sorted({each for ids in joined.values() for each in ids}))
+    return await store.current_workers(tx, sorted({each for ids in connected.values() for each in ids}))
+
+
+async def disconnect(tx: Transaction, worker_id: UUID, only: Sequence[UUID] = ()) -> None:
+    """Record that a worker has disconnected: requests wait for it only for a short grace period."""
+    for name in await store.end_connection(tx, worker_id, await tx.now() + GRACE, only):
+        tx.wake(provider_key(name))

@@ -1,7 +1,4 @@
-"""What becomes of a task whose attempt went wrong, or that goes back to its queue. Pure decisions.
-
-Source: seed 000 (a lost worker fails its tasks) and seed 004 (release with backoff).
-"""
+"""The state changes of a task that need no database: claims, ends, retries and deadlines."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -20,24 +17,24 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store.tasks import TaskRecord
 
 ERROR = "error"
-_CODES = {RetryOn.WORKER_LOST: WorkerLost.problem_id(), RetryOn.TIMEOUT: RunTimeout.problem_id()}
 DISCONNECTED = "Worker disconnected"
 INTERNAL_TIMEOUT = "Internal worker timeout"
-# So long a broker may take to confirm that it has a task, and a little more.
+# How long a broker may take to confirm a task, with a margin.
 LEASE_SECONDS = 30.0
 _DISPATCH_AGAIN_SECONDS = 60.0
+_CODES = {RetryOn.WORKER_LOST: WorkerLost.problem_id(), RetryOn.TIMEOUT: RunTimeout.problem_id()}
 
 
 def start_deadline(task: TaskRecord, now: datetime) -> datetime | None:
-    """Return by when a task that is claimed now must have started."""
+    """Return until when a task that is claimed now must start."""
     return _after(now, task.policy.start_timeout_seconds or None)
 
 
 def dispatch_deadline(task: TaskRecord, now: datetime, *, exclusive_start: bool) -> datetime:
-    """Return when an internal task that goes to its broker now goes there again, unless it is heard of.
+    """Return when to dispatch an internal task again that is dispatched now and does not start.
 
-    A guarded executor starts a task once, however often it is told of it: then the pauses begin with
-    `start_timeout_seconds` and double. For another one this is the end of a lease, which a confirmation ends.
+    An executor with `exclusive_start` starts a task once, however often it is dispatched: the pauses begin
+    with `start_timeout_seconds` and double. For other executors this is a lease, which a confirmation ends.
     """
     if not exclusive_start:
         return now + timedelta(seconds=LEASE_SECONDS)
@@ -46,7 +43,7 @@ def dispatch_deadline(task: TaskRecord, now: datetime, *, exclusive_start: bool)
 
 
 def end_deadline(task: TaskRecord, now: datetime) -> datetime | None:
-    """Return by when a task that starts now must have ended."""
+    """Return until when a task that starts now must end."""
     return _after(now, task.policy.timeout_seconds)
 
 
@@ -54,10 +51,20 @@ def _after(now: datetime, seconds: float | None) -> datetime | None:
     return None if seconds is None else now + timedelta(seconds=seconds)
 
 
+def claimed(task: TaskRecord, now: datetime, **holder: Any) -> TaskRecord:
+    """Return a queued task as claimed now; if it has expired, as failed."""
+    if task.expires_at is not None and task.expires_at <= now:
+        return expired(task, now)
+    attempt = task.attempt + 1
+    return replace(
+        task, status=TaskStatus.CLAIMED, claimed_at=now, attempt=attempt, expires_at=None, **holder
+    )
+
+
 def ended(
     task: TaskRecord, status: TaskStatus, now: datetime, error: str | None, code: str | None, **also: Any
 ) -> TaskRecord:
-    """Return the task at its end."""
+    """Return a task in a terminal status."""
     return replace(
         task,
         status=status,
@@ -70,12 +77,12 @@ def ended(
     )
 
 
-def queued(
+def requeued(
     task: TaskRecord, reason: str, *, error: str | None = None, run_at: datetime | None = None, **also: Any
 ) -> TaskRecord:
-    """Return the task back in its queue, or on its way there. Whoever held it is fenced out.
+    """Return a task in its queue again, or scheduled for `run_at`.
 
-    What was said of an earlier attempt is said of this one no more.
+    Its attempt stays, so that reports of its previous holder are rejected.
     """
     return replace(
         task,
@@ -104,65 +111,64 @@ def failed(
     *,
     may_retry: bool = True,
 ) -> TaskRecord:
-    """Return what a failed attempt makes of a task: one more where the policy allows it, else the end.
+    """Return a task after a failed attempt: pending again if its policy allows a retry, else failed.
 
-    `chance`, between 0 and 1, is for the jitter of the pause before it.
+    `chance`, between 0 and 1, determines the jitter of the pause.
     """
     crashed = cause == RetryOn.WORKER_LOST
     failures, crashes = task.failures + (not crashed), task.crashes + crashed
     code = _CODES.get(cause, ERROR)
     counts: dict[str, Any] = {"failures": failures, "crashes": crashes}
-    if may_retry and _may_go_again(task, cause, **counts):
+    if may_retry and _has_attempts_left(task, cause, **counts):
         pause = task.policy.backoff.pause(failures + crashes, chance)
-        # Without a pause no clock has to let it in.
-        return queued(task, code, error=error, run_at=_after(now, pause or None), **counts)
+        return requeued(task, code, error=error, run_at=_after(now, pause or None), **counts)
     return ended(task, TaskStatus.FAILED, now, error, code, **counts)
 
 
-def _may_go_again(task: TaskRecord, cause: RetryOn, failures: int, crashes: int) -> bool:
+def _has_attempts_left(task: TaskRecord, cause: RetryOn, failures: int, crashes: int) -> bool:
     policy = task.policy
-    most = task.max_attempts or policy.max_attempts
-    # With one attempt there is no other, however it ended: seed 000.
-    if most == 1 or cause not in policy.retry_on:
+    max_attempts = task.max_attempts or policy.max_attempts
+    # With one attempt a crash is not retried either, whatever `max_crashes` says.
+    if max_attempts == 1 or cause not in policy.retry_on:
         return False
-    return crashes < policy.max_crashes if cause == RetryOn.WORKER_LOST else failures < most
+    return crashes < policy.max_crashes if cause == RetryOn.WORKER_LOST else failures < max_attempts
 
 
-def lost(task: TaskRecord, now: datetime, chance: float) -> TaskRecord:
-    """Return what becomes of a held task whose worker is gone."""
+def worker_lost(task: TaskRecord, now: datetime, chance: float) -> TaskRecord:
+    """Return a held task after its worker was removed."""
     return failed(task, RetryOn.WORKER_LOST, DISCONNECTED, now, chance)
 
 
 def overdue(task: TaskRecord, now: datetime, chance: float) -> TaskRecord:
-    """Return what becomes of a held task that was not started, or did not end, in time."""
+    """Return a held task after its deadline to start or to end."""
     if task.status == TaskStatus.CLAIMED:
         error = f"The task was not started within {task.policy.start_timeout_seconds:g} s"
-        return queued(task, StartTimeout.problem_id(), error=error)
+        return requeued(task, StartTimeout.problem_id(), error=error)
     error = f"The attempt ran for more than {task.policy.timeout_seconds:g} s"
     return failed(task, RetryOn.TIMEOUT, error, now, chance)
 
 
 def due(task: TaskRecord) -> TaskRecord:
-    """Return a task whose time has come, in its queue."""
+    """Return a scheduled task in its queue."""
     return replace(task, run_at=None)
 
 
 def expired(task: TaskRecord, now: datetime) -> TaskRecord:
-    """Return what becomes of a pending task that nobody claimed in time."""
+    """Return a pending task after its `expires_at`."""
     code = TaskExpired.problem_id()
-    return ended(task, TaskStatus.FAILED, now, "Nobody claimed the task in time", code)
+    return ended(task, TaskStatus.FAILED, now, "No worker claimed the task before it expired", code)
 
 
 def internal_timeout(task: TaskRecord, now: datetime) -> TaskRecord:
-    """Return what becomes of an internal task that is held for too long."""
+    """Return an internal task that was held for too long."""
     return ended(task, TaskStatus.FAILED, now, INTERNAL_TIMEOUT, InternalTimeout.problem_id())
 
 
 def retried(task: TaskRecord, reason: str) -> TaskRecord:
-    """Return a task that had ended without success in its queue again, with all its attempts before it."""
-    return replace(queued(task, reason), failures=0, crashes=0, expires_at=None, error_code=None)
+    """Return a failed or cancelled task in its queue again, with all its attempts left."""
+    return replace(requeued(task, reason), failures=0, crashes=0, expires_at=None, error_code=None)
 
 
 def released(task: TaskRecord, error: str | None = None) -> TaskRecord:
-    """Return a held task that was handed back, for what is said to be wrong; that burns no attempt."""
-    return queued(task, Released.problem_id(), error=error)
+    """Return a held task in its queue again. The attempt is not counted as a failure."""
+    return requeued(task, Released.problem_id(), error=error)

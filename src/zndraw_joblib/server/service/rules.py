@@ -1,4 +1,4 @@
-"""The decisions that need no database: who may do what, what fits, what a report turns a task into."""
+"""Decisions that need no database: permissions, limits, and the effect of a report on a task."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -32,21 +32,21 @@ _CUT = "\n[cut: the text was longer than 64 KiB]"
 
 
 def check_room(job: JobName, room_id: str, *, cross_room: bool) -> None:
-    """Raise `JobNotFound` where a job belongs to another room."""
+    """Raise `JobNotFound` for a job of another room."""
     if not (cross_room or job.room_id in RESERVED or job.room_id == room_id):
         raise JobNotFound(f"Job {str(job)!r} not found in room {room_id!r}")
 
 
 def check_size(field: str, value: Any) -> str:
-    """Return `value` as JSON. Raise `ContentTooLarge` where that is over 1 MiB."""
+    """Return `value` as JSON. Raise `ContentTooLarge` if that is larger than 1 MiB."""
     encoded = to_json(value)
     if len(encoded) > MAX_JSON_BYTES:
-        raise ContentTooLarge(f"{field} has {len(encoded)} bytes; at most {MAX_JSON_BYTES} are taken")
+        raise ContentTooLarge(f"{field} has {len(encoded)} bytes; at most {MAX_JSON_BYTES} are allowed")
     return encoded.decode()
 
 
 def truncate_error(error: str | None) -> str | None:
-    """Return an error text that every database can hold, at most 64 KiB, marked where it was cut."""
+    """Return an error text that every database can store, truncated to 64 KiB with a mark at the end."""
     if not error:
         return None
     text = error.replace("\x00", "\ufffd").encode("utf-8", "replace")
@@ -56,7 +56,7 @@ def truncate_error(error: str | None) -> str | None:
 
 
 def roles_of(caller: Identity, task: TaskRecord) -> frozenset[Role]:
-    """Return what `caller` is to a task. Raise `Forbidden` where it is nothing."""
+    """Return the roles of the caller for a task. Raise `Forbidden` if it has none."""
     roles = set()
     if caller.is_superuser:
         roles.add(Role.SUPERUSER)
@@ -75,16 +75,16 @@ def roles_of(caller: Identity, task: TaskRecord) -> frozenset[Role]:
 def decide(
     caller: Identity, task: TaskRecord, report: TaskUpdateRequest, now: datetime, chance: float = 0.0
 ) -> TaskRecord:
-    """Return what a report makes of a task; the task itself where the report is a repeat.
+    """Return a task after a report; the same object if the report is a repeat.
 
-    `chance`, between 0 and 1, is for the jitter of the pause before the next attempt. Raises `Forbidden`,
+    `chance`, between 0 and 1, determines the jitter of the pause before a retry. Raises `Forbidden`,
     `StaleReport` or `InvalidTaskTransition`.
     """
     roles = roles_of(caller, task)
     target = report.status
     if roles == {Role.SUBMITTER} and target != TaskStatus.CANCELLED:
         raise Forbidden("Not authorized to update this task: its submitter may only cancel it")
-    if _led_to_retry(task, report):
+    if _has_caused_retry(task, report):
         return task
     check_fence(task, report)
     if _is_repeat(task, report):
@@ -101,7 +101,7 @@ def decide(
 
 
 def verdict(task: TaskState | None, worker_id: UUID, attempt: int) -> Verdict:
-    """Return what a worker shall do with a task that it takes itself to hold by its claim `attempt`."""
+    """Return the verdict on a task that a worker believes it holds by its claim `attempt`."""
     if task is None or (task.worker_id, task.attempt) != (worker_id, attempt):
         return Verdict.LOST
     if task.status in HELD:
@@ -110,12 +110,12 @@ def verdict(task: TaskState | None, worker_id: UUID, attempt: int) -> Verdict:
 
 
 def check_fence(task: TaskRecord, report: TaskUpdateRequest | TaskActionRequest) -> None:
-    """Raise `StaleReport` where somebody else's claim of the task is meant."""
+    """Raise `StaleReport` if the report is for another claim of the task than the current one."""
     other_worker = report.worker_id is not None and report.worker_id != task.worker_id
     other_attempt = report.attempt is not None and report.attempt != task.attempt
     if other_worker or other_attempt:
         what = f"attempt {report.attempt}" if other_attempt else f"worker {report.worker_id}"
-        # Where nobody has claimed it since, it was released, and may have ended after that.
+        # A task that is neither held nor ended was released and not claimed again.
         was_claimed = task.status in HELD or (other_attempt and task.status in TERMINAL)
         raise StaleReport(
             f"Task was taken away: {what} does not hold it (it is {task.status}, attempt {task.attempt})",
@@ -126,8 +126,8 @@ def check_fence(task: TaskRecord, report: TaskUpdateRequest | TaskActionRequest)
         )
 
 
-def _led_to_retry(task: TaskRecord, report: TaskUpdateRequest) -> bool:
-    """Tell whether this very report has put the task back into its queue: then it is a repeat."""
+def _has_caused_retry(task: TaskRecord, report: TaskUpdateRequest) -> bool:
+    """Return whether this report has requeued the task already: then it is a repeat."""
     return (
         (task.status, report.status, report.attempt) == (TaskStatus.PENDING, TaskStatus.FAILED, task.attempt)
         and task.error_code == retry_policy.ERROR

@@ -1,6 +1,7 @@
-"""Records as the messages and events that tell of them."""
+"""Turn records into messages, and record the events and wake-ups that follow a commit."""
 
 from functools import partial
+from typing import TypeVar
 
 from zndraw_joblib.contract.events import (
     Emission,
@@ -10,16 +11,25 @@ from zndraw_joblib.contract.events import (
     room_of,
     workers_of,
 )
-from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.messages import PaginatedResponse, TaskResponse
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.server.ports import job_key, task_key
+from zndraw_joblib.server.ports import Page, job_key, task_key
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import TaskRecord
 
+Item = TypeVar("Item")
+
+
+def page_response(
+    model: type[PaginatedResponse[Item]], items: list[Item], total: int, part: Page
+) -> PaginatedResponse[Item]:
+    """Return the response of a list."""
+    return model.model_construct(items=items, total=total, limit=part.limit, offset=part.offset)
+
 
 def task_response(task: TaskRecord, position: int | None = None) -> TaskResponse:
-    """Return a task as an answer shows it."""
+    """Return a task as responses contain it."""
     return TaskResponse.model_construct(
         id=task.id,
         job_name=str(task.job),
@@ -43,26 +53,26 @@ def task_response(task: TaskRecord, position: int | None = None) -> TaskResponse
 
 
 def publish_status(tx: Transaction, task: TaskRecord, position: int | None = None) -> None:
-    """Let the room know of a task's new status, after the commit.
+    """Publish a task's new status to its room after the commit.
 
-    Its waiters hear of its end, and its job's workers that it is in its queue.
+    If the task has ended, wake its waiters; if it is in its queue, announce it to the workers of its job.
     """
     tx.emit((task.id, task.status, task.attempt), partial(_status_emission, task, position))
     if task.status in TERMINAL:
         tx.wake(task_key(task.id))
-    elif task.status == TaskStatus.PENDING and task.run_at is None:
+    elif task.is_queued:
         publish_available(tx, task)
 
 
 def publish_available(tx: Transaction, task: TaskRecord) -> None:
-    """Let the workers of a pending task's job know of it, after the commit; of an internal one, servers."""
+    """Announce a queued task after the commit: to the workers of its job, or to the servers if internal."""
     if task.job.room_id != INTERNAL:
         tx.emit((task.id, "available"), partial(_available_emission, task))
     tx.wake(job_key(task.job), 1)
 
 
 def publish_jobs_changed(tx: Transaction, room_id: str) -> None:
-    """Let a room know, after the commit, that its list of jobs or of their workers has changed."""
+    """Publish to a room, after the commit, that its list of jobs or their workers has changed."""
     tx.emit(room_id, lambda: Emission(JobsInvalidate(), room_of(room_id)))
 
 

@@ -1,10 +1,9 @@
-"""One cycle of the sweeper, in bounded transactions: who is silent, what is stuck, what was abandoned.
+"""The steps of a sweeper cycle: remove stale workers, recover stuck tasks, fail expired ones, prune.
 
-Source: seeds 000 and 003. Each function does one batch and tells how much it did; call it until that is
-nothing. `preview` shows what they would do, by the same decisions, and touches nothing.
+Each function handles one batch in one transaction and returns its size; the sweeper repeats it until the
+batch is not full. `preview` returns what a cycle would do, and changes nothing.
 """
 
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
@@ -13,109 +12,106 @@ from zndraw_joblib.contract.messages import PlannedChange, SweeperMode, SweeperP
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import retry_policy, serializers, workers
-from zndraw_joblib.server.service.workers import Counts
-from zndraw_joblib.server.store import expiry, providers, results, runtime_settings
+from zndraw_joblib.server.service.workers import Counts, Decide
+from zndraw_joblib.server.store import provider_requests, results, runtime_settings
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.expiry import Wanted
-from zndraw_joblib.server.store.tasks import TaskRecord
+from zndraw_joblib.server.store.tasks import Condition, TaskRecord, expiry
 
 WORKERS_PER_BATCH = 128
 TASKS_PER_BATCH = 1000
-_MODE = "sweeper_mode"
-# A heartbeat this far ahead of the clock is jitter; beyond it the clock was set back.
-_UNREAD = timedelta(hours=1)
 _RESULT_PARTS = 16
-_FUTURE = timedelta(seconds=5)
-
-Decide = Callable[[TaskRecord, datetime, float], TaskRecord]
+_MODE = "sweeper_mode"
+# Provider requests are kept for this long after they expired.
+_KEEP_REQUESTS = timedelta(hours=1)
+# A heartbeat that is further ahead of the clock was made before the clock was set back.
+_MAX_CLOCK_JITTER = timedelta(seconds=5)
 
 
 class Rule(NamedTuple):
-    """Which held tasks cannot stay as they are, and what becomes of them."""
+    """Which held tasks to recover, and their new state."""
 
-    wanted: Wanted
+    wanted: Condition
     decide: Decide
 
 
 async def mode(tx: Transaction, default: SweeperMode) -> SweeperMode:
-    """Return how sweepers shall work: as a superuser said, else as the settings say."""
-    said = await runtime_settings.get(tx, _MODE)
-    return default if said is None else SweeperMode(said)
+    """Return the mode that a superuser has set for all sweepers, or the default."""
+    stored = await runtime_settings.get(tx, _MODE)
+    return default if stored is None else SweeperMode(stored)
 
 
 async def set_mode(tx: Transaction, wanted: SweeperMode) -> None:
-    """Let the sweepers of all servers work so from their next cycle on."""
+    """Set the mode of the sweepers of all servers, from their next cycle on."""
     await runtime_settings.put(tx, _MODE, wanted.value)
 
 
 async def count_workers(tx: Transaction, timeout: timedelta) -> tuple[int, int]:
-    """Count all workers, and those that are silent for longer than `timeout`."""
+    """Count all workers, and those without a heartbeat for `timeout`."""
     return await store.count(tx), await store.count(tx, await tx.now() - timeout)
 
 
 async def stale_workers(tx: Transaction, timeout: timedelta) -> list[UUID]:
-    """Return a batch of workers that are silent for longer than `timeout`."""
+    """Lock and return a batch of workers without a heartbeat for `timeout`."""
     return await store.lock_if_stale(tx, await tx.now() - timeout, WORKERS_PER_BATCH)
 
 
 async def retire_stale(
     tx: Transaction, timeout: timedelta, only: UUID | None = None, counts: Counts | None = None
 ) -> int:
-    """Retire a batch of workers that are silent for longer than `timeout`, or one of them.
+    """Retire a batch of workers without a heartbeat for `timeout`, or only one worker.
 
-    They are judged and locked in one statement: a beat that arrives first saves its worker.
+    One statement checks and locks them: a worker whose heartbeat commits first stays.
     """
-    await store.clamp_future_heartbeats(tx, _FUTURE)
+    await store.clamp_future_heartbeats(tx, _MAX_CLOCK_JITTER)
     stale = await store.lock_if_stale(tx, await tx.now() - timeout, WORKERS_PER_BATCH, only)
     await workers.retire(tx, stale, counts)
     return len(stale)
 
 
 def stuck(now: datetime, timeout: timedelta) -> Rule:
-    """Tasks of internal jobs that are held for longer than `timeout`."""
+    """Return the rule for tasks of internal jobs that were held for longer than `timeout`."""
     return Rule(
         expiry.stuck_inside(now - timeout), lambda task, at, _: retry_policy.internal_timeout(task, at)
     )
 
 
 def abandoned() -> Rule:
-    """Held tasks of remote jobs whose worker is gone without a trace."""
-    return Rule(expiry.abandoned(), retry_policy.lost)
+    """Return the rule for held tasks of remote jobs whose worker does not exist."""
+    return Rule(expiry.abandoned(), retry_policy.worker_lost)
 
 
 def overdue(now: datetime) -> Rule:
-    """Held tasks that were not started in time, or run for too long."""
+    """Return the rule for held tasks whose deadline to start or to end has passed."""
     return Rule(expiry.overdue(now), retry_policy.overdue)
 
 
 async def fail_stuck(tx: Transaction, timeout: timedelta, counts: Counts | None = None) -> int:
-    """End internal tasks that are held for longer than `timeout`."""
-    return await _settle(tx, stuck(await tx.now(), timeout), counts)
+    """Fail internal tasks that were held for longer than `timeout`."""
+    return await _recover(tx, stuck(await tx.now(), timeout), counts)
 
 
 async def recover_abandoned(tx: Transaction, counts: Counts | None = None) -> int:
-    """Settle tasks whose worker does not exist."""
-    return await _settle(tx, abandoned(), counts)
+    """Fail or requeue tasks whose worker does not exist."""
+    return await _recover(tx, abandoned(), counts)
 
 
 async def recover_overdue(tx: Transaction, counts: Counts | None = None) -> int:
-    """Settle tasks that were not started in time, or run for too long."""
-    return await _settle(tx, overdue(await tx.now()), counts)
+    """Fail or requeue tasks whose deadline to start or to end has passed."""
+    return await _recover(tx, overdue(await tx.now()), counts)
 
 
-async def _settle(tx: Transaction, rule: Rule, counts: Counts | None) -> int:
+async def _recover(tx: Transaction, rule: Rule, counts: Counts | None) -> int:
     found = await expiry.held(tx, rule.wanted, limit=TASKS_PER_BATCH)
     return await workers.recover_tasks(tx, found, rule.decide, counts)
 
 
 async def fail_expired(tx: Transaction, counts: Counts | None = None) -> int:
-    """Fail pending tasks that nobody claimed in time."""
+    """Fail pending tasks whose `expires_at` has passed."""
     now = await tx.now()
-    moves = [
-        (task, retry_policy.expired(task, now)) for task in await expiry.expired(tx, now, TASKS_PER_BATCH)
-    ]
+    expired = await expiry.expired(tx, now, TASKS_PER_BATCH)
+    moves = [(task, retry_policy.expired(task, now)) for task in expired]
     await task_store.move(tx, moves)
     for _, after in moves:
         serializers.publish_status(tx, after)
@@ -126,59 +122,59 @@ async def fail_expired(tx: Transaction, counts: Counts | None = None) -> int:
 
 
 async def enqueue_due(tx: Transaction) -> int:
-    """Let tasks into their queues whose time has come."""
-    now = await tx.now()
-    moves = [(task, retry_policy.due(task)) for task in await expiry.due(tx, now, TASKS_PER_BATCH)]
+    """Move scheduled tasks whose `run_at` has passed into their queues."""
+    due = await expiry.lock_due(tx, await tx.now(), TASKS_PER_BATCH)
+    moves = [(task, retry_policy.due(task)) for task in due]
     await task_store.move(tx, moves)
     for _, after in moves:
         serializers.publish_available(tx, after)
     return len(moves)
 
 
-async def prune_provider_requests(tx: Transaction) -> int:
-    """Forget reads that nobody waits for, and results that have expired."""
-    calls = await providers.prune_requests(tx, await tx.now() - _UNREAD, TASKS_PER_BATCH)
-    # A batch of results is small, for they may be large: if there was one, there may be more.
-    return TASKS_PER_BATCH if await results.prune(tx, _RESULT_PARTS) else calls
-
-
 async def next_due(tx: Transaction) -> float | None:
-    """Return in how many seconds the time of the next task comes, None if none waits for its time."""
+    """Return the seconds until the next scheduled task is due, None without one."""
     at = await expiry.next_due(tx)
     return None if at is None else (at - await tx.now()).total_seconds()
 
 
-async def prune(tx: Transaction, keep: timedelta, after: int) -> tuple[int, int | None]:
-    """Remove tasks that ended longer ago than `keep`, from among the thousand that follow `after` by `seq`.
+async def prune_provider_requests(tx: Transaction) -> int:
+    """Delete old provider requests and expired provider results."""
+    deleted = await provider_requests.prune(tx, await tx.now() - _KEEP_REQUESTS, TASKS_PER_BATCH)
+    # Results may be large, so their batches are small: after any deletion there may be more.
+    return TASKS_PER_BATCH if await results.prune(tx, _RESULT_PARTS) else deleted
 
-    Tell how many, and the `seq` to go on from; None at the end.
+
+async def prune(tx: Transaction, keep: timedelta, after: int) -> tuple[int, int | None]:
+    """Delete tasks that ended longer than `keep` ago, among the thousand that follow `after` by `seq`.
+
+    Return how many, and the `seq` to continue from; None at the end.
     """
     return await task_store.prune(tx, await tx.now() - keep, after, TASKS_PER_BATCH)
 
 
 async def preview(tx: Transaction, timeout: timedelta, internal_timeout: timedelta) -> SweeperPreview:
-    """Return what a cycle would do now, of each kind at most one batch."""
+    """Return what a cycle would do now, at most one batch of each kind."""
     now = await tx.now()
-    silent = await store.silent(tx, now - timeout, WORKERS_PER_BATCH)
+    stale = await store.stale(tx, now - timeout, WORKERS_PER_BATCH)
     rules = [stuck(now, internal_timeout), abandoned(), overdue(now)]
-    if silent:
-        rules.append(Rule(expiry.held_by(silent), retry_policy.lost))
+    if stale:
+        rules.append(Rule(expiry.held_by(stale), retry_policy.worker_lost))
     changes: dict[UUID, PlannedChange] = {}
     for rule in rules:
         for task in await expiry.held(tx, rule.wanted, limit=TASKS_PER_BATCH, lock=False):
             changes.setdefault(task.id, _planned(task, rule.decide(task, now, 0.0)))
     for task in await expiry.expired(tx, now, TASKS_PER_BATCH, lock=False):
         changes.setdefault(task.id, _planned(task, retry_policy.expired(task, now)))
-    scanned, stale = await count_workers(tx, timeout)
-    return SweeperPreview(scanned=scanned, stale=stale, workers=silent, tasks=list(changes.values()))
+    scanned, stale_count = await count_workers(tx, timeout)
+    return SweeperPreview(scanned=scanned, stale=stale_count, workers=stale, tasks=list(changes.values()))
 
 
 def _planned(task: TaskRecord, after: TaskRecord) -> PlannedChange:
-    is_back = after.status == TaskStatus.PENDING
+    is_requeued = after.status == TaskStatus.PENDING
     return PlannedChange(
         id=task.id,
         before=task.status,
         after=after.status,
-        reason=(after.reason if is_back else after.error_code) or "",
+        reason=(after.reason if is_requeued else after.error_code) or "",
         run_at=after.run_at,
     )

@@ -1,4 +1,4 @@
-"""Submit, report and read tasks. The writers take a list and give a result or a problem for each item."""
+"""Submit, report and read tasks. Submissions and reports come in lists; each item gets its own result."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,6 @@ from zndraw_joblib.contract.messages import (
     TaskUpdateRequest,
 )
 from zndraw_joblib.contract.names import INTERNAL, JobName
-from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.problems import (
     InternalJobNotConfigured,
     JobNotFound,
@@ -28,22 +27,23 @@ from zndraw_joblib.server.ports import Identity, Page, job_key
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import payloads, retry_policy, rules, serializers
 from zndraw_joblib.server.store import jobs as job_store
-from zndraw_joblib.server.store import pages
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.positions import positions
-from zndraw_joblib.server.store.tasks import TaskRecord
+from zndraw_joblib.server.store.jobs import JobRecord
+from zndraw_joblib.server.store.tasks import Move, TaskRecord, pages
+from zndraw_joblib.server.store.tasks.positions import positions
 
-Answer = TaskResponse | ProblemException
+ReportResult = TaskResponse | ProblemException
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One call of a job, from a room. `is_configured`: an internal job has an executor here.
+    """A task to submit from a room.
 
-    `exclusive_start`: that starts a task once, however often it is told of it; `is_deferred`: it is told later.
-    `is_bounded`: its room may have only so many tasks under way.
-    `validated_schema` is a schema, as JSON, that the payload is known to fit. `options`: when, how urgently, how often.
+    For an internal job, `is_configured`: this server has an executor; `exclusive_start`: the executor starts
+    a task once, however often it is dispatched; `is_deferred`: the dispatcher claims the task later.
+    `is_bounded`: the number of held tasks of the room is limited.
+    `validated_schema`: a schema as JSON that the payload is known to match.
     """
 
     caller: Identity
@@ -61,7 +61,7 @@ class Submission:
 
 
 class Report(NamedTuple):
-    """What somebody says of a task."""
+    """A report of a task's new status."""
 
     caller: Identity
     task_id: UUID
@@ -69,9 +69,9 @@ class Report(NamedTuple):
 
 
 async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskResponse | Exception]:
-    """Add tasks: pending, or claimed at once where the job is internal and the server will dispatch it.
+    """Insert tasks: pending, or claimed if the job is internal and the server dispatches it at once.
 
-    The answer to one whose payload is laborious to check is `MuchWork`.
+    The result for a payload whose validation may take long is `ExpensiveValidation`.
     """
     jobs = await job_store.lock_by_names(tx, list(dict.fromkeys(item.job for item in items)))
     now = await tx.now()
@@ -80,22 +80,22 @@ async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskRespo
     tasks = [task for task in made if isinstance(task, TaskRecord)]
     if tasks:
         await store.add(tx, tasks)
-    standing = await _standing(tx, tasks, jobs)
+    positions_by_priority = await _positions_by_priority(tx, tasks, jobs)
     pending = {job.id: job.pending for job in jobs.values()}
-    answers: list[TaskResponse | Exception] = []
+    results: list[TaskResponse | Exception] = []
     for item, task in zip(items, made, strict=True):
         if isinstance(task, Exception):
-            answers.append(task)
+            results.append(task)
             continue
         if item.is_deferred and task.status == TaskStatus.CLAIMED:
             tx.wake(job_key(task.job), 1)
         position = None
-        if task.status == TaskStatus.PENDING and task.run_at is None:
+        if task.is_queued:
             position = pending[task.job_id] = pending[task.job_id] + 1
-        position = standing.get(task.id, position)
+        position = positions_by_priority.get(task.id, position)
         serializers.publish_status(tx, task, position)
-        answers.append(serializers.task_response(task, position))
-    return answers
+        results.append(serializers.task_response(task, position))
+    return results
 
 
 def _check(item: Submission, schema: str | None) -> Exception | None:
@@ -112,10 +112,10 @@ def _check(item: Submission, schema: str | None) -> Exception | None:
     return None
 
 
-async def _standing(
-    tx: Transaction, made: Sequence[TaskRecord], jobs: Mapping[JobName, Any]
+async def _positions_by_priority(
+    tx: Transaction, made: Sequence[TaskRecord], jobs: Mapping[JobName, JobRecord]
 ) -> dict[UUID, int]:
-    """Return the positions of new tasks in queues of more than one lane: those are not at the end."""
+    """Return the positions of new tasks in queues with several priorities, which need not be the last."""
     for job in jobs.values():
         if not job.has_lanes and any(task.job_id == job.id and task.lane for task in made):
             await job_store.record_priorities(tx, job.id)
@@ -124,55 +124,50 @@ async def _standing(
     return await positions(tx, list((await store.lock(tx, ids)).values())) if ids else {}
 
 
-def _task(item: Submission, job: Any, now: datetime) -> TaskRecord:
-    options = item.options
-    policy = job_store.policy_of(job.policy)
-    run_at = (
-        options.run_at if options.delay_seconds is None else now + timedelta(seconds=options.delay_seconds)
-    )
+def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
+    options, policy = item.options, job.policy
+    run_at = options.run_at
+    if options.delay_seconds is not None:
+        run_at = now + timedelta(seconds=options.delay_seconds)
     if run_at is not None and run_at <= now:
         run_at = None
-    expires = (
-        None if options.expires_in_seconds is None else now + timedelta(seconds=options.expires_in_seconds)
-    )
-    # What may not run at once waits in its queue, from which the dispatcher takes it.
-    may_wait = run_at is not None or job.paused or policy.max_in_flight is not None or item.is_bounded
-    if item.job.room_id != INTERNAL or may_wait:
-        return _new(item, job, policy, now, run_at=run_at, expires_at=expires)
-    task = _new(item, job, policy, now, status=TaskStatus.CLAIMED, claimed_at=now, attempt=1)
-    due = (
-        now
-        if item.is_deferred
-        else retry_policy.dispatch_deadline(task, now, exclusive_start=item.exclusive_start)
-    )
-    return replace(task, deadline=due)
-
-
-def _new(item: Submission, job: Any, policy: JobPolicy, now: datetime, **state: Any) -> TaskRecord:
-    options = item.options
-    known = {"status": TaskStatus.PENDING, **state}
-    return TaskRecord(
-        lane=-(policy.priority if options.priority is None else options.priority),
-        max_attempts=options.max_attempts,
-        policy=policy,
+    expires_at = None
+    if options.expires_in_seconds is not None:
+        expires_at = now + timedelta(seconds=options.expires_in_seconds)
+    task = TaskRecord(
         seq=0,
         id=uuid4(),
         job_id=job.id,
         job=item.job,
         room_id=item.room_id,
+        status=TaskStatus.PENDING,
         created_by=item.caller.id,
         payload=item.payload,
         created_at=now,
-        **known,
+        lane=-(policy.priority if options.priority is None else options.priority),
+        max_attempts=options.max_attempts,
+        policy=policy,
     )
+    # A task that may not start at once waits in its queue, where the dispatcher finds it.
+    may_wait = run_at is not None or job.paused or policy.max_in_flight is not None or item.is_bounded
+    if item.job.room_id != INTERNAL or may_wait:
+        task.run_at, task.expires_at = run_at, expires_at
+        return task
+    task = replace(task, status=TaskStatus.CLAIMED, claimed_at=now, attempt=1)
+    if item.is_deferred:
+        task.deadline = now
+    else:
+        exclusive_start = item.exclusive_start
+        task.deadline = retry_policy.dispatch_deadline(task, now, exclusive_start=exclusive_start)
+    return task
 
 
-async def report(tx: Transaction, items: Sequence[Report]) -> list[Answer]:
-    """Move tasks as their holders, submitters or superusers say, in the order of the list."""
+async def report(tx: Transaction, items: Sequence[Report]) -> list[ReportResult]:
+    """Apply reports of workers, submitters and superusers in the order of the list."""
     current = await store.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
     now = await tx.now()
-    moves: list[tuple[TaskRecord, TaskRecord]] = []
-    answers: list[TaskRecord | ProblemException] = []
+    moves: list[Move] = []
+    results: list[TaskRecord | ProblemException] = []
     for item in items:
         task = current.get(item.task_id)
         try:
@@ -180,27 +175,24 @@ async def report(tx: Transaction, items: Sequence[Report]) -> list[Answer]:
                 raise TaskNotFound(f"Task {item.task_id} not found")
             after = rules.decide(item.caller, task, item.update, now, random.random())  # noqa: S311 - jitter
         except ProblemException as problem:
-            answers.append(problem)
+            results.append(problem)
             continue
         if after is not task:
             moves.append((task, after))
             current[item.task_id] = after
-        answers.append(after)
+        results.append(after)
     await store.move(tx, moves)
     await job_service.restore_needed(tx, [after for _, after in moves])
-    standing = await positions(tx, [task for task in answers if isinstance(task, TaskRecord)])
+    found_at = await positions(tx, [task for task in results if isinstance(task, TaskRecord)])
     for _, after in moves:
-        serializers.publish_status(tx, after, standing.get(after.id))
-    await job_service.soft_delete_orphans(tx, _emptied(moves))
+        serializers.publish_status(tx, after, found_at.get(after.id))
+    # Only a task that was pending could keep its job from being an orphan.
+    emptied = {before.job_id for before, _ in moves if before.status == TaskStatus.PENDING}
+    await job_service.soft_delete_orphans(tx, sorted(emptied))
     return [
-        serializers.task_response(task, standing.get(task.id)) if isinstance(task, TaskRecord) else task
-        for task in answers
+        serializers.task_response(task, found_at.get(task.id)) if isinstance(task, TaskRecord) else task
+        for task in results
     ]
-
-
-def _emptied(moves: Sequence[tuple[TaskRecord, TaskRecord]]) -> list[UUID]:
-    # Only a task that was still pending could keep its job from being an orphan.
-    return sorted({before.job_id for before, _ in moves if before.status == TaskStatus.PENDING})
 
 
 async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
@@ -208,25 +200,18 @@ async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
     task = await store.by_id(tx, task_id)
     if task is None:
         raise TaskNotFound(f"Task {task_id} not found")
-    standing = await positions(tx, [task])
-    return serializers.task_response(task, standing.get(task.id))
+    found_at = await positions(tx, [task])
+    return serializers.task_response(task, found_at.get(task.id))
 
 
 async def page(
-    tx: Transaction,
-    room_id: str,
-    status: TaskStatus | None,
-    *,
-    part: Page,
-    job: UUID | None = None,
+    tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, job: UUID | None = None
 ) -> PaginatedResponse[TaskResponse]:
-    """Return one page of a room's tasks, of one status and one job where these are given."""
+    """Return one page of a room's tasks, optionally of one status and of one job."""
     found, total = await pages.page(tx, pages.in_room(room_id, status, job), part)
-    standing = await positions(tx, found)
-    items = [serializers.task_response(task, standing.get(task.id)) for task in found]
-    return PaginatedResponse[TaskResponse].model_construct(
-        items=items, total=total, limit=part.limit, offset=part.offset
-    )
+    found_at = await positions(tx, found)
+    items = [serializers.task_response(task, found_at.get(task.id)) for task in found]
+    return serializers.page_response(PaginatedResponse[TaskResponse], items, total, part)
 
 
 async def ended(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
@@ -235,5 +220,5 @@ async def ended(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
 
 
 def has_ended(task: TaskResponse) -> bool:
-    """Tell whether nothing more will happen to a task."""
+    """Return whether a task has ended."""
     return task.status in TERMINAL

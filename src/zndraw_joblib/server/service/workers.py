@@ -1,10 +1,10 @@
-"""Workers: how they come, show that they live, and leave. Every way of leaving ends in `retire`."""
+"""Workers: creation, heartbeats, draining and removal. Every removal ends in `retire`."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import (
@@ -20,28 +20,27 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, worker_key
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import providers, retry_policy, rules, serializers
-from zndraw_joblib.server.store import expiry
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.positions import positions
-from zndraw_joblib.server.store.tasks import TaskRecord, TaskState
+from zndraw_joblib.server.store.tasks import TaskRecord, TaskState, expiry
+from zndraw_joblib.server.store.tasks.positions import positions
+from zndraw_joblib.server.store.workers import WorkerRecord
+
+Decide = Callable[[TaskRecord, datetime, float], TaskRecord]
 
 
 @dataclass(slots=True)
 class Counts:
-    """How many held tasks went back to their queues, and how many ended."""
+    """How many held tasks were requeued, and how many failed."""
 
     released: int = 0
     failed: int = 0
 
 
 class Heartbeat(NamedTuple):
-    """A worker shows that it lives. `interval` seconds until the next beat is due.
-
-    `named` are the tasks that it takes itself to hold.
-    """
+    """A heartbeat of a worker: the next is due after `interval` seconds. `named`: tasks it believes it holds."""
 
     caller: Identity
     worker_id: UUID
@@ -51,68 +50,71 @@ class Heartbeat(NamedTuple):
 
 
 async def create(tx: Transaction, caller: Identity, interval: float) -> WorkerResponse:
-    """Make a worker that belongs to the caller."""
+    """Create a worker that belongs to the caller."""
     worker_id = await store.add(tx, caller.id)
     return WorkerResponse(id=worker_id, last_heartbeat=await tx.now(), heartbeat_interval_seconds=interval)
 
 
 async def heartbeat(tx: Transaction, items: Sequence[Heartbeat]) -> list[WorkerResponse | ProblemException]:
-    """Note that workers live; only their owners may say so. The tasks that they name get their verdicts."""
+    """Record heartbeats, which only the owner of a worker may send. Return verdicts on the named tasks."""
     workers = await store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
-    now = await tx.now()
-    owners = {worker_id: row.owner_id for worker_id, row in workers.items()}
-    heard = [item for item in items if owners.get(item.worker_id) == item.caller.id]
-    named = dict.fromkeys(task.id for item in heard for task in item.named)
-    tasks = await task_store.states(tx, list(named)) if named else {}
-    answers: list[WorkerResponse | ProblemException] = []
-    for item in items:
-        if item.worker_id not in owners:
-            answers.append(WorkerNotFound(f"Worker {item.worker_id} not found"))
-        elif owners[item.worker_id] != item.caller.id:
-            answers.append(Forbidden("Not authorized: the worker belongs to somebody else"))
-        else:
-            answers.append(
-                WorkerResponse.model_construct(
-                    id=item.worker_id,
-                    last_heartbeat=now,
-                    heartbeat_interval_seconds=item.interval,
-                    drain=workers[item.worker_id].draining,
-                    tasks=_verdicts(item, tasks),
-                )
-            )
-    await store.heartbeat(tx, [item.worker_id for item in heard])
-    for item in heard:
+    problems = [_problem(item, workers.get(item.worker_id)) for item in items]
+    valid = [item for item, problem in zip(items, problems, strict=True) if problem is None]
+    named = dict.fromkeys(task.id for item in valid for task in item.named)
+    states = await task_store.states(tx, list(named)) if named else {}
+    await store.heartbeat(tx, [item.worker_id for item in valid])
+    for item in valid:
         if item.max_tasks is not None and item.max_tasks != workers[item.worker_id].max_tasks:
-            await store.update_row(tx, item.worker_id, max_tasks=item.max_tasks)
+            await store.set_max_tasks(tx, item.worker_id, item.max_tasks)
             tx.wake(worker_key(item.worker_id))
-    return answers
-
-
-async def keep_alive(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
-    """Note that workers live whose requests are open. Those that are gone are passed over."""
-    await store.heartbeat(tx, worker_ids)
-
-
-def _verdicts(item: Heartbeat, tasks: Mapping[UUID, TaskState]) -> list[TaskVerdict]:
+    now = await tx.now()
     return [
-        TaskVerdict.model_construct(
-            id=task.id, verdict=rules.verdict(tasks.get(task.id), item.worker_id, task.attempt)
-        )
-        for task in item.named
+        problem or _response(item, workers[item.worker_id], states, now)
+        for item, problem in zip(items, problems, strict=True)
     ]
 
 
+def _problem(item: Heartbeat, worker: WorkerRecord | None) -> ProblemException | None:
+    if worker is None:
+        return WorkerNotFound(f"Worker {item.worker_id} not found")
+    if worker.owner_id != item.caller.id:
+        return Forbidden("Not authorized: the worker belongs to another user")
+    return None
+
+
+def _response(
+    item: Heartbeat, worker: WorkerRecord, states: Mapping[UUID, TaskState], now: datetime
+) -> WorkerResponse:
+    return WorkerResponse.model_construct(
+        id=item.worker_id,
+        last_heartbeat=now,
+        heartbeat_interval_seconds=item.interval,
+        drain=worker.draining,
+        tasks=[
+            TaskVerdict.model_construct(
+                id=task.id, verdict=rules.verdict(states.get(task.id), item.worker_id, task.attempt)
+            )
+            for task in item.named
+        ],
+    )
+
+
+async def keep_alive(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
+    """Record heartbeats for workers whose requests are open. Workers that do not exist are skipped."""
+    await store.heartbeat(tx, worker_ids)
+
+
 async def remove(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
-    """Remove a worker at the wish of its owner or a superuser."""
+    """Remove a worker at the request of its owner or a superuser."""
     await _owned(tx, caller, worker_id)
     await retire(tx, [worker_id])
 
 
 async def remove_if_silent(tx: Transaction, worker_id: UUID, since: datetime) -> bool:
-    """Remove a worker that gave no sign of life from `since` on. Tell whether it was so."""
-    silent = await store.lock_if_stale(tx, since, 1, only=worker_id)
-    await retire(tx, silent)
-    return bool(silent)
+    """Remove a worker without a heartbeat since a time. Return whether it was removed."""
+    stale = await store.lock_if_stale(tx, since, 1, only=worker_id)
+    await retire(tx, stale)
+    return bool(stale)
 
 
 async def check_serves(tx: Transaction, worker_id: UUID, name: JobName) -> None:
@@ -124,12 +126,13 @@ async def check_serves(tx: Transaction, worker_id: UUID, name: JobName) -> None:
 async def retire(tx: Transaction, worker_ids: Sequence[UUID], counts: Counts | None = None) -> None:
     """Remove workers, which the caller has locked.
 
-    What they hold fails, or goes back to its queue where its job wants that. Jobs that nobody serves any
-    more, and that have nothing to do, are hidden. Source: the cascade of seed 000.
+    Their tasks fail, or are requeued if the job's policy says so. Their links and provider registrations
+    are deleted. Jobs that have no worker and no pending task then are soft-deleted.
     """
     if not worker_ids:
         return
-    await recover_tasks(tx, await expiry.lock_held_by(tx, worker_ids), retry_policy.lost, counts)
+    held = await expiry.lock_held_by(tx, worker_ids)
+    await recover_tasks(tx, held, retry_policy.worker_lost, counts)
     await providers.remove_workers(tx, worker_ids)
     job_ids = await store.remove(tx, worker_ids)
     for room_id in await job_store.rooms(tx, job_ids) if job_ids else []:
@@ -140,69 +143,66 @@ async def retire(tx: Transaction, worker_ids: Sequence[UUID], counts: Counts | N
 
 
 async def recover_tasks(
-    tx: Transaction,
-    found: Sequence[TaskRecord],
-    decide: Callable[[TaskRecord, datetime, float], TaskRecord],
-    counts: Counts | None = None,
+    tx: Transaction, found: Sequence[TaskRecord], decide: Decide, counts: Counts | None = None
 ) -> int:
-    """Let `decide` say what becomes of held tasks, which the caller has locked. Return how many there are."""
+    """Fail or requeue held tasks, which the caller has locked, as `decide` returns. Return their number."""
     now = await tx.now()
     moves = [(task, decide(task, now, random.random())) for task in found]  # noqa: S311 - jitter
     await task_store.move_alike(tx, moves)
     await job_service.restore_needed(tx, [after for _, after in moves])
-    standing = await positions(tx, [after for _, after in moves])
+    found_at = await positions(tx, [after for _, after in moves])
     for _, after in moves:
-        serializers.publish_status(tx, after, standing.get(after.id))
+        serializers.publish_status(tx, after, found_at.get(after.id))
     if counts is not None:
-        back = sum(after.status == TaskStatus.PENDING for _, after in moves)
-        counts.released, counts.failed = counts.released + back, counts.failed + len(moves) - back
+        requeued = sum(after.status == TaskStatus.PENDING for _, after in moves)
+        counts.released += requeued
+        counts.failed += len(moves) - requeued
     return len(moves)
 
 
 async def drain(tx: Transaction, caller: Identity, worker_id: UUID, interval: float) -> WorkerResponse:
-    """Ask a worker, at the wish of its owner or a superuser, to claim no more and to leave.
+    """Ask a worker, at the request of its owner or a superuser, to claim no more tasks and to leave.
 
-    Raises `Conflict` for one that runs internal tasks: nobody could tell its process to begin again.
+    Raises `Conflict` for the worker of an internal-worker process: a drained one could not be resumed.
     """
-    row = await _owned(tx, caller, worker_id)
-    if row.owner_id == INTERNAL:
+    worker = await _owned(tx, caller, worker_id)
+    if worker.owner_id == INTERNAL:
         raise Conflict(
-            f"Worker {worker_id} runs internal tasks and cannot be drained: SIGTERM lets a process of "
-            "internal-worker finish what it runs; a pause of their jobs keeps new tasks waiting"
+            f"Worker {worker_id} runs internal tasks and cannot be drained. To stop it after its running "
+            "tasks, send SIGTERM to its internal-worker process; to keep new tasks waiting, pause their jobs"
         )
-    await store.update_row(tx, worker_id, draining=True)
+    await store.set_draining(tx, worker_id)
     tx.wake(worker_key(worker_id))
     return WorkerResponse(
-        id=worker_id, last_heartbeat=row.last_heartbeat, heartbeat_interval_seconds=interval, drain=True
+        id=worker_id, last_heartbeat=worker.last_heartbeat, heartbeat_interval_seconds=interval, drain=True
     )
 
 
 async def unlink_job(tx: Transaction, caller: Identity, worker_id: UUID, name: JobName) -> None:
-    """Take one job off a worker. Raises `JobNotFound` where it does not serve it."""
+    """Unregister a worker from one job. Raises `JobNotFound` if it does not serve it."""
     await _owned(tx, caller, worker_id)
     job = await job_store.by_name_with_deleted(tx, name)
     if job is None or not await store.unlink(tx, worker_id, job.id):
         raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
-    await store.heartbeat(
-        tx, [worker_id]
-    )  # a claim that waits for the worker's lock learns of the change by it
+    # `lock_with_queues` sees by the heartbeat that a job was unlinked.
+    await store.heartbeat(tx, [worker_id])
     serializers.publish_jobs_changed(tx, name.room_id)
     await job_service.soft_delete_orphans(tx, [job.id])
-    # Open claims of the worker look again at what it may claim.
+    # Waiting claims of the worker now exclude this job.
     tx.wake(worker_key(worker_id))
 
 
-async def _owned(tx: Transaction, caller: Identity, worker_id: UUID) -> Any:
-    row = (await store.lock(tx, [worker_id])).get(worker_id)
-    if row is None:
+async def _owned(tx: Transaction, caller: Identity, worker_id: UUID) -> WorkerRecord:
+    worker = (await store.lock(tx, [worker_id])).get(worker_id)
+    if worker is None:
         raise WorkerNotFound(f"Worker {worker_id} not found")
-    if row.owner_id != caller.id and not caller.is_superuser:
-        raise Forbidden("Not authorized: the worker belongs to somebody else")
-    return row
+    if worker.owner_id != caller.id and not caller.is_superuser:
+        raise Forbidden("Not authorized: the worker belongs to another user")
+    return worker
 
 
 async def page(tx: Transaction, room_id: str | None, part: Page) -> PaginatedResponse[WorkerSummary]:
-    """Return one page of all workers, or of those that serve a job which a room sees."""
-    rows, total = await store.page(tx, room_id, part)
-    items = [WorkerSummary(**row._mapping) for row in rows]
-    return PaginatedResponse[WorkerSummary](items=items, total=total, limit=part.limit, offset=part.offset)
+    """Return one page of all workers, or of those that serve a job which a room lists."""
+    found, total = await store.page(tx, room_id, part)
+    items = [WorkerSummary(**worker._asdict()) for worker in found]
+    return serializers.page_response(PaginatedResponse[WorkerSummary], items, total, part)

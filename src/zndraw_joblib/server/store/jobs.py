@@ -1,26 +1,91 @@
-"""Jobs: named functions with a schema."""
+"""Jobs: named functions with a JSON Schema."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement, Row, and_, bindparam, func, select, update
+from sqlalchemy import ColumnElement, and_, bindparam, func, select, update
 
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL, RESERVED, JobName
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction, dialect
+from zndraw_joblib.server.store.pages import fetch_page
 from zndraw_joblib.server.store.tables import Job, WorkerJobLink
 
 jobs = Job.__table__
 links = WorkerJobLink.__table__
 
+
+@lru_cache(maxsize=4096)
+def policy_of(stored: str | None) -> JobPolicy:
+    """Return a job's policy from the text in its column `policy`."""
+    return JobPolicy() if stored is None else JobPolicy.model_validate_json(stored)
+
+
+class JobRecord(NamedTuple):
+    """A job's row. `stored_policy` is the policy as JSON, None for the default one."""
+
+    id: UUID
+    room_id: str
+    category: str
+    short_name: str
+    schema: dict[str, Any]
+    created_at: datetime
+    deleted: bool
+    pending: int
+    paused: bool
+    has_lanes: bool
+    stored_policy: str | None
+    max_in_flight: int | None
+
+    @property
+    def name(self) -> JobName:
+        """The job's full name."""
+        return JobName(self.room_id, self.category, self.short_name)
+
+    @property
+    def policy(self) -> JobPolicy:
+        """The job's policy."""
+        return policy_of(self.stored_policy)
+
+
+class CountChange(NamedTuple):
+    """By how many tasks a job's counts grow: those in its queue, and those scheduled for later."""
+
+    queued: int
+    later: int
+
+
+_COLUMNS = [
+    jobs.c.id,
+    jobs.c.room_id,
+    jobs.c.category,
+    jobs.c.name,
+    jobs.c.schema,
+    jobs.c.created_at,
+    jobs.c.deleted,
+    jobs.c.pending,
+    jobs.c.paused,
+    jobs.c.has_lanes,
+    jobs.c.policy,
+    jobs.c.max_in_flight,
+]
+_NAME = [jobs.c.room_id, jobs.c.category, jobs.c.name]
+_SELECT = select(*_COLUMNS)
 # Statements of the hot paths are built once.
 _LOCK_NAMED = (
-    select(jobs, func.now().label("now"))
+    select(*_COLUMNS, func.now().label("now"))
     .where(among(jobs.c.full_name, bindparam("names")), ~jobs.c.deleted)
+    .order_by(jobs.c.id)
+    .with_for_update(key_share=True)
+)
+_LOCK_LIMITED = (
+    select(jobs.c.id)
+    .where(among(jobs.c.id, bindparam("ids")))
     .order_by(jobs.c.id)
     .with_for_update(key_share=True)
 )
@@ -31,48 +96,44 @@ ADD_TO_COUNTS = (
 )
 
 
-@lru_cache(maxsize=4096)
-def policy_of(stored: str | None) -> JobPolicy:
-    """Return a job's policy as it is in the column `policy`."""
-    return JobPolicy() if stored is None else JobPolicy.model_validate_json(stored)
-
-
-class CountChange(NamedTuple):
-    """How many tasks more there are in a job's queue, and how many more wait for their time."""
-
-    queued: int
-    later: int
-
-
 def visible_from(room_id: str) -> ColumnElement[bool]:
-    """Match the jobs that a room's lists show: its own and, unless it is reserved, the reserved rooms'."""
+    """Match the jobs that a room lists: its own and, unless it is reserved, those of the reserved rooms."""
     rooms = [room_id] if room_id in RESERVED else [room_id, GLOBAL, INTERNAL]
     return jobs.c.room_id.in_(rooms)
 
 
-async def by_name(tx: Transaction, name: JobName) -> Row[*tuple[Any, ...]] | None:
+async def by_name(tx: Transaction, name: JobName) -> JobRecord | None:
     """Return the active job of this name."""
-    return (await tx.execute(select(jobs).where(_named([name]), ~jobs.c.deleted))).first()
+    return await _first(tx, _is_named(name), ~jobs.c.deleted)
 
 
-async def by_name_with_deleted(tx: Transaction, name: JobName) -> Row[*tuple[Any, ...]] | None:
-    """Return the job of this name, hidden or not."""
-    return (await tx.execute(select(jobs).where(_named([name])))).first()
+async def by_name_with_deleted(tx: Transaction, name: JobName) -> JobRecord | None:
+    """Return the job of this name, also if it is soft-deleted."""
+    return await _first(tx, _is_named(name))
 
 
-async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobName, Row[*tuple[Any, ...]]]:
-    """Return the active jobs of these names, and keep their counts as they are until the commit."""
-    found = (await tx.execute(_LOCK_NAMED, {"names": padded([str(name) for name in names])})).all()
-    tx.record_now(found)
-    return {JobName(row.room_id, row.category, row.name): row for row in found}
+async def _first(tx: Transaction, *wanted: ColumnElement[bool]) -> JobRecord | None:
+    row = (await tx.execute(_SELECT.where(*wanted))).first()
+    return None if row is None else JobRecord(*row)
+
+
+async def lock_by_names(tx: Transaction, names: Sequence[JobName]) -> dict[JobName, JobRecord]:
+    """Lock the active jobs of these names until the commit, and return them."""
+    rows = (await tx.execute(_LOCK_NAMED, {"names": padded([str(name) for name in names])})).all()
+    tx.record_now(rows)
+    found = [JobRecord(*row[:-1]) for row in rows]
+    return {job.name: job for job in found}
 
 
 async def add_or_lock(
     tx: Transaction, name: JobName, schema: dict[str, Any], policy: JobPolicy
-) -> tuple[Row[*tuple[Any, ...]], bool]:
-    """Return the job of this name, locked, made now if there is none. Tell whether it is new."""
-    values = {**name._asdict(), "id": uuid4(), "schema": schema, "created_at": await tx.now()}
-    rest = {
+) -> tuple[JobRecord, bool]:
+    """Insert the job of this name unless it exists. Return it, locked, and whether it is new."""
+    values = {
+        **name._asdict(),
+        "id": uuid4(),
+        "schema": schema,
+        "created_at": await tx.now(),
         "deleted": False,
         "pending": 0,
         "scheduled": 0,
@@ -80,29 +141,100 @@ async def add_or_lock(
         "has_lanes": False,
         **_stored(policy),
     }
-    statement = dialect(tx).insert(jobs).values(**values, **rest)
-    made = await tx.execute(statement.on_conflict_do_nothing().returning(jobs.c.id))
-    is_new = made.first() is not None
-    row = (await tx.execute(select(jobs).where(_named([name])).with_for_update())).one()
-    return row, is_new
+    statement = dialect(tx).insert(jobs).values(**values).on_conflict_do_nothing().returning(jobs.c.id)
+    is_new = (await tx.execute(statement)).first() is not None
+    row = (await tx.execute(_SELECT.where(_is_named(name)).with_for_update())).one()
+    return JobRecord(*row), is_new
 
 
 async def restore_with(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
-    """Show a hidden job again, with a new schema and a new policy."""
+    """Restore a soft-deleted job with a new schema and a new policy, not paused."""
     values = {"deleted": False, "paused": False, "schema": schema, **_stored(policy)}
     await tx.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
 
 async def replace(tx: Transaction, job_id: UUID, schema: dict[str, Any], policy: JobPolicy) -> None:
-    """Give an active job a new schema and a new policy; one that is paused stays so."""
+    """Replace the schema and the policy of an active job."""
     values = {"schema": schema, **_stored(policy)}
     await tx.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
 
-async def by_names(tx: Transaction, names: Sequence[str]) -> list[Row[*tuple[Any, ...]]]:
+async def restore(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
+    """Restore those of these jobs that are soft-deleted, unchanged. Return their rooms."""
+    deleted = update(jobs).where(jobs.c.id.in_(padded(job_ids)), jobs.c.deleted)
+    return list((await tx.execute(deleted.values(deleted=False).returning(jobs.c.room_id))).scalars())
+
+
+async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[JobName]:
+    """Soft-delete those of these jobs that have no worker and no pending task. Return their names.
+
+    The rows are locked before they are checked, so that a link committed meanwhile is seen.
+    """
+    if not job_ids:
+        return []
+    chosen = jobs.c.id.in_(padded(job_ids))
+    await tx.execute(select(jobs.c.id).where(chosen).order_by(jobs.c.id).with_for_update())
+    served = select(links.c.job_id).where(links.c.job_id == jobs.c.id).exists()
+    orphaned = and_(
+        ~jobs.c.deleted, jobs.c.pending == 0, jobs.c.scheduled == 0, jobs.c.room_id != INTERNAL, ~served
+    )
+    statement = update(jobs).where(chosen, orphaned).values(deleted=True)
+    return [JobName(*row) for row in await tx.execute(statement.returning(*_NAME))]
+
+
+async def by_names(tx: Transaction, names: Sequence[str]) -> list[JobRecord]:
     """Return the active jobs of these full names, in the order of their ids."""
     named = jobs.c.full_name.in_(padded(names))
-    return list(await tx.execute(select(jobs).where(named, ~jobs.c.deleted).order_by(jobs.c.id)))
+    rows = await tx.execute(_SELECT.where(named, ~jobs.c.deleted).order_by(jobs.c.id))
+    return [JobRecord(*row) for row in rows]
+
+
+async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobRecord | None:
+    """Pause or resume an active job. Return its new state."""
+    statement = update(jobs).where(_is_named(name), ~jobs.c.deleted).values(paused=paused)
+    row = (await tx.execute(statement.returning(*_COLUMNS))).first()
+    return None if row is None else JobRecord(*row)
+
+
+async def record_priorities(tx: Transaction, job_id: UUID) -> None:
+    """Record that the queue of a job contains tasks of several priorities."""
+    await tx.execute(update(jobs).where(jobs.c.id == job_id).values(has_lanes=True))
+
+
+async def lock_limited(tx: Transaction, job_ids: Sequence[UUID]) -> None:
+    """Lock jobs whose held tasks are about to be counted: no other transaction claims from them."""
+    if not tx.is_sqlite:
+        await tx.execute(_LOCK_LIMITED, {"ids": sorted(job_ids)})
+
+
+async def add_to_counts(tx: Transaction, changes: Mapping[UUID, CountChange]) -> None:
+    """Add to the counts of pending tasks, in the order of the job ids.
+
+    Only the functions that write a task's status call this.
+    """
+    rows = [{"job": job_id, **changes[job_id]._asdict()} for job_id in sorted(changes)]
+    if rows:
+        await tx.execute(ADD_TO_COUNTS, rows)
+
+
+async def rooms(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
+    """Return the rooms of these jobs, each once."""
+    statement = select(jobs.c.room_id).where(jobs.c.id.in_(padded(job_ids))).distinct()
+    return sorted((await tx.execute(statement)).scalars())
+
+
+async def claimable_counts(tx: Transaction) -> dict[JobName, int]:
+    """Return the jobs with pending tasks, and how many of these may be claimed at most."""
+    statement = select(*_NAME, jobs.c.pending, jobs.c.max_in_flight)
+    rows = await tx.execute(statement.where(jobs.c.pending > 0, ~jobs.c.paused))
+    return {JobName(*name): min(pending, limit or pending) for *name, pending, limit in rows}
+
+
+async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[JobRecord], int]:
+    """Return one page of the jobs that a room lists, newest first, and the count of all."""
+    wanted = and_(visible_from(room_id), ~jobs.c.deleted)
+    rows, total = await fetch_page(tx, jobs, _SELECT, wanted, part)
+    return [JobRecord(*row) for row in rows], total
 
 
 def _stored(policy: JobPolicy) -> dict[str, Any]:
@@ -113,89 +245,5 @@ def _stored(policy: JobPolicy) -> dict[str, Any]:
     }
 
 
-async def pause(tx: Transaction, name: JobName, *, paused: bool) -> Row[*tuple[Any, ...]] | None:
-    """Stop the claims of an active job, or let them go on. Return the job as it is now."""
-    statement = update(jobs).where(_named([name]), ~jobs.c.deleted).values(paused=paused)
-    return (await tx.execute(statement.returning(jobs))).first()
-
-
-async def record_priorities(tx: Transaction, job_id: UUID) -> None:
-    """Note that tasks of a job may pass others in its queue, by their priority."""
-    await tx.execute(update(jobs).where(jobs.c.id == job_id).values(has_lanes=True))
-
-
-async def restore(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
-    """Show those of these jobs again that were hidden, as they were. Return their rooms."""
-    hidden = update(jobs).where(jobs.c.id.in_(padded(job_ids)), jobs.c.deleted)
-    return list((await tx.execute(hidden.values(deleted=False).returning(jobs.c.room_id))).scalars())
-
-
-async def lock_limited(tx: Transaction, job_ids: Sequence[UUID]) -> None:
-    """Lock jobs whose tasks in flight are to be counted: nobody else claims of them until the commit."""
-    if not tx.is_sqlite:
-        await tx.execute(_LOCK_CAPPED, {"ids": sorted(job_ids)})
-
-
-async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[Row[*tuple[Any, ...]]]:
-    """Hide those of these jobs that have no worker and no pending task. Return what was hidden.
-
-    One that waits for its time is pending too.
-
-    The rows are locked before they are judged: a registration that just linked a worker is seen.
-    """
-    if not job_ids:
-        return []
-    among = jobs.c.id.in_(padded(job_ids))
-    await tx.execute(select(jobs.c.id).where(among).order_by(jobs.c.id).with_for_update())
-    served = select(links.c.job_id).where(links.c.job_id == jobs.c.id).exists()
-    orphaned = and_(
-        ~jobs.c.deleted, jobs.c.pending == 0, jobs.c.scheduled == 0, jobs.c.room_id != INTERNAL, ~served
-    )
-    statement = update(jobs).where(among, orphaned).values(deleted=True)
-    return list(await tx.execute(statement.returning(jobs.c.room_id, jobs.c.category, jobs.c.name)))
-
-
-async def add_to_counts(tx: Transaction, changes: Mapping[UUID, CountChange]) -> None:
-    """Add to the counts of pending tasks, in the order of the ids.
-
-    The callers are the functions that write a task's status, and nobody else.
-    """
-    counted = [{"job": job_id, **changes[job_id]._asdict()} for job_id in sorted(changes)]
-    if counted:
-        await tx.execute(ADD_TO_COUNTS, counted)
-
-
-async def rooms(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
-    """Return the rooms of these jobs, each once."""
-    statement = select(jobs.c.room_id).where(jobs.c.id.in_(padded(job_ids))).distinct()
-    return sorted((await tx.execute(statement)).scalars())
-
-
-async def pending_counts(tx: Transaction) -> dict[JobName, int]:
-    """Return the jobs that have tasks to claim, and how many may be claimed at most."""
-    statement = select(jobs.c.room_id, jobs.c.category, jobs.c.name, jobs.c.pending, jobs.c.max_in_flight)
-    rows = await tx.execute(statement.where(jobs.c.pending > 0, ~jobs.c.paused))
-    return {
-        JobName(row.room_id, row.category, row.name): min(row.pending, row.max_in_flight or row.pending)
-        for row in rows
-    }
-
-
-async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[Row[*tuple[Any, ...]]], int]:
-    """Return one page of the jobs a room sees, newest first, and the count of all."""
-    wanted = [visible_from(room_id), ~jobs.c.deleted]
-    order = jobs.c.created_at.desc(), jobs.c.id.desc()
-    rows = await tx.execute(
-        select(jobs).where(*wanted).order_by(*order).limit(part.limit).offset(part.offset)
-    )
-    total = await tx.execute(select(func.count()).select_from(jobs).where(*wanted))
-    return list(rows), total.scalar_one()
-
-
-_LOCK_CAPPED = (
-    select(jobs.c.id).where(among(jobs.c.id, bindparam("ids"))).order_by(jobs.c.id)
-).with_for_update(key_share=True)
-
-
-def _named(names: Sequence[JobName]) -> ColumnElement[bool]:
-    return jobs.c.full_name.in_([str(name) for name in names])
+def _is_named(name: JobName) -> ColumnElement[bool]:
+    return jobs.c.full_name == str(name)

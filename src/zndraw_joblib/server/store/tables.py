@@ -267,7 +267,7 @@ class Attempt(_Base, table=True):
 class Provider(_Base, table=True):
     """Somebody who answers reads. `worker_id`, `schema` and `content_type` are of its newest registration.
 
-    `registration` is another one after each: what was read before is not of it. Until `heard_until` somebody
+    `registration` is another one after each: what was read before is not of it. Until `connected_until` somebody
     is connected for it, or just was.
     """
 
@@ -284,7 +284,7 @@ class Provider(_Base, table=True):
     worker_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_worker.id"), nullable=False))
     registration: UUID
     created_at: datetime = _time()
-    heard_until: datetime = _time()
+    connected_until: datetime = _time()
 
 
 # The public name: `zndraw_joblib.Provider` is the class that workers subclass.

@@ -1,14 +1,26 @@
-"""Bearer tokens of the standalone server. Their text is never stored."""
+"""Bearer tokens of the standalone server. Only the SHA-256 of a token is stored."""
 
-from typing import Any
+from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import Row, delete, func, insert, select
+from sqlalchemy import delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from zndraw_joblib.server.store.database import Database, Transaction
 from zndraw_joblib.server.store.tables import Token
 
 tokens = Token.__table__
+
+
+class TokenRecord(NamedTuple):
+    """A token's row, without the digest."""
+
+    name: str
+    is_superuser: bool
+    created_at: datetime
+
+
+_SELECT = select(tokens.c.name, tokens.c.is_superuser, tokens.c.created_at)
 
 
 async def add(tx: Transaction, name: str, digest: str, *, is_superuser: bool) -> bool:
@@ -21,14 +33,15 @@ async def add(tx: Transaction, name: str, digest: str, *, is_superuser: bool) ->
     return True
 
 
-async def by_digest(tx: Transaction, digest: str) -> Row[*tuple[Any, ...]] | None:
+async def by_digest(tx: Transaction, digest: str) -> TokenRecord | None:
     """Return the token with this digest."""
-    return (await tx.execute(select(tokens).where(tokens.c.digest == digest))).first()
+    row = (await tx.execute(_SELECT.where(tokens.c.digest == digest))).first()
+    return None if row is None else TokenRecord(*row)
 
 
-async def list_all(tx: Transaction) -> list[Row[*tuple[Any, ...]]]:
+async def list_all(tx: Transaction) -> list[TokenRecord]:
     """Return all tokens by name."""
-    return list(await tx.execute(select(tokens).order_by(tokens.c.name)))
+    return [TokenRecord(*row) for row in await tx.execute(_SELECT.order_by(tokens.c.name))]
 
 
 async def count(tx: Transaction) -> int:
@@ -38,9 +51,9 @@ async def count(tx: Transaction) -> int:
 
 
 async def remove(tx: Transaction, name: str) -> bool:
-    """Remove a token. Return whether there was one."""
-    gone = delete(tokens).where(tokens.c.name == name).returning(tokens.c.name)
-    return (await tx.execute(gone)).first() is not None
+    """Delete a token. Return whether it existed."""
+    deleted = delete(tokens).where(tokens.c.name == name).returning(tokens.c.name)
+    return (await tx.execute(deleted)).first() is not None
 
 
 async def add_first(database: Database, name: str, digest: str) -> bool:

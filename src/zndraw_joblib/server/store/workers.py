@@ -1,4 +1,4 @@
-"""Workers and the jobs they serve."""
+"""Workers, and which jobs they serve."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,23 +6,59 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import BindParameter, Row, and_, bindparam, delete, exists, func, insert, select, true, update
+from sqlalchemy import BindParameter, and_, bindparam, delete, exists, func, insert, select, true, update
 
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction, dialect
 from zndraw_joblib.server.store.jobs import visible_from
+from zndraw_joblib.server.store.pages import fetch_page
 from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
 
 workers = Worker.__table__
 links = WorkerJobLink.__table__
 jobs = Job.__table__
 
+
+class WorkerRecord(NamedTuple):
+    """A worker's row."""
+
+    id: UUID
+    owner_id: str
+    last_heartbeat: datetime
+    draining: bool
+    max_tasks: int | None
+
+
+class WorkerListing(NamedTuple):
+    """A worker in a list, with the count of the jobs that it serves."""
+
+    id: UUID
+    last_heartbeat: datetime
+    job_count: int
+
+
+class QueueState(NamedTuple):
+    """How many tasks of a job are pending, and how many may be held at once."""
+
+    pending: int
+    max_in_flight: int | None
+
+
+@dataclass(slots=True)
+class ServedJobs:
+    """The jobs that a worker may claim from. `is_paused`: one of them is paused and has pending tasks."""
+
+    names: list[JobName]
+    is_paused: bool = False
+
+
+_COLUMNS = [workers.c[name] for name in WorkerRecord._fields]
 # Statements of the hot paths are built once.
 _IDS: BindParameter[Sequence[UUID]] = bindparam("ids")
 _LOCK = (
-    select(workers, func.now().label("now"))
+    select(*_COLUMNS, func.now().label("now"))
     .where(among(workers.c.id, _IDS))
     .order_by(workers.c.id)
     .with_for_update(key_share=True)
@@ -37,13 +73,15 @@ _LOCK_STALE = _STALE.with_for_update(skip_locked=True)
 _LOCK_ONE_STALE = _STALE.where(workers.c.id == bindparam("only", type_=workers.c.id.type)).with_for_update(
     skip_locked=True
 )
-_ALIVE = select(workers.c.id).where(among(workers.c.id, _IDS)).with_for_update(skip_locked=True)
-_BEAT = (
-    update(workers).where(workers.c.id.in_(_ALIVE.scalar_subquery())).values(last_heartbeat=bindparam("at"))
+_UNLOCKED = select(workers.c.id).where(among(workers.c.id, _IDS)).with_for_update(skip_locked=True)
+_HEARTBEAT = (
+    update(workers)
+    .where(workers.c.id.in_(_UNLOCKED.scalar_subquery()))
+    .values(last_heartbeat=bindparam("at"))
 )
 _UNLINK = delete(links).where(among(links.c.worker_id, _IDS)).returning(links.c.job_id)
 _REMOVE = delete(workers).where(among(workers.c.id, _IDS))
-_SERVED = (
+_SERVED_JOBS = (
     select(
         links.c.worker_id,
         jobs.c.room_id,
@@ -55,33 +93,29 @@ _SERVED = (
     .where(among(links.c.worker_id, _IDS), jobs.c.room_id != INTERNAL)
     .order_by(jobs.c.id)
 )
-_QUEUES = links.join(
+_OPEN_QUEUES = links.join(
     jobs,
     and_(links.c.job_id == jobs.c.id, jobs.c.pending > 0, jobs.c.room_id != INTERNAL, ~jobs.c.paused),
 )
-_WAITING = (
+_PENDING_QUEUES = (
     select(links.c.worker_id, jobs.c.id, jobs.c.pending, jobs.c.max_in_flight)
-    .select_from(_QUEUES)
+    .select_from(_OPEN_QUEUES)
     .where(among(links.c.worker_id, _IDS))
 )
 _seen = workers.alias("seen")
-_SEEN = select(_seen.c.last_heartbeat).where(_seen.c.id == workers.c.id).scalar_subquery()
-# The OFFSET keeps it a look for each worker; PostgreSQL may join all workers with all their jobs else.
+_HEARTBEAT_SEEN = select(_seen.c.last_heartbeat).where(_seen.c.id == workers.c.id).scalar_subquery()
+# The OFFSET makes PostgreSQL look up the jobs per worker, instead of joining all workers with all their jobs.
 _ITS_QUEUES = (
     select(links.c.job_id, jobs.c.pending, jobs.c.max_in_flight)
-    .select_from(_QUEUES)
+    .select_from(_OPEN_QUEUES)
     .where(links.c.worker_id == workers.c.id)
     .offset(0)
     .lateral("queues")
 )
-_LOCK_ASKERS = (
+_LOCK_WITH_QUEUES = (
     select(
-        workers.c.id,
-        workers.c.owner_id,
-        workers.c.last_heartbeat,
-        workers.c.draining,
-        workers.c.max_tasks,
-        _SEEN.label("heartbeat_seen"),
+        *_COLUMNS,
+        _HEARTBEAT_SEEN.label("heartbeat_seen"),
         _ITS_QUEUES.c.job_id,
         _ITS_QUEUES.c.pending,
         _ITS_QUEUES.c.max_in_flight,
@@ -94,23 +128,8 @@ _LOCK_ASKERS = (
 )
 
 
-class Queue(NamedTuple):
-    """How many tasks wait in a queue, and how many of its job may be under way at once."""
-
-    pending: int
-    max_in_flight: int | None
-
-
-@dataclass(slots=True)
-class Served:
-    """The jobs that a worker may claim from. `is_paused`: tasks wait in one that is paused."""
-
-    names: list[JobName]
-    is_paused: bool = False
-
-
 async def add(tx: Transaction, owner_id: str, max_tasks: int | None = None) -> UUID:
-    """Create a worker, seen alive now."""
+    """Insert a worker with a heartbeat now."""
     worker_id, now = uuid4(), await tx.now()
     row = {
         "id": worker_id,
@@ -124,24 +143,29 @@ async def add(tx: Transaction, owner_id: str, max_tasks: int | None = None) -> U
     return worker_id
 
 
-async def update_row(tx: Transaction, worker_id: UUID, **values: Any) -> None:
-    """Write what is known of a worker."""
-    await tx.execute(update(workers).where(workers.c.id == worker_id).values(**values))
+async def set_draining(tx: Transaction, worker_id: UUID) -> None:
+    """Mark a worker as draining."""
+    await tx.execute(update(workers).where(workers.c.id == worker_id).values(draining=True))
 
 
-async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, Row[*tuple[Any, ...]]]:
-    """Return the workers that exist, by id, and keep them from being removed until the commit."""
-    found = (await tx.execute(_LOCK, {"ids": padded(ids)})).all()
-    tx.record_now(found)
-    return {row.id: row for row in found}
+async def set_max_tasks(tx: Transaction, worker_id: UUID, max_tasks: int) -> None:
+    """Set how many tasks a worker may hold at once."""
+    await tx.execute(update(workers).where(workers.c.id == worker_id).values(max_tasks=max_tasks))
+
+
+async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, WorkerRecord]:
+    """Lock workers until the commit, so that they are not deleted, and return those that exist, by id."""
+    rows = (await tx.execute(_LOCK, {"ids": padded(ids)})).all()
+    tx.record_now(rows)
+    return {row.id: WorkerRecord(*row[:-1]) for row in rows}
 
 
 async def lock_if_stale(
     tx: Transaction, cutoff: datetime, limit: int, only: UUID | None = None
 ) -> list[UUID]:
-    """Return up to `limit` workers silent since before `cutoff`, the longest silent first.
+    """Lock up to `limit` workers without a heartbeat since `cutoff`, the oldest heartbeat first.
 
-    They are locked; a worker that somebody else holds (it claims, or is swept elsewhere) is passed over.
+    A worker that another transaction has locked (it claims, or another sweeper removes it) is skipped.
     """
     given: dict[str, Any] = {"cutoff": cutoff, "limit": limit}
     if only is not None:
@@ -149,21 +173,19 @@ async def lock_if_stale(
     return list((await tx.execute(_LOCK_STALE, given)).scalars())
 
 
-async def silent(tx: Transaction, cutoff: datetime, limit: int) -> list[UUID]:
-    """Return up to `limit` workers silent since before `cutoff`, the longest silent first, without a lock."""
-    statement = select(workers.c.id).where(workers.c.last_heartbeat < cutoff)
-    statement = statement.order_by(workers.c.last_heartbeat, workers.c.id).limit(limit)
-    return list((await tx.execute(statement)).scalars())
+async def stale(tx: Transaction, cutoff: datetime, limit: int) -> list[UUID]:
+    """Return what `lock_if_stale` would lock, without a lock."""
+    return list((await tx.execute(_STALE, {"cutoff": cutoff, "limit": limit})).scalars())
 
 
 async def heartbeat(tx: Transaction, ids: Sequence[UUID]) -> None:
-    """Note a sign of life of each. A worker that is locked elsewhere is passed over."""
+    """Set the heartbeats of these workers to now. A worker that another transaction has locked is skipped."""
     if ids:
-        await tx.execute(_BEAT, {"ids": padded(ids), "at": await tx.now()})
+        await tx.execute(_HEARTBEAT, {"ids": padded(ids), "at": await tx.now()})
 
 
 async def clamp_future_heartbeats(tx: Transaction, tolerance: timedelta) -> None:
-    """Set heartbeats that lie in the future to now: a clock that was set back makes nobody immortal."""
+    """Set heartbeats in the future to now: after a clock was set back they would not expire."""
     now = await tx.now()
     future = select(workers.c.id).where(workers.c.last_heartbeat > now + tolerance)
     ids = (await tx.execute(future.with_for_update(skip_locked=True))).scalars().all()
@@ -171,69 +193,70 @@ async def clamp_future_heartbeats(tx: Transaction, tolerance: timedelta) -> None
 
 
 async def remove(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
-    """Remove workers and their links. Return the ids of the jobs they served."""
-    gone = {"ids": padded(ids)}
-    job_ids = sorted(set((await tx.execute(_UNLINK, gone)).scalars()))
-    await tx.execute(_REMOVE, gone)
+    """Delete workers and their links. Return the ids of the jobs that they served."""
+    given = {"ids": padded(ids)}
+    job_ids = sorted(set((await tx.execute(_UNLINK, given)).scalars()))
+    await tx.execute(_REMOVE, given)
     return job_ids
 
 
 async def link(tx: Transaction, worker_id: UUID, job_id: UUID) -> None:
-    """Let a worker serve a job; no change where it does already."""
+    """Link a worker to a job, unless it is linked already."""
     statement = dialect(tx).insert(links).values(worker_id=worker_id, job_id=job_id)
     await tx.execute(statement.on_conflict_do_nothing())
 
 
 async def unlink(tx: Transaction, worker_id: UUID, job_id: UUID) -> bool:
-    """Let a worker serve a job no more. Tell whether it did."""
+    """Delete the link of a worker to a job. Return whether it existed."""
     statement = delete(links).where(links.c.worker_id == worker_id, links.c.job_id == job_id)
     return (await tx.execute(statement.returning(links.c.job_id))).first() is not None
 
 
 async def lock_with_queues(
     tx: Transaction, ids: Sequence[UUID]
-) -> tuple[dict[UUID, Row[*tuple[Any, ...]]], dict[UUID, dict[UUID, Queue]]]:
-    """Lock workers, as `lock` does. Return them, and for each the jobs with pending tasks that it serves.
+) -> tuple[dict[UUID, WorkerRecord], dict[UUID, dict[UUID, QueueState]]]:
+    """Lock workers, as `lock` does. Return them, and by worker the jobs with pending tasks that it serves.
 
-    On PostgreSQL in one statement. One that waits for a lock sees the worker as it is then, and the rest
-    as it was before. Whoever takes a job off a worker sets its heartbeat, which shows here: then the queues
-    are read again.
+    On PostgreSQL this is one statement. If it waits for a lock, it returns the new version of the worker's
+    row, but links and jobs as they were before. A transaction that unlinks a job changes the heartbeat too;
+    if the heartbeat differs between the two versions, the queues are read again.
     """
+    pending: list[Sequence[Any]] = []
     if tx.is_sqlite:
         found = await lock(tx, ids)
-        is_new = True
+        is_outdated = True
     else:
-        rows = (await tx.execute(_LOCK_ASKERS, {"ids": ids})).all()
+        rows = (await tx.execute(_LOCK_WITH_QUEUES, {"ids": ids})).all()
         tx.record_now(rows)
-        found = {row.id: row for row in rows}
-        waiting = [
+        found = {row.id: WorkerRecord(*row[: len(_COLUMNS)]) for row in rows}
+        pending = [
             (row.id, row.job_id, row.pending, row.max_in_flight) for row in rows if row.job_id is not None
         ]
-        is_new = any(row.last_heartbeat != row.heartbeat_seen for row in rows)
-    if is_new:
-        waiting = [tuple(row) for row in await tx.execute(_WAITING, {"ids": padded(ids)})]
-    queues: dict[UUID, dict[UUID, Queue]] = {worker_id: {} for worker_id in found}
-    for worker_id, job_id, *queue in waiting:
+        is_outdated = any(row.last_heartbeat != row.heartbeat_seen for row in rows)
+    if is_outdated:
+        pending = list(await tx.execute(_PENDING_QUEUES, {"ids": padded(ids)}))
+    queues: dict[UUID, dict[UUID, QueueState]] = {worker_id: {} for worker_id in found}
+    for worker_id, job_id, *state in pending:
         if worker_id in queues:
-            queues[worker_id][job_id] = Queue(*queue)
+            queues[worker_id][job_id] = QueueState(*state)
     return found, queues
 
 
-async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, Served]:
-    """Return the names of the jobs that each worker may claim from."""
-    found = {worker_id: Served([]) for worker_id in worker_ids}
-    for row in await tx.execute(_SERVED, {"ids": padded(worker_ids)}):
-        served = found[row.worker_id]
-        served.names.append(JobName(row.room_id, row.category, row.name))
-        served.is_paused = served.is_paused or bool(row.is_paused)
+async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID, ServedJobs]:
+    """Return the jobs that each worker may claim from."""
+    found = {worker_id: ServedJobs([]) for worker_id in worker_ids}
+    for worker_id, *name, is_paused in await tx.execute(_SERVED_JOBS, {"ids": padded(worker_ids)}):
+        served = found[worker_id]
+        served.names.append(JobName(*name))
+        served.is_paused = served.is_paused or bool(is_paused)
     return found
 
 
 async def draining_flags(tx: Transaction, job_id: UUID) -> list[bool]:
-    """Return for each worker of a job whether it drains."""
+    """Return for each worker of a job whether it is draining."""
     served = workers.join(links, links.c.worker_id == workers.c.id)
     statement = select(workers.c.draining).select_from(served).where(links.c.job_id == job_id)
-    return [bool(row.draining) for row in await tx.execute(statement)]
+    return [bool(draining) for (draining,) in await tx.execute(statement)]
 
 
 async def serving(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
@@ -245,31 +268,25 @@ async def serving(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, list[U
     return found
 
 
-async def count(tx: Transaction, silent_since: datetime | None = None) -> int:
-    """Count the workers, or those silent since before a time."""
+async def count(tx: Transaction, stale_since: datetime | None = None) -> int:
+    """Count the workers, or those without a heartbeat since a time."""
     statement = select(func.count()).select_from(workers)
-    if silent_since is not None:
-        statement = statement.where(workers.c.last_heartbeat < silent_since)
+    if stale_since is not None:
+        statement = statement.where(workers.c.last_heartbeat < stale_since)
     found: int = (await tx.execute(statement)).scalar_one()
     return found
 
 
-async def page(tx: Transaction, room_id: str | None, part: Page) -> tuple[list[Row[*tuple[Any, ...]]], int]:
-    """Return one page of (id, last_heartbeat, job_count), newest first, and the count of all.
+async def page(tx: Transaction, room_id: str | None, part: Page) -> tuple[list[WorkerListing], int]:
+    """Return one page of workers, newest first, and the count of all.
 
-    With a room, of the workers that serve a job which is visible there.
+    With a room, only workers that serve a job which the room lists.
     """
     wanted = and_(True)
     if room_id is not None:
         served = and_(links.c.worker_id == workers.c.id, ~jobs.c.deleted, visible_from(room_id))
         wanted = exists().where(served, links.c.job_id == jobs.c.id)
     job_count = select(func.count()).where(links.c.worker_id == workers.c.id).scalar_subquery()
-    rows = await tx.execute(
-        select(workers.c.id, workers.c.last_heartbeat, job_count.label("job_count"))
-        .where(wanted)
-        .order_by(workers.c.created_at.desc(), workers.c.id.desc())
-        .limit(part.limit)
-        .offset(part.offset)
-    )
-    total = await tx.execute(select(func.count()).select_from(workers).where(wanted))
-    return list(rows), total.scalar_one()
+    statement = select(workers.c.id, workers.c.last_heartbeat, job_count.label("job_count"))
+    rows, total = await fetch_page(tx, workers, statement, wanted, part)
+    return [WorkerListing(*row) for row in rows], total

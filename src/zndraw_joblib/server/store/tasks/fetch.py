@@ -1,4 +1,4 @@
-"""The heads of queues: what is to be claimed next, without walking the whole of a backlog."""
+"""Fetch the next tasks of queues without scanning their backlog."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from sqlalchemy import Select, bindparam, select, union_all
 from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tables import Task
-from zndraw_joblib.server.store.tasks import FULL, Place, TaskRecord, fetch_records, in_queue, is_queued
+from zndraw_joblib.server.store.tasks.records import FULL, Place, TaskRecord, fetch_records, in_queue
 
 tasks = Task.__table__
 
@@ -21,7 +21,7 @@ _LOCK_OLDEST = (
     .limit(bindparam("count"))
     .with_for_update(of=tasks, skip_locked=True)
 )
-_LOCK_PENDING = (
+_LOCK_BY_SEQ = (
     FULL.where(among(tasks.c.seq, bindparam("seqs")))
     .order_by(tasks.c.seq)
     .with_for_update(of=tasks, skip_locked=True)
@@ -29,21 +29,21 @@ _LOCK_PENDING = (
 
 
 async def lock_oldest(tx: Transaction, job_id: UUID, count: int) -> list[TaskRecord]:
-    """Lock the oldest pending tasks of a job, passing over those a rival has locked."""
+    """Lock the first tasks in the queue of a job; skip those that another transaction has locked."""
     return await fetch_records(tx, _LOCK_OLDEST, job=job_id, count=count)
 
 
-async def lock_pending(tx: Transaction, seqs: Sequence[int]) -> dict[int, TaskRecord]:
-    """Lock those of these tasks that are pending and that no rival has locked, by `seq`."""
-    # Not judged by the statement: it would rather walk an index of all that is pending.
-    found = await fetch_records(tx, _LOCK_PENDING, seqs=padded(seqs))
-    return {record.seq: record for record in found if is_queued(record)}
+async def lock_queued(tx: Transaction, seqs: Sequence[int]) -> dict[int, TaskRecord]:
+    """Lock those of these tasks that are in their queue, by `seq`; skip locked ones."""
+    # Filtered here: with the status in the statement, the planner scans an index of all pending tasks.
+    found = await fetch_records(tx, _LOCK_BY_SEQ, seqs=padded(seqs))
+    return {record.seq: record for record in found if record.is_queued}
 
 
 async def oldest(tx: Transaction, demand: Mapping[UUID, int]) -> dict[UUID, list[Place]]:
-    """Return the places (`lane` and `seq`) of each queue's first tasks, as many as asked for, without a lock.
+    """Return the places of each queue's first tasks, as many as `demand` asks for, without a lock.
 
-    Each queue is walked by itself: a condition over several jobs makes PostgreSQL sort the whole backlog.
+    Each queue is read by itself: a condition over several jobs makes PostgreSQL sort the whole backlog.
     """
     found: dict[UUID, list[Place]] = {job_id: [] for job_id in demand}
     if tx.is_sqlite:
@@ -52,8 +52,8 @@ async def oldest(tx: Transaction, demand: Mapping[UUID, int]) -> dict[UUID, list
             for job_id, lane, seq in await tx.execute(union_all(*branches[start : start + BRANCHES])):
                 found[job_id].append((lane, seq))
     else:
-        asked = by_column([{"job": job_id, "count": count} for job_id, count in demand.items()])
-        for job_id, lane, seq in await tx.execute(_OLDEST_OF_EACH, asked):
+        rows = by_column([{"job": job_id, "count": count} for job_id, count in demand.items()])
+        for job_id, lane, seq in await tx.execute(_OLDEST_OF_EACH, rows):
             found[job_id].append((lane, seq))
     return {job_id: sorted(places) for job_id, places in found.items()}
 

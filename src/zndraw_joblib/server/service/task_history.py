@@ -1,0 +1,131 @@
+"""The history of a task, and why it is in its present state."""
+
+from uuid import UUID
+
+from zndraw_joblib.contract.messages import Reason, TaskExplanation, TaskHistory, Transition
+from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.contract.problems import TaskNotFound
+from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
+from zndraw_joblib.server.service.fairness import ClaimOrder
+from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store import tasks as store
+from zndraw_joblib.server.store import workers as worker_store
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tasks import AttemptRecord, TaskRecord, counts
+from zndraw_joblib.server.store.tasks.positions import positions
+
+
+async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
+    """Return all transitions of a task, oldest first. Raises `TaskNotFound`."""
+    task = await _existing(tx, task_id)
+    transitions = [Transition(at=task.created_at, status=TaskStatus.PENDING, attempt=0, reason="submitted")]
+    for attempt in await store.attempts_of(tx, task.seq):
+        transitions += _transitions(attempt)
+        transitions.append(
+            Transition(
+                at=attempt.ended_at,
+                status=TaskStatus.PENDING,
+                attempt=attempt.attempt,
+                worker_id=attempt.worker_id,
+                reason=attempt.reason,
+                error=None if attempt.status in TERMINAL else attempt.error,
+                run_at=attempt.run_at,
+            )
+        )
+    return TaskHistory(id=task_id, transitions=transitions + _transitions(task))
+
+
+def _transitions(attempt: TaskRecord | AttemptRecord) -> list[Transition]:
+    steps = [(attempt.claimed_at, TaskStatus.CLAIMED), (attempt.started_at, TaskStatus.RUNNING)]
+    transitions = [
+        Transition(at=at, status=status, attempt=attempt.attempt, worker_id=attempt.worker_id)
+        for at, status in steps
+        if at is not None
+    ]
+    if attempt.completed_at is not None:
+        transitions.append(
+            Transition(
+                at=attempt.completed_at,
+                status=TaskStatus(attempt.status),
+                attempt=attempt.attempt,
+                worker_id=attempt.worker_id,
+                reason=attempt.error_code,
+                error=attempt.error,
+            )
+        )
+    return transitions
+
+
+async def explain(tx: Transaction, task_id: UUID, order: ClaimOrder) -> TaskExplanation:
+    """Return why a task is in its state, the most important reason first. Raises `TaskNotFound`."""
+    task = await _existing(tx, task_id)
+    position = (await positions(tx, [task])).get(task_id)
+    if task.status in TERMINAL:
+        reasons = [Reason(code=task.status, detail=f"It ended at {task.completed_at:%Y-%m-%d %H:%M:%S} UTC")]
+        if task.error_code:
+            reasons.append(Reason(code=task.error_code, detail=task.error or ""))
+    elif task.status in HELD:
+        since = task.started_at or task.claimed_at
+        holder = "the server" if task.worker_id is None else f"worker {task.worker_id}"
+        state = f"It is {task.status} by {holder}, attempt {task.attempt}"
+        reasons = [Reason(code=task.status, detail=f"{state}, since {since:%Y-%m-%d %H:%M:%S} UTC")]
+    else:
+        reasons = await _pending_reasons(tx, task, position, order)
+    return TaskExplanation(id=task_id, status=task.status, queue_position=position, reasons=reasons)
+
+
+async def _pending_reasons(
+    tx: Transaction, task: TaskRecord, position: int | None, order: ClaimOrder
+) -> list[Reason]:
+    reasons = await _job_reasons(tx, task)
+    if task.run_at is not None:
+        cause = f" after: {task.error}" if task.error else ""
+        detail = f"It waits until {task.run_at:%Y-%m-%d %H:%M:%S.%f} UTC{cause}"
+        reasons.append(Reason(code="scheduled", detail=detail))
+    reasons += await _limit_reasons(tx, task, order)
+    if position is not None:
+        detail = f"It is at position {position} of its queue, after {position - 1} other tasks"
+        reasons.append(Reason(code="queued", detail=detail))
+    return reasons
+
+
+async def _job_reasons(tx: Transaction, task: TaskRecord) -> list[Reason]:
+    reasons = []
+    job = await job_store.by_name(tx, task.job)
+    draining = await worker_store.draining_flags(tx, task.job_id)
+    if job is not None and job.paused:
+        reasons.append(Reason(code="paused", detail=f"Job {task.job} is paused"))
+    if task.job.room_id == INTERNAL:
+        return reasons  # the server's own processes run its tasks
+    if not draining:
+        reasons.append(Reason(code="no_worker", detail=f"No worker serves {task.job}"))
+    elif all(draining):
+        detail = f"All {len(draining)} workers of {task.job} are draining"
+        reasons.append(Reason(code="draining", detail=detail))
+    return reasons
+
+
+async def _limit_reasons(tx: Transaction, task: TaskRecord, order: ClaimOrder) -> list[Reason]:
+    reasons = []
+    limit = task.policy.max_in_flight
+    if limit is not None:
+        held = (await counts.held_of_jobs(tx, [task.job_id]))[task.job_id]
+        if held >= limit:
+            detail = f"{held} tasks of {task.job} are claimed or running, and max_in_flight is {limit}"
+            reasons.append(Reason(code="job_at_capacity", detail=detail))
+    if order.room_cap is not None:
+        held = (await counts.held_in_rooms(tx, [task.room_id]))[task.room_id]
+        if held >= order.room_cap:
+            detail = (
+                f"{held} tasks of room {task.room_id!r} are claimed or running, and room_max_in_flight is "
+                f"{order.room_cap}"
+            )
+            reasons.append(Reason(code="room_at_capacity", detail=detail))
+    return reasons
+
+
+async def _existing(tx: Transaction, task_id: UUID) -> TaskRecord:
+    task = await store.by_id(tx, task_id)
+    if task is None:
+        raise TaskNotFound(f"Task {task_id} not found")
+    return task

@@ -1,0 +1,142 @@
+"""Find tasks whose worker, time limit or broker lease is gone, and tasks that are due."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import and_, bindparam, func, null, or_, select
+
+from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.store.bulk import among, padded
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tables import Job, Task, Worker
+from zndraw_joblib.server.store.tasks.records import (
+    CHUNK,
+    IS_HELD,
+    IS_PENDING,
+    IS_SCHEDULED,
+    Condition,
+    TaskRecord,
+    fetch_records,
+    select_records,
+)
+
+tasks = Task.__table__
+jobs = Job.__table__
+workers = Worker.__table__
+
+# `+ 0` and `coalesce` keep the planner off an index. Few tasks are held, but without statistics SQLite
+# would scan all tasks in `seq` order or start from the jobs.
+_BY_SEQ = tasks.c.seq + 0
+_ROOM_OF_JOB = func.coalesce(jobs.c.room_id, "")
+_HELD_BY = (
+    select_records(bodies=False)
+    .where(IS_HELD, among(tasks.c.worker_id, bindparam("workers")))
+    .order_by(_BY_SEQ)
+    .with_for_update(of=tasks)
+)
+# A held task that has not started is claimed. Comparing the status would select other indexes.
+_UNDISPATCHED = and_(tasks.c.worker_id.is_(None), tasks.c.started_at.is_(None))
+
+
+def held_by(worker_ids: Sequence[UUID]) -> Condition:
+    """Match the tasks of these workers."""
+    return tasks.c.worker_id.in_(padded(worker_ids))
+
+
+def of_jobs(job_ids: Sequence[UUID]) -> Condition:
+    """Match the tasks of these jobs."""
+    return tasks.c.job_id.in_(padded(job_ids))
+
+
+def stuck_inside(cutoff: datetime) -> Condition:
+    """Match the tasks of internal jobs that started before `cutoff`, or were claimed or created before it."""
+    since = func.coalesce(tasks.c.started_at, tasks.c.claimed_at, tasks.c.created_at)
+    return and_(_ROOM_OF_JOB == INTERNAL, since < cutoff)
+
+
+def overdue(now: datetime) -> Condition:
+    """Match the tasks whose deadline to start or to end has passed.
+
+    An internal task that has not started is dispatched again instead.
+    """
+    is_started_or_remote = or_(_ROOM_OF_JOB != INTERNAL, tasks.c.status == TaskStatus.RUNNING.value)
+    return and_(tasks.c.deadline <= now, is_started_or_remote)
+
+
+def abandoned() -> Condition:
+    """Match the tasks whose worker does not exist. An internal task needs no worker."""
+    worker = select(workers.c.id).where(workers.c.id == tasks.c.worker_id).exists()
+    has_none = and_(tasks.c.worker_id.is_(None), _ROOM_OF_JOB != INTERNAL)
+    return or_(has_none, and_(tasks.c.worker_id.is_not(None), ~worker))
+
+
+async def held(
+    tx: Transaction, wanted: Condition, *, limit: int | None = None, lock: bool = True
+) -> list[TaskRecord]:
+    """Return the held tasks that match, without payload and result, locked if `lock`."""
+    statement = select_records(bodies=False).where(IS_HELD, wanted).order_by(_BY_SEQ).limit(limit)
+    return await fetch_records(tx, statement.with_for_update(of=tasks) if lock else statement)
+
+
+async def lock_held_by(tx: Transaction, worker_ids: Sequence[UUID]) -> list[TaskRecord]:
+    """Lock and return the tasks that these workers hold, without payload and result."""
+    return await fetch_records(tx, _HELD_BY, workers=padded(worker_ids))
+
+
+async def lock_due(tx: Transaction, now: datetime, limit: int) -> list[TaskRecord]:
+    """Lock scheduled tasks whose `run_at` has passed, the earliest first; skip locked ones."""
+    statement = select_records(bodies=False).where(IS_SCHEDULED, tasks.c.run_at <= now)
+    statement = statement.order_by(tasks.c.run_at).limit(limit)
+    return await fetch_records(tx, statement.with_for_update(of=tasks, skip_locked=True))
+
+
+async def next_due(tx: Transaction) -> datetime | None:
+    """Return the earliest `run_at` of a scheduled task."""
+    earliest = select(tasks.c.run_at).where(IS_SCHEDULED).order_by(tasks.c.run_at).limit(1)
+    found: datetime | None = (await tx.execute(earliest)).scalar_one_or_none()
+    return found
+
+
+async def expired(
+    tx: Transaction,
+    now: datetime,
+    limit: int,
+    *,
+    lock: bool = True,
+    only: Sequence[UUID] = (),
+    but: Sequence[int] = (),
+) -> list[TaskRecord]:
+    """Return pending tasks whose `expires_at` has passed, the earliest first, locked if `lock`.
+
+    `only` restricts them to the tasks of these jobs, `but` excludes tasks by their `seq`.
+    """
+    statement = select_records(bodies=False).where(IS_PENDING, tasks.c.expires_at <= now)
+    if only:
+        statement = statement.where(of_jobs(only))
+    if but:
+        statement = statement.where(tasks.c.seq.not_in(padded(but)))
+    statement = statement.order_by(tasks.c.expires_at).limit(limit)
+    if lock:
+        statement = statement.with_for_update(of=tasks, skip_locked=True)
+    return await fetch_records(tx, statement)
+
+
+async def lock_due_dispatches(
+    tx: Transaction, job_ids: Sequence[UUID], now: datetime, limit: int
+) -> list[TaskRecord]:
+    """Lock internal tasks that are due to be dispatched, the longest due first; skip locked ones."""
+    known = func.coalesce(tasks.c.job_id, null()).in_(padded(job_ids))
+    statement = select_records().where(IS_HELD, _UNDISPATCHED, known, tasks.c.deadline <= now)
+    statement = statement.order_by(tasks.c.deadline, _BY_SEQ).limit(limit)
+    return await fetch_records(tx, statement.with_for_update(of=tasks, skip_locked=True))
+
+
+async def lock_undispatched(tx: Transaction, ids: Sequence[UUID]) -> list[TaskRecord]:
+    """Lock those of these internal tasks that no worker has started, without payload and result."""
+    found: list[TaskRecord] = []
+    for start in range(0, len(ids), CHUNK):
+        chunk = tasks.c.id.in_(padded(ids[start : start + CHUNK]))
+        found += await held(tx, and_(_UNDISPATCHED, chunk))
+    return found

@@ -1,0 +1,106 @@
+"""Read and lock tasks by id, and read their earlier attempts."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import bindparam, func, select
+
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.server.store.bulk import among, padded
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tables import Attempt, Task
+from zndraw_joblib.server.store.tasks.records import (
+    CHUNK,
+    FULL,
+    IS_HELD,
+    TaskRecord,
+    TaskState,
+    fetch_records,
+    of_status,
+    record_of,
+)
+
+tasks = Task.__table__
+attempts = Attempt.__table__
+
+# SQLite takes 32766 parameters.
+_MAX_IDS = 16_384
+_BY_ID = FULL.where(tasks.c.id == bindparam("task"))
+_LOCK = (
+    FULL.add_columns(func.now().label("now"))
+    .where(among(tasks.c.id, bindparam("ids")))
+    .order_by(tasks.c.seq)
+    .with_for_update(of=tasks)
+)
+_BY_CLAIMS = FULL.where(
+    IS_HELD, among(tasks.c.worker_id, bindparam("workers")), among(tasks.c.claim_id, bindparam("ids"))
+)
+_STATES = select(tasks.c.id, tasks.c.status, tasks.c.worker_id, tasks.c.attempt).where(
+    among(tasks.c.id, bindparam("ids"))
+)
+
+
+class AttemptRecord(NamedTuple):
+    """An earlier attempt of a task."""
+
+    attempt: int
+    status: str
+    worker_id: UUID | None
+    claimed_at: datetime | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    ended_at: datetime
+    run_at: datetime | None
+    error_code: str | None
+    error: str | None
+    reason: str
+
+
+async def by_id(tx: Transaction, task_id: UUID) -> TaskRecord | None:
+    """Return one task."""
+    found = await fetch_records(tx, _BY_ID, task=task_id)
+    return found[0] if found else None
+
+
+async def by_claims(
+    tx: Transaction, claims: Sequence[tuple[UUID, UUID]]
+) -> dict[tuple[UUID | None, UUID | None], TaskRecord]:
+    """Return the held tasks of these (worker, claim) pairs, by pair."""
+    workers = padded([worker for worker, _ in claims])
+    found = await fetch_records(tx, _BY_CLAIMS, workers=workers, ids=padded([claim for _, claim in claims]))
+    return {(record.worker_id, record.claim_id): record for record in found}
+
+
+async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskRecord]:
+    """Lock tasks until the commit and return those that exist, by id."""
+    rows = (await tx.execute(_LOCK, {"ids": padded(ids)})).all()
+    tx.record_now(rows)
+    found = [record_of(row[:-1]) for row in rows]
+    return {record.id: record for record in found}
+
+
+async def states(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskState]:
+    """Return the states of those of these tasks that exist, by id, without a lock."""
+    found: dict[UUID, TaskState] = {}
+    for start in range(0, len(ids), _MAX_IDS):
+        rows = await tx.execute(_STATES, {"ids": padded(ids[start : start + _MAX_IDS])})
+        found |= {row.id: TaskState(TaskStatus(row.status), row.worker_id, row.attempt) for row in rows}
+    return found
+
+
+async def finished(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
+    """Return those of these tasks that have ended."""
+    found: list[UUID] = []
+    for start in range(0, len(ids), CHUNK):
+        chunk = tasks.c.id.in_(padded(ids[start : start + CHUNK]))
+        found += (await tx.execute(select(tasks.c.id).where(chunk, of_status(TERMINAL)))).scalars()
+    return found
+
+
+async def attempts_of(tx: Transaction, seq: int) -> list[AttemptRecord]:
+    """Return the earlier attempts of a task, oldest first."""
+    columns = [attempts.c[name] for name in AttemptRecord._fields]
+    statement = select(*columns).where(attempts.c.task_seq == seq).order_by(attempts.c.n)
+    return [AttemptRecord(*row) for row in await tx.execute(statement)]

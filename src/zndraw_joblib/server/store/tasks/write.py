@@ -1,0 +1,213 @@
+"""Insert tasks, change their status and delete them."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Executable, Update, bindparam, delete, insert, select, update
+
+from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
+from zndraw_joblib.server.ports import job_key
+from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tables import Attempt, Task
+from zndraw_joblib.server.store.tasks.records import CHUNK, COLUMNS, IS_HELD, Move, TaskRecord, of_status
+
+tasks = Task.__table__
+attempts = Attempt.__table__
+
+_GUARDED = ("seq", "status", "attempt")
+_WRITTEN = (
+    "status",
+    "worker_id",
+    "worker_owner_id",
+    "attempt",
+    "claimed_at",
+    "started_at",
+    "completed_at",
+    "error",
+    "error_code",
+    "result",
+    "run_at",
+    "expires_at",
+    "deadline",
+    "failures",
+    "crashes",
+    "claim_id",
+)
+_INSERTED = [column.name for column in COLUMNS if column.name != "seq"]
+
+
+def _moving(given: Mapping[str, ColumnElement[Any]]) -> Update:
+    old = [tasks.c[name] == given[f"old_{name}"] for name in _GUARDED]
+    return update(tasks).where(*old).values({name: given[f"new_{name}"] for name in _WRITTEN})
+
+
+_NEW = arrays({name: tasks.c[name].type for name in _INSERTED})
+_ADD = insert(tasks)
+_ADD_MANY = insert(tasks).from_select(
+    _INSERTED, select(*[_NEW.c[name] for name in _INSERTED]).order_by(_NEW.c.place)
+)
+_MOVED = {f"old_{name}": tasks.c[name].type for name in _GUARDED} | {
+    f"new_{name}": tasks.c[name].type for name in _WRITTEN
+}
+_MOVE = _moving({name: bindparam(name) for name in _MOVED})
+_MOVE_MANY = _moving(dict(arrays(_MOVED).c))
+# If all tasks are of one job, the same statement updates that job's counts: one round trip less.
+_ADD_AND_COUNT, _MOVE_AND_COUNT = (
+    job_store.ADD_TO_COUNTS.add_cte(many.cte("written")) for many in (_ADD_MANY, _MOVE_MANY)
+)
+_END_ALIKE = (
+    update(tasks)
+    .where(among(tasks.c.seq, bindparam("seqs")), IS_HELD)
+    .values(
+        status=bindparam("end_status"),
+        completed_at=bindparam("end_at"),
+        error=bindparam("end_error"),
+        error_code=bindparam("end_code"),
+        crashes=tasks.c.crashes + bindparam("end_crash"),
+        failures=tasks.c.failures + bindparam("end_failure"),
+        deadline=None,
+    )
+)
+
+
+async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
+    """Insert tasks in their order. The caller holds locks on their jobs, so no job is deleted meanwhile."""
+    rows = [{name: getattr(task, name) for name in _INSERTED} for task in new]
+    inserted = [(None, task) for task in new]
+    await _write(tx, (_ADD, _ADD_MANY, _ADD_AND_COUNT), rows, inserted)
+    _record_effects(tx, inserted)
+
+
+async def move(tx: Transaction, moves: Sequence[Move]) -> None:
+    """Write new states over old ones. The caller has read the old ones under a lock in this transaction.
+
+    A task may move several times: its first and its last state are used. A row that differs from the old
+    state does not change, because the statement compares status and attempt.
+    """
+    if not moves:
+        return
+    merged: dict[int, Move] = {}
+    for before, after in moves:
+        first, _ = merged.get(before.seq, (before, after))
+        merged[before.seq] = (first, after)
+    rows = [_parameters(before, after) for before, after in merged.values()]
+    await _write(tx, (_MOVE, _MOVE_MANY, _MOVE_AND_COUNT), rows, list(merged.values()))
+    _record_effects(tx, merged.values())
+    ended = [_attempt(before, after, await tx.now()) for before, after in moves if _requeues(before, after)]
+    if ended:
+        await tx.execute(insert(attempts), ended)
+
+
+async def move_alike(tx: Transaction, moves: Sequence[Move]) -> None:
+    """Do what `move` does, for held tasks, with one statement for all tasks that end in the same state."""
+    alike: dict[tuple[Any, ...], list[Move]] = {}
+    for before, after in moves:
+        crash, failure = after.crashes - before.crashes, after.failures - before.failures
+        end = (after.status, after.completed_at, after.error, after.error_code, crash, failure)
+        alike.setdefault(end, []).append((before, after))
+    for (status, at, error, code, crash, failure), same in alike.items():
+        if status not in TERMINAL:
+            await move(tx, same)
+            continue
+        values = {"end_status": status.value, "end_at": at, "end_error": error, "end_code": code}
+        counts = {"end_crash": crash, "end_failure": failure}
+        for start in range(0, len(same), CHUNK):
+            chunk = [before.seq for before, _ in same[start : start + CHUNK]]
+            await tx.execute(_END_ALIKE, {"seqs": padded(chunk), **values, **counts})
+        _record_effects(tx, same)
+
+
+def _record_effects(tx: Transaction, moves: Iterable[tuple[TaskRecord | None, TaskRecord]]) -> None:
+    """Record what to announce after the commit: due times and free slots."""
+    for before, after in moves:
+        if after.status == TaskStatus.PENDING and after.run_at is not None:
+            tx.record_due(after.run_at)
+        if before is not None and before.status in HELD and after.status not in HELD:
+            tx.record_freed(before.room_id, before.worker_id)
+            # A task that returns to its queue wakes a claim itself: one wake-up for one free slot.
+            if before.policy.max_in_flight is not None and not after.is_queued:
+                tx.wake(job_key(before.job), 1)
+
+
+def _requeues(before: TaskRecord, after: TaskRecord) -> bool:
+    return after.status == TaskStatus.PENDING and before.status != TaskStatus.PENDING
+
+
+def _attempt(before: TaskRecord, after: TaskRecord, now: datetime) -> dict[str, Any]:
+    """Return the history row of an attempt: the task's own row loses these values when it is requeued."""
+    source = before if before.status in TERMINAL else after
+    return {
+        "task_seq": before.seq,
+        "attempt": before.attempt,
+        "status": before.status.value,
+        "worker_id": before.worker_id,
+        "claimed_at": before.claimed_at,
+        "started_at": before.started_at,
+        "completed_at": before.completed_at,
+        "ended_at": now,
+        "run_at": after.run_at,
+        "error_code": source.error_code,
+        "error": source.error,
+        "reason": after.reason or "released",
+    }
+
+
+async def _write(
+    tx: Transaction,
+    statements: tuple[Executable, Executable, Executable],
+    rows: Sequence[Mapping[str, Any]],
+    moves: Sequence[tuple[TaskRecord | None, TaskRecord]],
+) -> None:
+    each, many, and_count = statements
+    changes = _count_changes(moves)
+    if tx.is_sqlite:
+        await tx.execute(each, rows)
+    elif len(changes) == 1:
+        [(job_id, change)] = changes.items()
+        await tx.execute(and_count, {**by_column(rows), "job": job_id, **change._asdict()})
+        return
+    else:
+        await tx.execute(many, by_column(rows))
+    await job_store.add_to_counts(tx, changes)
+
+
+def _count_changes(
+    moves: Sequence[tuple[TaskRecord | None, TaskRecord]],
+) -> dict[UUID, job_store.CountChange]:
+    queued: Counter[UUID] = Counter()
+    later: Counter[UUID] = Counter()
+    for before, after in moves:
+        queued[after.job_id] += after.is_queued - (before is not None and before.is_queued)
+        later[after.job_id] += after.is_scheduled - (before is not None and before.is_scheduled)
+    return {
+        job_id: job_store.CountChange(queued[job_id], later[job_id])
+        for job_id in queued
+        if queued[job_id] or later[job_id]
+    }
+
+
+def _parameters(before: TaskRecord, after: TaskRecord) -> dict[str, Any]:
+    old = {f"old_{name}": getattr(before, name) for name in _GUARDED}
+    return old | {f"new_{name}": getattr(after, name) for name in _WRITTEN}
+
+
+async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tuple[int, int | None]:
+    """Delete the tasks that ended before a time, among the `limit` tasks that follow the `seq` `after`.
+
+    Return how many, and the `seq` to continue from: None once the tasks are younger than that time.
+    """
+    chunk = select(tasks.c.seq, tasks.c.created_at, tasks.c.completed_at).where(tasks.c.seq > after)
+    rows = (await tx.execute(chunk.order_by(tasks.c.seq).limit(limit))).all()
+    if not rows or rows[0].created_at >= before:
+        return 0, None
+    old = [row.seq for row in rows if row.completed_at is not None and row.completed_at < before]
+    for start in range(0, len(old), CHUNK):
+        seqs = padded(old[start : start + CHUNK])
+        await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(seqs)))
+        await tx.execute(delete(tasks).where(tasks.c.seq.in_(seqs), of_status(TERMINAL)))
+    return len(old), rows[-1].seq
