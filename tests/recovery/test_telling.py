@@ -158,7 +158,7 @@ async def test_why_a_task_is_where_it_is(timed: Replica, clock: HandClock) -> No
         told = await timed.runtime.database.read(work)
         return [(why.code, why.detail) for why in told.reasons]
 
-    assert await said() == [("queued", "It stands at position 1, 0 are ahead of it")]
+    assert await said() == [("queued", "It is at position 1 of its queue, after 0 other tasks")]
     await timed.start(job.worker_id)
     [(code, detail)] = await said()
     assert code == "running"

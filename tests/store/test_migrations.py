@@ -6,21 +6,23 @@ import sqlite3
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, column, insert, inspect, select, table, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from zndraw_joblib.server.store import schema
+from zndraw_joblib.server.store import providers, schema
 from zndraw_joblib.server.store.database import SessionDatabase
 from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
-from zndraw_joblib.server.store.tables import metadata
+from zndraw_joblib.server.store.tables import UtcDateTime, metadata
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -185,7 +187,7 @@ async def test_a_start_waits_for_another_process_on_a_new_file(empty_url: str) -
 
 _STARTER = """
 import asyncio, sys
-from zndraw_joblib.server.store import schema
+from zndraw_joblib.server.store import providers, schema
 from zndraw_joblib.server.store.engine import open_database
 
 async def start():
@@ -240,3 +242,32 @@ async def test_an_upgrade_that_breaks_off_leaves_nothing(
     assert await tables(empty) - {schema.VERSION_TABLE} == set()
     await schema.upgrade(SessionDatabase(open_sessions(empty)))
     assert await schema.current(SessionDatabase(open_sessions(empty))) == schema.newest()
+
+
+async def test_a_provider_survives_the_rename_of_its_column(empty: AsyncEngine) -> None:
+    """The upgrade from 0003 turns `heard_until` into `connected_until` with its value; the downgrade back."""
+    until = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    worker = {"id": uuid4(), "owner_id": "ada", "created_at": until, "last_heartbeat": until}
+    provider = {
+        **{"id": uuid4(), "room_id": "lab", "category": "files", "name": "home", "owner_id": "ada"},
+        **{"schema": {}, "content_type": "text/plain", "registration": uuid4()},
+        **{"worker_id": worker["id"], "created_at": until, "heard_until": until},
+    }
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0003")
+        for name, row in (("joblib_worker", worker), ("joblib_provider", provider)):
+            columns = {
+                **metadata.tables[name].c,
+                "heard_until": metadata.tables[name].c.get("connected_until"),
+            }
+            old = table(name, *[column(key, columns[key].type) for key in row])
+            await connection.execute(insert(old), row)
+    database = SessionDatabase(open_sessions(empty))
+    await schema.upgrade(database)
+    found = await database.read(providers.by_id, provider["id"])
+    assert found is not None
+    assert (str(found.name), found.connected_until) == ("lab:files:home", until)
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.downgrade, "0003")
+        kept = select(column("heard_until", UtcDateTime)).select_from(table("joblib_provider"))
+        assert (await connection.execute(kept)).scalar_one() == until
