@@ -23,7 +23,7 @@ from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service.providers import MAX_PENDING_REQUESTS
 from zndraw_joblib.server.store import provider_requests as request_store
 from zndraw_joblib.server.store import providers as provider_store
-from zndraw_joblib.server.store.tables import Provider, ProviderRequest
+from zndraw_joblib.server.store.tables import ProviderRecord, ProviderRequest
 
 BOUND = 10
 NAME = "lab:files:home"
@@ -842,7 +842,7 @@ async def test_who_reads_is_connected(client: httpx.AsyncClient, app: FastAPI) -
     assert await take(client, provider["worker_id"]) is not None
 
     async def connected_for(tx: Any) -> float:
-        found = (await tx.execute(select(Provider.__table__.c.connected_until))).scalar_one()
+        found = (await tx.execute(select(ProviderRecord.__table__.c.connected_until))).scalar_one()
         return (found - await tx.now()).total_seconds()
 
     assert await app.state.joblib.runtime.database.read(connected_for) > 60

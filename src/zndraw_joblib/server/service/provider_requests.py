@@ -34,7 +34,7 @@ from zndraw_joblib.server.store import provider_requests as store
 from zndraw_joblib.server.store import providers as provider_store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.providers import ProviderRecord
+from zndraw_joblib.server.store.providers import ProviderRow
 
 # A worker counts as connected for this long after its claim has ended, since it may pause between claims.
 CLAIM_GRACE = timedelta(seconds=15)
@@ -86,7 +86,7 @@ async def find(
     return await _ref(tx, provider, is_pending=is_pending)
 
 
-async def _ref(tx: Transaction, provider: ProviderRecord, *, is_pending: bool = False) -> ProviderRef:
+async def _ref(tx: Transaction, provider: ProviderRow, *, is_pending: bool = False) -> ProviderRef:
     now = await tx.now()
     return ProviderRef(
         id=provider.id,
@@ -122,7 +122,7 @@ async def create(
     tx.wake(requests_key(provider.worker_id), 1)
 
 
-async def _lock(tx: Transaction, target: ProviderRef) -> ProviderRecord:
+async def _lock(tx: Transaction, target: ProviderRef) -> ProviderRow:
     [*found] = await provider_store.lock(tx, [target.id], shared=True)
     if not found:
         raise ProviderNotFound(f"Provider {str(target.name)!r} was removed")

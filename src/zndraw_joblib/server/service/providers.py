@@ -16,7 +16,7 @@ from zndraw_joblib.server.store import provider_requests as request_store
 from zndraw_joblib.server.store import providers as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.providers import ProviderRecord, RegistrationRecord
+from zndraw_joblib.server.store.providers import ProviderRow, RegistrationRecord
 
 # How long a worker counts as connected after it registers, and after its connection is lost.
 GRACE = timedelta(seconds=2)
@@ -135,7 +135,7 @@ async def remove_workers(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
         await _use_newest_registration(tx, provider)
 
 
-async def _use_newest_registration(tx: Transaction, provider: ProviderRecord) -> None:
+async def _use_newest_registration(tx: Transaction, provider: ProviderRow) -> None:
     newest = await store.newest_registration(tx, provider.id)
     if newest is None:
         await store.remove(tx, provider.id)
@@ -181,7 +181,7 @@ def not_found(room_id: str, name: JobName) -> ProviderNotFound:
     return ProviderNotFound(f"Provider {str(name)!r} not found in room {room_id!r}")
 
 
-def _response(provider: ProviderRecord) -> ProviderResponse:
+def _response(provider: ProviderRow) -> ProviderResponse:
     return ProviderResponse(
         id=provider.id,
         full_name=str(provider.name),

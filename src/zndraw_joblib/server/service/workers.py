@@ -40,7 +40,7 @@ class Counts:
 
 
 class Heartbeat(NamedTuple):
-    """A heartbeat of a worker: the next is due after `interval` seconds. `named`: tasks it believes it holds."""
+    """A heartbeat: the next is due in `interval` seconds. `named`: tasks it believes it holds."""
 
     caller: Identity
     worker_id: UUID

@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.providers import COLUMNS, NAME, ProviderRecord, providers, requests
+from zndraw_joblib.server.store.providers import COLUMNS, NAME, ProviderRow, providers, requests
 
 
 class RequestRecord(NamedTuple):
@@ -111,7 +111,7 @@ def _add(is_sqlite: bool) -> Executable:
 
 async def provider_and_request(
     tx: Transaction, name: JobName, request_hash: str
-) -> tuple[ProviderRecord, OpenRequest | None] | None:
+) -> tuple[ProviderRow, OpenRequest | None] | None:
     """Return the provider of this name, and its open request of this hash if there is one."""
     rows = (await tx.execute(_PROVIDER_AND_REQUEST, {**name._asdict(), "hash": request_hash})).all()
     tx.record_now(rows)
@@ -119,11 +119,11 @@ async def provider_and_request(
         return None
     *columns, registration, expires_at, _ = rows[0]
     request = None if registration is None else OpenRequest(registration, expires_at)
-    return ProviderRecord(*columns), request
+    return ProviderRow(*columns), request
 
 
 async def add(
-    tx: Transaction, provider: ProviderRecord, request_hash: str, params: str, until: datetime
+    tx: Transaction, provider: ProviderRow, request_hash: str, params: str, until: datetime
 ) -> bool:
     """Open a request. Return whether it was not open already."""
     row = {

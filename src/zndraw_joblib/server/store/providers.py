@@ -12,14 +12,14 @@ from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction, dialect
 from zndraw_joblib.server.store.pages import fetch_page
-from zndraw_joblib.server.store.tables import Provider, ProviderRequest, ProviderWorkerLink
+from zndraw_joblib.server.store.tables import ProviderRecord, ProviderRequest, ProviderWorkerLink
 
-providers = Provider.__table__
+providers = ProviderRecord.__table__
 links = ProviderWorkerLink.__table__
 requests = ProviderRequest.__table__
 
 
-class ProviderRecord(NamedTuple):
+class ProviderRow(NamedTuple):
     """A provider's row. `connected_until`: until then its worker counts as connected."""
 
     id: UUID
@@ -89,7 +89,7 @@ def is_named(name: JobName) -> ColumnElement[bool]:
     return and_(*[providers.c[part] == value for part, value in name._asdict().items()])
 
 
-async def add_or_lock(tx: Transaction, name: JobName, values: dict[str, Any]) -> tuple[ProviderRecord, bool]:
+async def add_or_lock(tx: Transaction, name: JobName, values: dict[str, Any]) -> tuple[ProviderRow, bool]:
     """Insert the provider of this name unless it exists. Return it, locked, and whether it is new."""
     row = {"id": uuid4(), "created_at": await tx.now(), **name._asdict(), **values}
     statement = dialect(tx).insert(providers).values(**row).on_conflict_do_nothing()
@@ -98,27 +98,27 @@ async def add_or_lock(tx: Transaction, name: JobName, values: dict[str, Any]) ->
         found = (await tx.execute(_SELECT.where(is_named(name)).with_for_update())).first()
         # Unlike a job, a provider may be deleted between the two statements.
         if found is not None:
-            return ProviderRecord(*found), is_new
+            return ProviderRow(*found), is_new
 
 
-async def by_name(tx: Transaction, name: JobName) -> ProviderRecord | None:
+async def by_name(tx: Transaction, name: JobName) -> ProviderRow | None:
     """Return the provider of this name."""
     row = (await tx.execute(_SELECT.where(is_named(name)))).first()
-    return None if row is None else ProviderRecord(*row)
+    return None if row is None else ProviderRow(*row)
 
 
-async def by_id(tx: Transaction, provider_id: UUID) -> ProviderRecord | None:
+async def by_id(tx: Transaction, provider_id: UUID) -> ProviderRow | None:
     """Return a provider."""
     rows = (await tx.execute(_BY_ID, {"id": provider_id})).all()
     tx.record_now(rows)
-    return ProviderRecord(*rows[0][:-1]) if rows else None
+    return ProviderRow(*rows[0][:-1]) if rows else None
 
 
-async def lock(tx: Transaction, ids: Sequence[UUID], *, shared: bool = False) -> list[ProviderRecord]:
+async def lock(tx: Transaction, ids: Sequence[UUID], *, shared: bool = False) -> list[ProviderRow]:
     """Lock and return those of these providers that exist; a `shared` lock only prevents their deletion."""
     rows = (await tx.execute(_LOCK_SHARED if shared else _LOCK, {"ids": padded(ids)})).all()
     tx.record_now(rows)
-    return [ProviderRecord(*row[:-1]) for row in rows]
+    return [ProviderRow(*row[:-1]) for row in rows]
 
 
 async def update_row(tx: Transaction, provider_id: UUID, **values: Any) -> None:
@@ -135,10 +135,10 @@ async def remove(tx: Transaction, provider_id: UUID) -> None:
     await tx.execute(delete(providers).where(providers.c.id == provider_id))
 
 
-async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[ProviderRecord], int]:
+async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[ProviderRow], int]:
     """Return one page of the providers that a room lists, newest first, and the count of all."""
     rows, total = await fetch_page(tx, providers, _SELECT, visible_from(room_id), part)
-    return [ProviderRecord(*row) for row in rows], total
+    return [ProviderRow(*row) for row in rows], total
 
 
 async def link(tx: Transaction, provider_id: UUID, registration: RegistrationRecord) -> None:

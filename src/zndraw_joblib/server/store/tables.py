@@ -1,4 +1,4 @@
-"""The tables, and what must always hold in them. Their metadata is our own, apart from any host's."""
+"""The tables and their constraints, with metadata that is separate from the host's."""
 
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -41,18 +41,18 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value if value is None else value.astimezone(UTC)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
-        """Take asyncpg's times as they are: they are in UTC."""
+        """Return no processor for asyncpg, whose times are in UTC already."""
         return None if dialect.driver == "asyncpg" else super().result_processor(dialect, coltype)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Give UTC back; SQLite forgets it."""
+        """Return a time in UTC. SQLite stores no time zone."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class JsonText(TypeDecorator[Any]):
-    r"""JSON kept as text: the order of keys stays, and unlike jsonb it can hold ``\u0000``."""
+    r"""JSON stored as text, which keeps the order of keys and, unlike jsonb, accepts ``\u0000``."""
 
     impl = Text
     cache_ok = True
@@ -62,7 +62,7 @@ class JsonText(TypeDecorator[Any]):
         return None if value is None else to_json(value).decode()
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        """Give the value back."""
+        """Return the value."""
         return None if value is None else from_json(value)
 
 
@@ -101,7 +101,7 @@ def _time(*, nullable: bool = False) -> Any:
     return Field(default=None, sa_column=Column(UtcDateTime, nullable=nullable))
 
 
-# Of columns that rows had not always.
+# Columns that a later migration added have a server default.
 def _zero() -> Any:
     return Field(default=0, sa_column_kwargs={"server_default": text("0")})
 
@@ -111,12 +111,11 @@ def _no() -> Any:
 
 
 class Job(_Base, table=True):
-    """A named function with a schema. Never removed, only hidden, so that the history of its tasks stays.
+    """A named function with a schema. It is soft-deleted only, so that the history of its tasks stays.
 
-    `pending` counts the tasks in its queue, `scheduled` those that wait for their time; the functions that
-    write a task's status keep both. `policy` is a `JobPolicy` as JSON, null for the one by default;
-    `max_in_flight` is in it too. `has_lanes` once a task of another priority
-    than 0 was submitted.
+    `pending` counts the tasks in its queue, `scheduled` those with a later `run_at`; the functions that write
+    a task's status keep both. `policy` is a `JobPolicy` as JSON, null for the default; `max_in_flight` is
+    part of it. `has_lanes` is set once a task with a priority other than 0 was submitted.
     """
 
     __tablename__ = "joblib_job"
@@ -150,7 +149,7 @@ class Job(_Base, table=True):
 
 
 class Worker(_Base, table=True):
-    """A remote process that claims tasks. Its life is judged by `last_heartbeat` alone."""
+    """A remote process that claims tasks. It expires by the age of `last_heartbeat` alone."""
 
     __tablename__ = "joblib_worker"
     __table_args__ = (Index(None, "last_heartbeat"),)
@@ -164,7 +163,7 @@ class Worker(_Base, table=True):
 
 
 class WorkerJobLink(_Base, table=True):
-    """A worker serves a job."""
+    """The link of a worker to a job that it serves."""
 
     __tablename__ = "joblib_worker_job"
 
@@ -175,11 +174,10 @@ class WorkerJobLink(_Base, table=True):
 class Task(_Base, table=True):
     """One call of a job.
 
-    `seq` is the order of arrival; `attempt` the fencing token, which grows with every claim. `lane` is its
-    priority with the sign turned: the queue goes by `lane`, then by `seq`. While `run_at` is set, a pending
-    task is in no queue. `failures` and `crashes` count the attempts that went wrong; `deadline` is when a
-    held task must have started, or ended.
-    `worker_id` and `worker_owner_id` stay after the worker is gone, and refer to no row.
+    `seq` is the order of submission; `attempt` is the fencing token, which grows with every claim. `lane` is
+    the negated priority: a queue is ordered by `lane`, then by `seq`. While `run_at` is set, a pending task
+    is in no queue. `failures` and `crashes` count failed attempts; `deadline` is when a held task must have
+    started, or ended. `worker_id` and `worker_owner_id` stay after the worker was deleted.
     """
 
     __tablename__ = "joblib_task"
@@ -241,9 +239,9 @@ class Task(_Base, table=True):
 
 
 class Attempt(_Base, table=True):
-    """An attempt that was not the last one of its task, or what was done to it by hand in between.
+    """An earlier attempt of a task, or the end that a manual retry replaced.
 
-    What is under way, and the end, are on the task itself: most tasks have no row here.
+    The current or last attempt is in the task's own row, so most tasks have no row here.
     """
 
     __tablename__ = "joblib_attempt"
@@ -264,11 +262,11 @@ class Attempt(_Base, table=True):
     reason: str = Field(max_length=64)
 
 
-class Provider(_Base, table=True):
-    """Somebody who answers reads. `worker_id`, `schema` and `content_type` are of its newest registration.
+class ProviderRecord(_Base, table=True):
+    """A remote data source. `worker_id`, `schema` and `content_type` belong to its newest registration.
 
-    `registration` is another one after each: what was read before is not of it. Until `connected_until` somebody
-    is connected for it, or just was.
+    `registration` changes with each registration: results of earlier ones are not used. Until
+    `connected_until` its worker counts as connected.
     """
 
     __tablename__ = "joblib_provider"
@@ -287,12 +285,8 @@ class Provider(_Base, table=True):
     connected_until: datetime = _time()
 
 
-# The public name: `zndraw_joblib.Provider` is the class that workers subclass.
-ProviderRecord = Provider
-
-
 class ProviderWorkerLink(_Base, table=True):
-    """A worker is registered for a provider. If the newest one goes, the one before takes its place."""
+    """The registration of a worker for a provider. If the newest is deleted, the one before is used."""
 
     __tablename__ = "joblib_provider_worker"
 
@@ -308,9 +302,9 @@ class ProviderWorkerLink(_Base, table=True):
 
 
 class ProviderRequest(_Base, table=True):
-    """A read that waits for its answer. Until `expires_at` somebody wants it.
+    """An open request to a provider. Its result is wanted until `expires_at`.
 
-    `registration` is that of the provider when it was asked; `claimed_by` is the worker that is reading.
+    `registration` is the provider's registration when it was made; `claimed_by` the worker that claimed it.
     """
 
     __tablename__ = "joblib_provider_call"
@@ -332,7 +326,7 @@ class ProviderRequest(_Base, table=True):
 
 
 class Result(_Base, table=True):
-    """What a result backend in the database keeps under a key: bytes in parts, or, without size, a lock."""
+    """A value of the database's result backend: bytes in parts or, without `size`, a lock."""
 
     __tablename__ = "joblib_result"
     __table_args__ = (Index(None, "expires_at"),)
@@ -344,7 +338,7 @@ class Result(_Base, table=True):
 
 
 class ResultPart(_Base, table=True):
-    """A part of the bytes of a `Result`, in the order of `part`."""
+    """A part of the bytes of a `Result`, ordered by `part`."""
 
     __tablename__ = "joblib_result_part"
 
@@ -354,7 +348,7 @@ class ResultPart(_Base, table=True):
 
 
 class Token(_Base, table=True):
-    """A bearer token of the standalone server, known by the SHA-256 of its text alone."""
+    """A bearer token of the standalone server. Only the SHA-256 of its text is stored."""
 
     __tablename__ = "joblib_token"
 
@@ -365,7 +359,7 @@ class Token(_Base, table=True):
 
 
 class RuntimeSetting(_Base, table=True):
-    """What operators changed while servers run, common to all of them."""
+    """A setting that operators change while servers run, shared by all servers."""
 
     __tablename__ = "joblib_switch"
 
