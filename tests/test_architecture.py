@@ -131,7 +131,9 @@ def test_no_sql_is_written_as_text_outside_the_store() -> None:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             if isinstance(node, ast.Constant) and isinstance(node.value, str)
         ]
-        assert not [text for text in strings if text.startswith(("UPDATE ", "INSERT ", "update ", "insert "))], path
+        assert not [
+            text for text in strings if text.startswith(("UPDATE ", "INSERT ", "update ", "insert "))
+        ], path
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
