@@ -59,7 +59,7 @@ class Stack(NamedTuple):
 
     program: Program
     server: RunningServer
-    caller: JobClient
+    client: JobClient
 
 
 @pytest.fixture
@@ -77,9 +77,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with RunningServer(program) as server, server.connect() as connection:
         program.env["ZNDRAW_JOBLIB_URL"] = server.url
         worker = program.start("worker", "my_jobs.py", "--context", "my_jobs:context")
-        caller = JobClient(RestApi(connection))
-        wait_until(lambda: caller.jobs().total == 4 or worker.poll())
-        yield Stack(program, server, caller)
+        client = JobClient(RestApi(connection))
+        wait_until(lambda: client.jobs().total == 4 or worker.poll())
+        yield Stack(program, server, client)
         worker.send_signal(signal.SIGINT)
         stderr = worker.communicate()[1]
         assert worker.returncode == 0

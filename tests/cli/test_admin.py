@@ -16,15 +16,15 @@ from zndraw_joblib.worker.rest import RestApi
 class Job:
     """A job in a room of its own, and a worker that the test controls."""
 
-    def __init__(self, remote: RestApi, room: str) -> None:
-        self.remote, self.room = remote, room
-        registered = remote.register(room, JobRegisterRequest(category="analysis", name="Slow"))
+    def __init__(self, rest: RestApi, room: str) -> None:
+        self.rest, self.room = rest, room
+        registered = rest.register(room, JobRegisterRequest(category="analysis", name="Slow"))
         assert registered.worker_id is not None
         self.name, self.worker_id = registered.full_name, registered.worker_id
 
     def claim(self) -> TaskResponse | None:
         """Claim a task."""
-        return self.remote.claim(self.worker_id)[0].task
+        return self.rest.claim(self.worker_id)[0].task
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def job(stack: Stack, request: pytest.FixtureRequest) -> Iterator[Job]:
     with stack.server.connect() as connection:
         job = Job(RestApi(connection), f"admin-{request.node.name[:60]}")
         yield job
-        job.remote.remove_worker(job.worker_id, 5)
+        job.rest.remove_worker(job.worker_id, 5)
 
 
 def test_submit_options_reach_the_task(stack: Stack, job: Job) -> None:
@@ -46,7 +46,7 @@ def test_submit_options_reach_the_task(stack: Stack, job: Job) -> None:
         ]
     )
     task_id = delayed.out.strip()
-    task, other = stack.caller.get_task(task_id), stack.caller.get_task(dated.out.strip())
+    task, other = stack.client.get_task(task_id), stack.client.get_task(dated.out.strip())
     assert task.run_at is not None
     assert task.expires_at is not None
     assert (task.run_at - task.created_at).total_seconds() == pytest.approx(3600, abs=5)
@@ -67,11 +67,11 @@ def test_submit_options_reach_the_task(stack: Stack, job: Job) -> None:
 def test_invalid_submit_options_are_usage_errors(stack: Stack) -> None:
     """Each prints one error line, before the command sends a request."""
     cases = {
-        "--priority=5000": "priority: ",
-        "--delay=-1": "delay_seconds: ",
-        "--run-at=soon": "'soon'",
-        "--expires-in=0": "expires_in_seconds: ",
-        "--max-attempts=0": "max_attempts: ",
+        "--priority=5000": "--priority: ",
+        "--delay=-1": "--delay: ",
+        "--run-at=soon": "--run-at 'soon' is not a time",
+        "--expires-in=0": "--expires-in: ",
+        "--max-attempts=0": "--max-attempts: ",
     }
     both = ["--delay=1", "--run-at=2100-01-01"]
     done = stack.program.run_all(
@@ -84,7 +84,7 @@ def test_invalid_submit_options_are_usage_errors(stack: Stack) -> None:
 
 def test_release_fail_and_retry_change_a_task(stack: Stack, job: Job) -> None:
     """Each command shows the changed task, and the history has all changes."""
-    task_id = str(job.remote.submit(job.room, job.name, {}).id)
+    task_id = str(job.rest.submit(job.room, job.name, {}).id)
     assert job.claim() is not None
     released, failed, again, refused = stack.program.run_all(
         [
@@ -115,7 +115,7 @@ def test_release_fail_and_retry_change_a_task(stack: Stack, job: Job) -> None:
 
 def test_a_job_is_paused_and_resumed(stack: Stack, job: Job) -> None:
     """A job is named by its full name, or by its short name and its room."""
-    task_id = str(job.remote.submit(job.room, job.name, {}).id)
+    task_id = str(job.rest.submit(job.room, job.name, {}).id)
     paused, explained = stack.program.run_all([["pause", "Slow", "--room", job.room], ["explain", task_id]])
     assert "paused   True" in paused.out
     assert "paused\t" in explained.out
@@ -132,7 +132,7 @@ def test_a_drained_worker_exits_with_0(stack: Stack, processes: str) -> None:
     def workers() -> set[Any]:
         return {
             id
-            for job in stack.caller.jobs(room).items
+            for job in stack.client.jobs(room).items
             if job.full_name.startswith(room)
             for id in job.workers
         }
@@ -161,7 +161,7 @@ def test_the_sweeper_is_shown_and_changed(program: Program) -> None:
         assert (both.code, both.is_error_line) == (2, True)
         with server.connect() as connection:
             job = Job(RestApi(connection), "silent")
-            task_id = str(job.remote.submit(job.room, job.name, {}).id)
+            task_id = str(job.rest.submit(job.room, job.name, {}).id)
             assert job.claim() is not None
         preview = wait_until(
             lambda: (done := program.run("sweeper", "--preview")).out.count("\n") == 3 and done

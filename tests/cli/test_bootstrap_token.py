@@ -122,8 +122,8 @@ def test_a_token_is_sent_only_to_its_own_url(program: Program) -> None:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{other.server_port}"
         _save(program, {"http://127.0.0.1:1": "mine", url: "other's"})
-        places = (f"{url}/behind/a/path", f"http://localhost:{other.server_port}")
-        done = program.run_all([["jobs", "--url", place] for place in places])
+        addresses = (f"{url}/behind/a/path", f"http://localhost:{other.server_port}")
+        done = program.run_all([["jobs", "--url", address] for address in addresses])
         other.shutdown()
     assert ["answered 404" in one.err for one in done] == [True, True]
     assert seen == [None, "Bearer other's"]

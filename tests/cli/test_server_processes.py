@@ -84,20 +84,20 @@ def polling(server: RunningServer, count: int) -> Iterator[list[tuple[object, in
     answers: list[tuple[object, int]] = []
 
     with server.connect() as connection:
-        remote = RestApi(connection)
+        rest = RestApi(connection)
 
         def claim(worker_id: object) -> None:
-            claimed, applied = remote.claim(worker_id, wait=30)
+            claimed, applied = rest.claim(worker_id, wait=30)
             answers.append((claimed.task, applied))
 
-        workers = [remote.create_worker() for _ in range(count)]
+        workers = [rest.create_worker() for _ in range(count)]
         threads = [threading.Thread(target=claim, args=(worker.id,)) for worker in workers]
         for thread in threads:
             thread.start()
         created = {worker.id: worker.last_heartbeat for worker in workers}
         # The server renews the heartbeat of a worker that waits, every quarter of the timeout.
         wait_until(
-            lambda: all(one.last_heartbeat > created[one.id] for one in JobClient(remote).workers().items)
+            lambda: all(one.last_heartbeat > created[one.id] for one in JobClient(rest).workers().items)
         )
         yield answers
         for thread in threads:

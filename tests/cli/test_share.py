@@ -44,7 +44,7 @@ def keep() -> Iterator[Start]:
 
 def names(stack: Stack, room: str) -> list[str]:
     """Return the names of the providers that a room sees."""
-    return sorted(one.full_name for one in stack.caller.providers(room).items)
+    return sorted(one.full_name for one in stack.client.providers(room).items)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -56,12 +56,12 @@ def test_a_folder_is_shared_until_a_signal(
     sharing = keep(stack.program.start("share", str(folder), "--name", "data", "--room", room))
     expected = [f"{room}:files:data", f"{room}:folders:data"]
     wait_until(lambda: names(stack, room) == expected or sharing.poll() is not None)
-    listed = stack.caller.read_provider(f"{room}:folders:data").json()
+    listed = stack.client.read_provider(f"{room}:folders:data").json()
     assert [(one["name"], one["type"]) for one in listed["items"]] == [("a.txt", "file"), ("out", "other")]
-    read = stack.caller.read_provider(f"{room}:files:data", {"path": "a.txt", "offset": 4, "length": 3})
+    read = stack.client.read_provider(f"{room}:files:data", {"path": "a.txt", "offset": 4, "length": 3})
     assert read.content == b"two"
     with pytest.raises(ProviderFailed, match="no such file"):
-        stack.caller.read_provider(f"{room}:files:data", {"path": "out"})
+        stack.client.read_provider(f"{room}:files:data", {"path": "out"})
     sharing.send_signal(number)
     assert sharing.wait(PATIENCE) == 0
     assert names(stack, room) == []
@@ -78,9 +78,9 @@ def test_the_example_shares_a_folder(stack: Stack, folder: Path, keep: Start) ->
         )
     )
     wait_until(lambda: len(names(stack, room)) == 3 or example.poll() is not None)
-    head = stack.caller.read_provider(f"{room}:heads:texts", {"path": "a.txt", "lines": 2})
+    head = stack.client.read_provider(f"{room}:heads:texts", {"path": "a.txt", "lines": 2})
     assert (head.content, head.content_type) == (b"one\ntwo\n", "text/plain; charset=utf-8")
-    assert stack.caller.read_provider(f"{room}:files:folder", {"path": "a.txt"}).content.startswith(b"one")
+    assert stack.client.read_provider(f"{room}:files:folder", {"path": "a.txt"}).content.startswith(b"one")
     example.send_signal(signal.SIGINT)
     assert example.wait(PATIENCE) == 0
     assert example.stderr is not None

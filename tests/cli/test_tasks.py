@@ -35,7 +35,7 @@ def test_submit_fails_if_the_task_fails(stack: Stack) -> None:
 def test_submit_prints_the_task_id(stack: Stack) -> None:
     """`task` shows the task, and `cancel` explains why it is too late."""
     task_id = stack.program.ok("submit", "Show", "value=1").strip()
-    stack.caller.wait_for(task_id, 10)
+    stack.client.wait_for(task_id, 10)
     as_json, as_text, cancelled = stack.program.run_all(
         [["task", task_id, "--json"], ["task", task_id], ["cancel", task_id]]
     )
@@ -53,7 +53,7 @@ def test_a_pending_task_is_cancelled(stack: Stack) -> None:
         url = f"{api.base_url}/v1/joblib/rooms/empty/jobs"
         assert api.http.put(url, json=body, headers=api.get_headers()).status_code == 201
     task_id = stack.program.ok("submit", "empty:analysis:Unserved").strip()
-    assert stack.caller.get_task(task_id).room_id == "empty"
+    assert stack.client.get_task(task_id).room_id == "empty"
     cancelled, listed = stack.program.run_all(
         [["cancel", task_id], ["tasks", "--room", "empty", "--status", "cancelled"]]
     )
@@ -87,7 +87,7 @@ def test_a_short_job_name_must_be_unique(stack: Stack) -> None:
 def test_lists_are_tab_separated_or_json(stack: Stack) -> None:
     """Without a terminal, lists are a header and tab-separated lines; --json prints JSON."""
     task_id = stack.program.ok("submit", "Show", "--room", "list").strip()
-    stack.caller.wait_for(task_id, 10)
+    stack.client.wait_for(task_id, 10)
     room = ("--room", "list")
     tasks, as_json, jobs, jobs_as_json, workers = stack.program.run_all(
         [["tasks", *room], ["tasks", *room, "--json"], ["jobs"], ["jobs", "--json"], ["workers", *room]]
@@ -116,7 +116,7 @@ def test_each_worker_process_is_a_worker(stack: Stack) -> None:
     """Ctrl-C ends all processes, and removes the jobs that only they served."""
     worker = stack.program.start("worker", "my_jobs.py", "--processes", "2", "--room", "row")
     try:
-        wait_until(lambda: [len(job.workers) for job in stack.caller.jobs("row").items].count(2) == 4)
+        wait_until(lambda: [len(job.workers) for job in stack.client.jobs("row").items].count(2) == 4)
         result = json.loads(stack.program.ok("submit", "row:analysis:Show", "--wait"))
         assert result["vis"] is None
     finally:
@@ -124,4 +124,4 @@ def test_each_worker_process_is_a_worker(stack: Stack) -> None:
         out, err = worker.communicate(timeout=20)
     assert (worker.returncode, out) == (0, "")
     assert "2 processes serve my_jobs.py in row" in err
-    assert not [job for job in stack.caller.jobs("row").items if job.full_name.startswith("row:")]
+    assert not [job for job in stack.client.jobs("row").items if job.full_name.startswith("row:")]

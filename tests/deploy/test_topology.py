@@ -81,7 +81,7 @@ class Deployment:
     """A running worker, and a client that submits."""
 
     def __init__(self, connection: Connection, worker: subprocess.Popen[str], folder: Path) -> None:
-        self.caller = JobClient(RestApi(connection))
+        self.client = JobClient(RestApi(connection))
         self._worker = worker
         self._pipe = folder / "pipe"
         os.mkfifo(self._pipe)
@@ -99,25 +99,25 @@ class Deployment:
         with ThreadPoolExecutor(4) as pool:
             numbers = dict(zip(pool.map(self._submit, range(MANY)), range(MANY), strict=True))
         for task_id, number in numbers.items():
-            task = self.caller.wait_for(task_id, PATIENCE)
+            task = self.client.wait_for(task_id, PATIENCE)
             assert (task.status, task.result) == (TaskStatus.COMPLETED, number**2), task
 
     def compute_through(self, kill: Kill) -> None:
         """Kill a server while a task runs; check that the task and new tasks complete."""
-        task_id = self.caller.submit(HOLD, {"pipe": str(self._pipe)}, room=ROOM)
+        task_id = self.client.submit(HOLD, {"pipe": str(self._pipe)}, room=ROOM)
         with self._pipe.open("w") as end:  # opens when the task has opened its end
             kill()
             end.write("held")
             end.flush()
             submitted = [self._submit(number) for number in range(MANY)]
-        assert self.caller.wait_for(task_id, PATIENCE).result == "held"
+        assert self.client.wait_for(task_id, PATIENCE).result == "held"
         for task_id in submitted:
-            assert self.caller.wait_for(task_id, PATIENCE).status == TaskStatus.COMPLETED
+            assert self.client.wait_for(task_id, PATIENCE).status == TaskStatus.COMPLETED
         self.compute()
 
     def end(self) -> None:
         """Check that all tasks that the database has are completed, and stop the worker."""
-        tasks = self.caller.tasks(ROOM, limit=MAX_PAGE)
+        tasks = self.client.tasks(ROOM, limit=MAX_PAGE)
         assert tasks.total == len(tasks.items) > 4 * MANY
         assert {task.status for task in tasks.items} == {TaskStatus.COMPLETED}
         self._worker.send_signal(signal.SIGINT)
@@ -127,7 +127,7 @@ class Deployment:
         # A submit without an answer may be committed, so the SDK does not repeat it.
         def submit() -> str | None:
             try:
-                return self.caller.submit(SQUARE, {"number": number}, room=ROOM)
+                return self.client.submit(SQUARE, {"number": number}, room=ROOM)
             except Exception as error:
                 if is_unreachable(error):
                     return None
@@ -146,7 +146,7 @@ def working(program: Program, url: str) -> Iterator[Deployment]:
     ):
         try:
             deployment = Deployment(connection, worker, program.folder)
-            wait_until(lambda: deployment.caller.jobs().total == 2 or worker.poll() is not None)
+            wait_until(lambda: deployment.client.jobs().total == 2 or worker.poll() is not None)
             yield deployment
         finally:
             worker.kill()

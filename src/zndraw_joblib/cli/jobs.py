@@ -45,24 +45,24 @@ def find_job(client: AdminClient, job: str, room: str | None) -> JobName:
     """Return a job by its full name, or by its own name if the room sees exactly one job of that name."""
     if ":" in job:
         return parse_job_name(job)
-    place = room or DEFAULT_ROOM
-    seen = [parse_job_name(known.full_name) for known in client.all_jobs(place)]
+    searched = room or DEFAULT_ROOM
+    seen = [parse_job_name(known.full_name) for known in client.all_jobs(searched)]
     found = [name for name in seen if name.name == job]
     if len(found) == 1:
         return found[0]
     if found:
         raise CommandError(
-            f"The name {job!r} is ambiguous: room {place!r} sees {', '.join(map(str, found))}. "
+            f"The name {job!r} is ambiguous: room {searched!r} sees {', '.join(map(str, found))}. "
             "Pass the full name"
         )
     if not seen:
         raise CommandError(
-            f"Room {place!r} sees no job {job!r}: no worker has registered a job there. "
+            f"Room {searched!r} sees no job {job!r}: no worker has registered a job there. "
             "Start one with 'zndraw-joblib worker', or name another --room"
         )
     others = ", ".join(map(str, seen[:_MAX_NAMES])) + (", ..." if len(seen) > _MAX_NAMES else "")
     raise CommandError(
-        f"Room {place!r} sees no job {job!r}, only {others}. Check the name, or name another --room"
+        f"Room {searched!r} sees no job {job!r}, only {others}. Check the name, or name another --room"
     )
 
 

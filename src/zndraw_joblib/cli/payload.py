@@ -1,6 +1,7 @@
 """Parse a task's payload and submit options as typed on the command line."""
 
 import json
+import re
 import sys
 from datetime import datetime
 from typing import Any
@@ -8,6 +9,14 @@ from typing import Any
 from zndraw_joblib.cli.errors import UsageError
 from zndraw_joblib.contract.messages import TaskSubmitRequest
 from zndraw_joblib.worker.rest import validated
+
+_OPTIONS = {
+    "delay_seconds": "--delay",
+    "expires_in_seconds": "--expires-in",
+    "max_attempts": "--max-attempts",
+    "priority": "--priority",
+    "run_at": "--run-at",
+}
 
 
 def parse_object(text: str | None) -> dict[str, Any]:
@@ -47,10 +56,16 @@ def parse_options(*, run_at: str | None, **options: Any) -> dict[str, Any]:
     """
     try:
         moment = datetime.fromisoformat(run_at).astimezone() if run_at else None
-        given = {name: value for name, value in {**options, "run_at": moment}.items() if value is not None}
-        validated(TaskSubmitRequest, given)
     except (ValueError, OverflowError) as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(
+            f"--run-at {run_at!r} is not a time: {error}. Pass a time like 2030-01-31T18:00"
+        ) from error
+    given = {name: value for name, value in {**options, "run_at": moment}.items() if value is not None}
+    try:
+        validated(TaskSubmitRequest, given)
+    except ValueError as error:
+        text = re.sub("|".join(_OPTIONS), lambda field: _OPTIONS[field[0]], str(error))
+        raise UsageError(text) from error
     return given
 
 

@@ -128,7 +128,9 @@ def tasks(
         return
     columns = ["task", "job", "status", "created", "took", "error"]
     caption = f"{len(page.items)} of {page.total:,} tasks in room {room}"
-    print_rows([_task_row(task) for task in page.items], columns, wide=["job", "error"], caption=caption)
+    print_rows(
+        [_task_row(task) for task in page.items], columns, wide=["job", "error", "took"], caption=caption
+    )
 
 
 def task(

@@ -69,7 +69,7 @@ class Scenario:
         return UUID(self._client.submit(CountModule(path=path), room=ROOM))
 
     def _wait_until(self, condition: Callable[[], bool], every: float = _POLL_SECONDS) -> None:
-        """Show the progress until `condition` holds; raise if a process or a submit fails meanwhile."""
+        """Show the progress until `condition` holds; raise if a process or a submit fails."""
         while True:
             self._output.show_progress(self._ended())
             self._processes.check()

@@ -14,11 +14,11 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket, so that no other process can take the port before the server starts."""
     address = "127.0.0.1" if host == "localhost" else host
     try:
-        family, _, _, _, place = socket.getaddrinfo(
+        family, _, _, _, resolved = socket.getaddrinfo(
             address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         dual = family == socket.AF_INET6 and address in _ALL_ADDRESSES and socket.has_dualstack_ipv6()
-        return socket.create_server(place[:2], family=family, dualstack_ipv6=dual)
+        return socket.create_server(resolved[:2], family=family, dualstack_ipv6=dual)
     except socket.gaierror as error:
         raise UsageError(
             f"Cannot listen on --host {host!r}: {error.strerror}. Pass an address of this machine"
