@@ -216,7 +216,7 @@ async def test_a_report_is_a_sign_of_life(timed: Replica, clock: HandClock, says
     running, other = await timed.running(job), await timed.running(job)
     born, interval = clock.now, timed.runtime.settings.heartbeat_seconds
     clock.advance(interval)
-    timed.runtime._last_seen.clear()
+    timed.runtime.force_heartbeat(job.worker_id)
     await timed.report(other.id, TaskStatus.CANCELLED)
     assert [row.last_heartbeat for row in await timed.rows(workers)] == [born]
     done = TaskUpdateRequest(status=TaskStatus.COMPLETED, worker_id=job.worker_id if says_who else None)
