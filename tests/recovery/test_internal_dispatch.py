@@ -40,7 +40,7 @@ async def serve(
     """Let a replica hand tasks of an internal job to a broker, and return that."""
     executor = executor or InternalExecutor()
     offer = rules.InternalJob(internal(), {}, JobPolicy(**policy))
-    await replica.runtime.write(rules.register, offers=[offer])
+    await replica.runtime.write(rules.register, jobs=[offer])
     held: Any = Guarded() if exclusive_start else None
     registry = InternalRegistry({str(internal()): executor}, executor=held)
     replica.registry = registry
