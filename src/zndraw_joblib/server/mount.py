@@ -30,7 +30,7 @@ from zndraw_joblib.server.ports import Identity, SessionMaker
 from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.results.selection import Results, select_result_backend
 from zndraw_joblib.server.providers.uploads import Uploads
-from zndraw_joblib.server.pubsub.connections import connection_factory
+from zndraw_joblib.server.pubsub.pubsub import connection_factory
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
 from zndraw_joblib.server.realtime.rooms import Rooms, SocketAccess
 from zndraw_joblib.server.runtime import Runtime

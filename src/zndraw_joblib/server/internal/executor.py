@@ -27,7 +27,7 @@ from zndraw_joblib.contract.messages import (
 from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import OpenConnection, SessionMaker, task_key
-from zndraw_joblib.server.pubsub.connections import connection_factory
+from zndraw_joblib.server.pubsub.pubsub import connection_factory
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import internal, workers

@@ -7,11 +7,13 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.server.ports import OpenConnection, PubSubConnection, Wake
+from zndraw_joblib.server.settings import JobLibSettings
 
 logger = logging.getLogger(__name__)
 
@@ -222,3 +224,17 @@ class PubSub:
             self._ready.set()
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._ready.set)
+
+
+async def connection_factory(
+    settings: JobLibSettings, database_factory: Callable[[], Awaitable[OpenConnection | None]]
+) -> OpenConnection | None:
+    """Return what opens a connection to the other replicas; None on SQLite, which has no notifications.
+
+    With `redis_url` it is Redis, else `database_factory()`.
+    """
+    if settings.redis_url is None:
+        return await database_factory()
+    from zndraw_joblib.server.pubsub.redis import open_redis_connection  # noqa: PLC0415 - few servers need it
+
+    return partial(open_redis_connection, settings.redis_url, f"{settings.redis_prefix}:pubsub")
