@@ -1,4 +1,4 @@
-"""Whose answer was lost asks again with the same mark, and gets the same task, as long as it is held."""
+"""A claim that is repeated with the same `claim_id` gets the same task while the worker holds it."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from databases import every_kind
 from replica import OWNER, HandClock, Replica
 
-from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, no_safety_net, wait_until_waiting  # noqa: F401 - a fixture
 from zndraw_joblib.contract.messages import EmptyReason
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
@@ -17,7 +17,7 @@ from zndraw_joblib.server.service.claims import Claim, ClaimResult
 
 
 async def batch(replica: Replica, *asked: tuple[UUID | None, UUID | None]) -> list[UUID | None]:
-    """Claim for several in one transaction; return the tasks."""
+    """Claim for several workers in one transaction; return the tasks."""
     items = [Claim(OWNER, worker, 15, mark) for worker, mark in asked if worker is not None]
     answers: list[ClaimResult | ProblemException] = await replica.runtime.write(
         lambda tx: claims.claim(tx, items)
@@ -31,7 +31,7 @@ async def batch(replica: Replica, *asked: tuple[UUID | None, UUID | None]) -> li
 
 @every_kind
 async def test_a_repeated_claim_gets_the_same_task(timed: Replica, clock: HandClock) -> None:
-    """Claimed or running, under the same token, and told once; another mark gets another task."""
+    """Claimed or running, with the same token and one event; another `claim_id` gets another task."""
     job, mark = await timed.register(), uuid4()
     first, second = await timed.submit(job), await timed.submit(job)
     claimed = await timed.claim_task(job.worker_id, claim_id=mark)
@@ -45,8 +45,8 @@ async def test_a_repeated_claim_gets_the_same_task(timed: Replica, clock: HandCl
 
 
 @pytest.mark.parametrize("how", ["completed", "failed", "released", "lost"])
-async def test_a_mark_is_used_up_when_the_task_is_held_no_more(timed: Replica, how: str) -> None:
-    """Ended, released or taken by another: the same mark stands for a new claim."""
+async def test_a_claim_id_ends_with_its_claim(timed: Replica, how: str) -> None:
+    """After the task ended, was released or claimed again, the same `claim_id` is a new claim."""
     job, mark = await timed.register(), uuid4()
     first = await timed.submit(job)
     await timed.claim_task(job.worker_id, claim_id=mark)
@@ -64,8 +64,8 @@ async def test_a_mark_is_used_up_when_the_task_is_held_no_more(timed: Replica, h
     assert (await timed.claim_task(job.worker_id, claim_id=mark)).id == second.id
 
 
-async def test_a_mark_is_of_one_worker(timed: Replica) -> None:
-    """Another worker with the same mark gets a task of its own, and nothing of the first one's."""
+async def test_a_claim_id_belongs_to_one_worker(timed: Replica) -> None:
+    """Another worker with the same `claim_id` gets a task of its own."""
     job, other, mark = await timed.register(), await timed.register(), uuid4()
     first = await timed.submit(job)
     await timed.claim_task(job.worker_id, claim_id=mark)
@@ -77,8 +77,8 @@ async def test_a_mark_is_of_one_worker(timed: Replica) -> None:
 
 
 @every_kind
-async def test_repeats_stand_beside_new_claims(timed: Replica) -> None:
-    """In one batch, in any order: each repeat gets its own task, each new claim the next."""
+async def test_repeats_and_new_claims_share_a_batch(timed: Replica) -> None:
+    """In any order, each repeat gets its own task and each new claim the next one."""
     job, other = await timed.register(), await timed.register()
     ids = [(await timed.submit(job)).id for _ in range(6)]
     marks = [uuid4() for _ in range(4)]
@@ -89,8 +89,8 @@ async def test_repeats_stand_beside_new_claims(timed: Replica) -> None:
 
 
 @every_kind
-async def test_a_claim_and_its_repeat_in_one_batch_are_one(timed: Replica) -> None:
-    """Also where both come before the first is answered, in one batch or not: one task for one mark."""
+async def test_a_claim_and_its_concurrent_repeat_get_one_task(timed: Replica) -> None:
+    """Both arrive before the first is answered, in one batch or in two."""
     job, mark = await timed.register(), uuid4()
     ids = [(await timed.submit(job)).id for _ in range(4)]
     asked = [(job.worker_id, mark), (job.worker_id, None), (job.worker_id, mark), (job.worker_id, mark)]
@@ -102,15 +102,15 @@ async def test_a_claim_and_its_repeat_in_one_batch_are_one(timed: Replica) -> No
     assert (await timed.claim_task(job.worker_id)).id == ids[3]
 
 
-async def test_a_repeat_takes_the_place_of_the_claim_that_sleeps(timed: Replica) -> None:
-    """The client lost the first one's connection: what comes goes to the second, and once."""
+async def test_a_repeat_replaces_the_waiting_claim(timed: Replica) -> None:
+    """The client lost the first connection: the second one gets the task, once."""
     job, mark = await timed.register(), uuid4()
     assert await batch(timed, (job.worker_id, mark), (job.worker_id, mark)) == [None, None]
     lost = asyncio.create_task(timed.claim(job.worker_id, wait=LONG, claim_id=mark))
-    await claims_asleep(timed, 1)
+    await wait_until_waiting(timed, 1)
     again = asyncio.create_task(timed.claim(job.worker_id, wait=LONG, claim_id=mark))
     assert await lost is None
-    await claims_asleep(timed, 1)
+    await wait_until_waiting(timed, 1)
     first, second = await timed.submit(job), await timed.submit(job)
     got = await again
     assert got is not None
@@ -119,8 +119,8 @@ async def test_a_repeat_takes_the_place_of_the_claim_that_sleeps(timed: Replica)
 
 
 @pytest.mark.parametrize("full", ["max_in_flight", "max_tasks", "draining", "paused"])
-async def test_who_may_have_no_more_gets_again_what_it_has(timed: Replica, full: str) -> None:
-    """A repeat takes no place: no cap, no drain and no pause keeps the answer from it."""
+async def test_a_repeat_needs_no_slot(timed: Replica, full: str) -> None:
+    """No limit, drain or pause blocks a repeated claim."""
     how: dict[str, Any] = {full: 1} if full.startswith("max") else {}
     job, mark = await timed.register(**how), uuid4()
     first = await timed.submit(job)

@@ -1,4 +1,4 @@
-"""An operator may ask a worker to leave, and stop the claims of a job."""
+"""An operator may drain a worker, and pause the claims of a job."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import pytest
 from databases import every_kind
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica
 
-from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, no_safety_net, wait_until_waiting  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import JobsInvalidate
 from zndraw_joblib.contract.messages import EmptyReason
 from zndraw_joblib.contract.problems import Forbidden, JobNotFound, WorkerNotFound
@@ -14,8 +14,8 @@ from zndraw_joblib.contract.status import TaskStatus
 
 
 @every_kind
-async def test_a_worker_that_drains_gets_nothing(replica: Replica) -> None:
-    """Its claims say why, its heartbeats say it; others of its job go on."""
+async def test_a_draining_worker_gets_no_task(replica: Replica) -> None:
+    """Its claims have that reason, its heartbeats that flag; other workers of its job continue."""
     job, other = await replica.register(), await replica.register()
     await replica.submit(job)
     await replica.submit(job)
@@ -29,13 +29,13 @@ async def test_a_worker_that_drains_gets_nothing(replica: Replica) -> None:
     assert not (await replica.heartbeat(other.worker_id)).drain
 
 
-async def test_a_claim_that_sleeps_ends_when_its_worker_drains(replica: Replica) -> None:
-    """It hears why at once, and what is submitted then is for the next one that waits."""
+async def test_a_drain_ends_the_waiting_claim(replica: Replica) -> None:
+    """It ends at once with the reason; the next task goes to another waiting worker."""
     job, other = await replica.register(), await replica.register()
     first = asyncio.create_task(replica.claim_response(job.worker_id, wait=LONG))
-    await claims_asleep(replica, 1)
+    await wait_until_waiting(replica, 1)
     second = asyncio.create_task(replica.claim_task(other.worker_id, wait=LONG))
-    await claims_asleep(replica, 2)
+    await wait_until_waiting(replica, 2)
     await replica.drain(job.worker_id)
     async with asyncio.timeout(2):
         assert (await first).reason is EmptyReason.DRAINING
@@ -45,8 +45,8 @@ async def test_a_claim_that_sleeps_ends_when_its_worker_drains(replica: Replica)
         assert (await second).id == submitted.id
 
 
-async def test_a_worker_that_drains_finishes_what_it_has(replica: Replica) -> None:
-    """What it holds stays its own, and ends as it would."""
+async def test_a_draining_worker_finishes_its_tasks(replica: Replica) -> None:
+    """It keeps its tasks, and may report on them."""
     job = await replica.register()
     running = await replica.running(job)
     await replica.submit(job)
@@ -57,8 +57,8 @@ async def test_a_worker_that_drains_finishes_what_it_has(replica: Replica) -> No
         assert (await replica.report(one.id, TaskStatus.COMPLETED)).status is TaskStatus.COMPLETED
 
 
-async def test_a_drain_is_for_the_owner_and_for_superusers(replica: Replica) -> None:
-    """Nobody else; and whoever is gone drains no more."""
+async def test_only_the_owner_or_a_superuser_drains_a_worker(replica: Replica) -> None:
+    """Other users are refused; a removed worker is not found."""
     job = await replica.register()
     for other in (STRANGER, SUBMITTER):
         with pytest.raises(Forbidden):
@@ -71,8 +71,8 @@ async def test_a_drain_is_for_the_owner_and_for_superusers(replica: Replica) -> 
 
 
 @every_kind
-async def test_nothing_is_claimed_of_a_paused_job(replica: Replica) -> None:
-    """The reason says so, where something waits; other jobs go on, and submissions too."""
+async def test_tasks_of_a_paused_job_are_not_claimed(replica: Replica) -> None:
+    """The reason is `paused` if a task is pending; other jobs and submits continue."""
     job = await replica.register("Paused")
     other = await replica.register("Other", worker=job.worker_id)
     replica.events.clear()
@@ -88,8 +88,8 @@ async def test_nothing_is_claimed_of_a_paused_job(replica: Replica) -> None:
     assert (await replica.claim_task(job.worker_id)).id == waits.id
 
 
-async def test_what_is_under_way_of_a_paused_job_goes_on(replica: Replica) -> None:
-    """A pause stops claims alone; what comes back to the queue waits there."""
+async def test_running_tasks_of_a_paused_job_continue(replica: Replica) -> None:
+    """A pause only stops claims; a task that returns to the queue waits there."""
     job = await replica.register(max_attempts=2, retry_on=["error"], backoff={"base_seconds": 0})
     running = await replica.running(job)
     await replica.pause(job)
@@ -99,14 +99,14 @@ async def test_what_is_under_way_of_a_paused_job_goes_on(replica: Replica) -> No
     assert (await replica.claim_task(job.worker_id)).attempt == 2
 
 
-async def test_those_that_wait_are_woken_when_it_goes_on(replica: Replica) -> None:
-    """As many as there are tasks; none of them while the job is paused."""
+async def test_a_resume_wakes_waiting_claims(replica: Replica) -> None:
+    """As many as there are pending tasks; none of them while the job is paused."""
     job = await replica.register()
     await replica.pause(job)
     waiting = [asyncio.create_task(replica.claim(job.worker_id, wait=LONG)) for _ in range(4)]
-    await claims_asleep(replica, 4)
+    await wait_until_waiting(replica, 4)
     submitted = [await replica.submit(job) for _ in range(3)]
-    await claims_asleep(replica, 4)
+    await wait_until_waiting(replica, 4)
     assert not any(claim.done() for claim in waiting)
     await replica.pause(job, paused=False)
     async with asyncio.timeout(2):
@@ -118,7 +118,7 @@ async def test_those_that_wait_are_woken_when_it_goes_on(replica: Replica) -> No
 
 
 async def test_a_pause_stays_when_workers_come_and_go(replica: Replica) -> None:
-    """As long as the job is shown: another worker finds it paused. A hidden one cannot be paused."""
+    """A job stays paused while it is active. A soft-deleted job cannot be paused."""
     job = await replica.register()
     await replica.pause(job)
     await replica.submit(job)

@@ -1,4 +1,4 @@
-"""When an internal task goes to its broker: at its submit, and again where that may have been in vain."""
+"""Internal tasks are dispatched at their submit, and again when that dispatch may have been lost."""
 
 import asyncio
 from typing import Any
@@ -24,8 +24,8 @@ SECOND = 1.0
 LEASE = 30.0
 
 
-class Guarded:
-    """Stands for an executor that starts a task once."""
+class ExclusiveExecutor:
+    """An executor that starts a task once."""
 
     exclusive_start = True
 
@@ -37,18 +37,18 @@ async def serve(
     executor: InternalExecutor | None = None,
     **policy: Any,
 ) -> InternalExecutor:
-    """Let a replica hand tasks of an internal job to a broker, and return that."""
+    """Connect the internal job of a replica to a broker, and return the broker."""
     executor = executor or InternalExecutor()
     offer = rules.InternalJob(internal(), {}, JobPolicy(**policy))
     await replica.runtime.write(rules.register, jobs=[offer])
-    held: Any = Guarded() if exclusive_start else None
+    held: Any = ExclusiveExecutor() if exclusive_start else None
     registry = InternalRegistry({str(internal()): executor}, executor=held)
     replica.registry = registry
     return executor
 
 
 async def commit_only(replica: Replica, *, exclusive_start: bool = False) -> UUID:
-    """Submit, and crash before the broker hears of it."""
+    """Submit, and crash before the dispatch."""
     item = tasks.Submission(
         SUBMITTER, "lab", internal(), {}, is_configured=True, exclusive_start=exclusive_start
     )
@@ -65,16 +65,16 @@ async def start(replica: Replica, worker_id: UUID, *ids: UUID) -> list[Any]:
 
 
 async def worker(replica: Replica) -> UUID:
-    """Make a worker inside the server."""
+    """Create a worker inside the server."""
     made = await replica.runtime.write(workers.create, caller=EXECUTOR, interval=15)
     return made.id
 
 
 @pytest.mark.parametrize("exclusive_start", [False, True])
-async def test_a_crash_between_the_commit_and_the_broker_loses_no_task(
+async def test_a_crash_between_commit_and_dispatch_loses_no_task(
     timed: Replica, clock: HandClock, exclusive_start: bool
 ) -> None:
-    """I5: once its lease is over the task is dispatched, with the same attempt, and then not again."""
+    """When its lease ends, the task is dispatched with the same attempt, and then not again."""
     broker = await serve(timed, exclusive_start=exclusive_start, start_timeout_seconds=LEASE)
     task_id = await commit_only(timed, exclusive_start=exclusive_start)
     clock.advance(LEASE - SECOND)
@@ -87,10 +87,8 @@ async def test_a_crash_between_the_commit_and_the_broker_loses_no_task(
     assert (await timed.get(task_id)).attempt == 1
 
 
-async def test_what_an_unguarded_executor_has_is_never_dispatched_again(
-    timed: Replica, clock: HandClock
-) -> None:
-    """It might run twice: its broker took it, and the outer bound alone ends it."""
+async def test_without_exclusive_start_a_task_is_dispatched_once(timed: Replica, clock: HandClock) -> None:
+    """It might run twice otherwise; only `internal_task_timeout_seconds` ends it."""
     broker = await serve(timed, start_timeout_seconds=1)
     task = await timed.submit(str(internal()))
     clock.advance(3599)
@@ -99,10 +97,10 @@ async def test_what_an_unguarded_executor_has_is_never_dispatched_again(
     assert (await timed.get(task.id)).status is TaskStatus.CLAIMED
 
 
-async def test_what_a_guarded_executor_does_not_start_is_dispatched_at_doubling_intervals(
+async def test_with_exclusive_start_a_task_is_dispatched_until_it_starts(
     timed: Replica, clock: HandClock
 ) -> None:
-    """A broker may have lost it. Counted from its claim: after 10, 20, 40, 80 s; not once it was started."""
+    """The broker may have lost it: 10, 20, 40, 80 s after its claim, and not after its start."""
     broker = await serve(timed, exclusive_start=True, start_timeout_seconds=10)
     task = await timed.submit(str(internal()))
     at = []
@@ -119,8 +117,8 @@ async def test_what_a_guarded_executor_does_not_start_is_dispatched_at_doubling_
     assert len(broker.calls) == 5
 
 
-async def test_replicas_dispatch_what_is_due_once(pair: list[Replica]) -> None:
-    """Many tasks wait in the queue; each is handed over by one of the replicas that look at the same time."""
+async def test_two_replicas_dispatch_a_due_task_once(pair: list[Replica]) -> None:
+    """Many tasks are due; each is dispatched by one of the replicas that look at the same time."""
     brokers = [await serve(replica) for replica in pair]
     await pair[0].runtime.write(_pause, paused=True)
     made = [await pair[0].submit(str(internal())) for _ in range(150)]
@@ -135,10 +133,8 @@ async def _pause(tx: Any, *, paused: bool) -> None:
     await jobs.pause(tx, internal(), paused=paused)
 
 
-async def test_a_broker_that_is_away_gets_the_tasks_when_it_is_back(
-    timed: Replica, caplog: pytest.LogCaptureFixture
-) -> None:
-    """They stay claimed meanwhile, are tried each time that somebody looks, and it is logged once."""
+async def test_tasks_wait_for_an_unavailable_broker(timed: Replica, caplog: pytest.LogCaptureFixture) -> None:
+    """They stay claimed, are retried by each dispatch cycle, and the log has one warning."""
     broker = await serve(timed)
     submitted = await timed.submit(str(internal()))
     await timed.act(task_actions.release, submitted.id)
@@ -158,8 +154,8 @@ async def test_a_broker_that_is_away_gets_the_tasks_when_it_is_back(
     assert (await timed.get(submitted.id)).attempt == 2
 
 
-async def test_a_cap_holds_for_internal_jobs_too(timed: Replica) -> None:
-    """No more than `max_in_flight` are claimed or running; who ends lets the next one in."""
+async def test_the_limit_of_an_internal_job(timed: Replica) -> None:
+    """At most `max_in_flight` tasks are claimed or running; the end of one dispatches the next."""
     broker = await serve(timed, max_in_flight=2)
     made = [await timed.submit(str(internal())) for _ in range(4)]
     await timed.dispatcher.dispatch()
@@ -171,8 +167,8 @@ async def test_a_cap_holds_for_internal_jobs_too(timed: Replica) -> None:
 
 
 @every_kind
-async def test_a_room_has_so_many_internal_tasks_under_way(replica: Replica) -> None:
-    """Claimed or running, over all its jobs, internal or not; other rooms go on."""
+async def test_the_limit_of_a_room_counts_internal_tasks(replica: Replica) -> None:
+    """Claimed or running, of all jobs; other rooms continue."""
     replica.runtime.settings.room_max_in_flight = 2
     broker = await serve(replica)
     remote = await replica.register()
@@ -191,8 +187,8 @@ async def test_a_room_has_so_many_internal_tasks_under_way(replica: Replica) -> 
 
 
 @every_kind
-async def test_a_place_in_a_room_that_comes_free_is_heard_of(replica: Replica) -> None:
-    """Whoever freed it: what waits is dispatched without a sweep."""
+async def test_a_free_slot_of_a_room_dispatches_a_task(replica: Replica) -> None:
+    """Without a sweep, however the slot became free."""
     replica.runtime.settings.room_max_in_flight = 1
     broker = await serve(replica)
     running = asyncio.create_task(replica.dispatcher.run())
@@ -212,7 +208,7 @@ async def test_a_place_in_a_room_that_comes_free_is_heard_of(replica: Replica) -
 
 
 async def test_rooms_take_turns_with_internal_tasks(timed: Replica, clock: HandClock) -> None:
-    """Of a backlog that came while nobody could dispatch it."""
+    """A backlog that could not be dispatched is dispatched room by room."""
     timed.runtime.settings.claim_order = "fair"
     broker = await serve(timed, max_in_flight=1)
     made = []
@@ -227,8 +223,8 @@ async def test_rooms_take_turns_with_internal_tasks(timed: Replica, clock: HandC
     assert [call["room_id"] for call in broker.calls] == ["a", "b", "a", "b", "a"]
 
 
-async def test_what_nobody_dispatched_in_time_expires(timed: Replica, clock: HandClock) -> None:
-    """It is never dispatched late."""
+async def test_an_internal_task_expires_before_its_dispatch(timed: Replica, clock: HandClock) -> None:
+    """It is never dispatched later."""
     broker = await serve(timed, max_in_flight=1)
     first = await timed.submit(str(internal()))
     late = await timed.submit(str(internal()), expires_in_seconds=5)
@@ -241,7 +237,7 @@ async def test_what_nobody_dispatched_in_time_expires(timed: Replica, clock: Han
 
 
 async def test_a_start_is_strict_and_exclusive(timed: Replica) -> None:
-    """One of many messages of a task starts it; none starts what has ended, what waits, or what is remote."""
+    """One of many messages starts a task; none starts an ended, pending or remote task."""
     await serve(timed)
     first, second = await worker(timed), await worker(timed)
     one, ended = await timed.submit(str(internal())), await timed.submit(str(internal()))
@@ -260,8 +256,8 @@ async def test_a_start_is_strict_and_exclusive(timed: Replica) -> None:
     assert isinstance(refused, WorkerNotFound)
 
 
-async def test_rivals_start_a_task_once(pair: list[Replica]) -> None:
-    """However many processes get a message of it at the same time."""
+async def test_concurrent_starts_start_a_task_once(pair: list[Replica]) -> None:
+    """However many processes get a message at the same time."""
     await serve(pair[0])
     ids = [await worker(pair[0]) for _ in range(4)]
     for _ in range(5):
@@ -278,10 +274,10 @@ async def test_rivals_start_a_task_once(pair: list[Replica]) -> None:
         ({"max_attempts": 2}, (TaskStatus.PENDING, "Worker disconnected", "worker-lost", 2.718)),
     ],
 )
-async def test_a_silent_worker_inside_is_swept_like_any_other(
+async def test_a_silent_internal_worker_expires(
     timed: Replica, clock: HandClock, policy: dict[str, Any], after: tuple[Any, ...]
 ) -> None:
-    """Its running tasks follow their job's policy: failed at once, or back with a pause; then dispatched."""
+    """Its running tasks follow their retry policy: they fail, or are dispatched again after a backoff."""
     broker = await serve(timed, **policy)
     task = await timed.submit(str(internal()))
     await start(timed, await worker(timed), task.id)
@@ -296,8 +292,8 @@ async def test_a_silent_worker_inside_is_swept_like_any_other(
     assert len(broker.calls) == (2 if policy else 1)
 
 
-async def test_a_run_of_a_worker_that_is_nowhere_is_found(timed: Replica) -> None:
-    """Whatever removed it past us; one that is only claimed has no worker, and needs none."""
+async def test_a_running_internal_task_without_a_worker_is_found(timed: Replica) -> None:
+    """A claimed internal task has no worker, and needs none."""
     await serve(timed)
     claimed, running = await timed.submit(str(internal())), await timed.submit(str(internal()))
     gone = await worker(timed)
@@ -308,8 +304,8 @@ async def test_a_run_of_a_worker_that_is_nowhere_is_found(timed: Replica) -> Non
     assert (await timed.get(claimed.id)).status is TaskStatus.CLAIMED
 
 
-async def test_a_hidden_job_is_shown_when_it_is_offered(timed: Replica) -> None:
-    """Whoever hid it; with the schema and the policy of the offer."""
+async def test_offering_restores_a_soft_deleted_internal_job(timed: Replica) -> None:
+    """With the schema and the policy of the offer."""
     await serve(timed)
     await timed.execute(update(Job.__table__).values(deleted=True))
     with pytest.raises(JobNotFound):
@@ -319,7 +315,7 @@ async def test_a_hidden_job_is_shown_when_it_is_offered(timed: Replica) -> None:
 
 
 async def test_why_an_internal_task_waits(timed: Replica) -> None:
-    """Nobody says that no worker serves it."""
+    """The reasons never say that the job has no worker."""
     await serve(timed, max_in_flight=1)
     for _ in range(2):
         last = await timed.submit(str(internal()))

@@ -1,4 +1,4 @@
-"""What becomes of a task whose attempt went wrong is what its job's policy says, counted and paused right."""
+"""The retry policy of a job decides what happens after a failed attempt: counts and pauses."""
 
 import asyncio
 from math import exp
@@ -19,8 +19,8 @@ AT_ONCE = {"base_seconds": 0}
 CAUSES = ["worker_lost", "error", "timeout"]
 
 
-async def go_wrong(timed: Replica, clock: HandClock, job: JobResponse, how: str) -> TaskResponse:
-    """Let the next task of a job start, on a worker of its own, and go wrong in one of three ways."""
+async def fail_attempt(timed: Replica, clock: HandClock, job: JobResponse, how: str) -> TaskResponse:
+    """Start the next task of a job on a new worker, and end the attempt in one of three ways."""
     worker = (await timed.register(job.name)).worker_id
     running = await timed.start(worker)
     if how == "error":
@@ -34,16 +34,16 @@ async def go_wrong(timed: Replica, clock: HandClock, job: JobResponse, how: str)
 
 
 async def back_in_queue(timed: Replica, clock: HandClock, task: TaskResponse) -> None:
-    """Let the time of a task come."""
+    """Advance the time until the task is due."""
     if task.run_at is not None:
         clock.now = task.run_at
         assert await timed.queue_due() == 1
 
 
 async def attempts_until_the_end(timed: Replica, clock: HandClock, job: JobResponse, how: list[str]) -> int:
-    """Let a task go wrong, in these ways in turn, until it fails; return in how many attempts."""
+    """Fail attempts in these ways, in turn, until the task fails; return the number of attempts."""
     for count, cause in enumerate(how, 1):
-        task = await go_wrong(timed, clock, job, cause)
+        task = await fail_attempt(timed, clock, job, cause)
         if task.status is TaskStatus.FAILED:
             return count
         await back_in_queue(timed, clock, task)
@@ -55,13 +55,13 @@ async def attempts_until_the_end(timed: Replica, clock: HandClock, job: JobRespo
     ("how", "error", "code"),
     [("worker_lost", "Worker disconnected", "worker-lost"), ("error", "oh", "error")],
 )
-async def test_by_default_nothing_is_tried_again(
+async def test_there_is_no_retry_by_default(
     timed: Replica, clock: HandClock, how: str, error: str, code: str
 ) -> None:
-    """As in seed 000: a lost worker fails what it held, and a failure is one; each has its code."""
+    """A lost worker and a failure fail the task, each with its own code."""
     job = await timed.register()
     submitted = await timed.submit(job)
-    ended = await go_wrong(timed, clock, job, how)
+    ended = await fail_attempt(timed, clock, job, how)
     assert (ended.id, ended.status, ended.attempt) == (submitted.id, TaskStatus.FAILED, 1)
     assert (ended.error, ended.error_code, ended.run_at) == (error, code, None)
     assert await timed.claim(job.worker_id) is None
@@ -70,13 +70,11 @@ async def test_by_default_nothing_is_tried_again(
 @every_kind
 @pytest.mark.parametrize("retried", CAUSES)
 @pytest.mark.parametrize("how", CAUSES)
-async def test_a_task_is_tried_again_after_what_its_job_says(
-    timed: Replica, clock: HandClock, retried: str, how: str
-) -> None:
-    """After each of the three causes, and after no other."""
+async def test_retry_on(timed: Replica, clock: HandClock, retried: str, how: str) -> None:
+    """A task is retried after each of the three failures that its job names, and after no other."""
     job = await timed.register(max_attempts=2, retry_on=[retried], timeout_seconds=100)
     await timed.submit(job)
-    told = await go_wrong(timed, clock, job, how)
+    told = await fail_attempt(timed, clock, job, how)
     assert told.status is (TaskStatus.PENDING if how == retried else TaskStatus.FAILED)
     assert (told.run_at is not None, told.queue_position) == (how == retried, None)
     code = {"worker_lost": "worker-lost", "error": "error", "timeout": "run-timeout"}[how]
@@ -90,12 +88,12 @@ async def test_a_task_is_tried_again_after_what_its_job_says(
         assert (done.error, done.error_code) == (None, None)
 
 
-async def test_a_task_goes_back_with_all_that_belongs_to_it(timed: Replica, clock: HandClock) -> None:
-    """Nobody holds it, its room hears of it, it is scheduled, and claimable once its time has come."""
+async def test_the_state_of_a_retried_task(timed: Replica, clock: HandClock) -> None:
+    """No worker holds it, its room gets an event, it is scheduled, and claimable when it is due."""
     job = await timed.register(max_attempts=2, retry_on=["error"])
     submitted = await timed.submit(job)
     timed.events.clear()
-    told = await go_wrong(timed, clock, job, "error")
+    told = await fail_attempt(timed, clock, job, "error")
     assert timed.statuses(submitted.id) == [TaskStatus.CLAIMED, TaskStatus.RUNNING, TaskStatus.PENDING]
     assert (told.worker_id, told.started_at, told.completed_at) == (None, None, None)
     assert await timed.queue_due() == 0
@@ -110,10 +108,10 @@ async def test_a_task_goes_back_with_all_that_belongs_to_it(timed: Replica, cloc
 @pytest.mark.parametrize(
     ("of_job", "of_task", "attempts"), [(3, None, 3), (3, 2, 2), (3, 1, 1), (1, 3, 3), (2, 5, 5)]
 )
-async def test_a_task_is_tried_so_often(
+async def test_max_attempts(
     timed: Replica, clock: HandClock, of_job: int, of_task: int | None, attempts: int
 ) -> None:
-    """As often as the job says, or the submitter instead of it; counting failures and timeouts alike."""
+    """As often as the job or the submit says, counting failures and timeouts."""
     job = await timed.register(max_attempts=of_job, retry_on=CAUSES, timeout_seconds=100)
     await timed.submit(job, max_attempts=of_task)
     how = ["error", "timeout"] * 5
@@ -132,29 +130,29 @@ async def test_a_task_is_tried_so_often(
 async def test_lost_workers_are_counted_apart(
     timed: Replica, clock: HandClock, how: list[str], attempts: int
 ) -> None:
-    """Neither takes a failure a crash's attempt, nor the other way round; the third of either is the end."""
+    """Failures and crashes do not use up each other's attempts; the third of either kind ends the task."""
     job = await timed.register(max_attempts=3, retry_on=CAUSES)
     await timed.submit(job)
     assert await attempts_until_the_end(timed, clock, job, how) == attempts
 
 
-async def test_one_crash_may_be_enough(timed: Replica, clock: HandClock) -> None:
-    """With `max_crashes` 1 a lost worker is the end, however often a failure is tried again."""
+async def test_max_crashes_of_one(timed: Replica, clock: HandClock) -> None:
+    """With `max_crashes` 1 a lost worker ends the task, however often a failure is retried."""
     job = await timed.register(max_attempts=9, max_crashes=1, retry_on=CAUSES)
     await timed.submit(job)
     assert await attempts_until_the_end(timed, clock, job, ["error", "error", "worker_lost"]) == 3
 
 
-async def test_the_pauses_grow_by_e(timed: Replica, clock: HandClock) -> None:
-    """By default 2.7 s, 7.4 s, 20 s, … and after the tenth never more than six hours."""
+async def test_the_default_backoff(timed: Replica, clock: HandClock) -> None:
+    """2.7 s, 7.4 s, 20 s, … and after the tenth attempt never more than six hours."""
     job = await timed.register(max_attempts=14, retry_on=["error"])
     await timed.submit(job)
     for count in range(1, 14):
-        told = await go_wrong(timed, clock, job, "error")
+        told = await fail_attempt(timed, clock, job, "error")
         assert told.run_at is not None
         assert (told.run_at - clock.now).total_seconds() == pytest.approx(exp(min(10, count)), abs=1e-5)
         await back_in_queue(timed, clock, told)
-    assert (await go_wrong(timed, clock, job, "error")).status is TaskStatus.FAILED
+    assert (await fail_attempt(timed, clock, job, "error")).status is TaskStatus.FAILED
 
 
 @pytest.mark.parametrize(
@@ -166,21 +164,21 @@ async def test_the_pauses_grow_by_e(timed: Replica, clock: HandClock) -> None:
         ({"base_seconds": 5, "factor": 1000, "cap_seconds": 0.25}, [0.25, 0.25, 0.25]),
     ],
 )
-async def test_the_pauses_are_what_the_job_says(
+async def test_a_jobs_own_backoff(
     timed: Replica, clock: HandClock, backoff: dict[str, float], pauses: list[float]
 ) -> None:
     """Base, factor and cap, counting crashes and failures together."""
     job = await timed.register(max_attempts=9, retry_on=CAUSES, backoff=backoff)
     await timed.submit(job)
     for pause, how in zip(pauses, ["error", "worker_lost", "error"], strict=True):
-        told = await go_wrong(timed, clock, job, how)
+        told = await fail_attempt(timed, clock, job, how)
         assert told.run_at is not None
         assert (told.run_at - clock.now).total_seconds() == pytest.approx(pause, abs=1e-5)
         await back_in_queue(timed, clock, told)
 
 
-def test_jitter_takes_a_share_of_the_pause_away() -> None:
-    """Never more than its share, and nothing at no chance; numbers that are too large end at the cap."""
+def test_jitter_shortens_the_pause() -> None:
+    """By at most its share, and not at all with chance 0; too large numbers end at the cap."""
     backoff = Backoff(base_seconds=8, factor=2, jitter=0.5)
     assert [backoff.pause(1, chance) for chance in (0, 0.5, 1)] == [16, 12, 8]
     assert Backoff(jitter=1).pause(3, 1) == 0
@@ -188,13 +186,13 @@ def test_jitter_takes_a_share_of_the_pause_away() -> None:
 
 
 async def test_a_pause_with_jitter_is_within_its_bounds(timed: Replica, clock: HandClock) -> None:
-    """The pauses of many tasks differ, and are between the half and the whole."""
+    """The pauses of many tasks differ, between half and all of the pause."""
     backoff = {"base_seconds": 100, "factor": 1, "jitter": 0.5}
     job = await timed.register(max_attempts=2, retry_on=["error"], backoff=backoff)
     pauses = []
     for _ in range(20):
         await timed.submit(job)
-        told = await go_wrong(timed, clock, job, "error")
+        told = await fail_attempt(timed, clock, job, "error")
         assert told.run_at is not None
         pauses.append((told.run_at - clock.now).total_seconds())
     assert len(set(pauses)) > 15
@@ -202,17 +200,17 @@ async def test_a_pause_with_jitter_is_within_its_bounds(timed: Replica, clock: H
 
 
 async def test_without_a_pause_a_task_is_in_its_queue_at_once(timed: Replica, clock: HandClock) -> None:
-    """With a base of 0 the next attempt needs no clock: the task is claimable after the report."""
+    """With a base of 0 the task is claimable right after the report."""
     job = await timed.register(max_attempts=2, retry_on=["error"], backoff=AT_ONCE)
     submitted = await timed.submit(job)
-    told = await go_wrong(timed, clock, job, "error")
+    told = await fail_attempt(timed, clock, job, "error")
     assert (told.run_at, told.queue_position) == (None, 1)
     again = await timed.claim_task(job.worker_id)
     assert (again.id, again.attempt) == (submitted.id, 2)
 
 
 async def test_a_failure_may_be_final(timed: Replica) -> None:
-    """Whoever reports with `retry` false ends the task, whatever the policy says."""
+    """A report with `retry` false ends the task, whatever the policy says."""
     job = await timed.register(max_attempts=5, retry_on=CAUSES)
     running = await timed.running(job)
     ended = await timed.report(running.id, TaskStatus.FAILED, error="bad input", retry=False)
@@ -221,7 +219,7 @@ async def test_a_failure_may_be_final(timed: Replica) -> None:
 
 @every_kind
 async def test_a_repeated_failure_changes_nothing(timed: Replica, clock: HandClock) -> None:
-    """Whose answer was lost reports again, with its token: it hears the same, and nothing is told twice."""
+    """A report that is repeated with its token gets the same answer, and no second event is published."""
     job = await timed.register(max_attempts=3, retry_on=["error"])
     running = await timed.running(job)
     first = await timed.report(running.id, TaskStatus.FAILED, error="oh", attempt=1, worker_id=job.worker_id)
@@ -246,7 +244,7 @@ async def test_a_repeated_failure_changes_nothing(timed: Replica, clock: HandClo
 
 
 async def test_another_failure_of_the_same_attempt_is_no_repeat(timed: Replica) -> None:
-    """The task is back in its queue for another reason: who reports a failure of its own learns of it."""
+    """If the task returned to its queue for another reason, a report of a failure is refused."""
     job = await timed.register(max_attempts=3, retry_on=["error"])
     running = await timed.running(job)
     await timed.report(running.id, TaskStatus.FAILED, error="oh", attempt=1)
@@ -261,7 +259,7 @@ def reason(problem: InvalidTaskTransition) -> Any:
 
 
 async def stale(timed: Replica, task_id: UUID, worker: UUID | None) -> list[str]:
-    """Report an attempt that was taken away, each step of it; return the reasons it hears."""
+    """Send each report of a lost attempt; return the reasons."""
     reasons = []
     for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.FAILED):
         with pytest.raises(StaleReport) as refused:
@@ -271,8 +269,8 @@ async def stale(timed: Replica, task_id: UUID, worker: UUID | None) -> list[str]
 
 
 @every_kind
-async def test_a_fenced_report_learns_what_became_of_its_task(timed: Replica, clock: HandClock) -> None:
-    """It was released, taken over, and finished by another; or cancelled before anybody took it over."""
+async def test_a_refused_report_has_the_tasks_state(timed: Replica, clock: HandClock) -> None:
+    """Released, taken over, finished by another worker, or cancelled before a new claim."""
     job = await timed.register(start_timeout_seconds=10)
     other = await timed.register()
     await timed.submit(job)
@@ -294,8 +292,8 @@ async def test_a_fenced_report_learns_what_became_of_its_task(timed: Replica, cl
     assert await timed.get(lost.id) == cancelled
 
 
-async def test_an_attempt_that_was_released_is_no_failure_to_repeat(timed: Replica, clock: HandClock) -> None:
-    """Also where the attempt before it failed with the same words: nobody has heard of this one."""
+async def test_a_failure_after_a_release_is_no_repeat(timed: Replica, clock: HandClock) -> None:
+    """Also if an earlier attempt failed with the same text."""
     job = await timed.register(start_timeout_seconds=10, max_attempts=3, retry_on=["error"], backoff=AT_ONCE)
     running = await timed.running(job)
     await timed.report(running.id, TaskStatus.FAILED, error="oh", attempt=1)
@@ -330,28 +328,28 @@ OTHERS: dict[str, Any] = {
 
 
 def policy_of(job: JobResponse) -> JobPolicy:
-    """Return the policy that an answer shows."""
+    """Return the policy in a response."""
     return JobPolicy(**{field: getattr(job, field) for field in JobPolicy.model_fields})
 
 
-async def test_a_policy_is_what_was_said_and_the_rest_is_by_default(replica: Replica) -> None:
-    """The answer shows it, whoever asks; a job that nobody has an opinion of is as by default."""
+async def test_omitted_policy_fields_have_their_default(replica: Replica) -> None:
+    """Every response shows the policy; a job registered without one has the defaults."""
     assert policy_of(await replica.register("Plain")) == JobPolicy()
     for field, value in OPINIONS.items():
         job = await replica.register(f"J-{field}", **{field: value})
         assert policy_of(job) == JobPolicy(**{field: value})
 
 
-async def test_who_has_no_opinion_leaves_the_policy_as_it_is(replica: Replica) -> None:
-    """Another worker that says nothing, or the same, serves the job as it is."""
+async def test_a_registration_without_a_policy_keeps_it(replica: Replica) -> None:
+    """Another worker with no policy, or the same, serves the job unchanged."""
     await replica.register(**OPINIONS)
     for said in ({}, {"priority": 9}, {"retry_on": ["timeout", "error", "error"]}, OPINIONS):
         assert policy_of(await replica.register(by=STRANGER, **said)) == JobPolicy(**OPINIONS)
 
 
 @pytest.mark.parametrize("field", sorted(OPINIONS))
-async def test_another_opinion_of_an_active_job_is_a_conflict(replica: Replica, field: str) -> None:
-    """It is refused, names the field, and leaves no worker behind."""
+async def test_another_policy_of_an_active_job_is_a_conflict(replica: Replica, field: str) -> None:
+    """The problem names the field, and no worker is created."""
     job = await replica.register(**OPINIONS)
     with pytest.raises(SchemaConflict, match=f"^{field}:"):
         await replica.register(by=STRANGER, **{field: OTHERS[field]})
@@ -359,8 +357,8 @@ async def test_another_opinion_of_an_active_job_is_a_conflict(replica: Replica, 
     assert (again.workers, policy_of(again)) == ([job.worker_id], JobPolicy(**OPINIONS))
 
 
-async def test_a_job_that_is_shown_again_has_a_new_policy(timed: Replica, clock: HandClock) -> None:
-    """Of what was said before nothing is left: neither the policy nor a pause."""
+async def test_a_restored_job_has_a_new_policy(timed: Replica, clock: HandClock) -> None:
+    """Neither the former policy nor a pause is kept."""
     job = await timed.register(**OPINIONS)
     await timed.pause(job)
     await timed.leave(job.worker_id)
@@ -371,8 +369,8 @@ async def test_a_job_that_is_shown_again_has_a_new_policy(timed: Replica, clock:
     assert (policy_of(again), again.paused) == (JobPolicy(max_attempts=2), False)
 
 
-async def test_tasks_that_wait_keep_a_job_and_its_policy(timed: Replica, clock: HandClock) -> None:
-    """A job whose last worker is gone stays as it is while a task waits for another attempt of it."""
+async def test_pending_tasks_keep_a_job_and_its_policy(timed: Replica, clock: HandClock) -> None:
+    """A job without workers stays while a task waits for another attempt."""
     job = await timed.register(max_attempts=3)
     submitted = await timed.submit(job)
     await timed.start(job.worker_id)
@@ -388,10 +386,8 @@ async def test_tasks_that_wait_keep_a_job_and_its_policy(timed: Replica, clock: 
 
 
 @pytest.mark.parametrize("how", CAUSES)
-async def test_a_task_may_come_back_to_a_job_that_was_hidden(
-    timed: Replica, clock: HandClock, how: str
-) -> None:
-    """Its worker serves the job no more, and still held a task of it: for that the job is shown again."""
+async def test_a_returning_task_restores_its_job(timed: Replica, clock: HandClock, how: str) -> None:
+    """A worker that no longer serves the job still held a task of it."""
     job = await timed.register(max_attempts=2, retry_on=CAUSES, timeout_seconds=100)
     running = await timed.running(job)
     await timed.leave_job(job.worker_id, job)
@@ -412,8 +408,8 @@ async def test_a_task_may_come_back_to_a_job_that_was_hidden(
     assert (await timed.claim_task(back.worker_id)).id == running.id
 
 
-async def test_a_task_comes_back_while_its_job_is_let_go(pair: list[Replica]) -> None:
-    """Whatever is first: the job is shown as long as its task waits, and the next worker gets it."""
+async def test_a_task_returns_while_its_job_is_deleted(pair: list[Replica]) -> None:
+    """In either order the job is active while its task is pending, and the next worker gets it."""
     for _ in range(8):
         job = await pair[0].register(max_attempts=9, retry_on=CAUSES, backoff=AT_ONCE)
         running = await pair[0].running(job)

@@ -1,4 +1,4 @@
-"""A higher priority goes first, equal ones in their order; and everybody's position says just that."""
+"""Higher priorities are claimed first, equal ones in order of arrival; positions say the same."""
 
 import random
 from functools import partial
@@ -15,8 +15,8 @@ from zndraw_joblib.server.service import task_actions, tasks
 from zndraw_joblib.server.store.tables import Job
 
 
-async def drained(replica: Replica, worker: UUID | None) -> list[UUID]:
-    """Claim until nothing is left; return the ids in the order they came."""
+async def claim_all(replica: Replica, worker: UUID | None) -> list[UUID]:
+    """Claim until nothing is left; return the ids in the order of the claims."""
     ids = []
     while (claimed := await replica.claim(worker)) is not None:
         ids.append(claimed.id)
@@ -29,15 +29,15 @@ async def listed(replica: Replica) -> dict[UUID, int | None]:
     return {item.id: item.queue_position for item in (await replica.runtime.database.read(page)).items}
 
 
-async def has_lanes(replica: Replica, job: JobResponse) -> bool:
-    """Tell whether the queue of a job is taken for one of several lanes."""
+async def has_priorities(replica: Replica, job: JobResponse) -> bool:
+    """Return whether the queue of a job counts as one with several priorities."""
     [row] = await replica.rows(Job.__table__, Job.__table__.c.id == job.id)
     return bool(row.has_lanes)
 
 
 @every_kind
-async def test_the_higher_goes_first(replica: Replica) -> None:
-    """Within a priority in the order of arrival; the answer says where a task stands from the start."""
+async def test_the_highest_priority_is_claimed_first(replica: Replica) -> None:
+    """Equal priorities go in order of arrival; the response to a submit has the right position."""
     job = await replica.register()
     ids = {}
     for name, priority, position in (
@@ -56,11 +56,11 @@ async def test_the_higher_goes_first(replica: Replica) -> None:
     assert {ids[id_]: rank for id_, rank in (await listed(replica)).items()} == {
         name: rank for rank, name in enumerate(order, 1)
     }
-    assert [ids[id_] for id_ in await drained(replica, job.worker_id)] == order
+    assert [ids[id_] for id_ in await claim_all(replica, job.worker_id)] == order
 
 
-async def test_a_job_may_have_a_priority_of_its_own(replica: Replica) -> None:
-    """Its tasks have it unless they say another; over several jobs the higher goes first."""
+async def test_a_job_may_have_a_priority(replica: Replica) -> None:
+    """Its tasks have it unless they set another; it holds across jobs."""
     plain = await replica.register("Plain")
     high = await replica.register("High", worker=plain.worker_id, priority=3)
     low = await replica.register("Low", worker=plain.worker_id, priority=-3)
@@ -68,7 +68,7 @@ async def test_a_job_may_have_a_priority_of_its_own(replica: Replica) -> None:
     for job, priority in ((low, None), (plain, None), (high, None), (low, 4), (high, -9), (plain, 3)):
         submitted = await replica.submit(job, priority=priority)
         ids[submitted.id] = (job.name, submitted.priority)
-    assert [ids[id_] for id_ in await drained(replica, plain.worker_id)] == [
+    assert [ids[id_] for id_ in await claim_all(replica, plain.worker_id)] == [
         ("Low", 4),
         ("High", 3),
         ("Plain", 3),
@@ -78,36 +78,36 @@ async def test_a_job_may_have_a_priority_of_its_own(replica: Replica) -> None:
     ]
 
 
-async def test_a_queue_has_lanes_once_a_priority_was_other_than_none(replica: Replica) -> None:
-    """Until then a submission needs no look at the queue; afterwards it is counted for good."""
+async def test_positions_are_counted_once_a_priority_was_used(replica: Replica) -> None:
+    """Until then a submit needs no query of the queue."""
     plain, mixed, other = [await replica.register(name) for name in ("Plain", "Mixed", "Other")]
     await replica.submit(plain)
     await replica.submit(plain, priority=0)
-    assert not await has_lanes(replica, plain)
+    assert not await has_priorities(replica, plain)
     await replica.submit(mixed, priority=-1)
-    assert await has_lanes(replica, mixed)
-    assert not await has_lanes(replica, other)
-    await drained(replica, mixed.worker_id)
+    assert await has_priorities(replica, mixed)
+    assert not await has_priorities(replica, other)
+    await claim_all(replica, mixed.worker_id)
     assert (await replica.submit(mixed)).queue_position == 1
     late = await replica.submit(other, priority=1, delay_seconds=3600)
     assert late.queue_position is None
 
 
 class Model:
-    """The queues of two jobs as a list of what waits, and a plain sort."""
+    """The queues of two jobs as a sorted list."""
 
     def __init__(self) -> None:
         self.order: list[UUID] = []
         self.waiting: dict[UUID, tuple[str, int]] = {}
 
     def add(self, job: str, task_id: UUID, priority: int) -> None:
-        """Let a task wait; a new one behind all before it, one that comes back where it was."""
+        """Add a task; a new one goes to the end, a returning one to its old place."""
         if task_id not in self.order:
             self.order.append(task_id)
         self.waiting[task_id] = (job, priority)
 
     def queue(self, *jobs: str) -> list[UUID]:
-        """Return what waits for these jobs, the next first."""
+        """Return the pending tasks of these jobs, the next one first."""
         mine = [task_id for task_id, (job, _) in self.waiting.items() if job in jobs]
         return sorted(mine, key=lambda task_id: (-self.waiting[task_id][1], self.order.index(task_id)))
 
@@ -117,7 +117,7 @@ class Model:
 
 
 class Story:
-    """Things that happen to the queues of two jobs by chance, in the code and in the model."""
+    """Random actions on the queues of two jobs, in the code and in the model."""
 
     def __init__(self, timed: Replica, clock: HandClock, seed: int) -> None:
         self.timed, self.clock, self.chance = timed, clock, random.Random(seed)
@@ -127,14 +127,14 @@ class Story:
         self.workers: dict[str, UUID | None] = {}
 
     async def begin(self) -> None:
-        """Let a worker come for both jobs, and one for each."""
+        """Create a worker of both jobs, and one of each."""
         both = await self.timed.register("A")
         await self.timed.register("B", worker=both.worker_id)
         self.workers = {name: (await self.timed.register(name)).worker_id for name in "AB"}
         self.workers["AB"] = both.worker_id
 
     async def submit(self, delay: float | None = None) -> None:
-        """Somebody submits a task, for now or for later."""
+        """Submit a task, for now or for later."""
         job, priority = self.chance.choice("AB"), self.chance.choice([0, 0, 0, 0, 1, -1, 7])
         name = f"@global:modifiers:{job}"
         made = await self.timed.submit(name, priority=priority, delay_seconds=delay)
@@ -146,11 +146,11 @@ class Story:
         assert made.queue_position == self.model.positions().get(made.id)
 
     async def schedule(self) -> None:
-        """Somebody submits a task for later."""
+        """Submit a task for later."""
         await self.submit(delay=50)
 
     async def claim(self) -> None:
-        """A worker claims, for one of the jobs or for both."""
+        """Claim for a worker of one job or of both."""
         jobs = self.chance.choice(["A", "B", "AB"])
         claimed = await self.timed.claim(self.workers[jobs])
         wanted = next(iter(self.model.queue(*jobs)), None)
@@ -160,7 +160,7 @@ class Story:
             self.held.append((claimed.job_name[-1], claimed.id, priority))
 
     async def pass_time(self) -> None:
-        """The time of all comes that wait for it."""
+        """Make all scheduled tasks due."""
         self.clock.advance(50)
         assert await self.timed.queue_due() == len(self.later)
         for task_id, (job, priority) in self.later.items():
@@ -168,7 +168,7 @@ class Story:
         self.later.clear()
 
     async def release(self) -> None:
-        """A worker hands a task back."""
+        """Release a task."""
         if self.held:
             job, task_id, priority = self.held.pop(self.chance.randrange(len(self.held)))
             back = await self.timed.act(task_actions.release, task_id)
@@ -176,7 +176,7 @@ class Story:
             assert back.queue_position == self.model.positions()[task_id]
 
     async def cancel(self) -> None:
-        """A submitter thinks better of it."""
+        """Cancel a task."""
         if self.model.waiting:
             gone = self.chance.choice(sorted(self.model.waiting))
             await self.timed.report(gone, TaskStatus.CANCELLED, by=SUBMITTER)
@@ -184,10 +184,8 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_positions_and_claims_are_those_of_a_plain_model(
-    timed: Replica, clock: HandClock, seed: int
-) -> None:
-    """Whatever is submitted, scheduled, claimed, released and cancelled in whatever mixture."""
+async def test_positions_and_claims_match_a_model(timed: Replica, clock: HandClock, seed: int) -> None:
+    """For any mixture of submits, schedules, claims, releases and cancellations."""
     story = Story(timed, clock, seed)
     await story.begin()
     steps = [story.submit] * 4 + [story.claim] * 2

@@ -1,4 +1,4 @@
-"""A task that is for later is in no queue before its time, and is in it then, whoever has died meanwhile."""
+"""A scheduled task enters its queue when it is due, not before, even if its server crashed meanwhile."""
 
 import asyncio
 from datetime import datetime, timedelta, timezone
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from replica import SUBMITTER, HandClock, OpenReplica, Replica
 from seeds import seconds
 
-from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, no_safety_net, wait_until_waiting  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import TaskAvailable
 from zndraw_joblib.contract.messages import EmptyReason, TaskSubmitRequest
 from zndraw_joblib.contract.status import TaskStatus
@@ -21,7 +21,7 @@ MOMENT = 0.000001
 @every_kind
 @pytest.mark.parametrize("by", ["run_at", "delay_seconds"])
 async def test_a_task_is_not_claimable_before_its_time(timed: Replica, clock: HandClock, by: str) -> None:
-    """It has no position, its job's workers hear nothing, and a claim finds nothing; then it is the first."""
+    """Before, it has no position, workers get no event, and a claim finds nothing; then it is first."""
     job = await timed.register()
     at = clock.now + seconds(100)
     later = await timed.submit(job, **{by: at if by == "run_at" else 100})
@@ -47,8 +47,8 @@ async def test_a_task_is_not_claimable_before_its_time(timed: Replica, clock: Ha
     assert (await timed.claim_task(job.worker_id)).id == later.id
 
 
-async def test_a_time_that_has_come_is_now(timed: Replica, clock: HandClock) -> None:
-    """A delay of 0 and a time of the past put a task into its queue at once."""
+async def test_a_time_in_the_past_is_now(timed: Replica, clock: HandClock) -> None:
+    """A delay of 0 and a past time put a task into its queue at once."""
     job = await timed.register()
     first = await timed.submit(job, delay_seconds=0)
     second = await timed.submit(job, run_at=clock.now - seconds(10))
@@ -57,8 +57,8 @@ async def test_a_time_that_has_come_is_now(timed: Replica, clock: HandClock) -> 
     assert [one.run_at for one in (first, second, third)] == [None] * 3
 
 
-async def test_a_time_may_be_of_any_zone(timed: Replica, clock: HandClock) -> None:
-    """It is the moment that counts, to the microsecond; a time without a zone is no moment."""
+async def test_a_time_may_have_any_time_zone(timed: Replica, clock: HandClock) -> None:
+    """Times are exact to the microsecond; a time without a zone is refused."""
     job = await timed.register()
     at = (clock.now + timedelta(microseconds=10_000_001)).astimezone(timezone(timedelta(hours=-7)))
     later = await timed.submit(job, run_at=at)
@@ -75,7 +75,7 @@ async def test_a_time_may_be_of_any_zone(timed: Replica, clock: HandClock) -> No
 
 @every_kind
 async def test_a_schedule_outlives_the_server(timed: Replica, clock: HandClock, new_database) -> None:
-    """It is in the database: another process lets the task in, by the sweeper as well."""
+    """It is in the database: another process, or the sweeper, queues the task."""
     job = await timed.register()
     later = await timed.submit(job, delay_seconds=100)
     other = Replica(new_database(clock), timed.engine)
@@ -88,24 +88,24 @@ async def test_a_schedule_outlives_the_server(timed: Replica, clock: HandClock, 
     assert (await other.claim_task(job.worker_id)).id == later.id
 
 
-async def test_a_claim_that_sleeps_gets_a_task_when_its_time_comes(timed: Replica, clock: HandClock) -> None:
-    """The task's way into its queue wakes one that waits, and no more than one."""
+async def test_a_due_task_wakes_one_waiting_claim(timed: Replica, clock: HandClock) -> None:
+    """And no other."""
     job = await timed.register()
     await timed.submit(job, delay_seconds=100)
     claims = [asyncio.create_task(timed.claim(job.worker_id, wait=LONG)) for _ in range(2)]
-    await claims_asleep(timed, 2)
+    await wait_until_waiting(timed, 2)
     clock.advance(100)
     await timed.queue_due()
     async with asyncio.timeout(2):
         await asyncio.wait(claims, return_when=asyncio.FIRST_COMPLETED)
-    await claims_asleep(timed, 1)
+    await wait_until_waiting(timed, 1)
     assert [claim.done() for claim in claims].count(True) == 1
     timed.runtime.waiters.close()
     assert [task is None for task in await asyncio.gather(*claims)].count(True) == 1
 
 
-async def test_a_job_stays_while_something_is_scheduled(timed: Replica, clock: HandClock) -> None:
-    """It is no orphan when its last worker goes; once the task is cancelled, it is one."""
+async def test_a_job_stays_while_a_task_is_scheduled(timed: Replica, clock: HandClock) -> None:
+    """It is soft-deleted when its last scheduled task is cancelled."""
     job = await timed.register()
     later = await timed.submit(job, delay_seconds=100)
     await timed.leave(job.worker_id)
@@ -122,7 +122,7 @@ async def test_a_job_stays_while_something_is_scheduled(timed: Replica, clock: H
 
 
 async def test_a_cancelled_task_is_never_queued(timed: Replica, clock: HandClock) -> None:
-    """Cancelled before its time, it stays cancelled when that comes."""
+    """A task that is cancelled before it is due stays cancelled."""
     job = await timed.register()
     later = await timed.submit(job, delay_seconds=100)
     await timed.report(later.id, TaskStatus.CANCELLED, by=SUBMITTER)
@@ -131,8 +131,8 @@ async def test_a_cancelled_task_is_never_queued(timed: Replica, clock: HandClock
     assert await timed.claim(job.worker_id) is None
 
 
-async def test_of_many_servers_one_lets_a_task_in(replica: Replica, open_replica: OpenReplica) -> None:
-    """Several that look at once queue each task once, and count and tell it once."""
+async def test_one_of_many_servers_queues_a_task(replica: Replica, open_replica: OpenReplica) -> None:
+    """Several that query at once queue, count and publish each task once."""
     job, other = await replica.register(), open_replica()
     await asyncio.gather(*[replica.submit(job, delay_seconds=0.01) for _ in range(50)])
     async with asyncio.timeout(LONG):

@@ -1,4 +1,4 @@
-"""A claim takes the oldest task its worker may have, once, with a token that no earlier claim had."""
+"""A claim takes the oldest task that its worker may have, once, with a new fencing token."""
 
 from typing import Any
 from uuid import UUID, uuid4
@@ -23,8 +23,8 @@ workers = Worker.__table__
 jobs = Job.__table__
 
 
-async def drained(replica: Replica, worker: UUID | None) -> list[UUID]:
-    """Claim until nothing is left; return the ids in the order they came."""
+async def claim_all(replica: Replica, worker: UUID | None) -> list[UUID]:
+    """Claim until nothing is left; return the ids in the order of the claims."""
     ids = []
     while (claimed := await replica.claim(worker)) is not None:
         ids.append(claimed.id)
@@ -32,21 +32,21 @@ async def drained(replica: Replica, worker: UUID | None) -> list[UUID]:
 
 
 async def batch(replica: Replica, *asked: tuple[Identity, UUID]) -> list[ClaimResult | ProblemException]:
-    """Claim for several in one transaction."""
+    """Claim for several workers in one transaction."""
     items = [Claim(caller, worker_id, 15) for caller, worker_id in asked]
     return await replica.runtime.write(lambda tx: claims.claim(tx, items))
 
 
-async def test_first_come_first_served(replica: Replica) -> None:
-    """Tasks of one job come in the order of their arrival, also those of the same moment."""
+async def test_the_oldest_task_of_a_job_comes_first(replica: Replica) -> None:
+    """Tasks are claimed in the order of their arrival, also those with the same timestamp."""
     job = await replica.register()
     ids = [(await replica.submit(job)).id for _ in range(5)]
     ids += await add_tasks(replica, [task(job.id) for _ in range(5)])
-    assert await drained(replica, job.worker_id) == ids
+    assert await claim_all(replica, job.worker_id) == ids
 
 
 async def test_the_oldest_of_all_jobs_comes_first(replica: Replica) -> None:
-    """A worker of several jobs gets their tasks in the order of arrival over all of them."""
+    """A worker of several jobs gets their tasks in the order of arrival over all jobs."""
     served = [await replica.register("A")]
     served += [await replica.register(name, worker=served[0].worker_id) for name in ("B", "C")]
     other = await replica.register("D")
@@ -54,11 +54,11 @@ async def test_the_oldest_of_all_jobs_comes_first(replica: Replica) -> None:
     for turn in (2, 0, 1, 1, 0, 2, 2):
         ids.append((await replica.submit(served[turn])).id)
         await replica.submit(other)
-    assert await drained(replica, served[0].worker_id) == ids
+    assert await claim_all(replica, served[0].worker_id) == ids
 
 
-async def test_a_claim_says_who_holds_the_task_and_under_which_token(replica: Replica) -> None:
-    """The answer, the row and the one event agree; the position is gone."""
+async def test_a_claim_returns_worker_and_token(replica: Replica) -> None:
+    """The response, the row and the one event agree; the queue position is null."""
     job = await replica.register()
     submitted = await replica.submit(job, {"angle": 3})
     replica.events.clear()
@@ -78,7 +78,7 @@ async def test_a_claim_says_who_holds_the_task_and_under_which_token(replica: Re
 
 
 async def test_the_token_grows_with_every_claim(replica: Replica) -> None:
-    """A task that comes back to the queue never gives out a token twice."""
+    """A task that returns to its queue gets a token that it never had before."""
     job = await replica.register()
     await replica.submit(job)
     for attempt in range(1, 5):
@@ -90,8 +90,8 @@ async def test_the_token_grows_with_every_claim(replica: Replica) -> None:
         await replica.execute(update(jobs).values(pending=1))
 
 
-async def test_nothing_is_claimed_where_nothing_waits(replica: Replica) -> None:
-    """A worker without jobs, and one whose queues are empty, get nothing, and no event is sent."""
+async def test_a_claim_of_empty_queues_returns_no_task(replica: Replica) -> None:
+    """A worker without jobs and a worker with empty queues get no task, and no event is published."""
     job = await replica.register()
     replica.events.clear()
     assert await replica.claim(job.worker_id) is None
@@ -102,8 +102,8 @@ async def test_nothing_is_claimed_where_nothing_waits(replica: Replica) -> None:
     assert TaskStatus.CLAIMED not in replica.statuses()
 
 
-async def test_a_worker_claims_for_its_owner_alone(replica: Replica) -> None:
-    """For somebody else it is forbidden, for superusers too; an unknown worker is not found."""
+async def test_only_the_owner_claims_for_a_worker(replica: Replica) -> None:
+    """Other users are refused, superusers too; an unknown worker is not found."""
     job = await replica.register()
     await replica.submit(job)
     for other in (STRANGER, ADMIN):
@@ -111,11 +111,11 @@ async def test_a_worker_claims_for_its_owner_alone(replica: Replica) -> None:
             await replica.claim(job.worker_id, by=other)
     with pytest.raises(WorkerNotFound):
         await replica.claim(uuid4())
-    assert await drained(replica, job.worker_id) != []
+    assert await claim_all(replica, job.worker_id) != []
 
 
 async def test_claims_of_a_batch_are_served_in_their_order(replica: Replica) -> None:
-    """Each gets its own task or its own problem; a worker that asks twice gets two."""
+    """Each claim gets its own task or problem; a worker that claims twice gets two tasks."""
     job, other = await replica.register(), await replica.register("Other")
     second = await replica.register(by=STRANGER)
     ids = await add_tasks(replica, [task(job.id) for _ in range(3)])
@@ -137,8 +137,8 @@ async def test_claims_of_a_batch_are_served_in_their_order(replica: Replica) -> 
     assert _got(answers) == [ids[0], WorkerNotFound, ids[1], Forbidden, last, ids[2], None]
 
 
-async def test_a_batch_over_several_jobs_wastes_nothing(replica: Replica) -> None:
-    """Workers of one job and of several share their queues without taking the same task twice."""
+async def test_a_batch_over_several_jobs_leaves_no_task_unclaimed(replica: Replica) -> None:
+    """Workers of one job and of several jobs share the queues without taking a task twice."""
     served = [await replica.register("A")]
     served.append(await replica.register("B", worker=served[0].worker_id))
     only = await replica.register("B")
@@ -160,8 +160,8 @@ def _got(answers: list[ClaimResult | ProblemException]) -> list[Any]:
     return got
 
 
-async def test_who_gets_nothing_learns_what_to_sleep_for(replica: Replica) -> None:
-    """An empty answer names the jobs of the worker, internal ones left out."""
+async def test_an_empty_claim_returns_the_jobs_to_wait_for(replica: Replica) -> None:
+    """An empty response names the worker's jobs, without internal ones."""
     worker = (await replica.register("A")).worker_id
     await replica.register("B", "lab", worker=worker)
     await replica.register("Render", INTERNAL, by=ADMIN)
@@ -173,7 +173,7 @@ async def test_who_gets_nothing_learns_what_to_sleep_for(replica: Replica) -> No
 
 
 async def test_an_internal_task_is_never_claimed(replica: Replica) -> None:
-    """Not even by a worker that is linked to the job in the database, not even one that is pending."""
+    """Not even a pending one, and not by a worker that is linked to the job in the database."""
     job = await replica.register("Render", INTERNAL, by=ADMIN)
     remote = await replica.register()
     link = {"worker_id": remote.worker_id, "job_id": job.id}
@@ -181,14 +181,14 @@ async def test_an_internal_task_is_never_claimed(replica: Replica) -> None:
     await add_tasks(replica, [task(job.id)])
     assert await replica.claim(remote.worker_id) is None
     wanted = await replica.submit(remote)
-    assert await drained(replica, remote.worker_id) == [wanted.id]
+    assert await claim_all(replica, remote.worker_id) == [wanted.id]
     replica.registry = InternalRegistry({str(internal()): InternalExecutor()})
     await replica.submit(str(internal()))
     assert await replica.claim(remote.worker_id) is None
 
 
 async def test_a_claim_is_a_sign_of_life(timed: Replica, clock: HandClock) -> None:
-    """Whoever claims lives; the heartbeat is written now and then, not for every claim."""
+    """A claim counts as a heartbeat, which is not written for every claim."""
     job = await timed.register()
     interval = timed.runtime.settings.heartbeat_seconds
     born = clock.now
@@ -200,18 +200,18 @@ async def test_a_claim_is_a_sign_of_life(timed: Replica, clock: HandClock) -> No
         assert (row.last_heartbeat - born).total_seconds() == pytest.approx(noted)
 
 
-async def test_what_was_submitted_for_a_worker_that_left_waits_for_the_next(replica: Replica) -> None:
-    """The queue belongs to the job: whoever serves it next gets the task."""
+async def test_tasks_wait_for_the_next_worker_of_the_job(replica: Replica) -> None:
+    """The queue belongs to the job: its next worker gets the task."""
     job = await replica.register()
     submitted = await replica.submit(job)
     await replica.leave(job.worker_id)
     back = await replica.register()
-    assert await drained(replica, back.worker_id) == [submitted.id]
+    assert await claim_all(replica, back.worker_id) == [submitted.id]
 
 
 @pytest.mark.parametrize("says_who", [True, False])
 async def test_a_report_is_a_sign_of_life(timed: Replica, clock: HandClock, says_who: bool) -> None:
-    """Also the report of an old client, which does not say who it is; but nobody lives by a cancellation."""
+    """A report counts as a heartbeat, also from clients that send no worker id; a cancellation does not."""
     job = await timed.register()
     running, other = await timed.running(job), await timed.running(job)
     born, interval = clock.now, timed.runtime.settings.heartbeat_seconds

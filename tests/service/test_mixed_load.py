@@ -1,4 +1,4 @@
-"""Everything at once, by chance, from two replicas: no unforeseen error, no deadlock, all in order after."""
+"""Random requests to two replicas at once cause no unexpected error, no deadlock and no broken invariant."""
 
 import asyncio
 import random
@@ -33,7 +33,7 @@ workers = Worker.__table__
 
 
 class Actor:
-    """Does one thing after another, by chance, with whatever all the actors know of."""
+    """Sends one random request after another, about the rows that all actors know."""
 
     def __init__(self, replica: Replica, chance: random.Random, known: dict[str, list[Any]]) -> None:
         self.replica = replica
@@ -56,7 +56,7 @@ class Actor:
         }
 
     async def run(self) -> None:
-        """Act; a refusal is an answer like any other, anything else ends the test."""
+        """Send requests; a problem is a valid answer, any other error ends the test."""
         acts, weights = list(self.acts), list(self.acts.values())
         for _ in range(STEPS):
             [act] = self.chance.choices(acts, weights)
@@ -69,23 +69,23 @@ class Actor:
                 self.answers[type(problem).__name__] += 1
 
     def any_of(self, kind: str) -> Any:
-        """Return something that is known, of the latest by preference."""
+        """Return a known item, mostly a recent one."""
         return self.chance.choice(self.known[kind][-12:])
 
     async def register(self) -> None:
-        """Register one of a few jobs, with a new worker or a known one."""
+        """Register one of a few jobs, with a new or a known worker."""
         by = self.chance.choice([OWNER, STRANGER])
         worker = self.any_of("jobs").worker_id if self.chance.random() < 0.5 else None
         name, room = self.chance.choice("ABC"), self.chance.choice(["@global", "lab"])
         self.known["jobs"].append(await self.replica.register(name, room, by=by, worker=worker))
 
     async def submit(self) -> None:
-        """Submit a task, now and then an internal one."""
+        """Submit a task, sometimes an internal one."""
         job = str(internal()) if self.chance.random() < 0.1 else self.any_of("jobs").full_name
         self.known["tasks"].append(await self.replica.submit(job, by=self.chance.choice(PEOPLE)))
 
     async def claim(self) -> None:
-        """Claim for a worker, by its owner mostly."""
+        """Claim for a worker, mostly by its owner."""
         wait = self.chance.choice([0, 0.02])
         claimed = await self.replica.claim(
             self.any_of("jobs").worker_id, by=self.chance.choice([OWNER, OWNER, STRANGER]), wait=wait
@@ -94,7 +94,7 @@ class Actor:
             self.known["tasks"].append(claimed)
 
     async def report(self) -> None:
-        """Report anything on a task, with a token or without, by anybody."""
+        """Report any status of a task, with or without a token, by any user."""
         one: TaskResponse = self.any_of("tasks")
         fields = {"attempt": one.attempt, "worker_id": one.worker_id} if self.chance.random() < 0.5 else {}
         status = self.chance.choice([*TaskStatus, TaskStatus.RUNNING, TaskStatus.COMPLETED])
@@ -102,7 +102,7 @@ class Actor:
         self.known["tasks"].append(await self.replica.report(one.id, status, by=by, **fields))
 
     async def beat(self) -> None:
-        """Beat for a worker."""
+        """Send a heartbeat for a worker."""
         await self.replica.heartbeat(self.any_of("jobs").worker_id, by=self.chance.choice([OWNER, STRANGER]))
 
     async def leave(self) -> None:
@@ -110,12 +110,12 @@ class Actor:
         await self.replica.leave(self.any_of("jobs").worker_id, by=self.chance.choice(PEOPLE))
 
     async def leave_job(self) -> None:
-        """Take a job off a worker."""
+        """Remove a job from a worker."""
         job: JobResponse = self.any_of("jobs")
         await self.replica.leave_job(job.worker_id, job, by=self.chance.choice(PEOPLE))
 
     async def fall_silent(self) -> None:
-        """Let a worker be silent for long, or its beat be in the future."""
+        """Make a worker silent for long, or move its heartbeat into the future."""
         worker: UUID = self.any_of("jobs").worker_id
         beat = LONG_AGO.replace(year=self.chance.choice([2020, 2099]))
         await self.replica.execute(update(workers).where(workers.c.id == worker).values(last_heartbeat=beat))
@@ -128,7 +128,7 @@ class Actor:
 
 
 async def deadlocks(engine: AsyncEngine) -> int:
-    """Return how often PostgreSQL had to break a deadlock in this database."""
+    """Return the number of deadlocks that PostgreSQL resolved in this database."""
     async with engine.connect() as connection:
         if connection.dialect.name == "sqlite":
             return 0
@@ -142,7 +142,7 @@ async def deadlocks(engine: AsyncEngine) -> int:
 async def test_two_replicas_under_mixed_load(
     open_replica: OpenReplica, engine: AsyncEngine, seed: int
 ) -> None:
-    """Whatever meets whatever: every answer is one of the contract's, and every end is told once."""
+    """Every answer is one that the contract defines, and the end of each task is published once."""
     replicas = [open_replica(), open_replica()]
     await replicas[0].register("Render", INTERNAL, by=ADMIN)
     for replica in replicas:

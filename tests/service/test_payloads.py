@@ -1,4 +1,4 @@
-"""Payloads are checked at once where that is quick, and where it holds up nobody where it is not."""
+"""Cheap payload checks run at once; expensive ones run in another process and block no request."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ TREE = {
 
 
 def bomb(depth: int) -> dict[str, Any]:
-    """Return a small schema that says one thing two to the power of `depth` times."""
+    """Return a small schema whose expansion doubles `depth` times."""
     doubled = {
         f"d{level}": {"allOf": [{"$ref": f"#/$defs/d{level + 1}"}, {"$ref": f"#/$defs/d{level + 1}"}]}
         for level in range(depth)
@@ -41,7 +41,7 @@ def bomb(depth: int) -> dict[str, Any]:
 
 @pytest.fixture
 async def checker() -> AsyncIterator[PayloadValidator]:
-    """Return a checker of its own."""
+    """Return a validator with a process of its own."""
     checker = PayloadValidator()
     yield checker
     await checker.close()
@@ -65,12 +65,12 @@ async def checker() -> AsyncIterator[PayloadValidator]:
     ],
 )
 def test_the_effort_counts_every_subschema_as_often_as_it_is_used(schema: Any, count: float) -> None:
-    """References count as what they refer to; what contains itself has no end."""
+    """A reference counts like its target; a schema that contains itself counts as infinite."""
     assert payloads.estimate_effort(to_json(schema).decode()) == count
 
 
 def test_a_schema_that_doubles_itself_is_counted_at_once() -> None:
-    """The count takes as long as the schema is, and not as its expansion."""
+    """Counting takes time in proportion to the schema, not to its expansion."""
     assert payloads.estimate_effort(to_json(bomb(60)).decode()) > 2**60
 
 
@@ -83,15 +83,15 @@ def test_a_schema_that_doubles_itself_is_counted_at_once() -> None:
     ],
     ids=["comparisons", "states", "faults"],
 )
-def test_what_takes_long_is_not_done_on_the_event_loop(schema: Any, payload: dict[str, Any]) -> None:
-    """Many values to compare with, many states of a pattern, many faults at a long place."""
+def test_expensive_checks_leave_the_event_loop(schema: Any, payload: dict[str, Any]) -> None:
+    """Many values to compare, many states of a pattern, or many errors at a long path count as expensive."""
     schema = to_json({"additionalProperties": schema}).decode()
     with pytest.raises(payloads.ExpensiveValidation):
         payloads.check(schema, payload)
 
 
-async def test_of_too_many_faults_the_first_is_told(checker: PayloadValidator) -> None:
-    """Those of which each names a place of its own length cannot all be held at once."""
+async def test_of_too_many_errors_only_the_first_is_returned(checker: PayloadValidator) -> None:
+    """If the paths of all errors would take too much memory, one error is returned."""
     schema = to_json({"additionalProperties": {"items": {"type": "string"}}}).decode()
     with pytest.raises(InvalidPayload, match="not of type") as told:
         await checker.check(schema, {"k" * 200_000: list(range(4000))})
@@ -100,8 +100,8 @@ async def test_of_too_many_faults_the_first_is_told(checker: PayloadValidator) -
 
 
 @every_kind
-async def test_a_schema_that_takes_for_ever_holds_up_nobody(replica: Replica) -> None:
-    """Its submit is refused after a while; others go on all the time, and the next check is made."""
+async def test_an_endless_check_blocks_no_other_request(replica: Replica) -> None:
+    """Its submit is refused after a time limit; other requests and the next check succeed."""
     replica.runtime.checker = PayloadValidator(check_seconds=0.5)
     slow = await replica.register("Slow", schema=bomb(60))
     quick = await replica.register("Quick")
@@ -118,8 +118,8 @@ async def test_a_schema_that_takes_for_ever_holds_up_nobody(replica: Replica) ->
     await replica.runtime.finish()
 
 
-async def test_a_schema_that_contains_itself_is_checked_in_full(replica: Replica) -> None:
-    """Whatever way it takes, the answer is the same: what fits is taken, every fault is named."""
+async def test_a_recursive_schema_is_checked_in_full(replica: Replica) -> None:
+    """The result is the same in either process: valid payloads pass, and every error is listed."""
     tree = await replica.register("Tree", schema=TREE)
     fits = {"name": "a", "children": [{"name": "b", "children": []}]}
     assert (await replica.submit(tree, fits)).payload == fits
@@ -130,8 +130,8 @@ async def test_a_schema_that_contains_itself_is_checked_in_full(replica: Replica
     await replica.runtime.finish()
 
 
-async def test_a_process_that_dies_is_replaced(checker: PayloadValidator) -> None:
-    """The next check starts another."""
+async def test_a_crashed_validator_process_is_replaced(checker: PayloadValidator) -> None:
+    """The next check starts a new process."""
     schema = to_json(TREE).decode()
     await checker.check(schema, {"name": "a"})
     [child] = [each for each in psutil.Process().children() if "payload_validator" in str(each.cmdline())]
@@ -142,7 +142,7 @@ async def test_a_process_that_dies_is_replaced(checker: PayloadValidator) -> Non
         await checker.check(schema, {"name": 1})
 
 
-async def test_only_so_many_wait() -> None:
+async def test_waiting_checks_are_bounded() -> None:
     """A check that exceeds the limit of waiting checks is refused with a 503."""
     checker = PayloadValidator(max_waiting=2)
     schema = to_json(TREE).decode()

@@ -39,7 +39,7 @@ ROUNDS = 8
 
 
 async def at_once(*requests: Any) -> list[Any]:
-    """Make all requests at the same time; return their answers, or what they raised."""
+    """Send all requests at the same time; return their answers or exceptions."""
     async with asyncio.timeout(PATIENCE):
         return await asyncio.gather(*requests, return_exceptions=True)
 
@@ -50,7 +50,7 @@ def kinds(answers: list[Any]) -> Counter[type]:
 
 
 def endings(pair: Pair, task_id: UUID) -> list[TaskStatus]:
-    """Return what the events of all replicas told of a task's end."""
+    """Return the events of all replicas about a task's end."""
     return [
         status
         for replica in {id(one): one for one in pair}.values()
@@ -58,8 +58,8 @@ def endings(pair: Pair, task_id: UUID) -> list[TaskStatus]:
     ]
 
 
-async def crew(replica: Replica, job_ids: list[UUID], count: int) -> list[UUID]:
-    """Make workers that serve all these jobs."""
+async def make_workers(replica: Replica, job_ids: list[UUID], count: int) -> list[UUID]:
+    """Create workers that serve all these jobs."""
     ids = [uuid4() for _ in range(count)]
     now = (await replica.rows(workers))[0].last_heartbeat
     row = {"owner_id": OWNER.id, "created_at": now, "last_heartbeat": now}
@@ -71,11 +71,11 @@ async def crew(replica: Replica, job_ids: list[UUID], count: int) -> list[UUID]:
 @every_kind
 @pytest.mark.parametrize("job_count", [1, 4])
 async def test_two_hundred_claims_of_a_hundred_tasks(pair: Pair, job_count: int) -> None:
-    """Each task is claimed once, none is left, and nobody is told "nothing" while one waits."""
+    """Each task is claimed once, none is left, and no claim returns empty while a task is pending."""
     first = pair[0]
     job_ids = [(await first.register(f"J{number}")).id for number in range(job_count)]
     ids = await add_tasks(first, [task(job_ids[number % job_count]) for number in range(100)])
-    crowd = await crew(first, job_ids, 200)
+    crowd = await make_workers(first, job_ids, 200)
     answers = await at_once(*[pair[turn % 2].claim(worker) for turn, worker in enumerate(crowd)])
     assert kinds(answers) == {TaskResponse: 100, type(None): 100}
     claimed = [answer for answer in answers if answer is not None]
@@ -86,8 +86,8 @@ async def test_two_hundred_claims_of_a_hundred_tasks(pair: Pair, job_count: int)
     assert told == [TaskStatus.CLAIMED] * 100
 
 
-async def test_one_worker_that_asks_many_times_at_once_gets_as_many(pair: Pair) -> None:
-    """Claims of the same worker do not get in each other's way."""
+async def test_one_worker_with_many_claims_gets_as_many_tasks(pair: Pair) -> None:
+    """Claims of the same worker do not block each other."""
     job = await pair[0].register()
     ids = await add_tasks(pair[0], [task(job.id) for _ in range(20)])
     answers = await at_once(*[pair[turn % 2].claim(job.worker_id) for turn in range(30)])
@@ -96,9 +96,9 @@ async def test_one_worker_that_asks_many_times_at_once_gets_as_many(pair: Pair) 
 
 
 async def test_claims_during_submissions_miss_nothing(pair: Pair) -> None:
-    """Tasks that arrive while workers ask are all claimed, once, by those who go on asking."""
+    """Tasks that arrive while workers claim are all claimed, once."""
     job = await pair[0].register()
-    crowd = await crew(pair[0], [job.id], 8)
+    crowd = await make_workers(pair[0], [job.id], 8)
     submitting = asyncio.gather(*[pair[turn % 2].submit(job) for turn in range(60)])
     got: list[UUID] = []
 
@@ -136,7 +136,7 @@ async def test_of_completed_and_cancelled_one_wins(pair: Pair) -> None:
 
 
 async def test_of_a_claim_and_a_cancellation_both_may_succeed_but_in_order(pair: Pair) -> None:
-    """A waiting task is claimed and then cancelled, or cancelled and not claimed: never a claimed corpse."""
+    """A pending task is claimed and then cancelled, or cancelled and never claimed."""
     job = await pair[0].register()
     for _ in range(ROUNDS):
         submitted = await pair[0].submit(job)
@@ -152,7 +152,7 @@ async def test_of_a_claim_and_a_cancellation_both_may_succeed_but_in_order(pair:
 
 
 async def test_of_many_equal_reports_one_moves_the_task(pair: Pair) -> None:
-    """A report that is sent again and again is answered each time, and told once."""
+    """Each repeated report is answered; the event is published once."""
     job = await pair[0].register()
     held = await pair[0].running(job)
     reports = [pair[turn % 2].report(held.id, TaskStatus.COMPLETED, attempt=1) for turn in range(10)]
@@ -163,12 +163,12 @@ async def test_of_many_equal_reports_one_moves_the_task(pair: Pair) -> None:
 
 
 async def silent(replica: Replica) -> None:
-    """Let all workers be silent for long."""
+    """Make all workers silent for long."""
     await replica.execute(update(workers).values(last_heartbeat=LONG_AGO))
 
 
 async def test_of_a_report_and_the_sweeper_one_wins(pair: Pair) -> None:
-    """A result that was accepted stays; one that came too late is a conflict, and the task has failed."""
+    """An accepted result stays; a late report is a conflict, and the task has failed."""
     for _ in range(ROUNDS):
         made = [await pair[0].register() for _ in range(3)]
         held = [await pair[0].running(job) for job in made]
@@ -188,8 +188,8 @@ async def test_of_a_report_and_the_sweeper_one_wins(pair: Pair) -> None:
             assert endings(pair, one.id) == [found.status]
 
 
-async def test_a_heartbeat_that_is_answered_saves_its_worker(pair: Pair) -> None:
-    """Against the sweeper a beat either succeeds, and the worker lives, or finds no worker."""
+async def test_an_accepted_heartbeat_saves_its_worker(pair: Pair) -> None:
+    """A heartbeat during a sweep either succeeds and the worker stays, or finds no worker."""
     for _ in range(ROUNDS):
         crowd = [(await pair[0].register()).worker_id for _ in range(4)]
         await silent(pair[0])
@@ -201,8 +201,8 @@ async def test_a_heartbeat_that_is_answered_saves_its_worker(pair: Pair) -> None
             assert (worker in living) == (not isinstance(answer, Exception))
 
 
-async def test_a_claim_that_is_answered_saves_its_worker(pair: Pair) -> None:
-    """Against the sweeper a claim gets a task that its living worker holds, or finds no worker."""
+async def test_an_accepted_claim_saves_its_worker(pair: Pair) -> None:
+    """A claim during a sweep either gets a task and its worker stays, or finds no worker."""
     for _ in range(ROUNDS):
         job = await pair[0].register()
         submitted = await pair[0].submit(job)
@@ -219,9 +219,9 @@ async def test_a_claim_that_is_answered_saves_its_worker(pair: Pair) -> None:
 
 
 async def test_two_sweepers_retire_each_worker_once(pair: Pair) -> None:
-    """They share the dead among them: each is counted once, and each task fails and is told once."""
+    """They share the silent workers: each is counted once, and each task fails with one event."""
     job = await pair[0].register()
-    crowd = [job.worker_id, *await crew(pair[0], [job.id], 299)]
+    crowd = [job.worker_id, *await make_workers(pair[0], [job.id], 299)]
     mine = {"worker_owner_id": OWNER.id}
     ids = await add_tasks(pair[0], [task(job.id, TaskStatus.RUNNING, worker_id=w, **mine) for w in crowd])
     await silent(pair[0])
@@ -239,8 +239,8 @@ async def test_two_sweepers_retire_each_worker_once(pair: Pair) -> None:
 
 @pytest.mark.parametrize("kind", ["postgresql"])
 @pytest.mark.parametrize("beat", ["long ago", "in the future"])
-async def test_a_sweep_waits_for_nobody(replica: Replica, engine: AsyncEngine, beat: str) -> None:
-    """A worker that somebody holds at that moment is passed over: a sweep that waited could deadlock."""
+async def test_a_sweep_waits_for_no_lock(replica: Replica, engine: AsyncEngine, beat: str) -> None:
+    """It skips a worker that is locked at the moment: a sweep that waited could deadlock."""
     held, other = await replica.register(), await replica.register()
     last = LONG_AGO if beat == "long ago" else LONG_AGO.replace(year=2099)
     await replica.execute(update(workers).values(last_heartbeat=last))
@@ -256,8 +256,8 @@ async def test_a_sweep_waits_for_nobody(replica: Replica, engine: AsyncEngine, b
         assert (retired, found[other.worker_id] < last) == (0, True)
 
 
-async def test_a_worker_that_leaves_many_times_leaves_once(pair: Pair) -> None:
-    """One removal does it, the others find no worker; what it held fails once."""
+async def test_of_many_removals_of_a_worker_one_succeeds(pair: Pair) -> None:
+    """The others find no worker; its task fails once."""
     job = await pair[0].register()
     held = await pair[0].running(job)
     answers = await at_once(*[pair[turn % 2].leave(job.worker_id) for turn in range(6)])
@@ -265,8 +265,8 @@ async def test_a_worker_that_leaves_many_times_leaves_once(pair: Pair) -> None:
     assert endings(pair, held.id) == [TaskStatus.FAILED]
 
 
-async def test_the_first_registration_by_twenty_at_once(pair: Pair) -> None:
-    """One makes the job, all serve it, and nobody gets an error."""
+async def test_twenty_first_registrations_at_once(pair: Pair) -> None:
+    """One creates the job, all serve it, and none gets an error."""
     answers = await at_once(*[pair[turn % 2].register_anew() for turn in range(20)])
     assert Counter(is_new for _, is_new in answers) == {True: 1, False: 19}
     assert len({job.id for job, _ in answers}) == 1
@@ -276,7 +276,7 @@ async def test_the_first_registration_by_twenty_at_once(pair: Pair) -> None:
 
 
 async def test_the_same_registration_twenty_times_at_once(pair: Pair) -> None:
-    """One worker that registers one job again and again serves it once."""
+    """A worker that registers one job many times serves it once."""
     worker = await pair[0].worker()
     answers = await at_once(*[pair[turn % 2].register_anew(worker=worker) for turn in range(20)])
     assert Counter(is_new for _, is_new in answers) == {True: 1, False: 19}
@@ -284,7 +284,7 @@ async def test_the_same_registration_twenty_times_at_once(pair: Pair) -> None:
 
 
 async def test_of_two_schemas_at_once_one_wins(pair: Pair) -> None:
-    """All who come with it serve the job, the others get a conflict and leave no worker behind."""
+    """All workers with that schema serve the job; the others get a conflict and leave no worker row."""
     schemas = [{"title": "A"}, {"title": "B"}]
     answers = await at_once(
         *[pair[turn % 2].register_anew(schema=schemas[turn // 2 % 2]) for turn in range(20)]
@@ -296,25 +296,25 @@ async def test_of_two_schemas_at_once_one_wins(pair: Pair) -> None:
     assert len(await pair[0].rows(workers)) == len(won) == 10
 
 
-async def hidden(replica: Replica, job: JobResponse) -> bool:
-    """Tell whether a job is hidden."""
+async def is_deleted(replica: Replica, job: JobResponse) -> bool:
+    """Return whether a job is soft-deleted."""
     [row] = await replica.rows(jobs, jobs.c.id == job.id)
     return bool(row.deleted)
 
 
 async def test_a_registration_against_the_deletion_of_its_job_serves_it(pair: Pair) -> None:
-    """While the last worker leaves another comes: the job is there, and the newcomer serves it."""
+    """If a worker registers while the last one leaves, the job is active and the new worker serves it."""
     job = await pair[0].register()
     for _ in range(ROUNDS):
         gone, came = await at_once(pair[0].leave(job.worker_id), pair[1].register())
         assert gone is None
-        assert not await hidden(pair[0], came)
+        assert not await is_deleted(pair[0], came)
         assert [row.worker_id for row in await pair[0].rows(links)] == [came.worker_id]
         job = came
 
 
 async def test_a_new_schema_against_the_deletion_of_its_job_replaces_it_or_is_refused(pair: Pair) -> None:
-    """Either the job was hidden first, and comes back changed, or it was active still; never in between."""
+    """The job was soft-deleted and is restored with the new schema, or it is still active."""
     for turn in range(ROUNDS):
         job = await pair[0].register(schema={"title": f"old {turn}"})
         gone, came = await at_once(
@@ -322,18 +322,18 @@ async def test_a_new_schema_against_the_deletion_of_its_job_replaces_it_or_is_re
         )
         assert gone is None
         if isinstance(came, JobResponse):
-            assert not await hidden(pair[0], job)
+            assert not await is_deleted(pair[0], job)
             await pair[0].leave(came.worker_id, by=STRANGER)
         else:
             assert isinstance(came, SchemaConflict)
-        assert await hidden(pair[0], job)
+        assert await is_deleted(pair[0], job)
 
 
 @pytest.mark.parametrize("going", ["leave", "leave_job", "retire_stale"])
 async def test_a_submission_against_the_deletion_of_its_job_waits_or_is_refused(
     pair: Pair, going: str
 ) -> None:
-    """Either the task keeps the job, or the job is gone and no task was made; never a task nobody sees."""
+    """The task keeps the job, or the job is gone and no task exists; no task is left without a job."""
     for _ in range(ROUNDS):
         job = await pair[0].register()
         if going == "retire_stale":
@@ -346,16 +346,16 @@ async def test_a_submission_against_the_deletion_of_its_job_waits_or_is_refused(
         gone, submitted = await at_once(go, pair[1].submit(job))
         assert not isinstance(gone, Exception)
         if isinstance(submitted, TaskResponse):
-            assert not await hidden(pair[0], job)
+            assert not await is_deleted(pair[0], job)
             assert (await pair[0].get(submitted.id)).queue_position == 1
             await pair[0].report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER)
         else:
             assert isinstance(submitted, JobNotFound)
-        assert await hidden(pair[0], job)
+        assert await is_deleted(pair[0], job)
 
 
 async def test_a_submission_against_the_last_cancellation_waits_or_is_refused(pair: Pair) -> None:
-    """The last waiting task of a job nobody serves hides it when it ends, or a new one keeps it."""
+    """Cancelling the last pending task soft-deletes a job without workers, or a new task keeps it."""
     for _ in range(ROUNDS):
         job = await pair[0].register()
         last = await pair[0].submit(job)
@@ -365,28 +365,28 @@ async def test_a_submission_against_the_last_cancellation_waits_or_is_refused(pa
         )
         assert isinstance(cancelled, TaskResponse)
         if isinstance(submitted, TaskResponse):
-            assert not await hidden(pair[0], job)
+            assert not await is_deleted(pair[0], job)
             await pair[0].report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER)
         else:
             assert isinstance(submitted, JobNotFound)
-        assert await hidden(pair[0], job)
+        assert await is_deleted(pair[0], job)
 
 
-async def test_a_claim_against_the_taking_off_of_its_job_leaves_no_orphan(pair: Pair) -> None:
-    """The task waits for others or is held; once nobody serves the job and nothing waits, it is hidden."""
+async def test_a_claim_against_the_removal_of_its_job_leaves_no_orphan(pair: Pair) -> None:
+    """The task is claimed or stays pending; a job without workers and pending tasks is soft-deleted."""
     for _ in range(ROUNDS):
         job = await pair[0].register()
         submitted = await pair[0].submit(job)
         claimed, gone = await at_once(pair[0].claim(job.worker_id), pair[1].leave_job(job.worker_id, job))
         assert gone is None
         assert not isinstance(claimed, Exception)
-        assert await hidden(pair[0], job) == (claimed is not None)
+        assert await is_deleted(pair[0], job) == (claimed is not None)
         await pair[0].report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER)
-        assert await hidden(pair[0], job)
+        assert await is_deleted(pair[0], job)
 
 
-async def test_positions_given_at_once_are_all_different(pair: Pair) -> None:
-    """However many submit at the same time, each is told a rank of its own, and it is the right one."""
+async def test_concurrent_submits_get_different_positions(pair: Pair) -> None:
+    """Each of many concurrent submits gets its own, correct position."""
     job = await pair[0].register()
     answers = await at_once(*[pair[turn % 2].submit(job) for turn in range(60)])
     assert sorted(answer.queue_position for answer in answers) == list(range(1, 61))
@@ -395,7 +395,7 @@ async def test_positions_given_at_once_are_all_different(pair: Pair) -> None:
 
 
 async def test_arrival_is_the_order_of_the_queue(pair: Pair) -> None:
-    """A task that was answered before another was sent is claimed before it, whichever replica took them."""
+    """A task that was accepted before another was sent is claimed before it, on any replica."""
     job = await pair[0].register()
     ids = [(await pair[turn % 2].submit(job)).id for turn in range(10)]
     claimed = [await pair[turn % 2].claim(job.worker_id) for turn in range(10)]
@@ -403,7 +403,7 @@ async def test_arrival_is_the_order_of_the_queue(pair: Pair) -> None:
 
 
 async def test_a_sweep_beside_work_loses_nothing(pair: Pair) -> None:
-    """Stuck, abandoned and silent are cleaned up by two sweepers while workers register, claim and report."""
+    """Two sweepers settle stuck, abandoned and silent work while workers register, claim and report."""
     job = await pair[0].register()
     await add_tasks(pair[0], [task(job.id) for _ in range(20)])
 
@@ -431,8 +431,8 @@ async def test_a_sweep_beside_work_loses_nothing(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
-async def test_a_provider_that_is_asked_while_it_goes_is_gone(replica: Replica) -> None:
-    """Whoever removes it waits for the read that is about to be noted, and takes it along."""
+async def test_removing_a_provider_waits_for_an_open_request(replica: Replica) -> None:
+    """The removal waits for a request that is being inserted, and removes it too."""
     write, leaving = replica.runtime.write, []
     request = ProviderRegisterRequest(category="files", name="home")
     item = providers.Registration(OWNER, "lab", request)

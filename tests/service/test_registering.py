@@ -1,4 +1,4 @@
-"""Registering offers a job; a job that nobody serves or waits for is hidden, and comes back with its past."""
+"""Registration of jobs; a job without workers and pending tasks is soft-deleted, and can be restored."""
 
 from functools import partial
 from uuid import uuid4
@@ -25,13 +25,13 @@ from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
 SCHEMA = {"type": "object", "properties": {"angle": {"type": "number"}}, "required": ["angle"]}
 
 
-async def shown(replica: Replica) -> list[str]:
+async def active(replica: Replica) -> list[str]:
     """Return the names of the active jobs."""
     return sorted(job.full_name for job in await replica.rows(Job.__table__) if not job.deleted)
 
 
-async def test_a_first_registration_makes_the_job_a_second_finds_it(replica: Replica) -> None:
-    """Only the first is new; each brings its own worker, and all are listed."""
+async def test_the_first_registration_creates_the_job(replica: Replica) -> None:
+    """Only the first one is new; each adds its own worker, and all are listed."""
     first, is_new = await replica.register_anew(schema=SCHEMA)
     assert is_new
     again, is_new = await replica.register_anew(schema=SCHEMA)
@@ -52,37 +52,37 @@ async def test_a_repeat_by_the_same_worker_changes_nothing(replica: Replica) -> 
 
 
 async def test_equal_schemas_are_equal_in_any_order_of_keys(replica: Replica) -> None:
-    """The order in which a client writes the keys of its schema says nothing."""
+    """The order of the keys in a schema does not matter."""
     await replica.register(schema=SCHEMA)
     _, is_new = await replica.register_anew(schema=dict(reversed(SCHEMA.items())))
     assert not is_new
 
 
 async def test_another_schema_is_refused_and_leaves_no_worker_behind(replica: Replica) -> None:
-    """While a job is active its schema stays; the refused registration made nothing."""
+    """The schema of an active job stays; the refused registration creates nothing."""
     await replica.register(schema=SCHEMA)
     with pytest.raises(SchemaConflict, match="Schema mismatch"):
         await replica.register(schema={})
     assert len(await replica.rows(Worker.__table__)) == 1
 
 
-async def test_a_worker_registers_for_its_owner_alone(replica: Replica) -> None:
-    """A worker that is unknown, or somebody else's, is not found, for a superuser neither."""
+async def test_only_the_owner_registers_for_a_worker(replica: Replica) -> None:
+    """An unknown worker or another user's worker is not found, for superusers too."""
     job = await replica.register("A")
     with pytest.raises(WorkerNotFound):
         await replica.register("B", worker=uuid4())
     for other in (STRANGER, ADMIN):
         with pytest.raises(WorkerNotFound):
             await replica.register("B", worker=job.worker_id, by=other)
-    assert await shown(replica) == ["@global:modifiers:A"]
+    assert await active(replica) == ["@global:modifiers:A"]
 
 
 async def test_an_internal_job_has_no_worker(replica: Replica) -> None:
-    """`@internal` jobs are linked to nobody, and stay shown all the same."""
+    """Jobs of `@internal` are linked to no worker and stay active."""
     job = await replica.register("Render", INTERNAL, by=ADMIN)
     assert (job.worker_id, job.workers) == (None, [])
     assert await replica.rows(Worker.__table__) == []
-    assert await shown(replica) == [str(internal())]
+    assert await active(replica) == [str(internal())]
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,10 @@ async def test_an_internal_job_has_no_worker(replica: Replica) -> None:
         ("lab", {"schema": {"type": "no such type"}}, InvalidSchema),
     ],
 )
-def test_what_no_database_could_mend_is_refused_before(room: str, request_: dict, problem: type) -> None:
-    """Reserved rooms are for superusers, categories are those allowed, schemas must be usable."""
+def test_invalid_registrations_are_refused_without_the_database(
+    room: str, request_: dict, problem: type
+) -> None:
+    """Reserved rooms need a superuser, the category must be allowed, the schema must be valid."""
     request = JobRegisterRequest(**{"category": "modifiers", "name": "Rotate", **request_})
     with pytest.raises(problem):
         jobs.check(jobs.Registration(OWNER, room, request), ["modifiers"])
@@ -103,12 +105,12 @@ def test_what_no_database_could_mend_is_refused_before(room: str, request_: dict
         jobs.check(jobs.Registration(ADMIN, room, request), ["modifiers"])
 
 
-async def test_a_job_without_worker_and_waiting_tasks_is_hidden_and_its_room_told(replica: Replica) -> None:
-    """When the last worker leaves, the job goes from the lists, and can be neither read nor called."""
+async def test_a_job_without_workers_and_tasks_is_soft_deleted(replica: Replica) -> None:
+    """When the last worker leaves, the job cannot be listed, read or called; its room gets an event."""
     job = await replica.register(room="lab")
     replica.events.clear()
     await replica.leave(job.worker_id)
-    assert await shown(replica) == []
+    assert await active(replica) == []
     assert replica.events == [Emission(JobsInvalidate(), room_of("lab"))]
     name = parse_job_name(job.full_name)
     with pytest.raises(JobNotFound):
@@ -117,22 +119,22 @@ async def test_a_job_without_worker_and_waiting_tasks_is_hidden_and_its_room_tol
         await replica.submit(job)
 
 
-async def test_a_job_with_waiting_tasks_stays_until_they_end(replica: Replica) -> None:
-    """Somebody may still come for them; the cancellation of the last one hides the job, and tells."""
+async def test_a_job_with_pending_tasks_stays_until_they_end(replica: Replica) -> None:
+    """Cancelling the last pending task soft-deletes the job and publishes an event."""
     job = await replica.register(room="lab")
     waiting = [await replica.submit(job) for _ in range(2)]
     await replica.leave(job.worker_id)
-    assert await shown(replica) == [job.full_name]
+    assert await active(replica) == [job.full_name]
     await replica.report(waiting[0].id, TaskStatus.CANCELLED, by=SUBMITTER)
-    assert await shown(replica) == [job.full_name]
+    assert await active(replica) == [job.full_name]
     replica.events.clear()
     await replica.report(waiting[1].id, TaskStatus.CANCELLED, by=SUBMITTER)
-    assert await shown(replica) == []
+    assert await active(replica) == []
     assert Emission(JobsInvalidate(), room_of("lab")) in replica.events
 
 
-async def test_a_hidden_job_comes_back_with_a_new_schema_and_its_history(replica: Replica) -> None:
-    """A registration shows it again as if it were new; its id and what it did before stay."""
+async def test_a_registration_restores_a_soft_deleted_job(replica: Replica) -> None:
+    """The schema may be new; the job's id and its history stay."""
     job = await replica.register(room="lab")
     done = await replica.running(job)
     await replica.report(done.id, TaskStatus.COMPLETED, result=7)
@@ -148,8 +150,8 @@ async def test_a_hidden_job_comes_back_with_a_new_schema_and_its_history(replica
     assert (old.id, old.result, old.worker_id) == (done.id, 7, job.worker_id)
 
 
-async def test_the_history_of_a_hidden_job_is_readable(replica: Replica) -> None:
-    """Its tasks are found by its name from its room, and their own ids still name it."""
+async def test_the_history_of_a_soft_deleted_job_is_readable(replica: Replica) -> None:
+    """Its tasks are listed under its name in its room, and can be read by their ids."""
     job = await replica.register(room="lab")
     done = await replica.running(job)
     await replica.report(done.id, TaskStatus.COMPLETED)
@@ -160,8 +162,8 @@ async def test_the_history_of_a_hidden_job_is_readable(replica: Replica) -> None
     assert (await replica.get(done.id)).job_name == job.full_name
 
 
-async def test_a_rooms_job_is_seen_from_that_room_alone(replica: Replica) -> None:
-    """From elsewhere it is not found, read or called, unless rooms may be crossed."""
+async def test_a_rooms_job_is_visible_in_that_room_only(replica: Replica) -> None:
+    """Other rooms cannot find, read or call it, unless `cross_room_jobs` is set."""
     job = await replica.register(room="lab")
     name = JobName("lab", "modifiers", "Rotate")
     for work in (jobs.get, jobs.id_of):
@@ -174,22 +176,22 @@ async def test_a_rooms_job_is_seen_from_that_room_alone(replica: Replica) -> Non
     assert (await replica.submit(job, room="other")).room_id == "other"
 
 
-async def test_one_job_is_taken_off_a_worker(replica: Replica) -> None:
-    """The worker stays with its other jobs; what it holds goes on; an unserved job is hidden."""
+async def test_one_job_is_removed_from_a_worker(replica: Replica) -> None:
+    """The worker keeps its other jobs and its tasks; a job without workers is soft-deleted."""
     job = await replica.register("A", "lab")
     other = await replica.register("B", "lab", worker=job.worker_id)
     held = await replica.running(job)
     replica.events.clear()
     await replica.leave_job(job.worker_id, job)
-    assert await shown(replica) == [other.full_name]
+    assert await active(replica) == [other.full_name]
     assert replica.events == [Emission(JobsInvalidate(), room_of("lab"))]
     assert (await replica.report(held.id, TaskStatus.COMPLETED)).status == TaskStatus.COMPLETED
     with pytest.raises(JobNotFound):
         await replica.leave_job(job.worker_id, job)
 
 
-async def test_a_job_that_was_taken_off_is_claimed_no_more(replica: Replica) -> None:
-    """Its waiting tasks stay for others."""
+async def test_tasks_of_a_removed_job_are_not_claimed(replica: Replica) -> None:
+    """Its pending tasks wait for other workers."""
     job = await replica.register("A", "lab")
     waiting = await replica.submit(job)
     await replica.leave_job(job.worker_id, job)
@@ -200,8 +202,8 @@ async def test_a_job_that_was_taken_off_is_claimed_no_more(replica: Replica) -> 
     assert claimed.id == waiting.id
 
 
-async def test_a_job_is_taken_off_by_the_owner_or_a_superuser(replica: Replica) -> None:
-    """Nobody else may; an unknown worker and a job that it does not serve are not found."""
+async def test_a_job_is_removed_by_the_owner_or_a_superuser(replica: Replica) -> None:
+    """Other users are refused; an unknown worker and a job that it does not serve are not found."""
     job, other = await replica.register("A"), await replica.register("B")
     with pytest.raises(Forbidden):
         await replica.leave_job(job.worker_id, job, by=STRANGER)
@@ -210,4 +212,4 @@ async def test_a_job_is_taken_off_by_the_owner_or_a_superuser(replica: Replica) 
     with pytest.raises(JobNotFound):
         await replica.leave_job(job.worker_id, other)
     await replica.leave_job(job.worker_id, job, by=ADMIN)
-    assert await shown(replica) == [other.full_name]
+    assert await active(replica) == [other.full_name]

@@ -1,4 +1,4 @@
-"""A report moves a task as the table of transitions says, for whom it says, and once."""
+"""A report moves a task as the transition table says, for the callers that it names, and once."""
 
 import asyncio
 from itertools import product
@@ -36,13 +36,13 @@ def report(task_id: UUID, status: TaskStatus | str, by: Identity = OWNER, **fiel
     return tasks.Report(by, task_id, TaskUpdateRequest(status=TaskStatus(status), **fields))
 
 
-async def told(replica: Replica, *items: tasks.Report) -> list[TaskResponse | ProblemException]:
-    """Report all items in one transaction."""
+async def apply(replica: Replica, *items: tasks.Report) -> list[TaskResponse | ProblemException]:
+    """Apply all reports in one transaction."""
     return await replica.runtime.write(lambda tx: tasks.report(tx, items))
 
 
 def expected(role: Role | None, source: TaskStatus, target: TaskStatus) -> type:
-    """Return what the contract says of a report, in words of its own."""
+    """Return the result of a report by the contract, computed independently of the code."""
     holds = source in HELD | {TaskStatus.COMPLETED, TaskStatus.FAILED}
     if role is None or (role is Role.WORKER and not holds):
         return Forbidden
@@ -54,8 +54,8 @@ def expected(role: Role | None, source: TaskStatus, target: TaskStatus) -> type:
     return TaskResponse if allowed else InvalidTaskTransition
 
 
-async def test_every_report_from_everywhere_by_everybody(replica: Replica) -> None:
-    """All 144 combinations of a state, a wish and a caller end as the table of transitions says."""
+async def test_every_report_from_every_status_by_every_role(replica: Replica) -> None:
+    """All 144 combinations of status, report and caller follow the transition table."""
     job = await replica.register()
     cases = list(product(CALLERS, TaskStatus, TaskStatus))
     rows = []
@@ -66,7 +66,7 @@ async def test_every_report_from_everywhere_by_everybody(replica: Replica) -> No
     ids = await add_tasks(replica, rows)
     replica.events.clear()
     items = [report(id_, target, CALLERS[role]) for id_, (role, _, target) in zip(ids, cases, strict=True)]
-    answers = await told(replica, *items)
+    answers = await apply(replica, *items)
     for id_, case, answer in zip(ids, cases, answers, strict=True):
         role, source, target = case
         assert type(answer) is expected(role, source, target), case
@@ -77,8 +77,8 @@ async def test_every_report_from_everywhere_by_everybody(replica: Replica) -> No
         assert replica.statuses(id_) == ([target] if moved else []), case
 
 
-async def test_the_way_of_a_task_is_written_down(timed: Replica, clock: HandClock) -> None:
-    """Start and end have their times, the result stays, and each step is told once."""
+async def test_the_times_and_events_of_a_task(timed: Replica, clock: HandClock) -> None:
+    """Start and end have timestamps, the result is stored, and each step has one event."""
     job = await timed.register()
     await timed.submit(job)
     claimed = await timed.claim(job.worker_id)
@@ -100,10 +100,8 @@ async def test_the_way_of_a_task_is_written_down(timed: Replica, clock: HandCloc
 
 
 @pytest.mark.parametrize("status", sorted(TERMINAL))
-async def test_an_error_is_kept_with_any_ending_a_result_with_success_alone(
-    replica: Replica, status: TaskStatus
-) -> None:
-    """A completed task may carry a warning; what failed or was cancelled has no result."""
+async def test_only_a_completed_task_has_a_result(replica: Replica, status: TaskStatus) -> None:
+    """A completed task may have an error text as a warning; a failed or cancelled one has no result."""
     running = await replica.running(await replica.register())
     ended = await replica.report(running.id, status, error="oh", result=1)
     assert ended.error == "oh"
@@ -111,7 +109,7 @@ async def test_an_error_is_kept_with_any_ending_a_result_with_success_alone(
 
 
 async def test_an_error_text_is_cut_and_marked(replica: Replica) -> None:
-    """It holds 64 KiB at most, never half a character, and nothing that PostgreSQL cannot store."""
+    """It has at most 64 KiB, no partial character, and no byte that PostgreSQL cannot store."""
     running = await replica.running(await replica.register())
     ended = await replica.report(running.id, TaskStatus.FAILED, error="\x00ä" * MAX_ERROR_BYTES)
     assert ended.error is not None
@@ -121,8 +119,8 @@ async def test_an_error_text_is_cut_and_marked(replica: Replica) -> None:
     assert (await replica.get(running.id)).error == ended.error
 
 
-async def test_a_repeat_changes_nothing_and_is_told_to_nobody(timed: Replica, clock: HandClock) -> None:
-    """A report whose answer was lost is sent again: it gets the task as it stands."""
+async def test_a_repeated_report_changes_nothing(timed: Replica, clock: HandClock) -> None:
+    """A repeated report gets the task as it is, and publishes no event."""
     job = await timed.register()
     running = await timed.running(job)
     for status, fields in (
@@ -137,7 +135,7 @@ async def test_a_repeat_changes_nothing_and_is_told_to_nobody(timed: Replica, cl
 
 
 async def test_a_failure_of_another_cause_is_no_repeat(replica: Replica) -> None:
-    """Who reports a failure of its own learns that the task failed of something else."""
+    """A worker whose task failed for another reason gets a conflict with that reason."""
     running = await replica.running(await replica.register())
     failed = await replica.report(running.id, TaskStatus.FAILED, error="mine")
     assert await replica.report(running.id, TaskStatus.FAILED, error="mine") == failed
@@ -147,7 +145,7 @@ async def test_a_failure_of_another_cause_is_no_repeat(replica: Replica) -> None
 
 @pytest.mark.parametrize("fields", [{"attempt": 1}, {"attempt": 3}, {"worker_id": uuid4()}])
 async def test_a_report_of_another_holder_is_stale(replica: Replica, fields: dict[str, Any]) -> None:
-    """A token or a worker that is not of the present claim is refused, and says why; nothing is changed."""
+    """A report with another token or worker is refused with a reason, and changes nothing."""
     job = await replica.register()
     running = await replica.running(job)
     await replica.execute(update(Task.__table__).values(attempt=2))
@@ -162,8 +160,8 @@ async def test_a_report_of_another_holder_is_stale(replica: Replica, fields: dic
     assert done.status is TaskStatus.COMPLETED
 
 
-async def test_a_refused_report_says_where_the_task_stands(replica: Replica) -> None:
-    """A worker can tell a cancelled task from a finished one, and from a step out of order."""
+async def test_a_refused_report_has_a_reason(replica: Replica) -> None:
+    """A worker can distinguish a cancelled task, a finished one, and a report out of order."""
     job = await replica.register()
     reasons = []
     for ending, by in ((TaskStatus.CANCELLED, SUBMITTER), (TaskStatus.FAILED, OWNER)):
@@ -181,15 +179,15 @@ async def test_a_refused_report_says_where_the_task_stands(replica: Replica) -> 
     assert reasons == ["cancelled", "finished", "wrong order"]
 
 
-async def test_reports_of_a_batch_are_heard_in_their_order(replica: Replica) -> None:
-    """Several reports on one task build on each other; bad ones among them are refused alone."""
+async def test_reports_of_a_batch_apply_in_order(replica: Replica) -> None:
+    """Reports on one task build on each other; invalid ones are refused alone."""
     job = await replica.register()
     await replica.submit(job)
     other = (await replica.submit(job)).id
     claimed = await replica.claim(job.worker_id)
     assert claimed is not None
     replica.events.clear()
-    answers = await told(
+    answers = await apply(
         replica,
         report(claimed.id, TaskStatus.COMPLETED),
         report(claimed.id, TaskStatus.RUNNING),
@@ -217,7 +215,7 @@ async def test_reports_of_a_batch_are_heard_in_their_order(replica: Replica) -> 
 
 
 async def test_a_report_that_breaks_its_batch_fails_alone(replica: Replica) -> None:
-    """A result that no database can store costs the other reports nothing."""
+    """A result that the database cannot store does not affect the other reports."""
     job = await replica.register()
     held = [await replica.running(job) for _ in range(5)]
     results = [1, 2, object(), 4, 5]
@@ -232,8 +230,8 @@ async def test_a_report_that_breaks_its_batch_fails_alone(replica: Replica) -> N
     assert (await replica.get(held[2].id)).status is TaskStatus.RUNNING
 
 
-async def test_a_worker_reports_for_its_owner_until_the_end(replica: Replica) -> None:
-    """Another worker's owner is nobody to the task; the owner's second worker may report without a token."""
+async def test_only_the_owner_of_its_worker_reports_on_a_task(replica: Replica) -> None:
+    """Other users may not report; another worker of the same owner may, without a token."""
     job = await replica.register()
     await replica.register(by=STRANGER)
     running = await replica.running(job)
@@ -246,7 +244,7 @@ async def test_a_worker_reports_for_its_owner_until_the_end(replica: Replica) ->
 
 
 async def test_a_cancelled_task_is_not_claimed(replica: Replica) -> None:
-    """A task that was cancelled while it waited leaves the queue at once."""
+    """A task that is cancelled while it is pending leaves the queue at once."""
     job = await replica.register()
     first, second = await replica.submit(job), await replica.submit(job)
     cancelled = await replica.report(first.id, TaskStatus.CANCELLED, by=SUBMITTER)

@@ -1,4 +1,4 @@
-"""However a worker goes, what it held ends, its jobs are let go, and what it did stays on record."""
+"""However a worker leaves, its tasks are settled, its jobs are unlinked, and its history stays."""
 
 from collections import Counter
 from uuid import uuid4
@@ -22,8 +22,8 @@ links = WorkerJobLink.__table__
 TIMEOUT = 60.0
 
 
-async def test_what_a_leaving_worker_holds_fails_and_the_rest_stays(replica: Replica) -> None:
-    """Claimed and running tasks fail with the reason; waiting, ended and other workers' stay."""
+async def test_the_tasks_of_a_leaving_worker_fail(replica: Replica) -> None:
+    """Claimed and running tasks fail with the reason; pending, ended and other workers' tasks stay."""
     job, other = await replica.register(), await replica.register()
     done = await replica.report((await replica.running(job)).id, TaskStatus.COMPLETED)
     running = await replica.running(job)
@@ -45,8 +45,8 @@ async def test_what_a_leaving_worker_holds_fails_and_the_rest_stays(replica: Rep
     assert [row.worker_id for row in await replica.rows(links)] == [other.worker_id]
 
 
-async def test_rooms_hear_once_of_what_went(replica: Replica) -> None:
-    """Each failed task is told, then each room once that its jobs have changed."""
+async def test_each_room_gets_one_event_about_its_jobs(replica: Replica) -> None:
+    """Each failed task has an event; each room then gets one event that its jobs changed."""
     first = await replica.register("A", "lab")
     for name, room in (("B", "lab"), ("C", "other")):
         await replica.register(name, room, worker=first.worker_id)
@@ -60,8 +60,8 @@ async def test_rooms_hear_once_of_what_went(replica: Replica) -> None:
     assert [event.id for event, _ in replica.events[:3]] == [task.id for task in held]
 
 
-async def test_a_worker_is_removed_by_its_owner_or_a_superuser_once(replica: Replica) -> None:
-    """Nobody else may; who is gone is not found, and can do nothing more."""
+async def test_only_the_owner_or_a_superuser_removes_a_worker(replica: Replica) -> None:
+    """Other users are refused; a removed worker is not found."""
     job = await replica.register()
     held = await replica.running(job)
     with pytest.raises(Forbidden):
@@ -74,8 +74,8 @@ async def test_a_worker_is_removed_by_its_owner_or_a_superuser_once(replica: Rep
         await replica.report(held.id, TaskStatus.COMPLETED, attempt=1, worker_id=job.worker_id)
 
 
-async def test_history_is_not_touched(replica: Replica) -> None:
-    """Thousands of ended tasks keep their worker, and cost its removal nothing."""
+async def test_a_removal_does_not_touch_history(replica: Replica) -> None:
+    """Thousands of ended tasks keep their worker id and do not slow down its removal."""
     job = await replica.register()
     mine = {"worker_id": job.worker_id, "worker_owner_id": OWNER.id}
     await add_tasks(replica, [task(job.id, TaskStatus.COMPLETED, **mine) for _ in range(2000)])
@@ -84,8 +84,8 @@ async def test_history_is_not_touched(replica: Replica) -> None:
     assert Counter((row.status, row.worker_id) for row in rows) == {("completed", job.worker_id): 2000}
 
 
-async def test_a_worker_is_judged_by_its_last_heartbeat(timed: Replica, clock: HandClock) -> None:
-    """Silent for exactly the timeout it lives, a moment longer it does not."""
+async def test_a_worker_expires_by_its_last_heartbeat(timed: Replica, clock: HandClock) -> None:
+    """After exactly the timeout it stays; a moment later it expires."""
     born = clock.now
     job, beating = await timed.register(), await timed.register()
     clock.now = born + seconds(TIMEOUT)
@@ -98,8 +98,8 @@ async def test_a_worker_is_judged_by_its_last_heartbeat(timed: Replica, clock: H
         await timed.heartbeat(job.worker_id)
 
 
-async def test_a_heartbeat_is_for_the_owner_alone(timed: Replica, clock: HandClock) -> None:
-    """Nobody else, no superuser either, keeps a worker alive; a refused beat writes nothing."""
+async def test_only_the_owner_sends_heartbeats(timed: Replica, clock: HandClock) -> None:
+    """A refused heartbeat, also a superuser's, writes nothing."""
     job = await timed.register()
     born = clock.now
     clock.advance(10)
@@ -116,8 +116,8 @@ async def test_a_heartbeat_is_for_the_owner_alone(timed: Replica, clock: HandClo
     assert row.last_heartbeat == clock.now
 
 
-async def test_silence_ends_as_leaving_does(timed: Replica, clock: HandClock) -> None:
-    """The same states, the same text and the same events, whichever way a worker goes."""
+async def test_expiry_has_the_same_effect_as_leaving(timed: Replica, clock: HandClock) -> None:
+    """The statuses, the texts and the events are the same."""
     outcomes = []
     for go in ("leave", "silence"):
         job = await timed.register()
@@ -134,8 +134,8 @@ async def test_silence_ends_as_leaving_does(timed: Replica, clock: HandClock) ->
     assert outcomes[0] == outcomes[1]
 
 
-async def test_a_heartbeat_from_the_future_makes_nobody_immortal(timed: Replica, clock: HandClock) -> None:
-    """Up to 5 s ahead is jitter and stays; beyond that the clock was set back, and now counts."""
+async def test_a_heartbeat_in_the_future_is_set_to_now(timed: Replica, clock: HandClock) -> None:
+    """Up to 5 s ahead is tolerated; beyond that the clock was set back, and the heartbeat counts from now."""
     job, near = await timed.register(), await timed.register()
     far = clock.now + seconds(3600)
     close = clock.now + seconds(5)
@@ -150,8 +150,8 @@ async def test_a_heartbeat_from_the_future_makes_nobody_immortal(timed: Replica,
     assert await timed.retire_stale(TIMEOUT) == 1
 
 
-async def test_many_dead_workers_go_in_batches(timed: Replica, clock: HandClock) -> None:
-    """The longest silent go first, a bounded number in a transaction, all of them in the end."""
+async def test_many_silent_workers_expire_in_batches(timed: Replica, clock: HandClock) -> None:
+    """The longest silent expire first, a bounded number in each transaction."""
     count = WORKERS_PER_BATCH + 50
     job = await timed.register()
     ids = [uuid4() for _ in range(count)]
@@ -174,8 +174,8 @@ async def test_many_dead_workers_go_in_batches(timed: Replica, clock: HandClock)
     assert [row.id for row in await timed.rows(workers)] == [job.worker_id]
 
 
-async def test_one_of_the_silent_can_be_retired_alone(timed: Replica, clock: HandClock) -> None:
-    """Where a batch breaks they go one by one; a living worker is not retired even when it is named."""
+async def test_one_silent_worker_can_be_removed_alone(timed: Replica, clock: HandClock) -> None:
+    """If a batch fails, each worker is removed alone; one that is not silent stays."""
     job, other = await timed.register(), await timed.register()
     clock.advance(2 * TIMEOUT)
     living = await timed.register()
@@ -190,7 +190,7 @@ async def test_one_of_the_silent_can_be_retired_alone(timed: Replica, clock: Han
 
 
 async def test_a_survey_changes_nothing(timed: Replica, clock: HandClock) -> None:
-    """It counts all workers and the silent ones, with the decision of the sweep itself."""
+    """It counts all workers and the silent ones with the sweep's own condition."""
     job = await timed.register()
     held = await timed.running(job)
     clock.advance(2 * TIMEOUT)
@@ -202,8 +202,8 @@ async def test_a_survey_changes_nothing(timed: Replica, clock: HandClock) -> Non
     assert await timed.retire_stale(TIMEOUT) == 1
 
 
-async def test_a_held_task_without_worker_is_found_and_failed(replica: Replica) -> None:
-    """Whatever removed the worker past us, its tasks do not hang for ever; internal ones are not meant."""
+async def test_a_held_task_without_a_worker_fails(replica: Replica) -> None:
+    """The sweep finds tasks whose worker row is missing; internal ones are excluded."""
     job, living = await replica.register(), await replica.register()
     lost, kept = await replica.running(job), await replica.running(living)
     internal_job = await replica.register("Render", INTERNAL, by=ADMIN)
@@ -221,8 +221,8 @@ async def test_a_held_task_without_worker_is_found_and_failed(replica: Replica) 
     assert await replica.settle_abandoned() == 0
 
 
-async def test_an_internal_task_is_given_up_after_its_time(timed: Replica, clock: HandClock) -> None:
-    """Its time counts from its start, or from its submission where it never started; then it fails."""
+async def test_an_internal_task_fails_after_its_timeout(timed: Replica, clock: HandClock) -> None:
+    """The time counts from its start, or from its submit if it never started."""
     await timed.register("Render", INTERNAL, by=ADMIN)
     timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
     never, started, done = [await timed.submit(str(internal())) for _ in range(3)]
@@ -244,8 +244,8 @@ async def test_an_internal_task_is_given_up_after_its_time(timed: Replica, clock
     assert (await timed.get(done.id)).status is TaskStatus.COMPLETED
 
 
-async def test_the_age_of_a_remote_task_is_nobodys_business(timed: Replica, clock: HandClock) -> None:
-    """As long as its worker beats, a task may run for days."""
+async def test_a_remote_task_may_run_for_days(timed: Replica, clock: HandClock) -> None:
+    """It may run as long as its worker sends heartbeats."""
     job = await timed.register()
     running = await timed.running(job)
     for _ in range(3):
@@ -257,8 +257,8 @@ async def test_the_age_of_a_remote_task_is_nobodys_business(timed: Replica, cloc
     assert (await timed.get(running.id)).status is TaskStatus.RUNNING
 
 
-async def test_jobs_of_internal_tasks_are_never_hidden(timed: Replica) -> None:
-    """An internal job has no worker by nature, and stays when its tasks end."""
+async def test_internal_jobs_are_never_soft_deleted(timed: Replica) -> None:
+    """An internal job has no worker, and stays when its tasks end."""
     await timed.register("Render", INTERNAL, by=ADMIN)
     timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
     made = await timed.submit(str(internal()))

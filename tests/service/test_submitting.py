@@ -1,4 +1,4 @@
-"""A submitted task waits at the end of its queue, or is refused alone, whatever comes along with it."""
+"""A submitted task enters the end of its queue, or is refused without an effect on its batch."""
 
 import asyncio
 from collections import Counter
@@ -32,8 +32,8 @@ def submission(job: str, payload: dict[str, Any] | None = None, **fields: Any) -
     return tasks.Submission(**values | fields)
 
 
-async def test_a_task_starts_pending_and_is_told_once(replica: Replica) -> None:
-    """The answer says where it stands; its room hears of it, then its workers."""
+async def test_a_submitted_task_is_pending(replica: Replica) -> None:
+    """The response has its position; its room gets an event, then its workers."""
     job = await replica.register()
     replica.events.clear()
     task = await replica.submit(job, {"angle": 3})
@@ -48,8 +48,8 @@ async def test_a_task_starts_pending_and_is_told_once(replica: Replica) -> None:
     assert await replica.get(task.id) == task
 
 
-async def test_positions_within_a_batch_go_on(replica: Replica) -> None:
-    """Items of one transaction stand behind what waits already, each job for itself, in their order."""
+async def test_positions_within_a_batch_continue(replica: Replica) -> None:
+    """Items of one batch follow the pending tasks of their jobs, in order."""
     names = [(await replica.register(name)).full_name for name in ("A", "B")]
     await replica.submit(names[0])
     batch = [submission(names[turn]) for turn in (0, 1, 0, 0, 1)]
@@ -60,8 +60,8 @@ async def test_positions_within_a_batch_go_on(replica: Replica) -> None:
         assert await replica.get(task.id) == task
 
 
-async def test_bad_items_of_a_batch_are_refused_alone(replica: Replica) -> None:
-    """Each item gets its task or its problem, in the order of the items; nobody hears of the refused."""
+async def test_invalid_items_of_a_batch_are_refused_alone(replica: Replica) -> None:
+    """Each item gets its task or its problem, in order; refused items publish no event."""
     job, checked = await replica.register("A"), await replica.register("B", schema=NUMBERS)
     hidden, foreign = await replica.register("C", "lab"), await replica.register("D", "elsewhere")
     await replica.leave(hidden.worker_id)
@@ -86,7 +86,7 @@ async def test_bad_items_of_a_batch_are_refused_alone(replica: Replica) -> None:
 
 
 async def test_an_item_that_breaks_its_batch_fails_alone(replica: Replica) -> None:
-    """What no database can store costs its sender an error, and the others of the batch nothing."""
+    """An item that the database cannot store gets an error; the other items of the batch succeed."""
     job = await replica.register()
     payloads = [{"n": index} if index != 7 else {"n": object()} for index in range(16)]
     answers = await asyncio.gather(
@@ -101,8 +101,8 @@ async def test_an_item_that_breaks_its_batch_fails_alone(replica: Replica) -> No
     assert sorted(positions) == list(range(1, 16))
 
 
-async def test_a_payload_tells_every_fault_and_its_place(replica: Replica) -> None:
-    """Each error comes with the JSON pointer of what it is about."""
+async def test_every_error_of_a_payload_is_returned(replica: Replica) -> None:
+    """Each error has the JSON pointer of its place."""
     schema = {"properties": {"a/b": {"type": "integer"}, "c": {"items": {"type": "string"}}}}
     job = await replica.register(schema=schema)
     with pytest.raises(InvalidPayload) as refused:
@@ -114,8 +114,8 @@ async def test_a_payload_tells_every_fault_and_its_place(replica: Replica) -> No
 @pytest.mark.parametrize(
     "value", ["\x00", "ä\U0001f600", 2**70, 1e300, [[]], {"": None}, True, "x" * 100_000]
 )
-async def test_what_json_can_say_comes_back(replica: Replica, value: Any) -> None:
-    """Payload and result are kept as they were sent, with the order of their keys."""
+async def test_json_values_are_kept(replica: Replica, value: Any) -> None:
+    """Payload and result are stored as sent, with the order of their keys."""
     job = await replica.register()
     payload = {"z": value, "a": value}
     task = await replica.submit(job, payload)
@@ -130,8 +130,8 @@ async def test_what_json_can_say_comes_back(replica: Replica, value: Any) -> Non
     assert found.result == value
 
 
-async def test_a_task_that_is_not_there_is_not_found(replica: Replica) -> None:
-    """An unknown id is told as such."""
+async def test_an_unknown_task_is_not_found(replica: Replica) -> None:
+    """An unknown id is a `TaskNotFound`."""
     with pytest.raises(TaskNotFound):
         await replica.get(UUID(int=0))
 
@@ -146,10 +146,10 @@ async def executor(replica: Replica) -> InternalExecutor:
     return executor
 
 
-async def test_an_internal_task_is_claimed_before_the_broker_hears_of_it(
+async def test_an_internal_task_is_committed_before_it_is_dispatched(
     replica: Replica, executor: InternalExecutor
 ) -> None:
-    """It is committed as claimed, told as claimed once, and no worker is called for."""
+    """It is committed as claimed, has one event, and wakes no remote worker."""
 
     async def look(task_id: UUID) -> None:
         assert (await replica.get(task_id)).status == TaskStatus.CLAIMED
@@ -162,10 +162,10 @@ async def test_an_internal_task_is_claimed_before_the_broker_hears_of_it(
     assert not [event for event, _ in replica.events if isinstance(event, TaskAvailable)]
 
 
-async def test_an_executor_may_be_quicker_than_the_submission(
+async def test_an_executor_may_report_before_the_submit_returns(
     replica: Replica, executor: InternalExecutor
 ) -> None:
-    """What it reports before the submission is answered stays as it is."""
+    """Its reports stay."""
 
     async def run(task_id: UUID) -> None:
         for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED):
@@ -177,10 +177,10 @@ async def test_an_executor_may_be_quicker_than_the_submission(
     assert replica.statuses() == [TaskStatus.CLAIMED, TaskStatus.RUNNING, TaskStatus.COMPLETED]
 
 
-async def test_a_broker_that_takes_nothing_fails_the_task(
+async def test_a_refused_dispatch_fails_the_task(
     replica: Replica, executor: InternalExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The submitter gets the failed task, everybody hears of it, and the log says why."""
+    """The submitter gets the failed task, an event is published, and the log has the reason."""
 
     async def refuse(_: UUID) -> None:
         raise ConnectionError("no broker")
@@ -193,10 +193,10 @@ async def test_a_broker_that_takes_nothing_fails_the_task(
     assert "no broker" in caplog.text
 
 
-async def test_a_broker_that_took_it_and_broke_after_does_not_undo_it(
+async def test_a_broker_error_after_the_start_does_not_fail_the_task(
     replica: Replica, executor: InternalExecutor
 ) -> None:
-    """A task that has gone on all the same keeps what became of it."""
+    """A task that was started all the same keeps its status."""
 
     async def run_and_break(task_id: UUID) -> None:
         await replica.report(task_id, TaskStatus.RUNNING, by=ADMIN)
@@ -208,8 +208,8 @@ async def test_a_broker_that_took_it_and_broke_after_does_not_undo_it(
     await replica.report(task.id, TaskStatus.COMPLETED, by=ADMIN)
 
 
-async def test_an_internal_job_without_executor_makes_no_task(replica: Replica) -> None:
-    """A server that could not run it says so, and stores nothing."""
+async def test_an_internal_job_without_an_executor_is_refused(replica: Replica) -> None:
+    """The server responds with an error and stores nothing."""
     await replica.register("Render", INTERNAL, by=ADMIN)
     with pytest.raises(InternalJobNotConfigured):
         await replica.submit(str(internal()))
@@ -217,8 +217,8 @@ async def test_an_internal_job_without_executor_makes_no_task(replica: Replica) 
 
 
 @every_kind
-async def test_a_stop_lets_batches_end(replica: Replica) -> None:
-    """Also one of whose callers nobody waits any more."""
+async def test_a_stop_waits_for_running_batches(replica: Replica) -> None:
+    """Also for a batch whose callers have all disconnected."""
     job = await replica.register()
     submitting = asyncio.ensure_future(replica.submit(job))
     while not (batches := replica.runtime._submits.batches):  # noqa: ASYNC110 - it is about the very moment

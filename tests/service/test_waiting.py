@@ -1,4 +1,4 @@
-"""Whoever waits is woken by the commit itself, in turn, and costs nothing while nothing happens."""
+"""A commit wakes the requests that wait for it, in order; waiting costs no queries."""
 
 import asyncio
 import time
@@ -26,18 +26,18 @@ AT_ONCE = 2.0
 
 @pytest.fixture(autouse=True)
 def no_safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the slow re-check away: what it would mend is a lost wake-up, and shall show."""
+    """Disable the slow re-check, which would hide a lost wake-up."""
     monkeypatch.setattr(Replica, "recheck_seconds", (3600.0, 3600.0))
 
 
 async def soon(awaitable: Awaitable[Any]) -> Any:
-    """Return a result that must be there at once."""
+    """Return a result that must be available at once."""
     async with asyncio.timeout(AT_ONCE):
         return await awaitable
 
 
-async def asleep(replica: Replica, count: int) -> None:
-    """Return once that many sleep."""
+async def wait_until_waiting(replica: Replica, count: int) -> None:
+    """Return once that many requests wait."""
     async with asyncio.timeout(AT_ONCE):
         while len(replica.runtime.waiters) < count or any(  # noqa: ASYNC110 - nothing tells of a sleep
             waiter._future is None for queue in replica.runtime.waiters._queues.values() for waiter in queue
@@ -45,31 +45,33 @@ async def asleep(replica: Replica, count: int) -> None:
             await asyncio.sleep(0.002)
 
 
-def waiting(replica: Replica, worker: UUID | None, **options: Any) -> "asyncio.Task[TaskResponse | None]":
-    """Begin to wait for a task."""
+def start_waiting(
+    replica: Replica, worker: UUID | None, **options: Any
+) -> "asyncio.Task[TaskResponse | None]":
+    """Start to wait for a task."""
     return asyncio.create_task(replica.claim(worker, **{"wait": LONG, **options}))
 
 
 async def test_a_waiting_claim_gets_a_task_when_it_is_submitted(replica: Replica) -> None:
-    """The submission's commit wakes the worker; nothing is polled."""
+    """The commit of the submit wakes the worker, without polling."""
     job = await replica.register()
-    claim = waiting(replica, job.worker_id)
-    await asleep(replica, 1)
+    claim = start_waiting(replica, job.worker_id)
+    await wait_until_waiting(replica, 1)
     submitted = await replica.submit(job)
     claimed = await soon(claim)
     assert claimed.id == submitted.id
     assert len(replica.runtime.waiters) == 0
 
 
-async def test_a_task_that_is_there_is_claimed_without_waiting(replica: Replica) -> None:
-    """`wait` is for an empty queue alone."""
+async def test_a_pending_task_is_claimed_without_waiting(replica: Replica) -> None:
+    """`wait` only applies to empty queues."""
     job = await replica.register()
     await replica.submit(job)
     assert await soon(replica.claim(job.worker_id, wait=LONG)) is not None
 
 
 async def test_a_wait_ends_at_its_time(replica: Replica) -> None:
-    """Without a task the answer is none, with an unfinished task it is the task as it stands; in time."""
+    """Without a task the claim returns none; a wait for a task's end returns the task as it is."""
     job = await replica.register()
     begun = time.monotonic()
     assert await replica.claim(job.worker_id, wait=0.1) is None
@@ -78,14 +80,14 @@ async def test_a_wait_ends_at_its_time(replica: Replica) -> None:
     assert 0.2 <= time.monotonic() - begun < AT_ONCE
 
 
-async def test_waiting_workers_are_served_in_turn(replica: Replica) -> None:
-    """Who has waited longest gets the next task."""
+async def test_the_worker_that_waited_longest_is_served_first(replica: Replica) -> None:
+    """It gets the next task."""
     job = await replica.register()
     served = [job.worker_id, *[(await replica.register()).worker_id for _ in range(3)]]
     claims = []
     for count, worker in enumerate(served, 1):
-        claims.append(waiting(replica, worker))
-        await asleep(replica, count)
+        claims.append(start_waiting(replica, worker))
+        await wait_until_waiting(replica, count)
     for turn, claim in enumerate(claims):
         submitted = await replica.submit(job)
         claimed = await soon(claim)
@@ -94,20 +96,20 @@ async def test_waiting_workers_are_served_in_turn(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 30])
-async def test_a_burst_serves_all_who_wait(replica: Replica, count: int) -> None:
-    """As many tasks as waiters, submitted at once: everybody gets one, and nobody is forgotten."""
+async def test_a_burst_serves_all_waiters(replica: Replica, count: int) -> None:
+    """As many tasks as waiters, submitted at once: every waiter gets one."""
     job = await replica.register()
     for _ in range(3):
-        claims = [waiting(replica, job.worker_id) for _ in range(count)]
-        await asleep(replica, count)
+        claims = [start_waiting(replica, job.worker_id) for _ in range(count)]
+        await wait_until_waiting(replica, count)
         submitted = await asyncio.gather(*[replica.submit(job) for _ in range(count)])
         claimed = await soon(asyncio.gather(*claims))
         assert {one.id for one in claimed} == {one.id for one in submitted}
 
 
 @every_kind
-async def test_a_steady_stream_stalls_nowhere(replica: Replica) -> None:
-    """Workers that wait again and again take whatever comes, without one wake-up being lost."""
+async def test_no_wake_up_is_lost_in_a_steady_stream(replica: Replica) -> None:
+    """Workers that claim again and again take every task."""
     job, other = await replica.register("A"), await replica.register("B")
     served = [other.worker_id]
     for _ in range(5):
@@ -137,7 +139,7 @@ Hook = Callable[[], Awaitable[None]]
 
 
 def after_each_commit(replica: Replica, monkeypatch: pytest.MonkeyPatch, *hooks: Hook) -> None:
-    """Run one hook after each of the next commits, before whoever committed hears of it."""
+    """Run one hook after each of the next commits, before its caller continues."""
     left, write = list(hooks), replica.runtime.database.write_short
 
     async def write_and_hook(*work: Any, **given: Any) -> Any:
@@ -149,13 +151,13 @@ def after_each_commit(replica: Replica, monkeypatch: pytest.MonkeyPatch, *hooks:
     monkeypatch.setattr(replica.runtime.database, "write_short", write_and_hook)
 
 
-async def test_a_task_that_is_submitted_while_a_woken_worker_looks_is_not_missed(
+async def test_a_submit_during_the_check_of_a_woken_worker_is_not_missed(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Woken for nothing, it looks again; what is committed after its look wakes it once more."""
+    """A commit after its check wakes it again."""
     job = await replica.register()
-    claim = waiting(replica, job.worker_id)
-    await asleep(replica, 1)
+    claim = start_waiting(replica, job.worker_id)
+    await wait_until_waiting(replica, 1)
 
     async def submit() -> None:
         await replica.submit(job)
@@ -168,7 +170,7 @@ async def test_a_task_that_is_submitted_while_a_woken_worker_looks_is_not_missed
 async def test_a_worker_that_found_an_earlier_task_leaves_the_next_to_others(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wake-up that comes while a task is taken is for another task, and goes to who still waits."""
+    """A wake-up that comes while it claims is passed on to another waiter."""
     job, second = await replica.register(), await replica.register()
 
     async def somewhere_else() -> None:
@@ -178,39 +180,39 @@ async def test_a_worker_that_found_an_earlier_task_leaves_the_next_to_others(
         await replica.submit(job)
 
     after_each_commit(replica, monkeypatch, somewhere_else, submit)
-    claims = [waiting(replica, worker) for worker in (job.worker_id, second.worker_id)]
+    claims = [start_waiting(replica, worker) for worker in (job.worker_id, second.worker_id)]
     assert None not in await soon(asyncio.gather(*claims))
 
 
 @every_kind
-async def test_a_client_that_is_gone_gets_no_task(replica: Replica) -> None:
-    """It hung up while it slept: the task goes to the next who waits, and to nobody where nobody does."""
+async def test_a_disconnected_client_gets_no_task(replica: Replica) -> None:
+    """The task goes to the next waiter, or stays pending if there is none."""
     job, second = await replica.register(), await replica.register()
     gone = asyncio.get_running_loop().create_future()
-    left = waiting(replica, job.worker_id, disconnected=gone)
-    await asleep(replica, 1)
-    stays = waiting(replica, second.worker_id)
-    await asleep(replica, 2)
+    left = start_waiting(replica, job.worker_id, disconnected=gone)
+    await wait_until_waiting(replica, 1)
+    stays = start_waiting(replica, second.worker_id)
+    await wait_until_waiting(replica, 2)
     gone.set_result(None)
     replica.runtime.waiters.wake(job_key(job.full_name), 1)
     submitted = await replica.submit(job)
     assert await soon(left) is None
     assert (await soon(stays)).id == submitted.id
     gone = asyncio.get_running_loop().create_future()
-    left = waiting(replica, job.worker_id, disconnected=gone)
-    await asleep(replica, 1)
+    left = start_waiting(replica, job.worker_id, disconnected=gone)
+    await wait_until_waiting(replica, 1)
     gone.set_result(None)
     assert await soon(left) is None
     assert (await replica.get((await replica.submit(job)).id)).status is TaskStatus.PENDING
 
 
-async def test_a_request_that_is_cancelled_leaves_no_sleeper(replica: Replica) -> None:
-    """A server that drops a request forgets it; the task that comes is there for others."""
+async def test_a_cancelled_request_leaves_no_waiter(replica: Replica) -> None:
+    """A later task is available to other workers."""
     job = await replica.register()
     submitted = await _submitted(replica)
     for request in (replica.claim(job.worker_id, wait=LONG), replica.get(submitted.id, LONG)):
         wait = asyncio.create_task(request)
-        await asleep(replica, 1)
+        await wait_until_waiting(replica, 1)
         wait.cancel()
         with pytest.raises(asyncio.CancelledError):
             await wait
@@ -223,27 +225,27 @@ async def _submitted(replica: Replica) -> TaskResponse:
     return await replica.submit(await replica.register("Other"))
 
 
-async def test_a_waiting_worker_learns_of_its_new_job(replica: Replica) -> None:
-    """A job that it registers while it waits is one it waits for from then on."""
+async def test_a_waiting_worker_also_waits_for_its_new_job(replica: Replica) -> None:
+    """A job that it registers meanwhile is added to its waiting claim."""
     job, other = await replica.register("A"), await replica.register("B")
     submitted = await replica.submit(other)
-    claim = waiting(replica, job.worker_id)
-    await asleep(replica, 1)
+    claim = start_waiting(replica, job.worker_id)
+    await wait_until_waiting(replica, 1)
     await replica.register("B", worker=job.worker_id)
     assert (await soon(claim)).id == submitted.id
-    claim = waiting(replica, job.worker_id)
-    await asleep(replica, 1)
+    claim = start_waiting(replica, job.worker_id)
+    await wait_until_waiting(replica, 1)
     submitted = await replica.submit(other)
     assert (await soon(claim)).id == submitted.id
 
 
-async def test_a_worker_whose_job_is_taken_off_waits_for_it_no_more(replica: Replica) -> None:
-    """Its sleep goes on for its other jobs alone."""
+async def test_a_waiting_worker_stops_waiting_for_a_removed_job(replica: Replica) -> None:
+    """It keeps waiting for its other jobs."""
     job = await replica.register("A")
     other = await replica.register("B", worker=job.worker_id)
     await replica.register("A")
-    claim = waiting(replica, job.worker_id)
-    await asleep(replica, 1)
+    claim = start_waiting(replica, job.worker_id)
+    await wait_until_waiting(replica, 1)
     await replica.leave_job(job.worker_id, job)
     await replica.submit(job)
     submitted = await replica.submit(other)
@@ -251,14 +253,14 @@ async def test_a_worker_whose_job_is_taken_off_waits_for_it_no_more(replica: Rep
 
 
 @every_kind
-async def test_a_request_that_is_given_up_happens_and_is_told_or_does_not_happen(
+async def test_a_cancelled_request_is_complete_or_has_no_effect(
     replica: Replica, engine: AsyncEngine
 ) -> None:
-    """A removal whose client goes while it is written wakes who waits for its tasks, if it is committed."""
+    """A removal that commits after its client left still wakes the waiters of its tasks."""
     job = await replica.register()
     running = await replica.running(job)
     wait = asyncio.create_task(replica.get(running.id, LONG))
-    await asleep(replica, 1)
+    await wait_until_waiting(replica, 1)
     async with engine.connect() as other:
         if other.dialect.name == "sqlite":
             await other.exec_driver_sql("BEGIN IMMEDIATE")
@@ -276,23 +278,23 @@ async def test_a_request_that_is_given_up_happens_and_is_told_or_does_not_happen
     assert (await soon(wait)).status is TaskStatus.FAILED
 
 
-async def test_a_worker_that_is_removed_while_it_waits_is_told(replica: Replica) -> None:
-    """Its claim ends at once: the worker is not found."""
+async def test_removing_a_waiting_worker_ends_its_claim(replica: Replica) -> None:
+    """The claim ends at once: the worker is not found."""
     job = await replica.register()
-    claim = waiting(replica, job.worker_id)
-    await asleep(replica, 1)
+    claim = start_waiting(replica, job.worker_id)
+    await wait_until_waiting(replica, 1)
     await replica.leave(job.worker_id)
     with pytest.raises(WorkerNotFound):
         await soon(claim)
 
 
 @pytest.mark.parametrize("ending", ["completed", "failed", "cancelled", "left", "silent"])
-async def test_a_waiting_submitter_hears_of_the_end(timed: Replica, clock: HandClock, ending: str) -> None:
-    """Whoever ends the task, all who wait for it hear of it by that commit."""
+async def test_the_end_of_a_task_wakes_all_its_waiters(timed: Replica, clock: HandClock, ending: str) -> None:
+    """The commit of any status change to an end wakes them."""
     job = await timed.register()
     running = await timed.running(job)
     waits = [asyncio.create_task(timed.get(running.id, LONG)) for _ in range(3)]
-    await asleep(timed, 3)
+    await wait_until_waiting(timed, 3)
     if ending == "left":
         await timed.leave(job.worker_id)
     elif ending == "silent":
@@ -305,12 +307,12 @@ async def test_a_waiting_submitter_hears_of_the_end(timed: Replica, clock: HandC
         assert ended == await timed.get(running.id)
 
 
-async def test_a_task_on_its_way_is_not_its_end(replica: Replica) -> None:
-    """A claim and a start wake nobody who waits for the end."""
+async def test_a_claim_and_a_start_wake_no_waiter_for_the_end(replica: Replica) -> None:
+    """They do not end the task."""
     job = await replica.register()
     submitted = await replica.submit(job)
     wait = asyncio.create_task(replica.get(submitted.id, LONG))
-    await asleep(replica, 1)
+    await wait_until_waiting(replica, 1)
     await replica.claim(job.worker_id)
     await replica.report(submitted.id, TaskStatus.RUNNING)
     assert not wait.done()
@@ -318,12 +320,12 @@ async def test_a_task_on_its_way_is_not_its_end(replica: Replica) -> None:
     assert (await soon(wait)).status is TaskStatus.COMPLETED
 
 
-async def test_a_stop_lets_everybody_go(replica: Replica) -> None:
-    """When the server stops, claims end without a task and waits with the task as it stands; none begins."""
+async def test_a_stop_ends_all_waits(replica: Replica) -> None:
+    """Claims end without a task, waits with the task as it is; no new wait begins."""
     job, other = await replica.register(), await replica.register("Other")
     submitted = await replica.submit(other)
-    waits = [waiting(replica, job.worker_id), asyncio.create_task(replica.get(submitted.id, LONG))]
-    await asleep(replica, 2)
+    waits = [start_waiting(replica, job.worker_id), asyncio.create_task(replica.get(submitted.id, LONG))]
+    await wait_until_waiting(replica, 2)
     replica.runtime.waiters.close()
     nothing, task_ = await soon(asyncio.gather(*waits))
     assert (nothing, task_) == (None, submitted)
@@ -331,13 +333,13 @@ async def test_a_stop_lets_everybody_go(replica: Replica) -> None:
     assert await soon(replica.get(submitted.id, LONG)) == submitted
 
 
-async def test_too_many_waiting_are_told(replica: Replica) -> None:
-    """Beyond `max_waiting_requests` a wait is refused with 503; who does not wait is served."""
+async def test_too_many_waiting_requests_are_refused(replica: Replica) -> None:
+    """Beyond `max_waiting_requests` a wait gets a 503; a request without a wait is served."""
     job = await replica.register()
     submitted = await _submitted(replica)
     replica.runtime.settings.max_waiting_requests = 1
-    claim = waiting(replica, job.worker_id)
-    await asleep(replica, 1)
+    claim = start_waiting(replica, job.worker_id)
+    await wait_until_waiting(replica, 1)
     for refused in (replica.claim(job.worker_id, wait=LONG), replica.get(submitted.id, LONG)):
         with pytest.raises(ServiceUnavailable, match="max_waiting_requests"):
             await soon(refused)
@@ -348,14 +350,14 @@ async def test_too_many_waiting_are_told(replica: Replica) -> None:
 
 
 @every_kind
-async def test_sleepers_cost_no_queries_and_hold_no_connection(
+async def test_waiters_cost_no_queries_and_hold_no_connection(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More waiters than the pool has connections sleep without a word to the database; others work on."""
+    """More waiters than pooled connections send no query, and do not block other requests."""
     replica.runtime.settings.max_claims_per_worker = 100
     job = await replica.register()
-    claims = [waiting(replica, job.worker_id) for _ in range(100)]
-    await asleep(replica, 100)
+    claims = [start_waiting(replica, job.worker_id) for _ in range(100)]
+    await wait_until_waiting(replica, 100)
     asked = 0
 
     def counted(act: Any) -> Any:
@@ -380,16 +382,16 @@ async def test_sleepers_cost_no_queries_and_hold_no_connection(
     await soon(asyncio.gather(*claims))
 
 
-async def test_a_worker_waits_so_often_and_no_more(replica: Replica) -> None:
-    """A newer claim takes the place of its oldest, which ends with nothing; other workers wait on."""
+async def test_waiting_claims_of_one_worker_are_bounded(replica: Replica) -> None:
+    """A new claim replaces the worker's oldest, which ends with no task; other workers keep waiting."""
     replica.runtime.settings.max_claims_per_worker = 2
     job, other = await replica.register(), await replica.register()
-    others = waiting(replica, other.worker_id)
-    await asleep(replica, 1)
+    others = start_waiting(replica, other.worker_id)
+    await wait_until_waiting(replica, 1)
     claims = []
     for count in (2, 3, 3, 3):
-        claims.append(waiting(replica, job.worker_id))
-        await asleep(replica, count)
+        claims.append(start_waiting(replica, job.worker_id))
+        await wait_until_waiting(replica, count)
     assert await soon(claims[0]) is None
     assert await soon(claims[1]) is None
     submitted = [await replica.submit(job) for _ in range(3)]
@@ -397,14 +399,14 @@ async def test_a_worker_waits_so_often_and_no_more(replica: Replica) -> None:
     assert [one.id for one in claimed] == [one.id for one in submitted]
 
 
-async def test_a_waiting_worker_lives(replica: Replica) -> None:
-    """A claim that is held open is a sign of life: its worker is not silent, however long it waits."""
+async def test_a_waiting_claim_is_a_sign_of_life(replica: Replica) -> None:
+    """A worker with an open claim does not expire, however long it waits."""
     replica.runtime.settings.worker_timeout_seconds = 0.2
     job = await replica.register()
     workers = Worker.__table__
     await replica.execute(update(workers).values(last_heartbeat=LONG_AGO))
-    claim = waiting(replica, job.worker_id)
-    await asleep(replica, 1)
+    claim = start_waiting(replica, job.worker_id)
+    await wait_until_waiting(replica, 1)
     await replica.execute(update(workers).values(last_heartbeat=LONG_AGO))
     async with asyncio.timeout(AT_ONCE):
         while (await replica.rows(workers))[0].last_heartbeat == LONG_AGO:  # noqa: ASYNC110 - as above
@@ -413,12 +415,12 @@ async def test_a_waiting_worker_lives(replica: Replica) -> None:
     await soon(claim)
 
 
-async def test_what_another_process_did_is_found_by_the_re_check(replica: Replica) -> None:
-    """Wake-ups are hints: a look now and then finds a task, and an end, of which none told."""
+async def test_the_re_check_finds_what_another_process_did(replica: Replica) -> None:
+    """It finds a task, and the end of a task, without a wake-up."""
     job, other = await replica.register("A"), await replica.register("B")
     running = await replica.running(other)
-    claim, wait = waiting(replica, job.worker_id), asyncio.create_task(replica.get(running.id, LONG))
-    await asleep(replica, 2)
+    claim, wait = start_waiting(replica, job.worker_id), asyncio.create_task(replica.get(running.id, LONG))
+    await wait_until_waiting(replica, 2)
     [task_id] = await add_tasks(replica, [task(job.id)])
     ended = {"status": "failed", "completed_at": LONG_AGO + seconds(1)}
     await replica.execute(update(Task.__table__).where(Task.__table__.c.id == running.id).values(ended))
@@ -427,22 +429,22 @@ async def test_what_another_process_did_is_found_by_the_re_check(replica: Replic
     assert (await soon(wait)).status is TaskStatus.FAILED
 
 
-async def test_the_re_check_goes_by_itself_while_somebody_sleeps(
+async def test_the_re_check_runs_while_a_request_waits(
     open_replica: OpenReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A waiter of one process gets what was submitted at another, without a wake-up; again and again."""
+    """A waiter gets what another process submitted without a wake-up, again and again."""
     monkeypatch.setattr(Replica, "recheck_seconds", (0.02, 0.02))
     here, there = open_replica(), open_replica()
     job = await here.register()
     for _ in range(2):
-        claim = waiting(here, job.worker_id)
-        await asleep(here, 1)
+        claim = start_waiting(here, job.worker_id)
+        await wait_until_waiting(here, 1)
         submitted = await there.submit(job)
         assert (await soon(claim)).id == submitted.id
 
 
-async def test_an_event_is_told_after_its_commit(replica: Replica) -> None:
-    """Whoever hears of a task can read it as it was told."""
+async def test_an_event_is_published_after_its_commit(replica: Replica) -> None:
+    """A client that gets an event can read the task in that status."""
     seen: list[tuple[TaskStatus, TaskStatus]] = []
 
     async def look(emissions: Sequence[Emission]) -> None:
@@ -458,18 +460,18 @@ async def test_an_event_is_told_after_its_commit(replica: Replica) -> None:
     assert all(told is found for told, found in seen)
 
 
-async def test_a_publisher_that_fails_turns_nothing_into_an_error(
+async def test_a_failing_publisher_fails_no_request(
     replica: Replica, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is committed is answered as such, waiters are woken, and the log says what was lost."""
+    """The commit is answered, waiters are woken, and the log names the lost events."""
 
     async def fail(_: Sequence[Emission]) -> None:
         raise ConnectionError("no Socket.IO")
 
     replica.publish = fail
     job = await replica.register()
-    claim = waiting(replica, job.worker_id)
-    await asleep(replica, 1)
+    claim = start_waiting(replica, job.worker_id)
+    await wait_until_waiting(replica, 1)
     submitted = await replica.submit(job)
     assert (await soon(claim)).id == submitted.id
     assert "no Socket.IO" in caplog.text

@@ -1,4 +1,4 @@
-"""Those that wait: nobody misses a wake-up, nobody keeps one that is not his, and all are served in turn."""
+"""Waiters: no wake-up is lost, an unused one is passed on, and waiters are served in the order they came."""
 
 import asyncio
 import threading
@@ -18,36 +18,36 @@ Enter = Callable[..., Waiter]
 
 @pytest.fixture
 def waiters() -> Waiters:
-    """Return a place to sleep for three hundred."""
+    """Return waiters with a limit of three hundred."""
     return Waiters(lambda: 300)
 
 
 @pytest.fixture
 async def enter(waiters: Waiters) -> AsyncIterator[Enter]:
-    """Return a function that stands in line under some keys, until the test ends."""
+    """Return a function that registers a waiter under some keys until the test ends."""
     with ExitStack() as stack:
         yield lambda *keys: stack.enter_context(waiters.register(keys))
 
 
 def look(waiters: Waiters, waiter: Waiter) -> None:
-    """Begin a look at the database, as the runtime does."""
+    """Begin a check of the database, as the runtime does."""
     waiters.begin_check(waiter)
 
 
 def found_nothing(waiters: Waiters, waiter: Waiter) -> None:
-    """End a look that found nothing."""
+    """End a check that found nothing."""
     waiter.found(None)
 
 
-async def is_asleep(sleeping: "asyncio.Task[bool]") -> bool:
-    """Tell whether a waiter sleeps on, once everything that was to happen has happened."""
+async def is_waiting(sleeping: "asyncio.Task[bool]") -> bool:
+    """Return whether a waiter still waits after all scheduled callbacks have run."""
     for _ in range(5):
         await asyncio.sleep(0)
     return not sleeping.done()
 
 
-async def test_a_wake_up_between_the_look_and_the_sleep_is_not_lost(waiters: Waiters, enter: Enter) -> None:
-    """Who registered before it looked does not fall asleep when something happened since."""
+async def test_a_wake_up_between_check_and_wait_is_not_lost(waiters: Waiters, enter: Enter) -> None:
+    """A waiter that registered before its check does not wait if it was woken since."""
     waiter = enter("job")
     look(waiters, waiter)
     waiters.wake("job", 1)
@@ -55,8 +55,8 @@ async def test_a_wake_up_between_the_look_and_the_sleep_is_not_lost(waiters: Wai
         assert await waiter.wait(LONG)
 
 
-async def test_a_wake_up_before_the_look_does_not_count(waiters: Waiters, enter: Enter) -> None:
-    """What is looked at after a wake-up is new enough: it is spent, and the waiter may sleep."""
+async def test_a_wake_up_before_the_check_does_not_count(waiters: Waiters, enter: Enter) -> None:
+    """The check covers it, so the waiter may wait."""
     waiter = enter("job")
     waiters.wake("job", 1)
     look(waiters, waiter)
@@ -64,8 +64,8 @@ async def test_a_wake_up_before_the_look_does_not_count(waiters: Waiters, enter:
     assert not await waiter.wait(0.01)
 
 
-async def test_a_wake_up_during_a_later_look_is_not_lost(waiters: Waiters, enter: Enter) -> None:
-    """A waiter that was woken looks again; what happens during that look wakes it too."""
+async def test_a_wake_up_during_a_later_check_is_not_lost(waiters: Waiters, enter: Enter) -> None:
+    """A woken waiter checks again; a wake-up during that check wakes it again."""
     waiter = enter("job")
     look(waiters, waiter)
     found_nothing(waiters, waiter)
@@ -78,11 +78,11 @@ async def test_a_wake_up_during_a_later_look_is_not_lost(waiters: Waiters, enter
     assert await waiter.wait(0.05)
 
 
-async def test_sleepers_wake_in_the_order_they_came(waiters: Waiters, enter: Enter) -> None:
-    """One wake-up wakes the one that has waited longest."""
+async def test_waiters_wake_in_the_order_they_came(waiters: Waiters, enter: Enter) -> None:
+    """One wake-up wakes the waiter that has waited longest."""
     sleeping = [asyncio.create_task(enter("job").wait(LONG)) for _ in range(4)]
     for index in range(4):
-        assert await is_asleep(sleeping[index])
+        assert await is_waiting(sleeping[index])
         waiters.wake("job", 1)
         async with asyncio.timeout(1):
             assert await sleeping[index]
@@ -90,30 +90,30 @@ async def test_sleepers_wake_in_the_order_they_came(waiters: Waiters, enter: Ent
 
 
 @pytest.mark.parametrize(("count", "woken"), [(0, 0), (1, 1), (2, 2), (9, 3), (None, 3)])
-async def test_as_many_wake_as_are_called(
+async def test_a_wake_up_wakes_its_number_of_waiters(
     waiters: Waiters, enter: Enter, count: int | None, woken: int
 ) -> None:
-    """A number wakes that many, no number wakes all; other keys sleep on."""
+    """A number wakes that many, no number wakes all; waiters of other keys keep waiting."""
     sleeping = [asyncio.create_task(enter("job").wait(LONG)) for _ in range(3)]
     other = asyncio.create_task(enter("other").wait(LONG))
-    assert await is_asleep(other)
+    assert await is_waiting(other)
     waiters.notify([Wake("job", count), Wake("nobody", 3)])
-    assert await is_asleep(other)
+    assert await is_waiting(other)
     assert sum(task.done() for task in sleeping) == woken
     for task in [*sleeping, other]:
         task.cancel()
 
 
-async def test_a_sleeper_waits_under_all_its_keys_and_is_woken_once(waiters: Waiters, enter: Enter) -> None:
-    """Who was woken for one thing is not called for another as well: that goes to the next in line."""
+async def test_a_waiter_with_several_keys_is_woken_once(waiters: Waiters, enter: Enter) -> None:
+    """A wake-up under another key goes to the next waiter."""
     first, second = enter("a", "b"), enter("b")
     waiters.wake("a", 1)
     waiters.wake("b", 1)
     assert (first.is_woken, second.is_woken) == (True, True)
 
 
-async def test_a_wake_up_that_was_not_used_is_passed_on(waiters: Waiters, enter: Enter) -> None:
-    """Who leaves without taking what it was woken for hands the wake-up to the next in line."""
+async def test_an_unused_wake_up_is_passed_on(waiters: Waiters, enter: Enter) -> None:
+    """A woken waiter that leaves without a task passes the wake-up to the next one."""
     with waiters.register(["job"]) as first:
         second = enter("job")
         waiters.wake("job", 1)
@@ -121,8 +121,8 @@ async def test_a_wake_up_that_was_not_used_is_passed_on(waiters: Waiters, enter:
     assert second.is_woken
 
 
-async def test_a_wake_up_that_was_used_is_not_passed_on(waiters: Waiters, enter: Enter) -> None:
-    """Who took what it was woken for keeps the others asleep."""
+async def test_a_used_wake_up_is_not_passed_on(waiters: Waiters, enter: Enter) -> None:
+    """The others keep waiting."""
     with waiters.register(["job", "other"]) as first:
         second = enter("job")
         waiters.wake("job", 1)
@@ -131,8 +131,8 @@ async def test_a_wake_up_that_was_used_is_not_passed_on(waiters: Waiters, enter:
     assert not second.is_woken
 
 
-async def test_a_wake_up_for_another_thing_is_passed_on(waiters: Waiters, enter: Enter) -> None:
-    """Who was woken for one job and took a task of another passes its wake-up on."""
+async def test_a_wake_up_for_another_job_is_passed_on(waiters: Waiters, enter: Enter) -> None:
+    """A waiter that was woken for one job and took a task of another passes its wake-up on."""
     with waiters.register(["a", "b"]) as first:
         second = enter("a")
         waiters.wake("a", 1)
@@ -141,10 +141,8 @@ async def test_a_wake_up_for_another_thing_is_passed_on(waiters: Waiters, enter:
     assert second.is_woken
 
 
-async def test_a_wake_up_that_came_while_something_else_was_taken_is_passed_on(
-    waiters: Waiters, enter: Enter
-) -> None:
-    """A look that found an earlier task does not use up the wake-up for one that came during the look."""
+async def test_a_wake_up_during_another_claim_is_passed_on(waiters: Waiters, enter: Enter) -> None:
+    """A check that found an earlier task does not use up a wake-up that came during it."""
     with waiters.register(["job"]) as first:
         second = enter("job")
         look(waiters, first)  # the look begins, and finds a task that was there already
@@ -153,8 +151,8 @@ async def test_a_wake_up_that_came_while_something_else_was_taken_is_passed_on(
     assert second.is_woken
 
 
-async def test_a_wake_up_for_all_is_owed_to_nobody(waiters: Waiters, enter: Enter) -> None:
-    """Everybody was called already: nothing is passed on when one leaves."""
+async def test_a_wake_up_for_all_is_not_passed_on(waiters: Waiters, enter: Enter) -> None:
+    """All waiters were woken already."""
     with waiters.register(["job"]):
         second = enter("job")
         waiters.wake("job")
@@ -162,8 +160,8 @@ async def test_a_wake_up_for_all_is_owed_to_nobody(waiters: Waiters, enter: Ente
     assert not second.is_woken
 
 
-async def test_who_found_nothing_keeps_its_place(waiters: Waiters, enter: Enter) -> None:
-    """A waiter that was woken for nothing is the first in line again."""
+async def test_a_waiter_that_found_nothing_keeps_its_place(waiters: Waiters, enter: Enter) -> None:
+    """It is the first in its queue again."""
     first, second = enter("job"), enter("job")
     for _ in range(3):
         waiters.wake("job", 1)
@@ -173,15 +171,13 @@ async def test_who_found_nothing_keeps_its_place(waiters: Waiters, enter: Enter)
         assert not await first.wait(0.001)
 
 
-async def test_a_client_that_hangs_up_ends_its_sleep_and_passes_its_wake_up_on(
-    waiters: Waiters, enter: Enter
-) -> None:
-    """The sleep ends at once; a wake-up that arrives together with the hang-up goes to the next."""
+async def test_a_disconnected_client_passes_its_wake_up_on(waiters: Waiters, enter: Enter) -> None:
+    """Its wait ends at once; a wake-up that arrives at the same time goes to the next waiter."""
     gone = asyncio.get_running_loop().create_future()
     with waiters.register(["job"]) as first:
         second = enter("job")
         sleeping = asyncio.create_task(first.wait(LONG, gone))
-        assert await is_asleep(sleeping)
+        assert await is_waiting(sleeping)
         gone.set_result(None)
         waiters.wake("job", 1)
         async with asyncio.timeout(1):
@@ -189,18 +185,16 @@ async def test_a_client_that_hangs_up_ends_its_sleep_and_passes_its_wake_up_on(
     assert second.is_woken
 
 
-async def test_a_client_that_is_gone_already_does_not_sleep(enter: Enter) -> None:
-    """Whoever hung up during the look is not waited for."""
+async def test_a_client_that_disconnected_before_does_not_wait(enter: Enter) -> None:
+    """A client that disconnects during the check is not waited for."""
     gone = asyncio.get_running_loop().create_future()
     gone.set_result(None)
     async with asyncio.timeout(1):
         assert not await enter("job").wait(LONG, gone)
 
 
-async def test_a_sleep_that_is_cancelled_leaves_the_line_and_passes_on(
-    waiters: Waiters, enter: Enter
-) -> None:
-    """A request that is cancelled, woken or not, is in nobody's way."""
+async def test_a_cancelled_wait_passes_its_wake_up_on(waiters: Waiters, enter: Enter) -> None:
+    """A cancelled request, woken or not, leaves the queue."""
 
     async def wait() -> None:
         with waiters.register(["job"]) as waiter:
@@ -217,16 +211,16 @@ async def test_a_sleep_that_is_cancelled_leaves_the_line_and_passes_on(
     assert len(waiters) == 1
 
 
-async def test_a_sleep_is_bounded(enter: Enter) -> None:
-    """It ends at its time, also one that is over already."""
+async def test_a_wait_is_bounded(enter: Enter) -> None:
+    """It ends at its deadline, also if that has passed already."""
     waiter = enter("job")
     async with asyncio.timeout(1):
         assert not await waiter.wait(0.01)
         assert not await waiter.wait(-1)
 
 
-async def test_too_many_sleepers_are_told(waiters: Waiters) -> None:
-    """Beyond the limit the answer is 503 and when to come again; a place that is left is free again."""
+async def test_too_many_waiters_are_refused(waiters: Waiters) -> None:
+    """Beyond the limit a waiter gets a 503 with Retry-After; a waiter that leaves makes room."""
     few = Waiters(lambda: 2)
     with few.register(["a"]), few.register(["b"]):
         assert len(few) == 2
@@ -238,8 +232,8 @@ async def test_too_many_sleepers_are_told(waiters: Waiters) -> None:
     assert len(few) == 0
 
 
-async def test_nothing_is_left_of_those_who_left(waiters: Waiters) -> None:
-    """A process that runs for years keeps no key of a waiter that is gone."""
+async def test_waiters_that_left_use_no_memory(waiters: Waiters) -> None:
+    """A process that runs for years keeps no key without waiters."""
     with waiters.register(["a", "b"]) as first, waiters.register(["b"]):
         assert sorted(waiters.waited_keys) == ["a", "b"]
         waiters.wake("b", 1)
@@ -250,9 +244,9 @@ async def test_nothing_is_left_of_those_who_left(waiters: Waiters) -> None:
 
 
 async def test_a_stop_wakes_all(waiters: Waiters, enter: Enter) -> None:
-    """When the server stops nobody sleeps on, under whatever key."""
+    """When the server stops, all waiters wake, whatever their keys."""
     sleeping = [asyncio.create_task(enter(key).wait(LONG)) for key in "abca"]
-    assert await is_asleep(sleeping[-1])
+    assert await is_waiting(sleeping[-1])
     waiters.close()
     async with asyncio.timeout(1):
         assert await asyncio.gather(*sleeping) == [True] * 4
@@ -260,9 +254,9 @@ async def test_a_stop_wakes_all(waiters: Waiters, enter: Enter) -> None:
 
 
 async def test_a_wake_up_from_another_thread_arrives(waiters: Waiters, enter: Enter) -> None:
-    """What another thread commits wakes a waiter of this loop at once."""
+    """A commit in another thread wakes a waiter of this loop at once."""
     sleeping = asyncio.create_task(enter("job").wait(LONG))
-    assert await is_asleep(sleeping)
+    assert await is_waiting(sleeping)
     waker = threading.Thread(target=waiters.wake, args=("job", 1))
     waker.start()
     async with asyncio.timeout(1):

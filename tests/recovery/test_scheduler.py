@@ -1,4 +1,4 @@
-"""A server asks for scheduled tasks when one is due, and only then."""
+"""The scheduler queries the database for scheduled tasks only when one is due."""
 
 import asyncio
 import logging
@@ -21,8 +21,8 @@ TRIES = 5
 
 
 @asynccontextmanager
-async def minded(replica: Replica) -> AsyncIterator[list[Any]]:
-    """Let a server mind its schedule; give what it has asked the database for so far."""
+async def scheduling(replica: Replica) -> AsyncIterator[list[Any]]:
+    """Run the scheduler of a server; yield the queries it has made so far."""
     asked: list[Any] = []
 
     async def write(work: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
@@ -42,7 +42,7 @@ async def minded(replica: Replica) -> AsyncIterator[list[Any]]:
 
 
 async def lateness(replica: Replica, job: JobResponse, task: TaskResponse) -> float:
-    """Return how many seconds after its time a sleeping claim gets a task."""
+    """Return how many seconds after its time a waiting claim gets a task."""
     taken = await replica.claim_task(job.worker_id, wait=LONG)
     now = time.time()
     assert taken.id == task.id
@@ -50,52 +50,52 @@ async def lateness(replica: Replica, job: JobResponse, task: TaskResponse) -> fl
     return now - task.run_at.timestamp()
 
 
-async def test_a_task_is_in_its_queue_when_its_time_comes(replica: Replica) -> None:
-    """Not before, and not fifty milliseconds later."""
+async def test_a_task_is_queued_when_it_is_due(replica: Replica) -> None:
+    """Not before, and at most fifty milliseconds later."""
     job = await replica.register()
     late = []
-    async with minded(replica):
+    async with scheduling(replica):
         for _ in range(TRIES):
             late.append(await lateness(replica, job, await replica.submit(job, delay_seconds=0.1)))
     assert min(late) >= 0
     assert min(late) < PROMPT, late
 
 
-async def test_a_sooner_task_that_comes_later_is_not_missed(replica: Replica) -> None:
-    """Who sleeps for a task in an hour wakes up for one that is submitted now, and due first."""
+async def test_a_task_that_is_due_sooner_wakes_the_scheduler(replica: Replica) -> None:
+    """A scheduler that sleeps for an hour wakes for a task that is submitted now and due first."""
     job = await replica.register()
     late = []
-    async with minded(replica):
+    async with scheduling(replica):
         for hours in range(TRIES, 0, -1):
             await replica.submit(job, delay_seconds=3600 * hours)
             late.append(await lateness(replica, job, await replica.submit(job, delay_seconds=0.1)))
     assert min(late) < PROMPT, late
 
 
-async def test_a_later_task_that_comes_later_delays_no_sooner_one(replica: Replica) -> None:
-    """Nor does one that is for a time of which the server knows already."""
+async def test_a_task_that_is_due_later_delays_no_other(replica: Replica) -> None:
+    """Nor does one that is due at a time for which the scheduler already waits."""
     job = await replica.register()
-    async with minded(replica):
+    async with scheduling(replica):
         soon = await replica.submit(job, delay_seconds=0.1)
         for hours in (1, 2, 1):
             await replica.submit(job, delay_seconds=3600 * hours)
         assert await lateness(replica, job, soon) < 2
 
 
-async def test_the_pause_after_a_failure_is_minded_too(replica: Replica) -> None:
+async def test_a_backoff_is_scheduled_too(replica: Replica) -> None:
     """A task that waits for its next attempt is scheduled like any other."""
     backoff = {"base_seconds": 0.1, "factor": 1}
     job = await replica.register(max_attempts=2, retry_on=["error"], backoff=backoff)
-    async with minded(replica):
+    async with scheduling(replica):
         running = await replica.running(job)
         failed = await replica.report(running.id, "failed", error="oh")
         assert await lateness(replica, job, failed) < 2
 
 
-async def test_nothing_is_asked_while_nothing_is_due(replica: Replica) -> None:
-    """Only at the start, and twice for each time that comes: the database is left alone in between."""
+async def test_no_query_while_nothing_is_due(replica: Replica) -> None:
+    """The scheduler queries at the start, and twice for each time that is due."""
     job = await replica.register()
-    async with minded(replica) as asked:
+    async with scheduling(replica) as asked:
         await replica.submit(job, delay_seconds=3600)
         await replica.submit(job)
         await asyncio.sleep(0.3)
@@ -107,29 +107,29 @@ async def test_nothing_is_asked_while_nothing_is_due(replica: Replica) -> None:
 
 
 async def lateness_of_one(replica: Replica, job: JobResponse) -> None:
-    """Claim what is there, and then one that is due soon."""
+    """Claim all pending tasks, and then one that is due soon."""
     await replica.claim_task(job.worker_id)
     await lateness(replica, job, await replica.submit(job, delay_seconds=0.05))
 
 
-async def test_what_was_scheduled_before_the_start_is_minded(
+async def test_tasks_scheduled_before_the_start_are_queued(
     replica: Replica, open_replica: OpenReplica
 ) -> None:
-    """A server that starts asks once what others, or it itself, have left for it."""
+    """A server that starts queries once for the tasks that any server scheduled."""
     job = await replica.register()
     overdue = await replica.submit(job, delay_seconds=0.01)
     soon = await replica.submit(job, delay_seconds=0.5)
     await asyncio.sleep(0.02)
     other = open_replica()
-    async with minded(other):
+    async with scheduling(other):
         assert (await other.claim_task(job.worker_id)).id == overdue.id
         assert await lateness(other, job, soon) < 2
 
 
-async def test_a_fault_of_the_database_delays_and_loses_nothing(
+async def test_a_database_error_loses_no_scheduled_task(
     replica: Replica, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is asked again after a pause, as often as it takes."""
+    """The scheduler retries after a pause, as often as needed."""
     job = await replica.register()
     faults = 3
 
@@ -150,10 +150,10 @@ async def test_a_fault_of_the_database_delays_and_loses_nothing(
     assert "the database is unavailable" in caplog.text
 
 
-async def test_a_note_that_comes_from_another_thread_is_heard(replica: Replica) -> None:
-    """A host may write in a loop of its own."""
+async def test_a_task_scheduled_in_another_thread_wakes_the_scheduler(replica: Replica) -> None:
+    """A host may write in an event loop of its own."""
     job = await replica.register()
-    async with minded(replica):
+    async with scheduling(replica):
         soon = await replica.submit(job, delay_seconds=3600)
         assert soon.run_at is not None
         await replica.submit(job, delay_seconds=0.05)

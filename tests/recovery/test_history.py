@@ -1,4 +1,4 @@
-"""Whatever has happened to a task can be read, in order; and why it is where it is."""
+"""The history of a task lists every transition; its explanation says why it has its status."""
 
 from functools import partial
 from uuid import UUID
@@ -17,8 +17,8 @@ from zndraw_joblib.server.service import task_actions, task_history, tasks
 SUBMITTED = ("pending", 0, "submitted")
 
 
-async def all_goes_wrong(timed: Replica, clock: HandClock) -> UUID:
-    """Let a task go back to its queue in every way there is, and succeed at last."""
+async def fail_in_every_way(timed: Replica, clock: HandClock) -> UUID:
+    """Return a task to its queue in every possible way, and complete it at last."""
     how = {"max_attempts": 4, "retry_on": ["error", "timeout", "worker_lost"], "timeout_seconds": 100}
     job = await timed.register(start_timeout_seconds=10, **how)
     task = await timed.submit(job)
@@ -31,10 +31,10 @@ async def all_goes_wrong(timed: Replica, clock: HandClock) -> UUID:
     await timed.start(job.worker_id)
     clock.advance(100)
     await timed.settle_overdue()
-    await let_in(timed, clock)
+    await make_due(timed, clock)
     await timed.start(job.worker_id)
     await timed.leave(job.worker_id)
-    await let_in(timed, clock)
+    await make_due(timed, clock)
     job = await timed.register()
     await timed.start(job.worker_id)
     await timed.act(task_actions.fail, task.id, error="enough")
@@ -45,9 +45,9 @@ async def all_goes_wrong(timed: Replica, clock: HandClock) -> UUID:
 
 
 @every_kind
-async def test_the_history_of_a_task_that_all_goes_wrong_with(timed: Replica, clock: HandClock) -> None:
-    """Every kind of return to its queue, each with its reason, its attempt, its time and its error."""
-    task_id = await all_goes_wrong(timed, clock)
+async def test_the_history_of_a_task_with_every_failure(timed: Replica, clock: HandClock) -> None:
+    """Every return to the queue has its reason, attempt, time and error."""
+    task_id = await fail_in_every_way(timed, clock)
     told: TaskHistory = await timed.runtime.database.read(task_history.history, task_id=task_id)
     expected = [
         (*SUBMITTED, None),
@@ -72,25 +72,25 @@ Told = tuple[str, int, str | None, str | None]
 
 
 def ran(attempt: int, *rest: Told) -> list[Told]:
-    """Return an attempt that was started, and how it ended."""
+    """Return a started attempt and its end."""
     return [("claimed", attempt, None, None), ("running", attempt, None, None), *rest]
 
 
-async def let_in(timed: Replica, clock: HandClock) -> None:
-    """Let the time of the next attempt come."""
+async def make_due(timed: Replica, clock: HandClock) -> None:
+    """Advance the time until the next attempt is due."""
     clock.advance(3600)
     assert await timed.queue_due() == 1
 
 
 async def fail_once(timed: Replica, clock: HandClock, job: JobResponse) -> None:
-    """Let an attempt fail, and the time of the next one come."""
+    """Fail an attempt, and make the next one due."""
     running = await timed.start(job.worker_id)
     await timed.report(running.id, TaskStatus.FAILED, error="oh")
-    await let_in(timed, clock)
+    await make_due(timed, clock)
 
 
-async def test_a_history_begins_with_the_submission(timed: Replica, clock: HandClock) -> None:
-    """And ends with what is so now: of a pending task, of one that expired, of a cancelled one, inside."""
+async def test_a_history_starts_with_the_submit(timed: Replica, clock: HandClock) -> None:
+    """It ends with the present status: pending, expired, cancelled, or of an internal task."""
     job = await timed.register()
     waiting, late, gone, back = [await timed.submit(job, expires_in_seconds=s) for s in (None, 9, None, None)]
     await timed.report(gone.id, TaskStatus.CANCELLED, by=SUBMITTER)
@@ -111,7 +111,7 @@ async def test_a_history_begins_with_the_submission(timed: Replica, clock: HandC
 
 
 async def test_several_steps_of_one_batch_are_all_in_the_history(timed: Replica) -> None:
-    """Also where a task starts and fails in one transaction."""
+    """Also if a task starts and fails in one transaction."""
     job = await timed.register(max_attempts=2, retry_on=["error"])
     await timed.submit(job)
     task = await timed.claim_task(job.worker_id)
@@ -128,7 +128,7 @@ async def test_several_steps_of_one_batch_are_all_in_the_history(timed: Replica)
 
 @every_kind
 async def test_why_a_task_waits(timed: Replica, clock: HandClock) -> None:
-    """All reasons that hold at once, the first to mend first; and nothing else."""
+    """All reasons that apply, the most important first, and no other."""
     timed.runtime.settings.room_max_in_flight = 1
     job = await timed.register(max_in_flight=1)
     first, second = await timed.submit(job), await timed.submit(job)
@@ -148,8 +148,8 @@ async def test_why_a_task_waits(timed: Replica, clock: HandClock) -> None:
     assert await timed.explain(later.id) == ["paused", "no_worker", "scheduled"]
 
 
-async def test_why_a_task_is_where_it_is(timed: Replica, clock: HandClock) -> None:
-    """Held, ended, or waiting for another attempt: what the text says is so."""
+async def test_the_text_of_an_explanation(timed: Replica, clock: HandClock) -> None:
+    """For a held task, an ended one, and one that waits for another attempt."""
     job = await timed.register(max_attempts=2, retry_on=["error"])
     task = await timed.submit(job)
 
@@ -175,8 +175,8 @@ async def test_why_a_task_is_where_it_is(timed: Replica, clock: HandClock) -> No
     assert (await said())[1] == ("error", "oh again")
 
 
-async def test_why_an_internal_task_is_where_it_is(timed: Replica) -> None:
-    """It is held by the server itself."""
+async def test_the_explanation_of_an_internal_task(timed: Replica) -> None:
+    """The server itself holds it."""
     await timed.register("Render", INTERNAL, by=ADMIN)
     timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
     inside = await timed.submit(str(internal()))

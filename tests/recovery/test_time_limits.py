@@ -1,4 +1,4 @@
-"""Each clock of a task rings at its time, for the tasks that it is for, with its own text and code."""
+"""Each time limit ends or releases the tasks that it applies to, with its own text and code."""
 
 import asyncio
 from typing import Any
@@ -19,12 +19,12 @@ MOMENT = 0.000001
 
 @pytest.fixture(autouse=True)
 def no_safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the slow re-check away: what it would mend is a lost wake-up, and shall show."""
+    """Disable the slow re-check, which would hide a lost wake-up."""
     monkeypatch.setattr(Replica, "recheck_seconds", (3600.0, 3600.0))
 
 
-async def claims_asleep(replica: Replica, count: int) -> None:
-    """Return once so many claims sleep."""
+async def wait_until_waiting(replica: Replica, count: int) -> None:
+    """Return once that many claims wait."""
     async with asyncio.timeout(LONG):
         while len(replica.runtime.waiters) < count or any(  # noqa: ASYNC110 - nothing tells of a sleep
             waiter._future is None for queue in replica.runtime.waiters._queues.values() for waiter in queue
@@ -32,14 +32,14 @@ async def claims_asleep(replica: Replica, count: int) -> None:
             await asyncio.sleep(0.002)
 
 
-def said(task: TaskResponse) -> tuple[TaskStatus, str | None, str | None]:
-    """Return how a task stands, and what is said of it."""
+def state_of(task: TaskResponse) -> tuple[TaskStatus, str | None, str | None]:
+    """Return a task's status, error and code."""
     return task.status, task.error, task.error_code
 
 
 @every_kind
-async def test_a_task_that_is_not_started_in_time_goes_back(timed: Replica, clock: HandClock) -> None:
-    """To its old place in the queue, at once, with an event and its own code; not a moment earlier."""
+async def test_a_task_that_is_not_started_returns_to_its_queue(timed: Replica, clock: HandClock) -> None:
+    """At its old position, with an event and its own code; not a moment too early."""
     job = await timed.register(start_timeout_seconds=10)
     first, second = await timed.submit(job), await timed.submit(job)
     held = await timed.claim_task(job.worker_id)
@@ -50,7 +50,7 @@ async def test_a_task_that_is_not_started_in_time_goes_back(timed: Replica, cloc
     assert await timed.settle_overdue() == 1
     told = await timed.get(held.id)
     error = "The task was not started within 10 s"
-    assert said(told) == (TaskStatus.PENDING, error, "start-timeout")
+    assert state_of(told) == (TaskStatus.PENDING, error, "start-timeout")
     assert (told.queue_position, told.worker_id, told.attempt, told.run_at) == (1, None, 1, None)
     status, available = timed.events
     assert isinstance(status.event, TaskStatusEvent)
@@ -63,8 +63,8 @@ async def test_a_task_that_is_not_started_in_time_goes_back(timed: Replica, cloc
     assert (again.id, again.attempt) == (first.id, 2)
 
 
-async def test_it_takes_no_attempt_not_to_start(timed: Replica, clock: HandClock) -> None:
-    """However often it happens: the task fails only when it was tried and failed."""
+async def test_a_start_timeout_uses_no_attempt(timed: Replica, clock: HandClock) -> None:
+    """However often it happens, the task fails only after failed attempts."""
     job = await timed.register(start_timeout_seconds=10, max_attempts=1)
     await timed.submit(job)
     for attempt in range(1, 6):
@@ -76,21 +76,21 @@ async def test_it_takes_no_attempt_not_to_start(timed: Replica, clock: HandClock
     assert (failed.status, failed.attempt) == (TaskStatus.FAILED, 6)
 
 
-async def test_a_claim_that_sleeps_gets_what_was_not_started(timed: Replica, clock: HandClock) -> None:
-    """The way back to the queue wakes one that waits."""
+async def test_a_start_timeout_wakes_a_waiting_claim(timed: Replica, clock: HandClock) -> None:
+    """A task that returns to its queue wakes one waiting claim."""
     job, other = await timed.register(start_timeout_seconds=10), await timed.register()
     await timed.submit(job)
     held = await timed.claim_task(job.worker_id)
     claim = asyncio.create_task(timed.claim_task(other.worker_id, wait=LONG))
-    await claims_asleep(timed, 1)
+    await wait_until_waiting(timed, 1)
     clock.advance(10)
     await timed.settle_overdue()
     async with asyncio.timeout(2):
         assert (await claim).id == held.id
 
 
-async def test_without_a_start_timeout_a_task_is_claimed_for_ever(timed: Replica, clock: HandClock) -> None:
-    """0 switches it off; and once started, the clock of the start rings no more."""
+async def test_a_start_timeout_of_zero_is_none(timed: Replica, clock: HandClock) -> None:
+    """0 disables it; after the start it does not apply any longer."""
     job = await timed.register(start_timeout_seconds=0)
     other = await timed.register("Other", start_timeout_seconds=10)
     await timed.submit(job)
@@ -103,7 +103,7 @@ async def test_without_a_start_timeout_a_task_is_claimed_for_ever(timed: Replica
 
 @every_kind
 async def test_an_attempt_that_runs_too_long_fails(timed: Replica, clock: HandClock) -> None:
-    """Counted from its start, not from its claim; with its own text and code."""
+    """The time counts from its start, not from its claim; the failure has its own text and code."""
     job = await timed.register(timeout_seconds=100)
     await timed.submit(job)
     held = await timed.claim_task(job.worker_id)
@@ -115,13 +115,13 @@ async def test_an_attempt_that_runs_too_long_fails(timed: Replica, clock: HandCl
     timed.events.clear()
     assert await timed.settle_overdue() == 1
     error = "The attempt ran for more than 100 s"
-    assert said(await timed.get(held.id)) == (TaskStatus.FAILED, error, "run-timeout")
+    assert state_of(await timed.get(held.id)) == (TaskStatus.FAILED, error, "run-timeout")
     assert timed.statuses() == [TaskStatus.FAILED]
     assert await timed.settle_overdue() == 0
 
 
 async def test_each_attempt_has_its_own_time(timed: Replica, clock: HandClock) -> None:
-    """The second one may run as long as the first one might have."""
+    """The second attempt may run as long as the first."""
     job = await timed.register(timeout_seconds=100, max_attempts=2, retry_on=["timeout"])
     running = await timed.running(job)
     clock.advance(100)
@@ -137,8 +137,8 @@ async def test_each_attempt_has_its_own_time(timed: Replica, clock: HandClock) -
 
 
 @every_kind
-async def test_a_task_that_nobody_claims_in_time_fails(timed: Replica, clock: HandClock) -> None:
-    """Its place in the queue is free, its waiters hear of it, and the job is hidden if nothing is left."""
+async def test_a_pending_task_expires(timed: Replica, clock: HandClock) -> None:
+    """Its queue position is free, its waiters are woken, and a job without workers and tasks is deleted."""
     job = await timed.register()
     kept = await timed.submit(job, expires_in_seconds=10)
     assert (await timed.claim_task(job.worker_id)).id == kept.id
@@ -151,16 +151,16 @@ async def test_a_task_that_nobody_claims_in_time_fails(timed: Replica, clock: Ha
     timed.events.clear()
     assert await timed.settle_expired() == 1
     error = "No worker claimed the task before it expired"
-    assert said(await timed.get(late.id)) == (TaskStatus.FAILED, error, "task-expired")
+    assert state_of(await timed.get(late.id)) == (TaskStatus.FAILED, error, "task-expired")
     assert (timed.statuses(late.id), timed.statuses()) == ([TaskStatus.FAILED], [TaskStatus.FAILED])
     assert (await timed.get(other.id)).queue_position == 1
     assert (await timed.get(kept.id)).status is TaskStatus.CLAIMED
 
 
-async def test_a_job_without_worker_is_hidden_when_its_last_task_expires(
+async def test_a_job_without_workers_is_deleted_when_its_last_task_expires(
     timed: Replica, clock: HandClock
 ) -> None:
-    """Whether that task was in its queue, or was still to come there."""
+    """Whether that task was pending or scheduled."""
     for delay in (None, 100):
         job = await timed.register()
         submitted = await timed.submit(job, expires_in_seconds=10, delay_seconds=delay)
@@ -175,8 +175,8 @@ async def test_a_job_without_worker_is_hidden_when_its_last_task_expires(
 
 @every_kind
 @pytest.mark.parametrize("order", ["fifo", "fair"])
-async def test_an_expired_task_is_never_handed_out(timed: Replica, clock: HandClock, order: Any) -> None:
-    """A claim that comes before the sweeper ends those that are too late, and takes the next good one."""
+async def test_an_expired_task_is_never_claimed(timed: Replica, clock: HandClock, order: Any) -> None:
+    """A claim before the next sweep fails expired tasks and takes the next valid one."""
     timed.runtime.settings.claim_order = order
     job, other = await timed.register(), await timed.register("Other")
     await timed.register("Other", worker=job.worker_id)
@@ -189,13 +189,13 @@ async def test_an_expired_task_is_never_handed_out(timed: Replica, clock: HandCl
     assert (await timed.claim_response(job.worker_id)).reason is EmptyReason.EMPTY
     error = "No worker claimed the task before it expired"
     for one in late:
-        assert said(await timed.get(one.id)) == (TaskStatus.FAILED, error, "task-expired")
+        assert state_of(await timed.get(one.id)) == (TaskStatus.FAILED, error, "task-expired")
         assert timed.statuses(one.id) == [TaskStatus.FAILED]
     assert await timed.settle_expired() == 0
 
 
-async def test_many_that_expired_hold_up_no_claim(timed: Replica, clock: HandClock) -> None:
-    """Two thousand corpses before a good task: one claim gets it."""
+async def test_many_expired_tasks_delay_no_claim(timed: Replica, clock: HandClock) -> None:
+    """One claim gets a valid task behind two thousand expired ones."""
     job = await timed.register()
     await asyncio.gather(*[timed.submit(job, expires_in_seconds=10) for _ in range(2100)])
     good = await timed.submit(job)
@@ -203,21 +203,21 @@ async def test_many_that_expired_hold_up_no_claim(timed: Replica, clock: HandClo
     assert (await timed.claim_task(job.worker_id)).id == good.id
 
 
-async def test_the_waiter_of_a_task_hears_that_it_expired(timed: Replica, clock: HandClock) -> None:
-    """Who sleeps for its end is woken, whether the sweeper or a claim finds it."""
+async def test_expiry_wakes_the_waiters_of_a_task(timed: Replica, clock: HandClock) -> None:
+    """Whether the sweeper or a claim finds it."""
     job = await timed.register()
     for find in (timed.settle_expired, lambda: timed.claim(job.worker_id)):
         submitted = await timed.submit(job, expires_in_seconds=10)
         waiter = asyncio.create_task(timed.get(submitted.id, wait=LONG))
-        await claims_asleep(timed, 1)
+        await wait_until_waiting(timed, 1)
         clock.advance(10)
         await find()
         async with asyncio.timeout(2):
             assert (await waiter).error_code == "task-expired"
 
 
-async def test_internal_tasks_have_a_clock_of_their_own(timed: Replica, clock: HandClock) -> None:
-    """No start timeout ends them, but the one that is for them alone; a run time does."""
+async def test_internal_tasks_have_their_own_time_limit(timed: Replica, clock: HandClock) -> None:
+    """No start timeout fails them; `internal_task_timeout_seconds` and a run timeout do."""
     await timed.register("Render", INTERNAL, by=ADMIN, start_timeout_seconds=1, timeout_seconds=4000)
     timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
     claimed, running, fresh = [await timed.submit(str(internal())) for _ in range(3)]
@@ -229,17 +229,15 @@ async def test_internal_tasks_have_a_clock_of_their_own(timed: Replica, clock: H
     clock.advance(MOMENT)
     assert await timed.settle_stuck(3600) == 2
     for one in (claimed, running):
-        told = said(await timed.get(one.id))
+        told = state_of(await timed.get(one.id))
         assert told == (TaskStatus.FAILED, "Internal worker timeout", "internal-timeout")
     clock.advance(4000)
     assert await timed.settle_overdue() == 1
     assert (await timed.get(fresh.id)).error_code == "run-timeout"
 
 
-async def test_what_is_for_later_is_not_stuck_before_it_is_dispatched(
-    timed: Replica, clock: HandClock
-) -> None:
-    """The outer bound of an internal task counts from when it goes to its broker, not from its submit."""
+async def test_a_scheduled_internal_task_is_not_stuck(timed: Replica, clock: HandClock) -> None:
+    """Its time limit counts from its dispatch, not from its submit."""
     await timed.register("Render", INTERNAL, by=ADMIN)
     timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
     later = await timed.submit(str(internal()), delay_seconds=7200)
@@ -253,9 +251,9 @@ async def test_what_is_for_later_is_not_stuck_before_it_is_dispatched(
 
 
 async def test_a_lost_worker_has_its_text_and_code(timed: Replica, clock: HandClock) -> None:
-    """Whether it left, or was silent for too long, or is nowhere to be found."""
+    """Whether it left, was silent for too long, or has no row."""
     job = await timed.register(start_timeout_seconds=0)
     running = await timed.running(job)
     clock.advance(61)
     assert await timed.retire_stale() == 1
-    assert said(await timed.get(running.id)) == (TaskStatus.FAILED, "Worker disconnected", "worker-lost")
+    assert state_of(await timed.get(running.id)) == (TaskStatus.FAILED, "Worker disconnected", "worker-lost")

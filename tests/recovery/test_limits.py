@@ -1,4 +1,4 @@
-"""No more tasks of a job, a room or a worker are under way than may be; a free place is used at once."""
+"""Concurrency limits of jobs, rooms and workers are never exceeded, and a free slot is used at once."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +10,7 @@ from databases import every_kind
 from replica import ADMIN, OWNER, SUBMITTER, HandClock, Replica
 from sqlalchemy import func, select
 
-from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, no_safety_net, wait_until_waiting  # noqa: F401 - a fixture
 from zndraw_joblib.contract.messages import EmptyReason, JobResponse, TaskResponse
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
@@ -24,7 +24,7 @@ tasks = Task.__table__
 
 
 async def reasons(replica: Replica, *workers: UUID | None) -> list[EmptyReason | None]:
-    """Claim for several in one transaction; return why each got nothing, or None for those with a task."""
+    """Claim for several workers in one transaction; return the reason of each, None for a claimed task."""
     items = [Claim(OWNER, worker, 15, None, replica.runtime.order) for worker in workers if worker]
     answers: list[ClaimResult | ProblemException] = await replica.runtime.write(
         lambda tx: claims.claim(tx, items)
@@ -33,7 +33,7 @@ async def reasons(replica: Replica, *workers: UUID | None) -> list[EmptyReason |
 
 
 async def held(replica: Replica) -> int:
-    """Count what is under way."""
+    """Count the claimed and running tasks."""
     statement = select(func.count()).select_from(tasks).where(tasks.c.status.in_(["claimed", "running"]))
     async with replica.engine.connect() as connection:
         count: int = (await connection.execute(statement)).scalar_one()
@@ -41,8 +41,8 @@ async def held(replica: Replica) -> int:
 
 
 @every_kind
-async def test_a_job_has_so_many_tasks_under_way(replica: Replica) -> None:
-    """Claimed and running ones count; the reason says it, and says "empty" where nothing waits."""
+async def test_the_limit_of_a_job(replica: Replica) -> None:
+    """It counts claimed and running tasks; the reason names it, or is "empty" for an empty queue."""
     job, other = await replica.register(max_in_flight=2), await replica.register()
     assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.EMPTY
     for _ in range(4):
@@ -56,8 +56,8 @@ async def test_a_job_has_so_many_tasks_under_way(replica: Replica) -> None:
     assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.AT_CAPACITY
 
 
-async def test_another_job_of_the_worker_goes_on(replica: Replica) -> None:
-    """A full job keeps nobody from the tasks of others, older or younger."""
+async def test_a_job_at_its_limit_blocks_no_other_job(replica: Replica) -> None:
+    """A worker still gets older and younger tasks of other jobs."""
     full = await replica.register("Full", max_in_flight=1)
     open_ = await replica.register("Open", worker=full.worker_id)
     for job in (full, full, open_, full, open_):
@@ -68,8 +68,8 @@ async def test_another_job_of_the_worker_goes_on(replica: Replica) -> None:
 
 
 @every_kind
-async def test_the_places_of_a_batch_are_counted(replica: Replica) -> None:
-    """Of many claims in one transaction as many are served as there are places; the others hear why."""
+async def test_a_batch_of_claims_uses_the_free_slots(replica: Replica) -> None:
+    """As many claims get a task as there are slots; the others get the reason."""
     job = await replica.register(max_in_flight=3)
     for _ in range(10):
         await replica.submit(job)
@@ -78,8 +78,8 @@ async def test_the_places_of_a_batch_are_counted(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize("how", ["job", "room", "worker"])
-async def test_a_batch_never_takes_more_than_there_is_place(replica: Replica, how: str) -> None:
-    """Whichever of the three caps it is, the last of the batch hears the right reason."""
+async def test_a_batch_never_exceeds_a_limit(replica: Replica, how: str) -> None:
+    """For each of the three limits, the last claim of the batch gets the right reason."""
     caps = {"job": {"max_in_flight": 2}, "worker": {"max_tasks": 2}, "room": {}}[how]
     replica.runtime.settings.room_max_in_flight = 2 if how == "room" else None
     job = await replica.register(**caps)
@@ -91,8 +91,8 @@ async def test_a_batch_never_takes_more_than_there_is_place(replica: Replica, ho
 
 
 @every_kind
-async def test_a_room_has_so_many_tasks_under_way(replica: Replica) -> None:
-    """Over all of its jobs; other rooms go on, and their tasks come in their order."""
+async def test_the_limit_of_a_room(replica: Replica) -> None:
+    """It counts all jobs of the room; other rooms continue in order."""
     replica.runtime.settings.room_max_in_flight = 2
     first = await replica.register("A")
     second = await replica.register("B", worker=first.worker_id)
@@ -113,8 +113,8 @@ async def test_a_room_has_so_many_tasks_under_way(replica: Replica) -> None:
 
 
 @every_kind
-async def test_a_worker_has_so_many_tasks(replica: Replica) -> None:
-    """As it said when it registered, or with its last heartbeat; others are not concerned."""
+async def test_the_limit_of_a_worker(replica: Replica) -> None:
+    """It is set at registration or with a heartbeat, and limits no other worker."""
     job, other = await replica.register(max_tasks=1), await replica.register()
     for _ in range(6):
         await replica.submit(job)
@@ -130,32 +130,32 @@ async def test_a_worker_has_so_many_tasks(replica: Replica) -> None:
 
 
 async def free_by_report(replica: Replica, job: JobResponse, task: TaskResponse) -> None:
-    """The task succeeds."""
+    """Complete the task."""
     await replica.report(task.id, TaskStatus.COMPLETED)
 
 
 async def free_by_cancel(replica: Replica, job: JobResponse, task: TaskResponse) -> None:
-    """Its submitter cancels the task."""
+    """Cancel the task as its submitter."""
     await replica.report(task.id, TaskStatus.CANCELLED, by=SUBMITTER)
 
 
-async def free_by_death(replica: Replica, job: JobResponse, task: TaskResponse) -> None:
-    """The worker that holds the task leaves."""
+async def free_by_removal(replica: Replica, job: JobResponse, task: TaskResponse) -> None:
+    """Remove the worker that holds the task."""
     await replica.leave(task.worker_id)
 
 
 async def free_by_release(replica: Replica, job: JobResponse, task: TaskResponse) -> None:
-    """The task is handed back."""
+    """Release the task."""
     await replica.act(task_actions.release, task.id)
 
 
-FREEING = [free_by_report, free_by_cancel, free_by_death, free_by_release]
+FREEING = [free_by_report, free_by_cancel, free_by_removal, free_by_release]
 
 
 @pytest.mark.parametrize("cap", ["job", "room"])
 @pytest.mark.parametrize("free", FREEING)
-async def test_a_free_place_wakes_one_that_waits_for_it(replica: Replica, free: Any, cap: str) -> None:
-    """However it became free; the others sleep on without a look at the database."""
+async def test_a_free_slot_wakes_one_waiting_claim(replica: Replica, free: Any, cap: str) -> None:
+    """However it became free; other waiters do not check the database."""
     replica.runtime.settings.room_max_in_flight = 1 if cap == "room" else None
     dead = await replica.register(**({"max_in_flight": 1} if cap == "job" else {}))
     job = await replica.register()
@@ -163,13 +163,13 @@ async def test_a_free_place_wakes_one_that_waits_for_it(replica: Replica, free: 
     for _ in range(5):
         await replica.submit(job)
     waiting = [asyncio.create_task(replica.claim_task(job.worker_id, wait=LONG)) for _ in range(4)]
-    await claims_asleep(replica, 4)
+    await wait_until_waiting(replica, 4)
     looked = counting(replica)
     await free(replica, job, running)
     async with asyncio.timeout(2):
         done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     assert len(done) == 1
-    await claims_asleep(replica, 3)
+    await wait_until_waiting(replica, 3)
     assert looked == [1]
     for one in left:
         one.cancel()
@@ -178,7 +178,7 @@ async def test_a_free_place_wakes_one_that_waits_for_it(replica: Replica, free: 
 
 
 def counting(replica: Replica) -> list[int]:
-    """Count the claims that look at the database from now on."""
+    """Count the claims that check the database from now on."""
     looked, claim_once = [0], replica.runtime._claim_once
 
     async def counted(item: Claim) -> ClaimResult:
@@ -190,8 +190,8 @@ def counting(replica: Replica) -> list[int]:
 
 
 @pytest.mark.parametrize("cap", ["job", "room"])
-async def test_many_free_places_wake_as_many(replica: Replica, cap: str) -> None:
-    """A worker that dies with three tasks leaves three places, and three that wait get them."""
+async def test_several_free_slots_wake_as_many_claims(replica: Replica, cap: str) -> None:
+    """When a worker with three tasks is removed, three waiting claims get tasks."""
     replica.runtime.settings.room_max_in_flight = 3 if cap == "room" else None
     dead = await replica.register(**({"max_in_flight": 3} if cap == "job" else {}))
     job = await replica.register()
@@ -200,26 +200,26 @@ async def test_many_free_places_wake_as_many(replica: Replica, cap: str) -> None
     for _ in range(3):
         await replica.start(dead.worker_id)
     waiting = [asyncio.create_task(replica.claim(job.worker_id, wait=LONG)) for _ in range(5)]
-    await claims_asleep(replica, 5)
+    await wait_until_waiting(replica, 5)
     await replica.leave(dead.worker_id)
     async with asyncio.timeout(2):
         while sum(claim.done() for claim in waiting) < 3:
             await asyncio.wait([c for c in waiting if not c.done()], return_when=asyncio.FIRST_COMPLETED)
-    await claims_asleep(replica, 2)
+    await wait_until_waiting(replica, 2)
     replica.runtime.waiters.close()
     got = [task for task in await asyncio.gather(*waiting) if task]
     assert (len(got), await held(replica)) == (3, 3)
 
 
-async def test_a_full_worker_is_woken_when_it_has_a_place_again(replica: Replica) -> None:
-    """By the end of a task of its own, by a cancellation, and by its own word that it takes more."""
+async def test_a_worker_at_its_limit_is_woken_by_a_free_slot(replica: Replica) -> None:
+    """By the end of its task, by a cancellation, and by a heartbeat with a higher limit."""
     job = await replica.register(max_tasks=1)
     task = await replica.running(job)
     assert job.worker_id is not None
     for how in ("completed", "cancelled", "more"):
         await replica.submit(job)
         claim = asyncio.create_task(replica.claim_task(job.worker_id, wait=LONG))
-        await claims_asleep(replica, 1)
+        await wait_until_waiting(replica, 1)
         if how == "more":
             await replica.runtime.heartbeat(OWNER, job.worker_id, max_tasks=2)
         else:
@@ -228,14 +228,14 @@ async def test_a_full_worker_is_woken_when_it_has_a_place_again(replica: Replica
             task = await claim
 
 
-async def test_a_full_worker_keeps_a_task_from_nobody(replica: Replica) -> None:
-    """Though it waits before another: that one gets what is submitted."""
+async def test_a_worker_at_its_limit_blocks_no_other_worker(replica: Replica) -> None:
+    """It waits first, but another waiting worker gets the submitted task."""
     job, other = await replica.register(max_tasks=1), await replica.register()
     await replica.running(job)
     first = asyncio.create_task(replica.claim_response(job.worker_id, wait=LONG))
-    await claims_asleep(replica, 1)
+    await wait_until_waiting(replica, 1)
     second = asyncio.create_task(replica.claim_task(other.worker_id, wait=LONG))
-    await claims_asleep(replica, 2)
+    await wait_until_waiting(replica, 2)
     submitted = await replica.submit(job)
     async with asyncio.timeout(2):
         assert (await second).id == submitted.id
@@ -243,20 +243,20 @@ async def test_a_full_worker_keeps_a_task_from_nobody(replica: Replica) -> None:
     assert (await first).task is None
 
 
-async def crowd(replica: Replica, count: int, **how: Any) -> list[UUID | None]:
-    """Register so many workers of the job."""
+async def make_workers(replica: Replica, count: int, **how: Any) -> list[UUID | None]:
+    """Register that many workers of the job."""
     return [(await replica.register(**how)).worker_id for _ in range(count)]
 
 
 @every_kind
 @pytest.mark.parametrize("cap", ["job", "room", "both"])
-async def test_two_replicas_never_take_more(pair: list[Replica], cap: str) -> None:
-    """Many claims at once, again and again: as many are under way as may be, neither more nor fewer."""
+async def test_two_replicas_never_exceed_a_limit(pair: list[Replica], cap: str) -> None:
+    """Of many claims at once, exactly as many get a task as there are slots."""
     most = 3
     for replica in pair:
         replica.runtime.settings.room_max_in_flight = None if cap == "job" else most
     how = {} if cap == "room" else {"max_in_flight": most}
-    workers = await crowd(pair[0], 8, **how)
+    workers = await make_workers(pair[0], 8, **how)
     job = await pair[0].register()
     for _ in range(ROUNDS * most):
         await pair[0].submit(job)
@@ -274,11 +274,11 @@ async def test_two_replicas_never_take_more(pair: list[Replica], cap: str) -> No
 
 
 @every_kind
-async def test_places_that_come_and_go_while_all_claim_are_never_exceeded(pair: list[Replica]) -> None:
-    """Workers of two replicas that claim, run and end as they like, and somebody who counts."""
+async def test_a_limit_holds_while_slots_become_free(pair: list[Replica]) -> None:
+    """Workers of two replicas claim, run and end tasks; the count never exceeds the limit."""
     job = await pair[0].register(max_in_flight=2)
     other = await pair[0].register("Other")
-    workers = await crowd(pair[0], 6)
+    workers = await make_workers(pair[0], 6)
     for worker in workers:
         await pair[0].register("Other", worker=worker)
     for _ in range(40):
@@ -304,10 +304,10 @@ async def test_places_that_come_and_go_while_all_claim_are_never_exceeded(pair: 
     assert set(done.values()) == {1}
 
 
-async def test_submissions_and_claims_over_several_jobs_do_not_wait_for_each_other(
+async def test_submits_and_claims_of_several_jobs_do_not_deadlock(
     pair: list[Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs with a cap and without, in every order: no deadlock, which would take a second to be found."""
+    """Jobs with and without a limit, in every order; PostgreSQL takes a second to detect a deadlock."""
     faults, is_void = list[Exception](), database.is_retriable
 
     def noted(error: Any) -> bool:
@@ -329,8 +329,8 @@ async def test_submissions_and_claims_over_several_jobs_do_not_wait_for_each_oth
     assert faults == []
 
 
-async def test_the_end_of_a_silent_worker_frees_its_places(timed: Replica, clock: HandClock) -> None:
-    """Also where its tasks go back to wait for another attempt: what waits takes their places."""
+async def test_expiry_of_a_worker_frees_its_slots(timed: Replica, clock: HandClock) -> None:
+    """Also when its tasks wait for another attempt."""
     dead = await timed.register(max_in_flight=1, max_attempts=2)
     first = await timed.running(dead)
     clock.advance(61)
@@ -338,7 +338,7 @@ async def test_the_end_of_a_silent_worker_frees_its_places(timed: Replica, clock
     second = await timed.submit(job)
     assert (await timed.claim_response(job.worker_id)).reason is EmptyReason.AT_CAPACITY
     claim = asyncio.create_task(timed.claim_task(job.worker_id, wait=LONG))
-    await claims_asleep(timed, 1)
+    await wait_until_waiting(timed, 1)
     assert await timed.retire_stale() == 1
     async with asyncio.timeout(2):
         assert (await claim).id == second.id
@@ -347,7 +347,7 @@ async def test_the_end_of_a_silent_worker_frees_its_places(timed: Replica, clock
 
 @every_kind
 async def test_a_room_is_counted_over_jobs_and_replicas(pair: list[Replica]) -> None:
-    """Claims of different jobs, which meet at no task and no job, find the last free place of a room once."""
+    """Claims of different jobs that share no row take the last slot of a room once."""
     for replica in pair:
         replica.runtime.settings.room_max_in_flight = 1
     served = [await pair[0].register(name) for name in "ABCD"]

@@ -1,4 +1,4 @@
-"""Requests are written in batches: in order, alone when alone, and one broken item breaks itself only."""
+"""Requests are written in batches: in order, alone at low load, and a faulty item fails alone."""
 
 import asyncio
 import gc
@@ -13,8 +13,8 @@ from zndraw_joblib.server import batcher as module
 from zndraw_joblib.server.batcher import Batcher
 
 
-class Ledger:
-    """Commits batches, each when it is allowed to, and writes down what it was given."""
+class RecordingDatabase:
+    """Commits each batch when a test allows it, and records the items."""
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
@@ -24,7 +24,7 @@ class Ledger:
         self.open.set()
 
     async def commit(self, items: Sequence[Any]) -> list[Any]:
-        """Take a batch; `broken` breaks it as a whole, `refused` is a problem of its own."""
+        """Record a batch; the item `broken` breaks the whole batch, `refused` gets a problem of its own."""
         self.batches.append(list(items))
         self.begun.set()
         await self.open.wait()
@@ -46,164 +46,168 @@ class Ledger:
 
 
 @pytest.fixture
-async def ledger() -> Ledger:
-    """Return what stands for the database."""
-    return Ledger()
+async def recorder() -> RecordingDatabase:
+    """Return a recorder in place of the database."""
+    return RecordingDatabase()
 
 
 @pytest.fixture
-async def batcher(ledger: Ledger) -> "Batcher[Any, Any]":
-    """Return a batcher of the ledger's commits."""
-    return Batcher(ledger.commit, lambda: 1)
+async def batcher(recorder: RecordingDatabase) -> "Batcher[Any, Any]":
+    """Return a batcher that commits to the recorder."""
+    return Batcher(recorder.commit, lambda: 1)
 
 
-async def test_two_batches_are_committed_at_once_where_that_pays(ledger: Ledger) -> None:
-    """What arrives during a commit goes at once, and only what arrives during both of them waits."""
-    batcher: Batcher[Any, Any] = Batcher(ledger.commit, lambda: 2)
-    first = await ledger.busy(batcher)
-    second = await ledger.busy(batcher)
+async def test_two_batches_commit_at_once(recorder: RecordingDatabase) -> None:
+    """Items that arrive during one commit form a second; those that arrive during both wait."""
+    batcher: Batcher[Any, Any] = Batcher(recorder.commit, lambda: 2)
+    first = await recorder.busy(batcher)
+    second = await recorder.busy(batcher)
     rest = asyncio.create_task(put_all(batcher, range(5)))
     for _ in range(10):
         await asyncio.sleep(0)
-    assert ledger.batches == [["first"], ["first"]]
-    ledger.open.set()
+    assert recorder.batches == [["first"], ["first"]]
+    recorder.open.set()
     async with asyncio.timeout(1):
         assert await asyncio.gather(first, second, rest) == ["done first"] * 2 + [
             [f"done {item}" for item in range(5)]
         ]
-    assert ledger.batches[2:] == [[0, 1, 2, 3, 4]]
+    assert recorder.batches[2:] == [[0, 1, 2, 3, 4]]
     assert await put_all(batcher, ["again"]) == ["done again"]
 
 
 async def put_all(batcher: "Batcher[Any, Any]", items: Sequence[Any]) -> list[Any]:
-    """Put items at the same time; return their results or what they raised."""
+    """Put items at the same time; return their results or exceptions."""
     async with asyncio.timeout(5):
         return await asyncio.gather(*[batcher.put(item) for item in items], return_exceptions=True)
 
 
-async def test_one_item_alone_waits_for_nothing(batcher: "Batcher[Any, Any]", ledger: Ledger) -> None:
-    """At low load a request is a batch of its own, begun within a few turns of an idle event loop."""
+async def test_a_single_item_is_written_at_once(
+    batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
+) -> None:
+    """At low load an item is a batch of its own, started within a few turns of the event loop."""
     waiting = asyncio.create_task(batcher.put(1))
     for _ in range(10):
         await asyncio.sleep(0)
-    assert ledger.batches == [[1]]
+    assert recorder.batches == [[1]]
     assert await waiting == "done 1"
 
 
-async def test_what_arrives_during_a_commit_is_the_next_batch(
-    batcher: "Batcher[Any, Any]", ledger: Ledger
+async def test_items_that_arrive_during_a_commit_form_the_next_batch(
+    batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
 ) -> None:
-    """While one batch commits the others gather, and go together, in the order they came."""
-    first = await ledger.busy(batcher)
+    """They are committed together, in the order of their arrival."""
+    first = await recorder.busy(batcher)
     rest = asyncio.create_task(put_all(batcher, range(50)))
     await asyncio.sleep(0)
-    ledger.open.set()
+    recorder.open.set()
     assert await rest == [f"done {item}" for item in range(50)]
     assert await first == "done first"
-    assert ledger.batches == [["first"], list(range(50))]
+    assert recorder.batches == [["first"], list(range(50))]
 
 
-async def test_a_batch_is_bounded(batcher: "Batcher[Any, Any]", ledger: Ledger) -> None:
-    """However many arrive, no transaction takes more than `MAX_BATCH`; their order stays."""
+async def test_a_batch_is_bounded(batcher: "Batcher[Any, Any]", recorder: RecordingDatabase) -> None:
+    """No transaction takes more than `MAX_BATCH` items; their order is kept."""
     count = 2 * module.MAX_BATCH + 10
     assert await put_all(batcher, range(count)) == [f"done {item}" for item in range(count)]
-    assert ledger.written == list(range(count))
-    assert max(map(len, ledger.batches)) == module.MAX_BATCH
+    assert recorder.written == list(range(count))
+    assert max(map(len, recorder.batches)) == module.MAX_BATCH
 
 
-async def test_each_item_gets_its_own_result_or_problem(batcher: "Batcher[Any, Any]", ledger: Ledger) -> None:
-    """A problem of one item is raised to that one's sender."""
+async def test_each_item_gets_its_own_result_or_problem(
+    batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
+) -> None:
+    """The problem of one item is raised only to the sender of that item."""
     answers = await put_all(batcher, [1, "refused", 2])
     assert (answers[0], type(answers[1]), answers[2]) == ("done 1", JobNotFound, "done 2")
-    assert len(ledger.batches) == 1
+    assert len(recorder.batches) == 1
 
 
-async def test_a_broken_item_fails_alone(batcher: "Batcher[Any, Any]", ledger: Ledger) -> None:
-    """The others of its batch are written once each, in their order."""
+async def test_a_faulty_item_fails_alone(batcher: "Batcher[Any, Any]", recorder: RecordingDatabase) -> None:
+    """The other items of its batch are written once each, in order."""
     answers = await put_all(batcher, [1, 2, "broken", 3])
     assert isinstance(answers[2], ValueError)
     assert [answers[0], answers[1], answers[3]] == ["done 1", "done 2", "done 3"]
-    assert ledger.written == [1, 2, 3]
+    assert recorder.written == [1, 2, 3]
     assert await batcher.put(4) == "done 4"
 
 
-async def test_a_database_that_does_not_answer_is_not_asked_for_each(
-    batcher: "Batcher[Any, Any]", ledger: Ledger
+async def test_an_unavailable_database_is_tried_once_per_batch(
+    batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
 ) -> None:
-    """When the whole batch could not be written everybody is told, after one try."""
+    """If the database is unavailable, all senders of the batch get the error after one try."""
     answers = await put_all(batcher, [1, "unavailable", 2])
     assert [type(answer) for answer in answers] == [ServiceUnavailable] * 3
-    assert len(ledger.batches) == 1
+    assert len(recorder.batches) == 1
 
 
-async def test_who_gave_up_before_its_turn_is_not_written(
-    batcher: "Batcher[Any, Any]", ledger: Ledger
+async def test_a_cancelled_waiting_item_is_not_written(
+    batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
 ) -> None:
-    """A request that was cancelled while it waited changes nothing, and the others go on."""
-    first = await ledger.busy(batcher)
+    """A request that is cancelled while it waits changes nothing, and the others continue."""
+    first = await recorder.busy(batcher)
     waiting = [asyncio.create_task(batcher.put(item)) for item in range(3)]
     await asyncio.sleep(0)
     waiting[1].cancel()
     await asyncio.sleep(0)
-    ledger.open.set()
+    recorder.open.set()
     answers = await asyncio.gather(first, *waiting, return_exceptions=True)
     assert isinstance(answers[2], asyncio.CancelledError)
-    assert ledger.written == ["first", 0, 2]
+    assert recorder.written == ["first", 0, 2]
 
 
-async def test_who_gave_up_while_its_batch_broke_is_not_written(
-    batcher: "Batcher[Any, Any]", ledger: Ledger
+async def test_an_item_cancelled_while_its_batch_fails_is_not_written(
+    batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
 ) -> None:
-    """Where a broken batch is tried one by one, an item whose sender left meanwhile is left out."""
-    first = await ledger.busy(batcher)
+    """When a failed batch is retried item by item, cancelled items are left out."""
+    first = await recorder.busy(batcher)
     waiting = [asyncio.create_task(batcher.put(item)) for item in (1, "broken", 2)]
     await asyncio.sleep(0)
-    ledger.begun.clear()
-    ledger.open.set()
+    recorder.begun.clear()
+    recorder.open.set()
     await first
-    ledger.open.clear()
+    recorder.open.clear()
     async with asyncio.timeout(1):
-        await ledger.begun.wait()
+        await recorder.begun.wait()
     waiting[2].cancel()
     await asyncio.sleep(0)
-    ledger.open.set()
+    recorder.open.set()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert ledger.written == ["first", 1]
+    assert recorder.written == ["first", 1]
 
 
-async def test_who_gives_up_during_its_commit_disturbs_nobody(
-    batcher: "Batcher[Any, Any]", ledger: Ledger
+async def test_an_item_cancelled_during_its_commit_is_written(
+    batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
 ) -> None:
-    """What is being written is written; only its sender does not hear of it."""
-    first = await ledger.busy(batcher)
+    """The commit continues; only the sender of the item gets no result."""
+    first = await recorder.busy(batcher)
     first.cancel()
     await asyncio.sleep(0)
     second = asyncio.create_task(batcher.put(2))
     await asyncio.sleep(0)
-    ledger.open.set()
+    recorder.open.set()
     assert await second == "done 2"
-    assert ledger.written == ["first", 2]
+    assert recorder.written == ["first", 2]
 
 
-async def test_too_many_waiting_are_told(ledger: Ledger) -> None:
-    """The queue in memory is bounded: beyond it the answer is 503 and when to come again."""
-    batcher: Batcher[Any, Any] = Batcher(ledger.commit, lambda: 1, max_waiting=3)
-    first = await ledger.busy(batcher)
+async def test_too_many_waiting_items_are_refused(recorder: RecordingDatabase) -> None:
+    """The queue in memory is bounded: further items get a 503 with Retry-After."""
+    batcher: Batcher[Any, Any] = Batcher(recorder.commit, lambda: 1, max_waiting=3)
+    first = await recorder.busy(batcher)
     waiting = [asyncio.create_task(batcher.put(item)) for item in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(ServiceUnavailable) as told:
         await batcher.put("too much")
     assert told.value.headers == {"Retry-After": "1"}
-    ledger.open.set()
+    recorder.open.set()
     assert await asyncio.gather(first, *waiting) == ["done first", "done 0", "done 1", "done 2"]
 
 
-async def test_a_combiner_that_is_stopped_lets_everybody_go(
-    batcher: "Batcher[Any, Any]", ledger: Ledger
+async def test_a_cancelled_commit_cancels_all_waiting_items(
+    batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
 ) -> None:
-    """When the loop cancels the commit, nobody waits for an answer that will not come."""
+    """When the event loop cancels the commit, no item waits for a result any longer."""
     before = asyncio.all_tasks()
-    first = await ledger.busy(batcher)
+    first = await recorder.busy(batcher)
     second = asyncio.create_task(batcher.put(2))
     await asyncio.sleep(0)
     [draining] = asyncio.all_tasks() - before - {first, second}
@@ -211,12 +215,12 @@ async def test_a_combiner_that_is_stopped_lets_everybody_go(
     async with asyncio.timeout(1):
         answers = await asyncio.gather(first, second, return_exceptions=True)
     assert [type(answer) for answer in answers] == [asyncio.CancelledError] * 2
-    ledger.open.set()
+    recorder.open.set()
     assert await batcher.put(3) == "done 3"
 
 
-def test_one_combiner_serves_several_event_loops() -> None:
-    """A host's test client may run each request in a loop of its own; none of them is kept."""
+def test_one_batcher_serves_several_event_loops() -> None:
+    """A host's test client may run each request in a loop of its own; the batcher keeps none of them."""
 
     async def commit(items: Sequence[int]) -> list[int]:
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Release, retry and fail a task by hand: who may, from where, whom it fences out, and what it tells."""
+"""Release, retry and fail a task by hand: roles, statuses, fencing and events."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ from databases import every_kind
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock, InternalExecutor, Replica, internal
 from seeds import add_tasks, task
 
-from recovery.test_clocks import LONG, claims_asleep, no_safety_net  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, no_safety_net, wait_until_waiting  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import JobsInvalidate, TaskAvailable, TaskStatusEvent, room_of, workers_of
 from zndraw_joblib.contract.messages import TaskResponse, Verdict
 from zndraw_joblib.contract.names import INTERNAL
@@ -37,7 +37,7 @@ TO = {
 
 
 def events(replica: Replica) -> list[tuple[str, str]]:
-    """Return what was told, and to which room."""
+    """Return the published events and their rooms."""
     told = []
     for event, room in replica.events:
         status = f" {event.status.value}" if isinstance(event, TaskStatusEvent) else ""
@@ -47,8 +47,8 @@ def events(replica: Replica) -> list[tuple[str, str]]:
 
 @every_kind
 @pytest.mark.parametrize("what", list(FROM), ids=lambda what: what.__name__)
-async def test_each_is_for_some_and_from_some_states(replica: Replica, what: Any) -> None:
-    """Everybody, from everywhere: what may not be is refused, changes nothing and tells nothing."""
+async def test_each_action_by_every_role_from_every_status(replica: Replica, what: Any) -> None:
+    """A refused action changes nothing and publishes nothing."""
     job = await replica.register()
     mine = {"worker_id": job.worker_id, "worker_owner_id": OWNER.id, "attempt": 1}
     for status in TaskStatus:
@@ -73,7 +73,7 @@ async def test_each_is_for_some_and_from_some_states(replica: Replica, what: Any
 
 @every_kind
 async def test_a_released_task_is_in_its_queue_again(timed: Replica, clock: HandClock) -> None:
-    """At its old place; its room and the job's workers hear of it, and no attempt is burnt."""
+    """It has its old position; its room and the job's workers get events, and no attempt is used up."""
     job = await timed.register(max_attempts=1)
     first, second = await timed.submit(job), await timed.submit(job)
     running = await timed.start(job.worker_id)
@@ -95,16 +95,16 @@ async def test_a_released_task_is_in_its_queue_again(timed: Replica, clock: Hand
     assert (await timed.report(again.id, TaskStatus.FAILED, error="oh")).status is TaskStatus.FAILED
 
 
-async def test_why_a_task_was_released_is_kept(replica: Replica) -> None:
-    """What is said of it stays with the task until its next attempt has ended."""
+async def test_the_reason_of_a_release_is_kept(replica: Replica) -> None:
+    """It stays with the task until its next attempt has ended."""
     running = await replica.running(await replica.register())
     released = await replica.act(task_actions.release, running.id, error="the disk is full")
     assert (released.error, released.error_code) == ("the disk is full", "released")
 
 
 @pytest.mark.parametrize("what", [task_actions.release, task_actions.fail], ids=lambda what: what.__name__)
-async def test_the_holder_is_fenced_out(replica: Replica, what: Any) -> None:
-    """Its reports are refused with a reason, its heartbeat says that the task is lost."""
+async def test_the_former_holder_is_fenced_out(replica: Replica, what: Any) -> None:
+    """Its reports are refused with a reason; its heartbeat gets the verdict `lost`."""
     job = await replica.register()
     running = await replica.running(job)
     assert await replica.verdicts(job.worker_id, (running.id, 1)) == [(running.id, Verdict.CONTINUE)]
@@ -121,8 +121,8 @@ async def test_the_holder_is_fenced_out(replica: Replica, what: Any) -> None:
 
 @pytest.mark.parametrize("what", list(FROM), ids=lambda what: what.__name__)
 @pytest.mark.parametrize("fence", ["attempt", "worker"])
-async def test_the_claim_that_is_meant_may_be_named(replica: Replica, what: Any, fence: str) -> None:
-    """Whoever acts on what it saw does not hit a later attempt of the task, or another worker's."""
+async def test_an_action_may_name_the_claim(replica: Replica, what: Any, fence: str) -> None:
+    """An action on an older attempt, or on another worker's, is refused."""
     job = await replica.register()
     running = await replica.running(job)
     await replica.act(task_actions.release, running.id)
@@ -139,8 +139,8 @@ async def test_the_claim_that_is_meant_may_be_named(replica: Replica, what: Any,
     assert (await replica.act(what, again.id, **right)).status is TO[what]
 
 
-async def test_a_worker_hands_back_its_own_tasks_alone(replica: Replica) -> None:
-    """Not those of another owner's worker, of the same job."""
+async def test_a_worker_releases_its_own_tasks_only(replica: Replica) -> None:
+    """It cannot release a task of another owner's worker."""
     job = await replica.register()
     await replica.register(by=STRANGER)
     running = await replica.running(job)
@@ -151,10 +151,8 @@ async def test_a_worker_hands_back_its_own_tasks_alone(replica: Replica) -> None
 
 @every_kind
 @pytest.mark.parametrize("how", ["failed", "cancelled", "cancelled while pending"])
-async def test_a_retried_task_has_all_its_attempts_before_it(
-    timed: Replica, clock: HandClock, how: str
-) -> None:
-    """Its counts start over, its attempt number goes on, nothing is left of its end; then it is claimed."""
+async def test_a_retried_task_gets_all_its_attempts(timed: Replica, clock: HandClock, how: str) -> None:
+    """Its counters restart, its attempt number continues, its former end is cleared; then it is claimed."""
     backoff = {"base_seconds": 0}
     job = await timed.register(max_attempts=2, retry_on=["error"], backoff=backoff)
     ended = await end(timed, await timed.submit(job, expires_in_seconds=100), job.worker_id, how)
@@ -177,7 +175,7 @@ async def test_a_retried_task_has_all_its_attempts_before_it(
 
 
 async def end(timed: Replica, submitted: TaskResponse, worker: UUID | None, how: str) -> TaskResponse:
-    """Let a task end without success: after two attempts, in the middle of one, or before any."""
+    """End a task without success: after two attempts, during one, or before the first."""
     if how == "failed":
         for _ in range(2):
             running = await timed.start(worker)
@@ -189,8 +187,8 @@ async def end(timed: Replica, submitted: TaskResponse, worker: UUID | None, how:
     return await timed.get(submitted.id)
 
 
-async def test_a_retry_shows_a_hidden_job_again(replica: Replica) -> None:
-    """Its rooms hear of that, the next worker gets the task, and with its end the job may be hidden again."""
+async def test_a_retry_restores_a_soft_deleted_job(replica: Replica) -> None:
+    """The job's rooms get an event; the next worker gets the task; then the job may be deleted again."""
     job = await replica.register()
     running = await replica.running(job)
     await replica.leave(job.worker_id)
@@ -205,8 +203,8 @@ async def test_a_retry_shows_a_hidden_job_again(replica: Replica) -> None:
     assert is_new
 
 
-async def test_a_retry_that_is_cancelled_hides_the_job_again(replica: Replica) -> None:
-    """Nobody serves it, and nothing waits."""
+async def test_cancelling_a_retried_task_deletes_its_job_again(replica: Replica) -> None:
+    """The job then has no worker and no pending task."""
     job = await replica.register()
     running = await replica.running(job)
     await replica.leave(job.worker_id)
@@ -222,8 +220,10 @@ async def test_a_retry_that_is_cancelled_hides_the_job_again(replica: Replica) -
 
 @every_kind
 @pytest.mark.parametrize("how", ["pending", "scheduled", "claimed", "running"])
-async def test_an_operator_may_end_what_has_not_ended(timed: Replica, clock: HandClock, how: str) -> None:
-    """With a reason or without; its waiters hear of it, and the policy does not bring it back."""
+async def test_an_operator_fails_any_task_that_has_not_ended(
+    timed: Replica, clock: HandClock, how: str
+) -> None:
+    """With or without a reason; waiters are woken, and the retry policy does not apply."""
     job = await timed.register(max_attempts=9, retry_on=["error", "timeout", "worker_lost"])
     submitted = await timed.submit(job, delay_seconds=100 if how == "scheduled" else None)
     if how in {"claimed", "running"}:
@@ -231,7 +231,7 @@ async def test_an_operator_may_end_what_has_not_ended(timed: Replica, clock: Han
     if how == "running":
         await timed.report(submitted.id, TaskStatus.RUNNING)
     waiter = asyncio.create_task(timed.get(submitted.id, wait=LONG))
-    await claims_asleep(timed, 1)
+    await wait_until_waiting(timed, 1)
     error = "it is stuck" if how == "running" else None
     failed = await timed.act(task_actions.fail, submitted.id, error=error)
     assert (failed.status, failed.error_code) == (TaskStatus.FAILED, "failed-by-operator")
@@ -243,8 +243,8 @@ async def test_an_operator_may_end_what_has_not_ended(timed: Replica, clock: Han
     assert await timed.claim(job.worker_id) is None
 
 
-async def test_internal_tasks_are_for_superusers(replica: Replica) -> None:
-    """Their submitter may not touch them while they run inside; a superuser may end them."""
+async def test_only_a_superuser_acts_on_a_claimed_internal_task(replica: Replica) -> None:
+    """Its submitter may not act on it; a superuser may fail it."""
     await replica.register("Render", INTERNAL, by=ADMIN)
     replica.registry = InternalRegistry({str(internal()): InternalExecutor()})
     submitted = await replica.submit(str(internal()))
@@ -255,8 +255,8 @@ async def test_internal_tasks_are_for_superusers(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize("what", [task_actions.release, task_actions.retry], ids=lambda what: what.__name__)
-async def test_an_internal_task_goes_back_and_is_dispatched_again(replica: Replica, what: Any) -> None:
-    """By hand, as any other; no worker is called for, and the broker gets it as another attempt."""
+async def test_a_released_internal_task_is_dispatched_again(replica: Replica, what: Any) -> None:
+    """No remote worker is woken; the broker gets it as another attempt."""
     await replica.register("Render", INTERNAL, by=ADMIN)
     executor = InternalExecutor()
     replica.registry = InternalRegistry({str(internal()): executor})
@@ -275,8 +275,8 @@ async def test_an_internal_task_goes_back_and_is_dispatched_again(replica: Repli
     assert len(executor.calls) == 2
 
 
-async def test_an_internal_task_is_tried_again_as_its_policy_says(replica: Replica) -> None:
-    """And waits for its time first, where it is for later."""
+async def test_an_internal_task_follows_its_retry_policy(replica: Replica) -> None:
+    """It waits for its backoff first."""
     await replica.register("Render", INTERNAL, by=ADMIN, max_attempts=2, retry_on=["error"], backoff=NO_PAUSE)
     executor = InternalExecutor()
     replica.registry = InternalRegistry({str(internal()): executor})

@@ -1,4 +1,4 @@
-"""A heartbeat keeps a worker, and tells it what became of the tasks that it takes itself to hold."""
+"""Heartbeats keep a worker alive and return a verdict on each task that it names."""
 
 from uuid import UUID, uuid4
 
@@ -20,8 +20,8 @@ tasks = Task.__table__
 
 
 @every_kind
-async def test_a_task_is_gone_on_with_while_it_is_held(replica: Replica) -> None:
-    """From the claim until its end; what was cancelled meanwhile shall stop, what ended else is lost."""
+async def test_a_held_task_continues(replica: Replica) -> None:
+    """The verdict is `continue` from claim to end, `cancel` after a cancellation, else `lost`."""
     job = await replica.register()
     for ending, verdict in (("cancelled", CANCEL), ("completed", LOST), ("failed", LOST)):
         await replica.submit(job)
@@ -36,8 +36,8 @@ async def test_a_task_is_gone_on_with_while_it_is_held(replica: Replica) -> None
 
 
 @every_kind
-async def test_only_what_a_worker_holds_itself_by_this_claim_is_its_own(replica: Replica) -> None:
-    """Others' tasks, other attempts, pending tasks and unknown ones are lost, and no word more is said."""
+async def test_a_task_of_another_claim_is_lost(replica: Replica) -> None:
+    """Other workers' tasks, other attempts, pending tasks and unknown ids are all just `lost`."""
     job = await replica.register()
     other = await replica.register(worker=None)
     assert other.worker_id != job.worker_id
@@ -56,7 +56,7 @@ async def test_only_what_a_worker_holds_itself_by_this_claim_is_its_own(replica:
 
 
 async def test_a_task_that_was_cancelled_before_it_was_claimed_again_is_lost(replica: Replica) -> None:
-    """The token of an old claim says nothing of the new one."""
+    """A verdict is about the named attempt only, not about a later one."""
     job = await replica.register()
     task = await replica.running(job)
     await replica.execute(update(tasks).where(tasks.c.id == task.id).values(attempt=task.attempt + 1))
@@ -66,10 +66,10 @@ async def test_a_task_that_was_cancelled_before_it_was_claimed_again_is_lost(rep
     assert await replica.verdicts(job.worker_id, (task.id, task.attempt + 1)) == [(task.id, CANCEL)]
 
 
-async def test_the_tasks_of_a_whole_batch_are_read_at_once(
+async def test_one_statement_reads_the_tasks_of_a_batch(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each heartbeat gets its own verdicts; of those that are refused no task is looked at."""
+    """Each heartbeat gets its own verdicts; the tasks of refused heartbeats are not read."""
     job = await replica.register()
     other = await replica.register(worker=None)
     mine, theirs = [await replica.submit(job) for _ in range(2)]
@@ -109,7 +109,7 @@ async def test_the_tasks_of_a_whole_batch_are_read_at_once(
 
 
 async def test_more_tasks_can_be_named_than_a_statement_takes(replica: Replica) -> None:
-    """Twenty thousand named tasks are read with several statements; each gets its verdict."""
+    """Several statements read more tasks than fit into one."""
     job = await replica.register()
     for _ in range(7):
         await replica.submit(job)

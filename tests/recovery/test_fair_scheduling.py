@@ -19,7 +19,7 @@ BACKLOGS = {"a": 9, "b": 2, "c": 5, "d": 1}
 
 @pytest.fixture(autouse=True)
 def fair(request: pytest.FixtureRequest) -> None:
-    """Let rooms take turns."""
+    """Set `claim_order` to fair."""
     for name in ("timed", "pair"):
         if name in request.fixturenames:
             found = request.getfixturevalue(name)
@@ -33,7 +33,7 @@ async def backlog(replica: Replica, job: JobResponse, of: Mapping[str, int]) -> 
 
 
 def rounds(of: Mapping[str, int]) -> list[str]:
-    """Return the rooms in the order of their turns."""
+    """Return the rooms in the order of their claims."""
     left, turns = Counter(of), []
     while left:
         turns += sorted(left)
@@ -43,7 +43,7 @@ def rounds(of: Mapping[str, int]) -> list[str]:
 
 @every_kind
 async def test_rooms_take_turns_claim_by_claim(timed: Replica, clock: HandClock) -> None:
-    """One claim at a time: each room has a turn in each round, as long as it has tasks."""
+    """Each room has one claim in each round while it has tasks."""
     job = await timed.register()
     made = await backlog(timed, job, BACKLOGS)
     got = []
@@ -55,7 +55,7 @@ async def test_rooms_take_turns_claim_by_claim(timed: Replica, clock: HandClock)
 
 
 def assert_in_order(made: list[TaskResponse], got: list[TaskResponse]) -> None:
-    """Assert that within each room what came first was claimed first."""
+    """Assert that each room's tasks were claimed in the order of arrival."""
     for room in {task.room_id for task in made}:
         mine = [task.id for task in got if task.room_id == room]
         assert mine == [task.id for task in made if task.room_id == room]
@@ -63,7 +63,7 @@ def assert_in_order(made: list[TaskResponse], got: list[TaskResponse]) -> None:
 
 @every_kind
 async def test_rooms_take_turns_within_a_batch(timed: Replica, clock: HandClock) -> None:
-    """Claims of one transaction are served in the same rounds."""
+    """Claims of one transaction follow the same rounds."""
     job = await timed.register()
     made = await backlog(timed, job, BACKLOGS)
     assert job.worker_id is not None
@@ -74,8 +74,8 @@ async def test_rooms_take_turns_within_a_batch(timed: Replica, clock: HandClock)
     assert_in_order(made, got)
 
 
-async def test_a_room_that_comes_late_has_its_turn_at_once(timed: Replica, clock: HandClock) -> None:
-    """Behind a thousand tasks of another room, one task waits for one."""
+async def test_a_new_room_has_its_turn_at_once(timed: Replica, clock: HandClock) -> None:
+    """Its first task waits for one of the thousand tasks of another room."""
     job = await timed.register()
     await asyncio.gather(*[timed.submit(job, room="flood") for _ in range(300)])
     for _ in range(3):
@@ -92,7 +92,7 @@ async def test_a_room_that_comes_late_has_its_turn_at_once(timed: Replica, clock
 
 
 async def test_priorities_hold_within_a_room(timed: Replica, clock: HandClock) -> None:
-    """The priority of its tasks gives a room no more turns than one, where an old task follows a new one."""
+    """A high priority gives a room no additional turn."""
     job = await timed.register()
     low = [await timed.submit(job, room="a") for _ in range(3)]
     high = [await timed.submit(job, room="a", priority=9) for _ in range(3)]
@@ -109,7 +109,7 @@ async def test_priorities_hold_within_a_room(timed: Replica, clock: HandClock) -
 
 
 async def test_first_come_first_served_is_the_default(timed: Replica, clock: HandClock) -> None:
-    """Without the setting the longest backlog goes first, if it was there first."""
+    """Without the setting the oldest tasks go first, whatever their room."""
     timed.runtime.settings.claim_order = "fifo"
     job = await timed.register()
     made = await backlog(timed, job, BACKLOGS)
@@ -120,8 +120,8 @@ async def test_first_come_first_served_is_the_default(timed: Replica, clock: Han
     assert got == [task.id for task in made]
 
 
-async def test_a_task_that_comes_back_takes_no_extra_turn(timed: Replica, clock: HandClock) -> None:
-    """It is the first of its room again, and the rooms go on taking turns."""
+async def test_a_returning_task_takes_no_additional_turn(timed: Replica, clock: HandClock) -> None:
+    """It is the first of its room again, and the rooms keep taking turns."""
     job = await timed.register()
     await backlog(timed, job, {"a": 4, "b": 4})
     turns = []
@@ -136,7 +136,7 @@ async def test_a_task_that_comes_back_takes_no_extra_turn(timed: Replica, clock:
 
 @every_kind
 async def test_two_replicas_let_rooms_take_turns(pair: list[Replica]) -> None:
-    """Each claim sees what the other replica has given out: no room is two turns ahead of another."""
+    """Each claim sees the claims of the other replica: no room is two turns ahead."""
     job = await pair[0].register()
     made = await backlog(pair[0], job, {"a": 12, "b": 12, "c": 3})
     got: Counter[str] = Counter()
@@ -148,8 +148,8 @@ async def test_two_replicas_let_rooms_take_turns(pair: list[Replica]) -> None:
 
 
 @every_kind
-async def test_turns_of_claims_that_meet(pair: list[Replica]) -> None:
-    """Claims of two replicas at the same time: each task once, and every room about its share."""
+async def test_turns_of_concurrent_claims(pair: list[Replica]) -> None:
+    """Claims of two replicas take each task once, and each room gets about its share."""
     job = await pair[0].register()
     await backlog(pair[0], job, {"a": 30, "b": 10, "c": 10})
     claimed: list[TaskResponse] = []
@@ -164,8 +164,8 @@ async def test_turns_of_claims_that_meet(pair: list[Replica]) -> None:
 
 
 @every_kind
-async def test_a_full_room_misses_its_turn(timed: Replica, clock: HandClock) -> None:
-    """Fair, and with a cap for rooms: the others go on by turns."""
+async def test_a_room_at_its_limit_misses_its_turn(timed: Replica, clock: HandClock) -> None:
+    """The other rooms keep taking turns."""
     timed.runtime.settings.room_max_in_flight = 2
     job = await timed.register()
     await backlog(timed, job, {"a": 5, "b": 3, "c": 1})
