@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 from waiting import wait_until
 
-from cli.program import Program
+from cli.program import PATIENCE, Program
 
 
 def test_the_demo_accounts_for_every_task(program: Program) -> None:
@@ -27,7 +27,7 @@ def test_ctrl_c_stops_the_demo_and_its_processes(program: Program, tmp_path: Pat
     parent = psutil.Process(demo.pid)
     children = wait_until(lambda: len(found := parent.children(recursive=True)) > 2 and found)
     demo.send_signal(signal.SIGINT)
-    out, err = demo.communicate(timeout=20)
+    out, err = demo.communicate(timeout=PATIENCE)
     assert (demo.returncode, err) == (130, "")
     assert "modules of Python" in out
     assert not [child for child in children if child.is_running()]

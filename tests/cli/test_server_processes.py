@@ -41,9 +41,6 @@ with socket.create_server(("127.0.0.1", 0)) as listener:
 """
 
 
-pytestmark = pytest.mark.timeout(120)  # each process starts an interpreter and imports a server
-
-
 class TwoProcesses(RunningServer):
     """A running `serve` with two processes."""
 
