@@ -1,4 +1,4 @@
-"""A server that users run, and clients of others that talk to it."""
+"""A server as users run it, and clients of other versions and languages."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,35 +28,35 @@ TRANSPORTS = [["websocket"], ["polling"], ["polling", "websocket"]]
 
 
 class Place(NamedTuple):
-    """A running server, the token of somebody there, and ways to look at it as a superuser."""
+    """A running server, a user's token, and a superuser's access."""
 
     server: RunningServer
     token: str
     connection: Connection
 
     @property
-    def remote(self) -> RestApi:
+    def rest(self) -> RestApi:
         """The server's operations."""
         return RestApi(self.connection)
 
     @property
-    def caller(self) -> JobClient:
-        """Calls jobs."""
-        return JobClient(self.remote)
+    def client(self) -> JobClient:
+        """A client that submits tasks."""
+        return JobClient(self.rest)
 
     def workers(self) -> set[str]:
         """Return the ids of all workers."""
-        return {str(worker.id) for worker in self.caller.workers(limit=500).items}
+        return {str(worker.id) for worker in self.client.workers(limit=500).items}
 
     def jobs(self, room: str) -> dict[str, list[str]]:
         """Return the names of the room's own jobs, each with its workers' ids."""
-        listed = [job for job in self.caller.jobs(room).items if job.full_name.startswith(f"{room}:")]
+        listed = [job for job in self.client.jobs(room).items if job.full_name.startswith(f"{room}:")]
         return {job.full_name: [str(worker) for worker in job.workers] for job in listed}
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """One server for all tests that leave it as it is; each works in a room of its own."""
+    """Return one server for all tests that do not change it; each test works in a room of its own."""
     program = Program(tmp_path_factory.mktemp("peers"))
     with RunningServer(program) as server, server.connect() as connection:
         token = program.ok("token", "create", "user", URL=server.url).strip()
@@ -86,8 +86,7 @@ def room() -> str:
 def old_worker(place: Place) -> Iterator[Callable[..., Peer]]:
     """Return a function that starts a worker of version 0.1.7.
 
-    It is connected with `transports`, or with none polls only; left alone it never looks for tasks and
-    never beats.
+    It connects with `transports`, None for no Socket.IO. By default it neither polls nor sends heartbeats.
     """
     with ExitStack() as stack:
 
@@ -119,15 +118,15 @@ def front_end(place: Place) -> Iterator[Callable[..., Peer]]:
         yield start
 
 
-def hear(place: Place, worker: Peer, room: str) -> None:
-    """Call a worker's job until it runs: by then its socket has joined, which nothing else tells."""
+def submit_until_woken(place: Place, worker: Peer, room: str) -> None:
+    """Submit tasks until the worker runs one: that shows that its socket has joined its room."""
     calls: list[str] = []
-    ran = len(worker.told("ran"))
+    ran = len(worker.events("ran"))
 
     def runs() -> bool:
-        calls.append(place.caller.submit(f"{room}:analysis:Sum"))
-        return len(worker.told("ran")) > ran
+        calls.append(place.client.submit(f"{room}:analysis:Sum"))
+        return len(worker.events("ran")) > ran
 
     wait_until(runs)
     worker.wait_for("ran", ran + len(calls))
-    wait_until(lambda: worker.told(CLAIM)[-1]["body"] == NOTHING)
+    wait_until(lambda: worker.events(CLAIM)[-1]["body"] == NOTHING)

@@ -1,7 +1,7 @@
-"""A worker made with `zndraw-joblib` 0.1.7, by its documentation, in an environment of its own.
+"""A worker that uses `zndraw-joblib` 0.1.7 as documented, in an environment of its own.
 
-Its argument is a JSON object of options. Each line of standard input asks for something, in JSON; each line
-of standard output is an answer, or tells what happened meanwhile.
+Its argument is a JSON object of options. Each line of standard input is an order, in JSON; each line of
+standard output is an answer or an event.
 """
 
 import json
@@ -21,7 +21,7 @@ from zndraw_joblib import Category, ClaimedTask, Extension, JobManager, Provider
 _writing = threading.Lock()
 
 
-def tell(**what: Any) -> None:
+def write(**what: Any) -> None:
     """Write one line."""
     with _writing:
         print(json.dumps(what, default=str), flush=True)
@@ -55,26 +55,26 @@ class Wait(Extension):
 
     def run(self, vis: Any, **kwargs: Any) -> None:
         """Never return."""
-        tell(told="waits")
+        write(event="waits")
         threading.Event().wait()
 
 
 class Words(Provider):
-    """Says what it was asked, and by which handler."""
+    """Returns the path of the request, and the handler, as JSON."""
 
     category: ClassVar[str] = "words"
     path: str = "/"
 
     def read(self, handler: Any) -> Any:
-        """Return the path in a list, or fail."""
-        tell(told="read", path=self.path)
+        """Return the handler and the path in a list, or fail."""
+        write(event="read", path=self.path)
         if self.path == "/broken":
             raise LookupError("no such path")
         return [handler, self.path]
 
 
 class Raw(Provider):
-    """The same as bytes."""
+    """Returns the same as bytes."""
 
     category: ClassVar[str] = "raws"
     content_type: ClassVar[str] = "application/x-msgpack"
@@ -82,7 +82,7 @@ class Raw(Provider):
 
     def read(self, handler: Any) -> bytes:
         """Return the handler and the path."""
-        tell(told="read", path=self.path)
+        write(event="read", path=self.path)
         return f"{handler} {self.path}".encode()
 
 
@@ -93,16 +93,18 @@ EXTENSIONS = {"Sum": Sum, "Break": Break, "Wait": Wait, "OtherSum": OtherSum}
 
 
 class Api:
-    """The documented `ApiManager`; it tells of every answer."""
+    """The documented `ApiManager`; it writes an event for every response."""
 
     def __init__(self, url: str, token: str) -> None:
         self._url = url
         self._token = token
-        self.http = httpx.Client(trust_env=False, timeout=30, event_hooks={"response": [self._tell]})
+        self.http = httpx.Client(
+            trust_env=False, timeout=30, event_hooks={"response": [self._write_response]}
+        )
 
     @property
     def base_url(self) -> str:
-        """Where the server is."""
+        """The server's address."""
         return self._url
 
     def get_headers(self) -> dict[str, str]:
@@ -110,19 +112,19 @@ class Api:
         return {"Authorization": f"Bearer {self._token}"}
 
     def raise_for_status(self, response: httpx.Response) -> None:
-        """Raise what the package's own loops look for."""
+        """Raise the errors that the package's own loops expect."""
         if response.is_success:
             return
         kinds = {401: PermissionError, 403: PermissionError, 404: KeyError, 409: ValueError, 422: ValueError}
         raise kinds.get(response.status_code, RuntimeError)(response.json()["type"])
 
-    def _tell(self, response: httpx.Response) -> None:
+    def _write_response(self, response: httpx.Response) -> None:
         response.read()
         request = response.request
         body = response.json() if response.content else None
         is_raw = request.url.path.endswith("/results")
-        tell(
-            told=f"{request.method} {request.url.path}",
+        write(
+            event=f"{request.method} {request.url.path}",
             sent=None if is_raw else json.loads(request.content or "null"),
             status=response.status_code,
             body=body,
@@ -130,14 +132,14 @@ class Api:
 
 
 class Orders:
-    """What can be asked for; each method is an order by its name."""
+    """The orders; each method is the order of its name."""
 
     def __init__(self, manager: JobManager) -> None:
         self._manager = manager
         self._tasks: dict[str, ClaimedTask] = {}
 
     def about(self) -> dict[str, Any]:
-        """Return what runs here."""
+        """Return the version and the location of the package."""
         return {"version": version("zndraw-joblib"), "file": zndraw_joblib.__file__}
 
     def register(self, name: str, **where: Any) -> str:
@@ -158,11 +160,11 @@ class Orders:
         return dict(self._manager.handlers)
 
     def create_worker(self) -> str:
-        """Make a worker without jobs; return its id."""
+        """Create a worker without jobs; return its id."""
         return str(self._manager.create_worker())
 
     def submit(self, name: str, payload: dict[str, Any], **where: Any) -> str:
-        """Call a job; return the task's id."""
+        """Submit a task; return its id."""
         return self._manager.submit(EXTENSIONS[name](**payload), **where)
 
     def claim(self) -> dict[str, Any] | None:
@@ -197,25 +199,25 @@ class Orders:
 
 
 def execute(task: ClaimedTask) -> None:
-    """Run a claimed task and tell its value."""
+    """Run a claimed task and write its value."""
     value = task.extension.run(None)
-    tell(told="ran", task_id=task.task_id, job_name=task.job_name, room_id=task.room_id, value=value)
+    write(event="ran", task_id=task.task_id, job_name=task.job_name, room_id=task.room_id, value=value)
 
 
-def follow(manager: JobManager) -> None:
-    """Do what standard input says, and leave at its end."""
+def follow_orders(manager: JobManager) -> None:
+    """Follow the orders of standard input, and disconnect at its end."""
     orders = Orders(manager)
     for line in sys.stdin:
         order = json.loads(line)
         try:
-            tell(answer=getattr(orders, order.pop("do"))(**order))
+            write(answer=getattr(orders, order.pop("do"))(**order))
         except Exception as error:
-            tell(raised=type(error).__name__, text=str(error))
+            write(raised=type(error).__name__, text=str(error))
     manager.disconnect()
 
 
 def connected(url: str, token: str, transports: list[str]) -> Any:
-    """Return a socket of the server, wrapped as the package wants it."""
+    """Return a connected Socket.IO client, wrapped as the package needs it."""
     socket = socketio.Client(reconnection_delay=0.5, reconnection_delay_max=0.5)
     socket.connect(url, auth={"token": token}, transports=transports)
     return wrap(socket)
@@ -225,11 +227,11 @@ def main(url: str, token: str, transports: list[str] | None, serves: bool, **opt
     """Work until standard input ends or a signal comes."""
     tsio = connected(url, token, transports) if transports else None
     with JobManager(Api(url, token), tsio, execute=execute if serves else None, **options) as manager:
-        threading.Thread(target=follow, args=[manager], daemon=True).start()
+        threading.Thread(target=follow_orders, args=[manager], daemon=True).start()
         manager.wait()
     if tsio is not None:
         tsio.disconnect()
-    tell(told="left")
+    write(event="left")
 
 
 if __name__ == "__main__":

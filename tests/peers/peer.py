@@ -1,4 +1,4 @@
-"""A program of somebody else's, in a process: asked and answering in lines of JSON."""
+"""Another program in a process, which gets orders and writes answers and events as lines of JSON."""
 
 import json
 import os
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Refused(Exception):
-    """What was asked for raised an exception over there."""
+    """The order raised an exception in the other program."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -21,18 +21,18 @@ class Refused(Exception):
 
 
 class Peer:
-    """A running program. As a context it is ended at the end, with what it complained about in the report."""
+    """A running program. As a context it is killed at the end."""
 
     def __init__(self, *command: str | Path, needs: Path = ROOT) -> None:
         for path in (needs, *(part for part in command if isinstance(part, Path))):
             assert path.exists(), f"{path.relative_to(ROOT)} is not there: run `make peers`"
-        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the process
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the process
         self.process = subprocess.Popen(
             command,
             env={name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._complaints,
+            stderr=self._errors,
             text=True,
         )
         self._lines: list[dict[str, Any]] = []
@@ -43,27 +43,27 @@ class Peer:
         self._listening.start()
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """Return the answer to an order. Raises `Refused` with what it raised."""
+        """Return the answer to an order. Raises `Refused` with the exception of the other program."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self.process.stdin.flush()
-        answer = self._wait(lambda line: "told" not in line, self._answered + 1, do)[-1]
+        answer = self._wait(lambda line: "event" not in line, self._answered + 1, do)[-1]
         self._answered += 1
         if "raised" in answer:
             raise Refused(answer["raised"], answer["text"])
         return answer["answer"]
 
-    def told(self, what: str, **having: Any) -> list[dict[str, Any]]:
-        """Return what it has told so far of one kind, with these fields."""
+    def events(self, what: str, **having: Any) -> list[dict[str, Any]]:
+        """Return the events of one name so far that have these fields."""
         with self._changed:
             return [line for line in self._lines if _matches(line, what, having)]
 
     def wait_for(self, what: str, count: int = 1, **having: Any) -> list[dict[str, Any]]:
-        """Wait until it has told something so many times, with these fields; return all it told of it."""
+        """Wait for `count` events of one name that have these fields; return all of them."""
         return self._wait(lambda line: _matches(line, what, having), count, f"{what} {having}")
 
     def end(self, number: int | None = None) -> int:
-        """End it by a signal, or else by the end of its input; return its code once it is gone."""
+        """End the program by a signal, or by the end of its input; return its exit code."""
         assert self.process.stdin is not None
         if number is None:
             self.process.stdin.close()
@@ -74,10 +74,10 @@ class Peer:
         return code
 
     @property
-    def complaints(self) -> str:
-        """What it has written to standard error."""
-        self._complaints.seek(0)
-        return self._complaints.read()
+    def errors(self) -> str:
+        """The program's standard error."""
+        self._errors.seek(0)
+        return self._errors.read()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
@@ -99,7 +99,7 @@ class Peer:
             if len(found()) >= count:
                 return found()
             lines = "\n".join(map(str, self._lines))
-        raise AssertionError(f"not {count} of {name}, but:\n{lines}\n{self.complaints}")
+        raise AssertionError(f"not {count} of {name}, but:\n{lines}\n{self.errors}")
 
     def __enter__(self) -> Self:
         return self
@@ -111,8 +111,8 @@ class Peer:
         self._listening.join(PATIENCE)
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self._complaints.close()
+        self._errors.close()
 
 
 def _matches(line: dict[str, Any], what: str, having: dict[str, Any]) -> bool:
-    return line.get("told") == what and all(line.get(name) == value for name, value in having.items())
+    return line.get("event") == what and all(line.get(name) == value for name, value in having.items())

@@ -1,4 +1,4 @@
-"""The worker of the package's version 0.1.7, from the registry, against this server."""
+"""A worker of version 0.1.7, installed from PyPI, with this server."""
 
 import signal
 from collections.abc import Callable
@@ -6,28 +6,28 @@ from collections.abc import Callable
 import pytest
 from waiting import wait_until
 
-from peers.conftest import CLAIM, NOTHING, OLD, TRANSPORTS, V1, Place, hear
+from peers.conftest import CLAIM, NOTHING, OLD, TRANSPORTS, V1, Place, submit_until_woken
 from peers.peer import Peer, Refused
 
 
 def test_it_is_the_other_package(old_worker: Callable[..., Peer]) -> None:
-    """What is tested here is not ourselves."""
+    """The worker does not import this repository."""
     about = old_worker().ask("about")
     assert about["version"] == "0.1.7"
     assert about["file"].startswith(str(OLD))
 
 
 @pytest.mark.parametrize("transports", TRANSPORTS, ids="+".join)
-def test_a_task_wakes_it(
+def test_an_event_wakes_it(
     place: Place, room: str, old_worker: Callable[..., Peer], transports: list[str]
 ) -> None:
-    """It looks for tasks every ten minutes; a task is run at once, because the server tells of it."""
+    """It polls every ten minutes; a task runs at once, because of the server's event."""
     worker = old_worker(transports=transports)
     worker_id = worker.ask("register", name="Sum", room=room)
-    hear(place, worker, room)
-    task = place.caller.wait_for(place.caller.submit(f"{room}:analysis:Sum", {"numbers": [1, 2]}), timeout=10)
+    submit_until_woken(place, worker, room)
+    task = place.client.wait_for(place.client.submit(f"{room}:analysis:Sum", {"numbers": [1, 2]}), timeout=10)
     assert (task.status, str(task.worker_id), task.error) == ("completed", worker_id, None)
-    [ran] = worker.told("ran", task_id=str(task.id))
+    [ran] = worker.events("ran", task_id=str(task.id))
     assert (ran["job_name"], ran["room_id"], ran["value"]) == (f"{room}:analysis:Sum", room, 3)
     moves = worker.wait_for(f"PATCH {V1}/tasks/{task.id}", 2)
     assert [(move["sent"]["status"], move["status"]) for move in moves] == [
@@ -37,18 +37,18 @@ def test_a_task_wakes_it(
 
 
 def test_it_works_without_a_socket(place: Place, room: str, old_worker: Callable[..., Peer]) -> None:
-    """Without Socket.IO it asks every 50 ms; each task runs once, in the order of the calls."""
+    """Without Socket.IO it polls every 50 ms; each task runs once, in the order of submission."""
     worker = old_worker(polling_interval=0.05)
     worker.ask("register", name="Sum", room=room)
-    calls = [place.caller.submit(f"{room}:analysis:Sum", {"numbers": [n]}) for n in range(5)]
-    assert [place.caller.wait_for(call, timeout=10).status for call in calls] == ["completed"] * 5
-    assert [(ran["task_id"], ran["value"]) for ran in worker.told("ran")] == list(
+    calls = [place.client.submit(f"{room}:analysis:Sum", {"numbers": [n]}) for n in range(5)]
+    assert [place.client.wait_for(call, timeout=10).status for call in calls] == ["completed"] * 5
+    assert [(ran["task_id"], ran["value"]) for ran in worker.events("ran")] == list(
         zip(calls, range(5), strict=True)
     )
 
 
 def test_one_job_and_two_workers(place: Place, room: str, old_worker: Callable[..., Peer]) -> None:
-    """Two of them serve a job; a task goes to one of them, and both get some while there are many."""
+    """A task goes to one of the two workers of a job; both get some of many."""
     workers = [old_worker(transports=["websocket"]) for _ in range(2)]
     for worker in workers:
         worker.ask("register", name="Sum", room=room)
@@ -56,28 +56,28 @@ def test_one_job_and_two_workers(place: Place, room: str, old_worker: Callable[.
     calls: list[str] = []
 
     def both_run() -> bool:
-        calls.append(place.caller.submit(f"{room}:analysis:Sum"))
-        return all(worker.told("ran") for worker in workers)
+        calls.append(place.client.submit(f"{room}:analysis:Sum"))
+        return all(worker.events("ran") for worker in workers)
 
     wait_until(both_run)
-    assert {place.caller.wait_for(call, timeout=10).status for call in calls} == {"completed"}
-    assert sorted(ran["task_id"] for worker in workers for ran in worker.told("ran")) == sorted(calls)
+    assert {place.client.wait_for(call, timeout=10).status for call in calls} == {"completed"}
+    assert sorted(ran["task_id"] for worker in workers for ran in worker.events("ran")) == sorted(calls)
 
 
 def test_a_task_that_fails(place: Place, room: str, old_worker: Callable[..., Peer]) -> None:
-    """What an extension raised is the task's error; the worker goes on."""
+    """The extension's exception is the task's error; the worker continues."""
     worker = old_worker(polling_interval=0.05)
     worker.ask("register", name="Break", room=room)
     worker.ask("register", name="Sum", room=room)
-    failed = place.caller.wait_for(place.caller.submit(f"{room}:modifiers:Break"), timeout=10)
+    failed = place.client.wait_for(place.client.submit(f"{room}:modifiers:Break"), timeout=10)
     assert failed.status == "failed"
     assert "it broke" in str(failed.error)
-    after = place.caller.wait_for(place.caller.submit(f"{room}:analysis:Sum"), timeout=10)
+    after = place.client.wait_for(place.client.submit(f"{room}:analysis:Sum"), timeout=10)
     assert (after.status, after.worker_id) == ("completed", failed.worker_id)
 
 
 def test_by_hand(place: Place, room: str, old_worker: Callable[..., Peer]) -> None:
-    """Without `execute` its user claims, starts and ends tasks; `submit` calls a job."""
+    """Without `execute` its program claims, starts and completes tasks; `submit` submits one."""
     worker = old_worker(serves=False)
     worker_id = worker.ask("create_worker")
     assert worker.ask("register", name="Sum", room=room) == worker_id
@@ -88,14 +88,14 @@ def test_by_hand(place: Place, room: str, old_worker: Callable[..., Peer]) -> No
     assert claimed == expected
     assert worker.ask("claim") is None
     worker.ask("report", how="start", task_id=call)
-    assert place.caller.get_task(call).status == "running"
+    assert place.client.get_task(call).status == "running"
     worker.ask("report", how="complete", task_id=call)
-    task = place.caller.get_task(call)
+    task = place.client.get_task(call)
     assert (task.status, str(task.worker_id)) == ("completed", worker_id)
 
 
 def test_ends_by_hand(place: Place, room: str, old_worker: Callable[..., Peer]) -> None:
-    """A task that `listen` gave is completed, failed or cancelled; so it stays."""
+    """A task from `listen` is completed, failed or cancelled; that status is final."""
     worker = old_worker(serves=False)
     worker.ask("register", name="Sum", room=room)
     for how, details, status in [
@@ -103,41 +103,41 @@ def test_ends_by_hand(place: Place, room: str, old_worker: Callable[..., Peer]) 
         ("fail", {"error": "no"}, "failed"),
         ("cancel", {}, "cancelled"),
     ]:
-        call = place.caller.submit(f"{room}:analysis:Sum")
+        call = place.client.submit(f"{room}:analysis:Sum")
         assert worker.ask("listen")["id"] == call
         worker.ask("report", how="start", task_id=call)
         worker.ask("report", how=how, task_id=call, **details)
-        task = place.caller.get_task(call)
+        task = place.client.get_task(call)
         assert (task.status, task.error) == (status, details.get("error"))
         with pytest.raises(Refused, match="ValueError: /v1/problems/invalid-task-transition"):
             worker.ask("report", how="start", task_id=call)
 
 
 def test_it_fails_a_task_by_its_id(place: Place, room: str, old_worker: Callable[..., Peer]) -> None:
-    """A claimed task that was never started may be failed."""
+    """A claimed task that has not started can be failed."""
     worker = old_worker(serves=False)
     worker.ask("register", name="Sum", room=room)
-    call = place.caller.submit(f"{room}:analysis:Sum")
+    call = place.client.submit(f"{room}:analysis:Sum")
     worker.ask("claim")
     worker.ask("fail_by_id", task_id=call, error="not today")
-    task = place.caller.get_task(call)
+    task = place.client.get_task(call)
     assert (task.status, task.error) == ("failed", "not today")
 
 
-def test_a_job_for_all_rooms(place: Place, room: str, old_worker: Callable[..., Peer]) -> None:
-    """Registered without a room, by a superuser, it is in @global; a room's user calls it from there."""
+def test_a_global_job(place: Place, room: str, old_worker: Callable[..., Peer]) -> None:
+    """A superuser registers it without a room; a user of any room submits tasks to it."""
     worker = old_worker(token=place.server.token, transports=["websocket"], polling_interval=0.05)
     worker.ask("register", name="Sum")
     user = old_worker()
     call = user.ask("submit", name="Sum", payload={"numbers": [2, 3]}, room=room)
-    task = place.caller.wait_for(call, timeout=10)
+    task = place.client.wait_for(call, timeout=10)
     assert (task.status, task.job_name, task.room_id) == ("completed", "@global:analysis:Sum", room)
     assert worker.wait_for("ran", task_id=call)[0]["value"] == 5
-    assert worker.end() == 0  # its departure would tell every room, later
+    assert worker.end() == 0  # otherwise its removal would send an event to every room later
 
 
 def test_another_schema_is_a_conflict(place: Place, room: str, old_worker: Callable[..., Peer]) -> None:
-    """While a job is served, its name with another schema is a ValueError; afterwards it may have it."""
+    """While a job is served, another schema for its name is a ValueError; afterwards it is accepted."""
     first, second = old_worker(), old_worker()
     worker_id = first.ask("register", name="Sum", room=room)
     with pytest.raises(Refused, match="ValueError: /v1/problems/schema-conflict"):
@@ -150,7 +150,7 @@ def test_another_schema_is_a_conflict(place: Place, room: str, old_worker: Calla
 
 
 def test_refusals(place: Place, room: str, old_worker: Callable[..., Peer]) -> None:
-    """Each problem of the server comes out as the exception that the package's users know."""
+    """Each problem of the server becomes the exception that users of version 0.1.7 know."""
     worker = old_worker(serves=False)
     for kind, problem, order in [
         ("PermissionError", "forbidden", {"do": "register", "name": "Wait"}),
@@ -167,14 +167,14 @@ def test_refusals(place: Place, room: str, old_worker: Callable[..., Peer]) -> N
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGTERM], ids=["end", "SIGTERM"])
-def test_it_leaves(
+def test_it_disconnects(
     place: Place,
     room: str,
     old_worker: Callable[..., Peer],
     front_end: Callable[..., Peer],
     number: signal.Signals | None,
 ) -> None:
-    """Disconnected, or by a signal, it takes its worker and its job with it; the room is told."""
+    """By itself or after a signal, its worker and its job are removed; the room gets an event."""
     worker, watching = old_worker(transports=["websocket"]), front_end(room)
     worker_id = worker.ask("register", name="Sum", room=room)
     watching.wait_for("jobs_invalidate")
@@ -182,7 +182,7 @@ def test_it_leaves(
     assert place.jobs(room) == {f"{room}:analysis:Sum": [worker_id]}
     worker.wait_for(CLAIM, body=NOTHING)
     assert worker.end(number) == 0
-    assert worker.told("left")
+    assert worker.events("left")
     assert worker_id not in place.workers()
     assert place.jobs(room) == {}
     watching.wait_for("jobs_invalidate", 2)
@@ -191,7 +191,7 @@ def test_it_leaves(
 def test_heartbeats_keep_it(
     own_place: Callable[..., Place], room: str, old_worker: Callable[..., Peer]
 ) -> None:
-    """The sweeper takes a worker that is silent, and leaves one that beats."""
+    """The sweeper removes a silent worker, and keeps one that sends heartbeats."""
     place = own_place(WORKER_TIMEOUT_SECONDS="1", SWEEPER_INTERVAL_SECONDS="0.2")
     beating, silent = old_worker(at=place, heartbeat_interval=0.2), old_worker(at=place, serves=False)
     kept = beating.ask("register", name="Sum", room=room)
@@ -219,13 +219,13 @@ def test_it_is_killed(
     transports: list[str] | None,
     settings: dict[str, str],
 ) -> None:
-    """A process that is gone loses its task, by the sweeper or, sooner, by its lost socket."""
+    """Its task fails: by the sweeper, or sooner by the lost socket."""
     place = own_place(**settings)
     worker = old_worker(at=place, transports=transports, polling_interval=0.05, heartbeat_interval=0.2)
     worker_id = worker.ask("register", name="Wait", room=room)
-    call = place.caller.submit(f"{room}:selections:Wait")
+    call = place.client.submit(f"{room}:selections:Wait")
     worker.wait_for("waits")
     worker.end(signal.SIGKILL)
-    task = place.caller.wait_for(call, timeout=10)
+    task = place.client.wait_for(call, timeout=10)
     assert (task.status, task.error, str(task.worker_id)) == ("failed", "Worker disconnected", worker_id)
     assert place.workers() == set()

@@ -1,10 +1,10 @@
-// A front-end: it connects, joins rooms at each connection, and tells in lines of JSON what it hears.
+// A front-end: it connects, joins rooms at each connection, and writes its events as lines of JSON.
 // Its argument is a JSON object of options; each line of standard input is an event to send.
 import { createInterface } from "node:readline";
 import { io } from "socket.io-client";
 
 const { url, token, rooms, transports, origin } = JSON.parse(process.argv[2]);
-const tell = (line) => process.stdout.write(JSON.stringify(line) + "\n");
+const write = (line) => process.stdout.write(JSON.stringify(line) + "\n");
 
 const socket = io(url, {
   auth: { token },
@@ -15,18 +15,18 @@ const socket = io(url, {
 });
 
 socket.on("connect", () => {
-  tell({ told: "connect", transport: socket.io.engine.transport.name });
+  write({ event: "connect", transport: socket.io.engine.transport.name });
   for (const room_id of rooms) {
-    socket.emit("join_room", { room_id }, (answer) => tell({ told: "joined", room_id, answer }));
+    socket.emit("join_room", { room_id }, (answer) => write({ event: "joined", room_id, answer }));
   }
 });
-socket.on("disconnect", (reason) => tell({ told: "disconnect", reason }));
-socket.on("connect_error", (error) => tell({ told: "connect_error", message: error.message, data: error.data }));
-socket.onAny((event, data) => tell({ told: event, data }));
+socket.on("disconnect", (reason) => write({ event: "disconnect", reason }));
+socket.on("connect_error", (error) => write({ event: "connect_error", message: error.message, data: error.data }));
+socket.onAny((event, data) => write({ event, data }));
 
 const orders = createInterface({ input: process.stdin });
 orders.on("line", (line) => {
   const { do: event, ...data } = JSON.parse(line);
-  socket.emit(event, data, (answer) => tell({ answer }));
+  socket.emit(event, data, (answer) => write({ answer }));
 });
 orders.on("close", () => socket.disconnect());
