@@ -251,7 +251,7 @@ async def test_a_transaction_in_a_thread_awaits_the_database_alone(
         await workers.add(tx, "nobody")
         await asyncio.sleep(0)
 
-    with pytest.raises(RuntimeError, match="only the database"):
+    with pytest.raises(RuntimeError, match="nothing except the database"):
         await database.write(work)
     assert await owners(engine) == []
     await database.write(workers.add, owner_id="somebody")

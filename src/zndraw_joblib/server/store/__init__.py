@@ -1,1 +1,1 @@
-"""All SQL, one module a noun. SQLAlchemy is spoken here and nowhere else."""
+"""All SQL, one module per noun. No other package imports SQLAlchemy."""

@@ -1,4 +1,4 @@
-"""Statements over lists of values, each in the form that its database is quick at."""
+"""Statements over lists of values, in the form that is fast on each database."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -14,14 +14,14 @@ Value = TypeVar("Value")
 
 
 def by_column(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the values of `arrays` for these rows, of which there is one at least."""
+    """Return the parameters of `arrays` for these rows, at least one."""
     return {f"all_{name}": [row[name] for row in rows] for name in rows[0]}
 
 
 def arrays(columns: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
-    """Return rows as a table, with their `place` in the list, counted from 1: for PostgreSQL.
+    """Return a list of rows as a table for PostgreSQL, with their `place` in the list, counted from 1.
 
-    There one statement for a list costs far less than one for each row of it.
+    There one statement for a list costs far less than one statement for each row.
     """
     bound = [
         bindparam(f"all_{name}", type_=postgresql.ARRAY(kind, dimensions=1)) for name, kind in columns.items()
@@ -31,13 +31,13 @@ def arrays(columns: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
 
 
 def _list_of(kind: TypeEngine[Any]) -> postgresql.ARRAY[Any]:
-    return postgresql.ARRAY(kind, dimensions=1)  # else a JSON list would be taken for one more dimension
+    return postgresql.ARRAY(kind, dimensions=1)  # otherwise a JSON list counts as one more dimension
 
 
 class among(FunctionElement[bool]):
     """``among(column, bindparam("name"))``: the column is one of the values in the list given as `name`."""
 
-    inherit_cache = True  # no type: a Boolean would be compared with 1 on SQLite
+    inherit_cache = True  # untyped: SQLAlchemy compares a Boolean with 1 on SQLite
 
 
 @compiles(among)
@@ -55,6 +55,6 @@ def _as_any(element: Any, compiler: SQLCompiler, **options: Any) -> str:
 
 
 def padded(values: Sequence[Value]) -> list[Value]:
-    """Repeat the last value up to a power of two, so that `IN` lists have few shapes to prepare."""
+    """Repeat the last value up to a power of two, so that `IN` lists need few prepared statements."""
     size = 1 << max(len(values) - 1, 0).bit_length()
     return [*values, *[values[-1]] * (size - len(values))] if values else []

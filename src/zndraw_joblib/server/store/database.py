@@ -1,4 +1,4 @@
-"""Transactions, alike on SQLite and PostgreSQL, on databases of our own and on a host's sessions."""
+"""Transactions that behave the same on SQLite and PostgreSQL, on our connections and on a host's sessions."""
 
 import asyncio
 import logging
@@ -42,33 +42,34 @@ Execute = Callable[..., Awaitable[Rows]]
 Work = Callable[["Transaction"], Awaitable[Result]]
 
 _ATTEMPTS = 5
-# PostgreSQL: while one batch waits for the disk, another is made ready. More of them would be smaller.
+# PostgreSQL: while one batch waits for the disk, the next is prepared. More batches would only be smaller.
 CONCURRENT_BATCHES = 2
 _NOW = select(func.now())
 SQLITE_LOCK = "BEGIN IMMEDIATE"
-_IN_DOUBT = "whether it was committed is not known"
-# PostgreSQL: serialization failure, deadlock. Both say: nothing was written, try again.
+_IN_DOUBT = "the commit may or may not have succeeded"
+# PostgreSQL: serialization failure and deadlock. In both cases nothing was written.
 _RETRIABLE = frozenset({"40001", "40P01"})
-# Connection lost, out of resources, shut down by an operator.
+# PostgreSQL: connection lost, out of resources, shut down by an operator.
+_AUTHENTICATION_CLASS = "28"
 _UNAVAILABLE_CLASSES = frozenset({"08", "53", "57"})
 
 
 class Freed(NamedTuple):
-    """Where another task may be under way now: in a room, and at a worker."""
+    """A freed slot: another task of this room, and of this worker, may be claimed now."""
 
     room_id: str
     worker_id: UUID | None
 
 
 class Transaction:
-    """One transaction's statements, and what is to be told once it is committed."""
+    """The statements of one transaction, and the events and wake-ups that follow its commit."""
 
     def __init__(self, execute: Execute, *, is_sqlite: bool, clock: Clock | None = None) -> None:
         self._execute = execute
         self._clock = clock
         self._now: datetime | None = None
         self.is_sqlite = is_sqlite
-        self._told: dict[object, Callable[[], Emission]] = {}
+        self._emissions: dict[object, Callable[[], Emission]] = {}
         self.wakes: list[Wake] = []
         self.due: datetime | None = None
         self.freed: list[Freed] = []
@@ -76,14 +77,11 @@ class Transaction:
     async def execute(
         self, statement: Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     ) -> Rows:
-        """Run one statement; with a list of parameters, once for each."""
+        """Run one statement, or once for each item of a list of parameters."""
         return await self._execute(statement, parameters)
 
     async def now(self) -> datetime:
-        """Return the one time of this transaction, from the database's clock.
-
-        SQLite has no clock of its own: there the server's is the database's.
-        """
+        """Return the time of this transaction by the database's clock, which on SQLite is the server's."""
         if self._now is None:
             if self._clock is not None:
                 self._now = self._clock()
@@ -94,34 +92,34 @@ class Transaction:
         return self._now
 
     def record_now(self, rows: Sequence[Any]) -> None:
-        """Take the time from the column `now` of the first statement, which saves asking for it."""
+        """Use the column `now` of the first statement as the time, which saves a statement."""
         if rows and self._now is None and self._clock is None and not self.is_sqlite:
             self._now = rows[0].now.astimezone(UTC)
 
     def emit(self, key: object, make: Callable[[], Emission]) -> None:
-        """Remember an event to send after the commit, once for each key; made only if somebody listens."""
-        self._told.setdefault(key, make)
+        """Record an event to publish after the commit, once per key. `make` runs only if it is published."""
+        self._emissions.setdefault(key, make)
 
     @property
     def emissions(self) -> list[Emission]:
-        """The events to send after the commit, in the order they happened."""
-        return [make() for make in self._told.values()]
+        """The events to publish after the commit, in order."""
+        return [make() for make in self._emissions.values()]
 
     def record_due(self, at: datetime) -> None:
-        """Remember when the time of a task comes."""
+        """Record that a scheduled task is due at a time."""
         self.due = at if self.due is None else min(self.due, at)
 
     def record_freed(self, room_id: str, worker_id: UUID | None) -> None:
-        """Remember that a task of a room is no longer under way, and who held it."""
+        """Record that a task of a room, held by a worker, is no longer claimed or running."""
         self.freed.append(Freed(room_id, worker_id))
 
     def wake(self, key: str, limit: int | None = None) -> None:
-        """Remember waiters to wake after the commit."""
+        """Record which waiters to wake after the commit."""
         self.wakes.append(Wake(key, limit))
 
 
 class Database(ABC):
-    """Runs work in transactions, alike on every database."""
+    """Runs functions in transactions. The first argument of each function is its `Transaction`."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock
@@ -136,7 +134,7 @@ class Database(ABC):
 
         Raises `ServiceUnavailable` when the database is unavailable.
         """
-        return await self._again_after_faults(partial(self._read, _bind(work, args, kwargs), is_short=False))
+        return await _retry(lambda: self._read(lambda tx: work(tx, *args, **kwargs), is_short=False))
 
     async def read_short(
         self,
@@ -145,7 +143,7 @@ class Database(ABC):
         **kwargs: P.kwargs,
     ) -> Result:
         """Read like `read`. The caller promises a few milliseconds: SQLite may run it on the event loop."""
-        return await self._again_after_faults(partial(self._read, _bind(work, args, kwargs), is_short=True))
+        return await _retry(lambda: self._read(lambda tx: work(tx, *args, **kwargs), is_short=True))
 
     async def write(
         self,
@@ -153,12 +151,12 @@ class Database(ABC):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> tuple[Result, Transaction]:
-        """Run `work(tx, *args, **kwargs)` and commit; run it again after a deadlock.
+        """Run `work(tx, *args, **kwargs)` and commit. After a deadlock, run it again.
 
-        Return its result and the finished transaction. Raises `ServiceUnavailable` when the database is
-        unavailable. An exception from `work` rolls everything back.
+        Return its result and the finished transaction. An exception from `work` rolls everything back.
+        Raises `ServiceUnavailable` when the database is unavailable.
         """
-        return await self._again_after_faults(partial(self._write, _bind(work, args, kwargs), is_short=False))
+        return await _retry(lambda: self._write(lambda tx: work(tx, *args, **kwargs), is_short=False))
 
     async def write_short(
         self,
@@ -167,41 +165,29 @@ class Database(ABC):
         **kwargs: P.kwargs,
     ) -> tuple[Result, Transaction]:
         """Write like `write`. The caller promises a few milliseconds: SQLite may run it on the event loop."""
-        return await self._again_after_faults(partial(self._write, _bind(work, args, kwargs), is_short=True))
-
-    async def _again_after_faults(self, transaction: Callable[[], Awaitable[Result]]) -> Result:
-        with _translated():
-            for attempt in range(1, _ATTEMPTS):
-                try:
-                    return await transaction()
-                except DBAPIError as error:
-                    if not is_retriable(error):
-                        raise
-                    logger.info("a transaction is begun again: %r", error.orig)
-                await asyncio.sleep(0.005 * 2**attempt * random.random())  # noqa: S311 - jitter
-            return await transaction()
+        return await _retry(lambda: self._write(lambda tx: work(tx, *args, **kwargs), is_short=True))
 
     @property
     def concurrent_writes(self) -> int:
-        """How many batches of a kind are worth to be written at the same time: SQLite takes one writer."""
+        """How many batches of one kind to write at the same time. SQLite allows one writer."""
         return 1
 
     @property
     def is_sqlite(self) -> bool | None:
-        """Whether it is SQLite; None as long as that is not known."""
+        """Whether it is SQLite; None while that is unknown."""
         return None
 
     async def pubsub_connection(self) -> OpenConnection | None:
-        """Return what opens a line to other processes on this database, or None: SQLite has none."""
+        """Return a function that opens a pub/sub connection over this database, None for SQLite."""
         return None
 
     @abstractmethod
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
-        """Run `work` on a plain connection and commit: for migrations."""
+        """Run `work`, such as a migration, on a plain connection and commit."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of connections and threads that are our own."""
+        """Close the connections and threads that this object opened."""
 
     @abstractmethod
     async def _read(self, work: Work[Result], is_short: bool) -> Result: ...
@@ -211,10 +197,7 @@ class Database(ABC):
 
 
 class SessionDatabase(Database):
-    """A host's database, behind its session maker.
-
-    A writer waits its turn on SQLite, which takes one at a time.
-    """
+    """A host's database, used through its session maker. On SQLite, writers run one at a time."""
 
     def __init__(
         self,
@@ -224,11 +207,11 @@ class SessionDatabase(Database):
         super().__init__(clock)
         self._open = session_maker
         self._is_sqlite: bool | None = None
-        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        self._write_locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
     @property
     def concurrent_writes(self) -> int:
-        """Two on PostgreSQL, once it is known to be that."""
+        """Two on PostgreSQL, once the dialect is known."""
         return CONCURRENT_BATCHES if self._is_sqlite is False else 1
 
     @property
@@ -237,14 +220,14 @@ class SessionDatabase(Database):
         return self._is_sqlite
 
     async def pubsub_connection(self) -> OpenConnection | None:
-        """Return what opens a line on PostgreSQL with asyncpg; None for anything else."""
+        """Return a function that opens a pub/sub connection on PostgreSQL with asyncpg, else None."""
         async with self._open() as session:
             engine = (await session.connection()).engine
-        return partial(_open_line, engine) if engine.dialect.driver == "asyncpg" else None
+        return partial(_open_pubsub, engine) if engine.dialect.driver == "asyncpg" else None
 
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` on a plain connection and commit."""
-        async with self._turn(), self._open() as session:
+        async with self._write_lock(), self._open() as session:
             connection = await session.connection()
             self._is_sqlite = connection.dialect.name == "sqlite"
             result: Result = await connection.run_sync(work)
@@ -252,14 +235,14 @@ class SessionDatabase(Database):
             return result
 
     async def close(self) -> None:
-        """Do nothing: the connections are the host's."""
+        """Do nothing: the connections belong to the host."""
 
     async def _read(self, work: Work[Result], is_short: bool) -> Result:
         async with self._open() as session:
             return await work(from_connection(await session.connection(), self._clock))
 
     async def _write(self, work: Work[Result], is_short: bool) -> tuple[Result, Transaction]:
-        async with self._turn(), self._open() as session:
+        async with self._write_lock(), self._open() as session:
             tx = await begin(session, self._clock)
             self._is_sqlite = tx.is_sqlite
             result = await work(tx)
@@ -267,29 +250,19 @@ class SessionDatabase(Database):
                 await session.commit()
             return result, tx
 
-    def _turn(self) -> Any:
+    def _write_lock(self) -> Any:
         if self._is_sqlite is False:
             return nullcontext()
-        return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        return self._write_locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 @asynccontextmanager
-async def _open_line(engine: AsyncEngine) -> AsyncIterator[NotifyConnection]:
-    # Connected as the host connects, but it takes no place in the host's pool.
+async def _open_pubsub(engine: AsyncEngine) -> AsyncIterator[NotifyConnection]:
+    # It connects with the host's options, and is detached so that it does not occupy the host's pool.
     async with engine.connect() as connection:
         driver = (await connection.get_raw_connection()).driver_connection
         await connection.run_sync(Connection.detach)
         yield NotifyConnection(driver)
-
-
-def _bind(work: Callable[..., Awaitable[Result]], args: Any, kwargs: Any) -> Work[Result]:
-    return partial(_call, work, args, kwargs) if args or kwargs else work
-
-
-def _call(
-    work: Callable[..., Awaitable[Result]], args: Any, kwargs: Any, tx: Transaction
-) -> Awaitable[Result]:
-    return work(tx, *args, **kwargs)
 
 
 def from_connection(connection: AsyncConnection, clock: Clock | None) -> Transaction:
@@ -298,9 +271,9 @@ def from_connection(connection: AsyncConnection, clock: Clock | None) -> Transac
 
 
 async def begin(session: AsyncSession, clock: Clock | None = None) -> Transaction:
-    """Turn a session, ours or a host's, into a transaction that may write.
+    """Return a transaction on a session that may write.
 
-    On SQLite it takes the write lock now: a read that turns into a write later can fail at once.
+    On SQLite this takes the write lock: a transaction that starts by reading can fail at its first write.
     """
     connection = await session.connection()
     tx = from_connection(connection, clock)
@@ -314,13 +287,13 @@ async def begin(session: AsyncSession, clock: Clock | None = None) -> Transactio
 
 
 def dialect(tx: Transaction) -> ModuleType:
-    """Return the module whose `insert` knows ON CONFLICT."""
+    """Return the SQLAlchemy dialect whose `insert` supports ON CONFLICT."""
     return sqlite if tx.is_sqlite else postgresql
 
 
 @contextmanager
 def in_doubt() -> Iterator[None]:
-    """Wrap a commit: its answer may be lost after it was done, so that it must not be run again."""
+    """Wrap a commit: after a lost connection it may have succeeded, so it must not run again."""
     try:
         yield
     except DBAPIError as error:
@@ -328,22 +301,46 @@ def in_doubt() -> Iterator[None]:
         raise
 
 
+async def _retry(transaction: Callable[[], Awaitable[Result]]) -> Result:
+    with _raises_unavailable():
+        for attempt in range(1, _ATTEMPTS):
+            try:
+                return await transaction()
+            except DBAPIError as error:
+                if not is_retriable(error):
+                    raise
+                logger.info("Retrying a transaction (attempt=%d error=%r)", attempt, error.orig)
+            await asyncio.sleep(0.005 * 2**attempt * random.random())  # noqa: S311 - jitter
+        return await transaction()
+
+
 @contextmanager
-def _translated() -> Iterator[None]:
+def _raises_unavailable() -> Iterator[None]:
     try:
         yield
     except (DBAPIError, PoolTimeout, OSError) as error:
         if isinstance(error, ProblemException) or not _is_unavailable(error):
             raise
-        logger.error("the database does not answer: %s: %s", type(error).__name__, error)
+        logger.error("Database unavailable: %s: %s", type(error).__name__, error)
         raise ServiceUnavailable(
-            "The database does not answer. Nothing was changed, or the answer was lost; try again.",
+            f"Database unavailable: {_reason(error)}. "
+            "The request may or may not have been applied; retry it.",
             headers={"Retry-After": "1"},
         ) from error
 
 
+def _reason(error: BaseException) -> str:
+    """Return one line for clients. Neither statements nor credentials are in it."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, OSError):
+        return cause.strerror or type(cause).__name__
+    if (getattr(cause, "sqlstate", None) or "").startswith(_AUTHENTICATION_CLASS):
+        return "the server could not log in to it"
+    return (str(cause).splitlines() or [type(cause).__name__])[0][:200].rstrip(".")
+
+
 def is_retriable(error: DBAPIError) -> bool:
-    """Tell whether nothing was written for sure, and another try may do better."""
+    """Return whether certainly nothing was written and a retry may succeed."""
     if getattr(error.orig, "sqlstate", None) in _RETRIABLE:
         return True
     return error.connection_invalidated and _IN_DOUBT not in error.detail

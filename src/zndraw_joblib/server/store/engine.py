@@ -1,4 +1,4 @@
-"""Databases of our own, SQLite and PostgreSQL, by URL alone."""
+"""Open SQLite and PostgreSQL databases by URL."""
 
 import asyncio
 import sqlite3
@@ -35,19 +35,19 @@ _POLL_SECONDS = 0.02
 _READERS = 4
 _COMMITS_PER_CHECKPOINT = 200
 _LONG_LOG_PAGES = 2000  # 8 MB
-# For how long a reader that looks at an old state may keep writers out.
+# How long a checkpoint may block writers while it waits for readers of an old state.
 _CHECKPOINT_PATIENCE_MS = 100
 
 
 class InvalidDatabaseUrl(ValueError):
-    """The URL names no database that we can use."""
+    """The URL names no supported database."""
 
 
 class SqliteDatabase(Database):
-    """A SQLite database of our own: a transaction runs as a whole, at once if it is short, else in a thread.
+    """A SQLite database. A short transaction runs on the event loop, any other as a whole in a thread.
 
-    A trip to a thread for each statement, as aiosqlite makes it, costs more than the statements. One for a
-    whole batch still costs as much as the batch: both threads fight for the interpreter.
+    aiosqlite changes threads for every statement, which costs more than the statements. One change for a
+    whole batch still costs as much as the batch, because both threads compete for the interpreter.
     """
 
     def __init__(self, engine: Engine, clock: Clock | None = None, quick: Engine | None = None) -> None:
@@ -62,11 +62,11 @@ class SqliteDatabase(Database):
 
     @property
     def is_sqlite(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def _in_thread(self, kind: str, run: Callable[[], Result]) -> Awaitable[Result]:
-        # Made when they are needed: an app may start again after a stop.
+        # Threads start on first use, because an app may start again after a stop.
         threads = self._threads.get(kind)
         if threads is None:
             threads = ThreadPoolExecutor(_READERS if kind == "reader" else 1, f"joblib-{kind}")
@@ -83,7 +83,7 @@ class SqliteDatabase(Database):
         return await self._in_thread("writer", run)
 
     async def close(self) -> None:
-        """Let go of connections and threads."""
+        """Close connections and threads."""
         for kind in list(self._threads):
             self._threads.pop(kind).shutdown(wait=True)
         self._engine.dispose()
@@ -93,13 +93,13 @@ class SqliteDatabase(Database):
     async def _read(self, work: Work[Result], is_short: bool) -> Result:
         def run(engine: Engine = self._engine) -> Result:
             with engine.connect() as connection:
-                return _drive(work(_at_once(connection, self._clock)))
+                return _run_without_loop(work(_transaction(connection, self._clock)))
 
         if is_short and self._quick is not None and self._is_quick_free.acquire(blocking=False):
             try:
                 return run(self._quick)
             except OperationalError:
-                pass  # it does not wait: another process opens or recovers the file just now
+                pass  # this connection does not wait for another process that opens or recovers the file
             finally:
                 self._is_quick_free.release()
         return await self._in_thread(self._reader, run)
@@ -122,22 +122,21 @@ class SqliteDatabase(Database):
         return await self._in_thread("writer", run)
 
     def _run(self, connection: Connection, work: Work[Result]) -> tuple[Result, Transaction]:
-        tx = _at_once(connection, self._clock)
-        result = _drive(work(tx))
+        tx = _transaction(connection, self._clock)
+        result = _run_without_loop(work(tx))
         connection.commit()
         return result, tx
 
     def _count_commit(self) -> None:
         self._commits += 1
         if self._commits % _COMMITS_PER_CHECKPOINT == 0:
-            # It waits for the disk, and so is nothing for the event loop's thread.
+            # A checkpoint waits for the disk, so it runs in a thread.
             self._in_thread("writer", self._checkpoint)
 
     def _checkpoint(self) -> None:
-        """Copy the log of writes into the file; a long one to its end, so that it begins anew.
+        """Copy the write-ahead log into the file. A long log is copied to its end, so that it starts again.
 
-        While somebody writes all the time the end is never reached without keeping writers out. Those
-        come here too then, and wait for the disk where the event loop does not.
+        Under constant writes the end is only reached by blocking writers for a moment.
         """
         with self._engine.connect() as connection:
             _, pages, _ = connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").one()
@@ -148,7 +147,7 @@ class SqliteDatabase(Database):
 
 
 def _has_lock(connection: Connection) -> bool:
-    """Take the lock of writers, unless somebody has it just now."""
+    """Take the write lock and return True, unless another connection holds it."""
     try:
         connection.exec_driver_sql(SQLITE_LOCK)
     except OperationalError:
@@ -184,7 +183,7 @@ def _leave_checkpoints(connection: Any, _: object) -> None:
 
 
 def open_engine(url: str) -> AsyncEngine:
-    """Return an asynchronous engine, as a host would make it."""
+    """Return an asynchronous engine like that of a host."""
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         engine = create_async_engine(parsed, connect_args={"timeout": _BUSY_SECONDS})
@@ -203,19 +202,19 @@ def _parse(url: str) -> URL:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         raise InvalidDatabaseUrl(
-            "The database URL cannot be read; it must look like sqlite:///file.db or postgresql://user@host/name"
-        ) from None  # the cause may quote the password
+            "The database URL is invalid; use sqlite:///file.db or postgresql://user@host/name"
+        ) from None  # the cause may contain the password
     driver = _DRIVERS.get(parsed.get_backend_name())
     if driver is None:
         raise InvalidDatabaseUrl(
-            f"There is no support for {parsed.get_backend_name()!r} databases; use sqlite:// or postgresql://"
+            f"Databases of type {parsed.get_backend_name()!r} are not supported; use sqlite:// or postgresql://"
         )
     return parsed.set(drivername=driver)
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
     cursor: sqlite3.Cursor = connection.cursor()
-    # A file becomes a WAL only while nobody writes, and SQLite does not wait for that by itself.
+    # The journal mode changes only while no connection writes, and SQLite does not wait for that.
     deadline = time.monotonic() + _BUSY_SECONDS
     while True:
         try:
@@ -230,19 +229,19 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
     cursor.close()
 
 
-def _at_once(connection: Connection, clock: Clock | None) -> Transaction:
+def _transaction(connection: Connection, clock: Clock | None) -> Transaction:
     async def execute(statement: Executable, parameters: Any = None) -> Rows:
         return connection.execute(statement, parameters)
 
     return Transaction(execute, is_sqlite=True, clock=clock)
 
 
-def _drive(work: Awaitable[Result]) -> Result:
-    """Run a coroutine that awaits nothing but statements which are done at once."""
+def _run_without_loop(work: Awaitable[Result]) -> Result:
+    """Run a coroutine to its end without an event loop. All its statements are synchronous."""
     steps = work.__await__()
     try:
         next(steps)
     except StopIteration as done:
         result: Result = done.value
         return result
-    raise RuntimeError("inside a transaction only the database may be awaited")
+    raise RuntimeError("A function in a transaction may await nothing except the database")

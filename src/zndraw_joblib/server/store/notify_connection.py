@@ -1,4 +1,4 @@
-"""A line between replicas over PostgreSQL: LISTEN and NOTIFY on one connection."""
+"""Pub/sub between replicas over PostgreSQL: LISTEN and NOTIFY on one connection."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ _CHANNEL = "zndraw_joblib"
 
 
 class NotifyConnection:
-    """Sends texts to all who listen in the same database, ourselves too, by an asyncpg connection."""
+    """Publishes texts to every listener of the same database, including itself, on an asyncpg connection."""
 
     frame_size = 7_900  # PostgreSQL takes less than 8,000 bytes
 

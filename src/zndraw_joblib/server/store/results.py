@@ -1,6 +1,7 @@
-"""Bytes that are kept for a while, in parts, and locks. Every value has a number of its own, made by chance.
+"""Values of the database's result backend: bytes in parts with an expiry time, and locks.
 
-What is being written is a draft, under a name that nobody asks for; drafts that were left expire.
+Each value has a random number. A value that is being written is a draft under a name of its own; an
+abandoned draft expires.
 """
 
 from collections.abc import Sequence
@@ -29,41 +30,41 @@ class Head(NamedTuple):
 
 
 def new_number() -> int:
-    """Return a number for a value: with one that was used before, a reader could mix two values."""
+    """Return a number for a value. A number that was used before could make a reader mix two values."""
     return randbits(62)
 
 
 async def read(tx: Transaction, key: str) -> bytes | None:
     """Return the bytes of a value."""
-    rows = await _kept(tx, _BYTES, key)
+    rows = await _current(tx, _BYTES, key)
     return b"".join(row.data for row in rows) if rows else None
 
 
 async def head(tx: Transaction, key: str) -> Head | None:
-    """Return what a reader needs to begin."""
-    rows = await _kept(tx, _HEAD, key)
+    """Return the number, the size and the first part of a value."""
+    rows = await _current(tx, _HEAD, key)
     return Head(rows[0].n, rows[0].size, rows[0].data) if rows else None
 
 
-async def _kept(tx: Transaction, statement: Executable, key: str) -> Sequence[Any]:
+async def _current(tx: Transaction, statement: Executable, key: str) -> Sequence[Any]:
     rows = (await tx.execute(statement, {"key": _value(key)})).all()
     tx.record_now(rows)
     return rows if rows and rows[0].expires_at > await tx.now() else ()
 
 
 async def part(tx: Transaction, n: int, number: int) -> bytes | None:
-    """Return a part of the value `n`, None if it is no longer there."""
+    """Return a part of the value `n`, None if it was deleted."""
     data: bytes | None = (await tx.execute(_PART, {"n": n, "part": number})).scalar_one_or_none()
     return data
 
 
 async def begin_draft(tx: Transaction, n: int, ttl: float) -> None:
-    """Begin a value that is written in several transactions, with at most `ttl` seconds between them."""
+    """Begin a draft that is written in several transactions, with at most `ttl` seconds between them."""
     await tx.execute(insert(results), [await _row(tx, n, _draft(n), 0, ttl)])
 
 
 async def add_part(tx: Transaction, n: int, number: int, data: bytes, ttl: float) -> bool:
-    """Add a part to a draft. Tell whether the draft was still there."""
+    """Add a part to a draft. Return whether the draft still existed."""
     until = await tx.now() + timedelta(seconds=ttl)
     given = {"draft": _draft(n), "until": until, "more": len(data)}
     if (await tx.execute(_GROW, given)).first() is None:
@@ -73,7 +74,7 @@ async def add_part(tx: Transaction, n: int, number: int, data: bytes, ttl: float
 
 
 async def publish_draft(tx: Transaction, n: int, key: str, ttl: float) -> bool:
-    """Let a draft take the place of what is kept under a key. Tell whether it was still there."""
+    """Store a draft under a key, in place of its value. Return whether the draft still existed."""
     row = (await tx.execute(_TAKE_DRAFT, {"draft": _draft(n)})).first()
     if row is None:
         return False
@@ -82,37 +83,37 @@ async def publish_draft(tx: Transaction, n: int, key: str, ttl: float) -> bool:
 
 
 async def drop_draft(tx: Transaction, n: int) -> None:
-    """Forget a draft."""
+    """Delete a draft."""
     await tx.execute(_TAKE_DRAFT, {"draft": _draft(n)})
     await tx.execute(_DROP_PARTS, {"old": n})
 
 
 async def put(tx: Transaction, n: int, key: str, data: bytes, ttl: float) -> None:
-    """Keep at most `PART_BYTES` under a key for `ttl` seconds, in place of what is there."""
+    """Store at most `PART_BYTES` under a key for `ttl` seconds, in place of its value."""
     await _replace(tx, n, key, len(data), ttl)
     await tx.execute(insert(parts), [{"result_n": n, "part": 0, "data": data}])
 
 
 async def remove(tx: Transaction, key: str) -> None:
-    """Forget a value."""
+    """Delete a value."""
     await _remove(tx, _value(key))
 
 
 async def lock(tx: Transaction, key: str, ttl: float) -> bool:
-    """Take a lock for `ttl` seconds, unless somebody has it. Tell whether it was free."""
+    """Take a lock for `ttl` seconds unless it is held. Return whether it was free."""
     row = await _row(tx, new_number(), _lock(key), None, ttl)
     return (await tx.execute(_take_lock(tx.is_sqlite), {**row, "now": await tx.now()})).first() is not None
 
 
 async def unlock(tx: Transaction, key: str) -> None:
-    """Give a lock back."""
+    """Release a lock."""
     await _remove(tx, _lock(key))
 
 
 async def prune(tx: Transaction, limit: int) -> int:
-    """Forget what has expired, the oldest first: at most `limit` parts, but one value at least.
+    """Delete expired values and locks, the oldest first: at most `limit` parts, but at least one value.
 
-    Return how many rows went; 0 when nothing is left to do.
+    Return how many values and locks were deleted; 0 when none is left.
     """
     expired = (await tx.execute(_EXPIRED, {"now": await tx.now(), "limit": limit})).all()
     chosen: list[dict[str, int]] = []
@@ -131,7 +132,7 @@ async def _replace(tx: Transaction, n: int, key: str, size: int, ttl: float) -> 
     row = await _row(tx, n, _value(key), size, ttl)
     while True:
         await _remove(tx, _value(key))
-        # PostgreSQL: another may have put its own there since; then that one goes.
+        # PostgreSQL: another transaction may have stored a value meanwhile; then that one is deleted.
         if (await tx.execute(_put_row(tx.is_sqlite), row)).first() is not None:
             return
 

@@ -1,4 +1,4 @@
-"""The schema's version: which one the database has, which one this code needs, and the way there."""
+"""The version of the database's schema: read it, check it and upgrade it."""
 
 import asyncio
 import threading
@@ -15,16 +15,16 @@ from zndraw_joblib.server.store.database import Database
 VERSION_TABLE = "joblib_alembic_version"
 _ALEMBIC = threading.Lock()
 _POLL_SECONDS = 0.02
-# PostgreSQL: two upgrades at once would both see the old version.
+# PostgreSQL: two concurrent upgrades would both see the old version.
 _UPGRADE_LOCK = 7_046_029_254_386_353_131
 
 
 class OutdatedSchema(RuntimeError):
-    """The database's schema is not the one this version needs, and it was not to be touched."""
+    """The database's schema is not the version that this code needs."""
 
 
 def scripts() -> Path:
-    """Return the folder of the migrations: inside the package once installed, else in the repository."""
+    """Return the folder of the migrations: in the installed package, or in the repository."""
     here = Path(__file__).resolve().parent.parent
     installed = here / "alembic"
     return installed if installed.is_dir() else here.parents[2] / "alembic"
@@ -36,13 +36,13 @@ def newest() -> str:
 
 
 async def current(database: Database) -> str | None:
-    """Return the database's version, None for one without our tables."""
+    """Return the database's version, None without our tables."""
     return await database.run_sync(_current)
 
 
 async def upgrade(database: Database) -> None:
-    """Bring the database to the newest version, or leave it as it is; safe beside another upgrade."""
-    # Alembic keeps its context in globals: one at a time in a process, whatever loop or thread asks.
+    """Upgrade the database to the newest version, also while another process does the same."""
+    # Alembic keeps its context in globals, so that only one upgrade can run in a process.
     while not _ALEMBIC.acquire(blocking=False):  # noqa: ASYNC110 - a thread may hold it
         await asyncio.sleep(_POLL_SECONDS)
     try:
@@ -52,7 +52,7 @@ async def upgrade(database: Database) -> None:
 
 
 async def prepare(database: Database) -> None:
-    """Upgrade SQLite; check anything else.
+    """Upgrade a SQLite database; check the version of any other.
 
     Raises `OutdatedSchema` with the command to run.
     """
@@ -61,9 +61,8 @@ async def prepare(database: Database) -> None:
         return
     if not await database.run_sync(lambda connection: connection.dialect.name == "sqlite"):
         raise OutdatedSchema(
-            f"The database's schema is {found or 'missing'}, this version needs {newest()}. It is not "
-            "changed without being asked: run 'zndraw-joblib db upgrade' with the same database URL, "
-            "then start again."
+            f"The database's schema is {found or 'missing'}, but this version needs {newest()}. Run "
+            "'zndraw-joblib db upgrade' with the same database URL, then start again."
         )
     await upgrade(database)
 
@@ -77,7 +76,7 @@ def _upgrade(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
     else:
-        # The driver begins no transaction for a CREATE TABLE by itself.
+        # The sqlite3 module begins no transaction before CREATE TABLE.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     config = Config()
     config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
