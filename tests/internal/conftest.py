@@ -1,4 +1,4 @@
-"""Internal jobs on real processes: PostgreSQL, Valkey, and workers that are killed."""
+"""Internal jobs in real processes, with PostgreSQL and Valkey."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from servers import ServerProcess, Valkey
 
-from internal.crew import FOLDER, JOBS, QUICK
+from internal.processes import FOLDER, JOBS, SHORT_INTERVALS
 
 
 @pytest.fixture
 def valkey() -> Iterator[Valkey]:
-    """Start a Valkey server of the test's own."""
+    """Start a Valkey server for one test, which may restart it."""
     server = Valkey()
     yield server
     server.close()
@@ -20,7 +20,7 @@ def valkey() -> Iterator[Valkey]:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    """Return where jobs write down what they do."""
+    """Return the path of the journal, in which jobs record what they do."""
     return tmp_path / "journal"
 
 
@@ -33,6 +33,6 @@ def settings(postgres_url: str, valkey: Valkey, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def server(settings: dict[str, Any]) -> Iterator[ServerProcess]:
-    """Run a server that hands internal tasks to Valkey."""
-    with ServerProcess(**settings, **QUICK, internal_extensions=JOBS) as process:
+    """Run a server that dispatches internal tasks to Valkey."""
+    with ServerProcess(**settings, **SHORT_INTERVALS, internal_extensions=JOBS) as process:
         yield process

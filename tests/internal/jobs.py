@@ -1,4 +1,4 @@
-"""Internal jobs that write down what they do, for processes of their own."""
+"""Internal jobs that record what they do in a journal."""
 
 import os
 import sys
@@ -11,72 +11,78 @@ from zndraw_joblib import Category, Extension, JobPolicy
 from zndraw_joblib.contract.policy import Backoff, RetryOn
 
 QUICKLY = Backoff(base_seconds=0.1, factor=1)
-_turns = threading.Lock()
+_lock = threading.Lock()
 
 
 def note(journal: str, *words: object) -> None:
-    """Add a line to a journal, as a whole."""
-    with _turns, Path(journal).open("a") as lines:
+    """Append one line to a journal."""
+    with _lock, Path(journal).open("a") as lines:
         lines.write(" ".join(map(str, words)) + "\n")
 
 
 class Count(Extension):
-    """Writes down that it begins and that it ends, and may be tried again."""
+    """A job that records its begin and its end; its tasks may be retried and may wait for a file `gate`."""
 
     category: ClassVar[Category] = Category.ANALYSIS
     policy: ClassVar[JobPolicy] = JobPolicy(max_attempts=3, start_timeout_seconds=2, backoff=QUICKLY)
     journal: str
     seconds: float = 0.02
+    gate: str = ""
 
     def run(self, vis: Any, **kwargs: Any) -> int:
-        """Take a moment; return the process."""
+        """Sleep; return the process id."""
         note(self.journal, "begin", vis.task_id, vis.attempt, os.getpid())
         time.sleep(self.seconds)
+        deadline = time.monotonic() + 60
+        while self.gate and not Path(self.gate).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
         note(self.journal, "end", vis.task_id, vis.attempt, os.getpid())
         return os.getpid()
 
 
 class Once(Count):
-    """The same, with the policy that a job has by default."""
+    """The same job with the default policy."""
 
     policy: ClassVar[JobPolicy] = JobPolicy()
 
 
 class Burn(Once):
-    """Computes, and never lets go by itself."""
+    """A job that computes without releasing the interpreter by itself."""
 
     def run(self, vis: Any, **kwargs: Any) -> int:
         """Count for some seconds."""
-        until, count = time.monotonic() + self.seconds, 0
-        while time.monotonic() < until:
+        deadline, count = time.monotonic() + self.seconds, 0
+        while time.monotonic() < deadline:
             count += 1
         return count
 
 
-class Heed(Extension):
-    """Runs until it hears that nobody waits for it any more."""
+class WaitForCancel(Extension):
+    """A job that runs until it is cancelled."""
 
     category: ClassVar[Category] = Category.MODIFIER
     policy: ClassVar[JobPolicy] = JobPolicy(max_attempts=2, retry_on=(RetryOn.ERROR,), backoff=QUICKLY)
     journal: str
 
     def run(self, vis: Any, **kwargs: Any) -> str:
-        """Say whether it was heard."""
+        """Record whether the cancellation arrived."""
         note(self.journal, "begin", vis.task_id, vis.attempt, os.getpid())
-        heard = vis.cancelled.wait(30)
-        note(self.journal, "heard" if heard else "deaf", vis.task_id, vis.attempt, os.getpid())
+        is_cancelled = vis.cancelled.wait(30)
+        note(
+            self.journal, "cancelled" if is_cancelled else "timed-out", vis.task_id, vis.attempt, os.getpid()
+        )
         return "late"
 
 
-class Twist(Extension):
-    """Ends as it is told."""
+class EndAs(Extension):
+    """A job whose payload selects how it ends."""
 
     category: ClassVar[Category] = Category.SELECTION
     policy: ClassVar[JobPolicy] = JobPolicy(max_attempts=2, retry_on=(RetryOn.ERROR,), backoff=QUICKLY)
     how: str = "well"
 
     def run(self, vis: Any, **kwargs: Any) -> Any:
-        """Return something, or raise."""
+        """Return a result or raise an exception."""
         if self.how == "exit":
             sys.exit(3)
         if self.how == "interrupt":

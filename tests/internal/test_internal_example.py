@@ -1,4 +1,4 @@
-"""The example of an internal job, at work: in a standalone server and in a host's."""
+"""The example of an internal job runs in a standalone server and in a host's app."""
 
 import importlib
 from pathlib import Path
@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from taskiq import InMemoryBroker
 
-from internal.crew import TOKEN, end_of, running, submit
+from internal.processes import TOKEN, running, submit, wait_for_end
 from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
@@ -26,12 +26,12 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 async def centred(client: httpx.AsyncClient) -> object:
-    """Call the job, and return its result."""
-    return (await end_of(client, await submit(client, NAME, positions=[[0, 0], [2, 4]])))["result"]
+    """Submit a task of the job; return its result."""
+    return (await wait_for_end(client, await submit(client, NAME, positions=[[0, 0], [2, 4]])))["result"]
 
 
 async def test_it_runs_in_a_standalone_server(example: ModuleType, database_url: str) -> None:
-    """By its name in the settings alone."""
+    """The setting `internal_extensions` names the job; nothing else is needed."""
     settings = ServerSettings(
         database_url=database_url, admin_token=TOKEN, internal_extensions=f"{example.__name__}:Center"
     )
@@ -40,7 +40,7 @@ async def test_it_runs_in_a_standalone_server(example: ModuleType, database_url:
 
 
 async def test_it_runs_in_a_hosts_app(example: ModuleType, engine: AsyncEngine) -> None:
-    """By the host's broker."""
+    """The host passes its own broker."""
     app, sessions = FastAPI(), async_sessionmaker(engine)
     JobLib(session_maker=sessions, identity=lambda: Identity("host", is_superuser=True)).mount(app)
     example.offer(app, InMemoryBroker(), sessions)

@@ -1,4 +1,4 @@
-"""Internal jobs in a host's app: registered at any time, by many replicas, with any executor."""
+"""Internal jobs in a host's app, registered at any time, by many replicas, with any executor."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from taskiq import InMemoryBroker
 from waiting import until
 
-from internal.crew import end_of, submit
+from internal.processes import submit, wait_for_end
 from zndraw_joblib import (
     GuardedExecutor,
     Identity,
@@ -30,7 +30,7 @@ Sessions = async_sessionmaker[AsyncSession]
 
 
 class Double:
-    """No subclass of anything of ours: used by what it offers."""
+    """An extension that is no subclass of `Extension`; it only has the same attributes."""
 
     category: ClassVar[str] = "modifiers"
     policy: ClassVar[JobPolicy] = JobPolicy(priority=3)
@@ -46,7 +46,7 @@ class Double:
 
     @classmethod
     def model_validate(cls, payload: dict[str, Any]) -> "Double":
-        """Make one."""
+        """Return an extension for a payload."""
         return cls(payload["x"])
 
     def run(self, vis: Any) -> int:
@@ -55,7 +55,7 @@ class Double:
 
 
 class Executor:
-    """A host's own: it is called by position, and does what it likes."""
+    """An executor of a host that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -63,7 +63,7 @@ class Executor:
     async def __call__(
         self, extension_cls: type[Any], payload: dict[str, Any], room_id: str, task_id: str, /
     ) -> None:
-        """Take a call."""
+        """Record a call."""
         self.calls.append((extension_cls, payload, room_id, task_id))
 
 
@@ -75,7 +75,7 @@ def sessions(engine: AsyncEngine) -> Sessions:
 
 @pytest.fixture
 async def broker() -> AsyncIterator[InMemoryBroker]:
-    """Run a broker in memory, as hosts do."""
+    """Run a broker in memory."""
     broker = InMemoryBroker()
     await broker.startup()
     yield broker
@@ -83,15 +83,15 @@ async def broker() -> AsyncIterator[InMemoryBroker]:
 
 
 def mounted(app: FastAPI, sessions: Sessions) -> JobLib:
-    """Mount the queue, for one superuser."""
+    """Mount the queue; every request is a superuser's."""
     joblib = JobLib(session_maker=sessions, identity=lambda: Identity("host", is_superuser=True))
     joblib.mount(app)
     return joblib
 
 
 @asynccontextmanager
-async def living(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    """Run the app's lifespan, and talk to it."""
+async def run_lifespan(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """Run the lifespan of an app; return a client."""
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
@@ -101,34 +101,34 @@ async def living(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("order", ["before the mount", "after the mount", "in a running app"])
-async def test_the_order_of_registering_and_mounting_does_not_matter(
+async def test_jobs_may_be_registered_before_or_after_the_mount(
     order: str, sessions: Sessions, broker: InMemoryBroker
 ) -> None:
-    """A submit reads the registry from the app's state when it comes."""
+    """Each submission reads the registry from the state of the app."""
     app = FastAPI()
 
-    async def offer() -> InternalRegistry:
+    async def register() -> InternalRegistry:
         return await register_internal_jobs(app, broker, [Double], GuardedExecutor(sessions), sessions)
 
     if order == "before the mount":
-        await offer()
+        await register()
     mounted(app, sessions)
     if order == "after the mount":
-        await offer()
-    async with living(app) as client:
+        await register()
+    async with run_lifespan(app) as client:
         if order == "in a running app":
             answer = await client.post(f"{V1}/rooms/lab/tasks/{NAME}", json={"payload": {"x": 4}})
             assert answer.status_code == 404
-            await offer()
+            await register()
         assert app.state.internal_registry.extensions == {NAME: Double}
-        ended = await end_of(client, await submit(client, NAME, x=4))
+        ended = await wait_for_end(client, await submit(client, NAME, x=4))
         assert (ended["status"], ended["result"], ended["priority"]) == ("completed", 8, 3)
 
 
-async def test_a_hosts_executor_is_called_as_the_contract_says(
+async def test_an_executor_of_a_host_is_called_once_by_position(
     sessions: Sessions, broker: InMemoryBroker
 ) -> None:
-    """With the class, the payload, the room and the id, by position; once, and its reports are its affair."""
+    """It gets the class, the payload, the room and the id, and reports on the task itself."""
 
     def wrapped() -> AsyncSession:
         return sessions()
@@ -137,7 +137,7 @@ async def test_a_hosts_executor_is_called_as_the_contract_says(
     joblib = mounted(app, sessions)
     registry = await register_internal_jobs(app, broker, [Double], executor, wrapped)
     assert (set(registry.tasks), registry.executor) == ({NAME}, executor)
-    async with living(app) as client:
+    async with run_lifespan(app) as client:
         task = await submit(client, NAME, x=1)
         await until(lambda: executor.calls)
         await joblib.dispatcher.dispatch()
@@ -147,12 +147,12 @@ async def test_a_hosts_executor_is_called_as_the_contract_says(
         assert (await client.patch(report, json={"status": "completed"})).status_code == 200
 
 
-async def test_a_host_may_fill_the_registry_itself(sessions: Sessions, broker: InMemoryBroker) -> None:
-    """Whatever has `tasks`; without it the job is there, and has no executor: 503."""
+async def test_a_host_may_set_the_registry_itself(sessions: Sessions, broker: InMemoryBroker) -> None:
+    """Without a registry the job exists but has no executor: 503."""
     app, executor = FastAPI(), Executor()
     mounted(app, sessions)
     await register_internal_jobs(app, broker, [Double], executor, sessions)
-    async with living(app) as client:
+    async with run_lifespan(app) as client:
         registry, app.state.internal_registry = app.state.internal_registry, None
         answer = await client.post(f"{V1}/rooms/lab/tasks/{NAME}", json={"payload": {"x": 1}})
         assert (answer.status_code, answer.json()["type"]) == (
@@ -164,7 +164,7 @@ async def test_a_host_may_fill_the_registry_itself(sessions: Sessions, broker: I
 
 
 async def test_a_worker_process_registers_tasks_alone(broker: InMemoryBroker) -> None:
-    """Under the full names, with no database and no app."""
+    """The tasks have the full names of the jobs; no database and no app is needed."""
     executor = Executor()
     registry = register_internal_tasks(broker, [Double], executor)
     assert (list(registry.tasks), broker.find_task(NAME)) == ([NAME], registry.tasks[NAME])
@@ -173,22 +173,22 @@ async def test_a_worker_process_registers_tasks_alone(broker: InMemoryBroker) ->
     assert executor.calls == [(Double, {"x": 1}, "lab", "1")]
 
 
-async def test_replicas_that_start_at_once_offer_the_same_job(
+async def test_replicas_that_start_at_once_register_one_job(
     sessions: Sessions, broker: InMemoryBroker
 ) -> None:
-    """None of them fails, and there is one row."""
+    """No replica fails, and the job has one row."""
     apps = [FastAPI() for _ in range(8)]
-    offers = [register_internal_jobs(app, broker, [Double], Executor(), sessions) for app in apps]
-    await asyncio.gather(*offers)
+    registrations = [register_internal_jobs(app, broker, [Double], Executor(), sessions) for app in apps]
+    await asyncio.gather(*registrations)
     mounted(apps[0], sessions)
-    async with living(apps[0]) as client:
+    async with run_lifespan(apps[0]) as client:
         assert (await client.get(f"{V1}/rooms/@internal/jobs")).json()["total"] == 1
 
 
-async def test_the_newest_code_renews_a_job_and_keeps_its_tasks(
+async def test_a_new_registration_replaces_the_policy_and_keeps_the_tasks(
     sessions: Sessions, broker: InMemoryBroker
 ) -> None:
-    """The schema and the policy are replaced; one that is paused stays paused; its tasks stay."""
+    """The schema is replaced too; a paused job stays paused."""
 
     class Newer(Double):
         policy = JobPolicy(max_attempts=5)
@@ -198,7 +198,7 @@ async def test_the_newest_code_renews_a_job_and_keeps_its_tasks(
     app = FastAPI()
     mounted(app, sessions)
     await register_internal_jobs(app, broker, [Double], Executor(), sessions)
-    async with living(app) as client:
+    async with run_lifespan(app) as client:
         task = await submit(client, NAME)
         await client.post(f"{V1}/rooms/@internal/jobs/{NAME}/pause")
         await register_internal_jobs(app, broker, [Newer], Executor(), sessions)
@@ -209,55 +209,57 @@ async def test_the_newest_code_renews_a_job_and_keeps_its_tasks(
         assert (await client.post(f"{V1}/rooms/lab/tasks/{NAME}", json={})).status_code == 422
 
 
-class Lossy(AsyncSession):
-    """A session of which every other answer to a commit is lost on its way."""
+class LosesResponses(AsyncSession):
+    """A session that loses the response to every second commit."""
 
     commits = itertools.count()
 
     async def commit(self) -> None:
-        """Commit, and fail all the same."""
+        """Commit, then raise as if the connection broke."""
         await super().commit()
         if next(self.commits) % 2:
-            raise ConnectionResetError("the answer was lost")
+            raise ConnectionResetError("the response was lost")
 
 
-class Tell(Double):
-    """Counts its runs."""
+class Record(Double):
+    """An extension that records its runs."""
 
     runs: ClassVar[list[int]] = []
 
     def run(self, vis: Any) -> int:
-        """Count."""
+        """Record the run."""
         self.runs.append(self.x)
         return self.x
 
 
-async def test_lost_answers_and_doubled_messages_run_each_task_once(
+async def test_lost_responses_and_duplicate_messages_run_each_task_once(
     engine: AsyncEngine, sessions: Sessions, broker: InMemoryBroker
 ) -> None:
-    """What was started is not started again, and not forgotten; what has ended is reported once."""
-    Tell.runs.clear()
+    """No started task is started again or forgotten; each end is reported once."""
+    Record.runs.clear()
     app = FastAPI()
     mounted(app, sessions)
-    await register_internal_jobs(app, broker, [Tell], Executor(), sessions)
-    executor = GuardedExecutor(async_sessionmaker(engine, class_=Lossy), concurrency=8)
-    async with living(app) as client:
-        tasks = [await submit(client, "@internal:modifiers:Tell", x=x) for x in range(12)]
-        calls = [executor(Tell, task["payload"], "lab", task["id"]) for task in tasks for _ in range(3)]
+    await register_internal_jobs(app, broker, [Record], Executor(), sessions)
+    executor = GuardedExecutor(async_sessionmaker(engine, class_=LosesResponses), concurrency=8)
+    async with run_lifespan(app) as client:
+        tasks = [await submit(client, "@internal:modifiers:Record", x=x) for x in range(12)]
+        calls = [executor(Record, task["payload"], "lab", task["id"]) for task in tasks for _ in range(3)]
         await asyncio.gather(*calls)
-        ends = [await end_of(client, task) for task in tasks]
+        ends = [await wait_for_end(client, task) for task in tasks]
     await executor.stop()
     assert [(end["status"], end["result"], end["attempt"]) for end in ends] == [
         ("completed", x, 1) for x in range(12)
     ]
-    assert sorted(Tell.runs) == list(range(12))
+    assert sorted(Record.runs) == list(range(12))
 
 
 @pytest.mark.parametrize(
     ("name", "category"), [("Fine", None), ("Fine", "mod:ifiers"), ("not fine", "modifiers")]
 )
-def test_what_cannot_be_a_job_is_refused(name: str, category: Any, broker: InMemoryBroker) -> None:
-    """With its name."""
+def test_an_extension_with_an_invalid_name_or_category_is_refused(
+    name: str, category: Any, broker: InMemoryBroker
+) -> None:
+    """The error names the extension."""
     cls = type(name, (Double,), {"category": category})
     with pytest.raises(ValueError, match=f"{name} cannot be an internal job"):
         register_internal_tasks(broker, [cls], Executor())

@@ -1,4 +1,4 @@
-"""Processes that run internal tasks, and what their jobs have written down."""
+"""Processes that run internal tasks, and the journal of their jobs."""
 
 import asyncio
 import os
@@ -18,24 +18,24 @@ from rest import V1
 
 TOKEN = "a-token-of-the-tests"
 FOLDER = Path(__file__).parents[1]
-JOBS = "internal.jobs:Count,internal.jobs:Burn,internal.jobs:Once,internal.jobs:Heed,internal.jobs:Twist"
-QUICK = {"worker_timeout_seconds": 2, "sweeper_interval_seconds": 0.5}
+JOBS = ",".join(f"internal.jobs:{name}" for name in ("Count", "Burn", "Once", "WaitForCancel", "EndAs"))
+SHORT_INTERVALS = {"worker_timeout_seconds": 2, "sweeper_interval_seconds": 0.5}
 COUNT, ONCE = "@internal:analysis:Count", "@internal:analysis:Once"
 BURN = "@internal:analysis:Burn"
-HEED, TWIST = "@internal:modifiers:Heed", "@internal:selections:Twist"
-OURS = [sys.executable, "-m", "zndraw_joblib", "internal-worker", "--log-level", "warning"]
-TASKIQ = [
+WAIT_FOR_CANCEL, END_AS = "@internal:modifiers:WaitForCancel", "@internal:selections:EndAs"
+INTERNAL_WORKER = [sys.executable, "-m", "zndraw_joblib", "internal-worker", "--log-level", "warning"]
+TASKIQ_WORKER = [
     sys.executable,
     *("-m", "taskiq", "worker", "--workers", "1", "--log-level", "WARNING"),
     "zndraw_joblib.server.internal.process:broker",
 ]
 
 
-class Hand:
-    """A process that runs internal tasks while the `with` block does; settings come as keywords."""
+class WorkerProcess:
+    """A process that runs internal tasks inside the `with` block; settings come as keywords."""
 
     def __init__(self, command: list[str], **settings: object) -> None:
-        given = {"internal_extensions": JOBS, **QUICK, **settings}
+        given = {"internal_extensions": JOBS, **SHORT_INTERVALS, **settings}
         environment = {f"ZNDRAW_JOBLIB_{name.upper()}": str(value) for name, value in given.items()}
         self.process = subprocess.Popen(
             command,
@@ -45,7 +45,7 @@ class Hand:
         )
 
     def kill(self) -> None:
-        """Kill it, and all that it has started, as the kernel does when memory runs out."""
+        """Kill the process and its children, as the kernel does when memory runs out."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
 
@@ -59,16 +59,16 @@ class Hand:
             self.kill()
 
 
-def told(journal: Path, what: str) -> Counter[tuple[str, ...]]:
-    """Return the task, the attempt and the process of each line that begins with a word."""
+def journal_entries(journal: Path, event: str) -> Counter[tuple[str, ...]]:
+    """Return the task, the attempt and the process of each line of an event."""
     text = journal.read_text() if journal.exists() else ""
     lines = [line.split() for line in text.splitlines()]
-    return Counter(tuple(rest) for first, *rest in lines if first == what)
+    return Counter(tuple(rest) for first, *rest in lines if first == event)
 
 
 @asynccontextmanager
 async def running(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    """Run a standalone app's lifespan in this process, and talk to it as a superuser."""
+    """Run the lifespan of a standalone app in this process; return a superuser's client."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with (
         app.router.lifespan_context(app),
@@ -80,15 +80,17 @@ async def running(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def submit(client: httpx.AsyncClient, job: str, **payload: Any) -> dict[str, Any]:
-    """Submit a task of a job, once the server offers it."""
+    """Submit a task of an internal job."""
     answer = await client.post(f"{V1}/rooms/lab/tasks/{job}", json={"payload": payload})
     assert answer.status_code == 202, answer.text
     task: dict[str, Any] = answer.json()
     return task
 
 
-async def end_of(client: httpx.AsyncClient, task: dict[str, Any], seconds: float = 40) -> dict[str, Any]:
-    """Wait for a task's end."""
+async def wait_for_end(
+    client: httpx.AsyncClient, task: dict[str, Any], seconds: float = 40
+) -> dict[str, Any]:
+    """Wait until a task ends; return it."""
     async with asyncio.timeout(seconds):
         while True:
             answer = await client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": "wait=20"})
@@ -98,7 +100,7 @@ async def end_of(client: httpx.AsyncClient, task: dict[str, Any], seconds: float
 
 
 async def count(client: httpx.AsyncClient, status: str) -> int:
-    """Count the tasks of the room that have a status."""
+    """Return the number of tasks with a status in the room."""
     answer = await client.get(f"{V1}/rooms/lab/tasks", params={"status": status, "limit": 0})
     found: int = answer.json()["total"]
     return found
