@@ -1,6 +1,7 @@
 """The documentation matches the code: links, snippets, settings, operations, commands."""
 
 import ast
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PACKAGES = ("background", "http", "internal", "pubsub", "realtime", "service", "store")
 ALIASES = {"sweep_threshold_seconds", "sweep_interval_seconds"}
 
 
@@ -65,3 +67,11 @@ def test_every_command_is_listed() -> None:
     page = (REFERENCE / "cli.md").read_text()
     names: Any = getattr(get_command(commands.app), "commands")  # noqa: B009 - of a click group
     assert [name for name in names if f"`{name}" not in page] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_of_the_server_exist(page: Path) -> None:
+    """A name like `store.engine.SqliteFile` in the text is one of the server's modules or their contents."""
+    names = re.findall(rf"`((?:{'|'.join(PACKAGES)})(?:\.(?!py\b)\w+)+)`", page.read_text())
+    for name in names:
+        assert pkgutil.resolve_name(f"zndraw_joblib.server.{name}") is not None
