@@ -123,7 +123,7 @@ class _Queue(Generic[Item, Result]):
         return [(item, future) for item, future in taken if not future.done()]
 
     async def _gather(self) -> None:
-        """Let the event loop read the requests that have arrived, which else wait for a whole batch.
+        """Let the event loop read the requests that have arrived, which otherwise wait for a whole batch.
 
         While requests arrive at every cycle of the loop, they join; when none does, the batch starts.
         """

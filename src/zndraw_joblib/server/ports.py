@@ -73,7 +73,7 @@ class ResultBackend(Protocol):
     async def wait_for_key(self, key: str, timeout: float) -> bytes | None:
         """Return the bytes of a key, waiting up to `timeout` seconds for `notify_key`.
 
-        Return at once what is there already; miss nothing that is stored and notified meanwhile. Return None
+        Return existing bytes at once; miss none that are stored and notified during the call. Return None
         after the timeout, or if there are no bytes after a notification.
         """
 
@@ -96,7 +96,7 @@ class StreamingBackend(Protocol):
 
 
 class PubSubConnection(Protocol):
-    """Carries texts between the replicas of a server. A text may get lost; those that arrive are in order."""
+    """Carries texts between the replicas of a server. A text may get lost; the others arrive in order."""
 
     @property
     def frame_size(self) -> int:

@@ -289,7 +289,7 @@ class Runtime:
         def is_done(got: claims.ClaimResult) -> bool:
             return got.is_final or has_other_keys(got)
 
-        # A client that lost its connection claims again while the server takes the old one for alive.
+        # A client that lost its connection claims again while the server still counts it as connected.
         self.waiters.evict_oldest(keys[0], self.settings.max_claims_per_worker)
         claim_keys = [] if item.claim_id is None else [claim_key(item.claim_id)]
         for key in claim_keys:

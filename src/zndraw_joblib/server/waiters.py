@@ -69,7 +69,7 @@ class Waiter:
         return unused
 
     def evict(self) -> None:
-        """Wake it for good: another waiter takes its slot."""
+        """End its wait: another waiter takes its slot."""
         self.is_evicted = True
         self.wake()
 
@@ -100,7 +100,7 @@ def _forward_nothing(_: Sequence[Wake]) -> None:
 
 
 class Waiters:
-    """All waiters of a process. At most `limit()` may wait; `forward` gets the wake-ups nobody here used."""
+    """All waiters of a process. At most `limit()` may wait; `forward` gets the unused wake-ups."""
 
     def __init__(
         self, limit: Callable[[], int], forward: Callable[[Sequence[Wake]], None] = _forward_nothing
@@ -166,7 +166,7 @@ class Waiters:
             self.notify([Wake(unused, 1) for unused in waiter.take_unused()])
 
     def subscribe(self, prefix: str, notify: Callable[[str], None]) -> None:
-        """Call `notify(key)` at each wake-up of a key that begins with `prefix`; one subscriber a prefix."""
+        """Call `notify(key)` at each wake-up of a key that begins with `prefix`; one per prefix."""
         self._subscribers[prefix] = notify
 
     def evict_oldest(self, key: str, most: int) -> None:
@@ -226,7 +226,7 @@ class Waiters:
         self.is_closed = False
 
     def close(self) -> None:
-        """Wake all waiters for good: the server stops."""
+        """End all waits: the server stops."""
         self.is_closed = True
         for key in self.waited_keys:
             self.wake(key)

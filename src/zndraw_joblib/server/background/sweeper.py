@@ -87,7 +87,7 @@ class Sweeper:
         self.last_cycles: deque[Cycle] = deque(maxlen=_CYCLES_KEPT)
 
     async def run(self) -> None:
-        """Sweep every `sweeper_interval_seconds`, for ever."""
+        """Sweep every `sweeper_interval_seconds` until cancelled."""
         self._watching_since = self._last_tick = self.last_good = self._monotonic()
         self._warn_of_tight_margin()
         while True:
@@ -269,7 +269,7 @@ class Sweeper:
 
 
 async def run_sweeper(get_session: Callable[[], Any], settings: JobLibSettings, tsio: Any = None) -> None:
-    """Sweep for ever, with a new session for each of a cycle's two passes.
+    """Sweep until cancelled, with a new session for each of a cycle's two passes.
 
     `get_session` is an async generator function that yields a session, or an `async_sessionmaker`.
     """

@@ -12,7 +12,7 @@ from zndraw_joblib.contract.problems import PROBLEM_MEDIA_TYPE, PROBLEMS, NotFou
 from zndraw_joblib.server.problem_responses import problem_exception_handler, problem_response
 
 router = APIRouter(tags=["problems"])
-# For the OpenAPI document, in which FastAPI would else promise its own errors.
+# For the OpenAPI document, in which FastAPI would otherwise declare its own errors.
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {
         "description": "A problem (RFC 9457); its `type` leads to an explanation",

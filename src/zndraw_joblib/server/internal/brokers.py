@@ -57,7 +57,7 @@ class QueueBroker(ListQueueBroker):
         self._url = url
 
     async def listen(self) -> AsyncGenerator[bytes, None]:
-        """Yield messages as they arrive, for ever."""
+        """Yield messages as they arrive, without an end."""
         is_down = False
         while True:
             client = open_redis(self._url)

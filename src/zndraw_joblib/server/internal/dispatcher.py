@@ -1,4 +1,4 @@
-"""Sends internal tasks to their broker: at submit, and later those that wait for it."""
+"""Sends internal tasks to their broker: at submit, and later tasks that wait for it."""
 
 import asyncio
 import logging
@@ -128,7 +128,7 @@ class Dispatcher:
         return True
 
     async def _send_batch(self, registry: InternalRegistry, batch: Sequence[TaskRecord]) -> list[UUID]:
-        """Send each task to the broker. Return those that it did not take."""
+        """Send each task to the broker. Return the tasks that it did not take."""
         refused: list[UUID] = []
         taken: list[UUID] = []
         failures = 0

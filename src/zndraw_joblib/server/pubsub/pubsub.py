@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _HELLO_SECONDS = 10.0
 _PEER_TIMEOUT_SECONDS = 25.0
 _SEND_SECONDS = 5.0
-# Between two messages. What is published meanwhile goes with the second.
+# Between two messages. Messages published in between go with the second.
 _PAUSE_SECONDS = 0.002
 _MAX_MESSAGES = 10_000
 _MAX_FRAGMENTED = 64
@@ -174,7 +174,7 @@ class PubSub:
         return [f"{self._name} {self._number} {len(parts)} {part}" for part in parts]
 
     def _receive(self, frame: str) -> None:
-        # Anybody may publish on the channel: ignore what is not a frame.
+        # Other programs may publish on the channel: ignore texts that are not frames.
         with suppress(ValueError, TypeError, AttributeError):
             sender, number, count, part = frame.split(" ", 3)
             if sender == self._name:

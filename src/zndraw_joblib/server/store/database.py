@@ -1,4 +1,4 @@
-"""Transactions that behave the same on SQLite and PostgreSQL, on our connections and on a host's sessions."""
+"""Transactions that behave the same on SQLite and PostgreSQL, on own connections and a host's sessions."""
 
 import asyncio
 import logging

@@ -20,7 +20,7 @@ class NotifyConnection:
         await self._connection.fetchval("SELECT pg_notify($1, $2)", _CHANNEL, text)
 
     async def listen(self, hear: Callable[[str], None], ready: Callable[[], None]) -> None:
-        """Give every text to `hear`, from `ready` on. Raises ConnectionError when the connection is lost."""
+        """Call `hear` with each text after `ready`. Raises ConnectionError when the connection is lost."""
         lost = asyncio.get_running_loop().create_future()
 
         def end(_: Any) -> None:

@@ -39,7 +39,7 @@ _QUERIES = 10_000_000  # then a connection is replaced
 class PostgresDatabase(Database):
     """A PostgreSQL database.
 
-    SQLAlchemy's asyncpg adapter costs more than most of our statements, so they run on asyncpg directly.
+    SQLAlchemy's asyncpg adapter costs more than most statements, so they run on asyncpg directly.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ async def _prepare(connection: Any) -> None:
 
 
 async def _skip_reset(_: object) -> None:
-    """Skip asyncpg's reset query: our transactions change no session state."""
+    """Skip asyncpg's reset query: transactions change no session state."""
 
 
 @contextmanager

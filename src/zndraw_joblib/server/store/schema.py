@@ -36,7 +36,7 @@ def newest() -> str:
 
 
 async def current(database: Database) -> str | None:
-    """Return the database's version, None without our tables."""
+    """Return the database's version, None without the queue's tables."""
     return await database.run_sync(_current)
 
 

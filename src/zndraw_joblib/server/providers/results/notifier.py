@@ -11,7 +11,7 @@ Read = Callable[[str], Awaitable[bytes | None]]
 
 
 class SingleFlight:
-    """A read function that concurrent callers share: one read serves all of an event loop for a key."""
+    """A read function that concurrent callers share: one read serves all callers of an event loop."""
 
     def __init__(self, read: Read) -> None:
         self._read = read

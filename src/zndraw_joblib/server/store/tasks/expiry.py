@@ -1,4 +1,4 @@
-"""Find tasks whose worker, time limit or broker lease is gone, and tasks that are due."""
+"""Find tasks that lost their worker or exceeded a time limit or lease, and tasks that are due."""
 
 from collections.abc import Sequence
 from datetime import datetime
