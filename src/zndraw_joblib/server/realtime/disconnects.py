@@ -1,4 +1,4 @@
-"""Workers whose socket is gone: they get a grace to come back, and are removed if they do not."""
+"""Removal of workers that lost their last socket and do not return within a grace period."""
 
 import asyncio
 import logging
@@ -14,40 +14,50 @@ logger = logging.getLogger(__name__)
 
 
 class DisconnectTracker:
-    """Knows by which sockets of this process each worker is connected.
+    """The sockets of this process by which each worker is connected.
 
-    When the last one is gone, the worker has `disconnect_grace_seconds` to come back by another, or to show
-    by a request that it lives. The removal itself asks the database, where other processes write too.
+    A worker that loses its last socket has `disconnect_grace_seconds` to connect again or to send a request.
+    The removal checks the database, because other processes receive requests of the worker too.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._workers: dict[str, dict[UUID, set[str]]] = {}
+        self._rooms: dict[str, dict[UUID, set[str]]] = {}
         self._sockets: dict[UUID, set[str]] = {}
-        self._leaving: dict[UUID, asyncio.Task[None]] = {}
+        self._removals: dict[UUID, asyncio.Task[None]] = {}
 
-    def arrived(self, sid: str, worker_id: UUID, job_name: str) -> None:
-        """Note that a worker is connected by a socket, and hears there of a job."""
-        self._workers.setdefault(sid, {}).setdefault(worker_id, set()).add(job_name)
+    @property
+    def is_idle(self) -> bool:
+        """Whether no socket is tracked and no grace period runs."""
+        return not self._sockets and not self._removals
+
+    @property
+    def in_grace_period(self) -> set[UUID]:
+        """The workers whose grace period runs."""
+        return set(self._removals)
+
+    def joined(self, sid: str, worker_id: UUID, room: str) -> None:
+        """Record that a worker has joined the room of a job or provider by a socket."""
+        self._rooms.setdefault(sid, {}).setdefault(worker_id, set()).add(room)
         self._sockets.setdefault(worker_id, set()).add(sid)
-        if leaving := self._leaving.pop(worker_id, None):
-            leaving.cancel()
+        if removal := self._removals.pop(worker_id, None):
+            removal.cancel()
 
-    def left(self, sid: str, worker_id: UUID, job_name: str) -> None:
-        """Note that a worker hears no more of a job. One that has left all of them does without a socket."""
-        jobs = self._workers.get(sid, {}).get(worker_id, set())
-        jobs.discard(job_name)
-        if not jobs and self._workers.get(sid, {}).pop(worker_id, None) is not None:
-            self._without(sid, worker_id)
+    def left(self, sid: str, worker_id: UUID, room: str) -> None:
+        """Record that a worker has left a room. After its last one it no longer depends on the socket."""
+        rooms = self._rooms.get(sid, {}).get(worker_id, set())
+        rooms.discard(room)
+        if not rooms and self._rooms.get(sid, {}).pop(worker_id, None) is not None:
+            self._forget_socket(sid, worker_id)
 
-    def lost(self, sid: str) -> None:
-        """Note that a socket is gone, for whatever reason."""
-        for worker_id in self._workers.pop(sid, ()):
-            if self._without(sid, worker_id):
-                self._begin(worker_id)
+    def disconnected(self, sid: str) -> None:
+        """Record that a socket is disconnected."""
+        for worker_id in self._rooms.pop(sid, ()):
+            if self._forget_socket(sid, worker_id):
+                self._start_grace_period(worker_id)
 
-    def _without(self, sid: str, worker_id: UUID) -> bool:
-        """Forget one socket of a worker. Tell whether it was the last one."""
+    def _forget_socket(self, sid: str, worker_id: UUID) -> bool:
+        """Remove one socket of a worker. Return whether it was the last one."""
         sockets = self._sockets[worker_id]
         sockets.discard(sid)
         if sockets:
@@ -56,31 +66,31 @@ class DisconnectTracker:
         return True
 
     def stop(self) -> None:
-        """Let nobody go any more: the server stops, and all sockets with it."""
-        for leaving in self._leaving.values():
-            leaving.cancel()
-        self._leaving.clear()
+        """Cancel all removals: a server that stops loses the sockets of live workers."""
+        for removal in self._removals.values():
+            removal.cancel()
+        self._removals.clear()
 
-    def _begin(self, worker_id: UUID) -> None:
+    def _start_grace_period(self, worker_id: UUID) -> None:
         grace = self._runtime.settings.disconnect_grace_seconds
         if grace < 0 or self._runtime.waiters.is_closed:
             return
         self._runtime.force_heartbeat(worker_id)
-        leaving = asyncio.create_task(self._let_go(worker_id, grace))
-        self._leaving[worker_id] = leaving
-        leaving.add_done_callback(partial(self._ended, worker_id))
+        removal = asyncio.create_task(self._remove(worker_id, grace))
+        self._removals[worker_id] = removal
+        removal.add_done_callback(partial(self._removed, worker_id))
 
-    def _ended(self, worker_id: UUID, leaving: "asyncio.Task[None]") -> None:
-        if self._leaving.get(worker_id) is leaving:
-            del self._leaving[worker_id]
-        if not leaving.cancelled() and (error := leaving.exception()):
-            # The sweeper removes it, later.
-            logger.warning("worker %s, whose socket is gone, was not removed: %r", worker_id, error)
+    def _removed(self, worker_id: UUID, removal: "asyncio.Task[None]") -> None:
+        if self._removals.get(worker_id) is removal:
+            del self._removals[worker_id]
+        if not removal.cancelled() and (error := removal.exception()):
+            # The sweeper removes it later.
+            logger.warning("Disconnected worker not removed: worker_id=%s error=%r", worker_id, error)
 
-    async def _let_go(self, worker_id: UUID, grace: float) -> None:
+    async def _remove(self, worker_id: UUID, grace: float) -> None:
         since = await self._runtime.database.read(Transaction.now)
         await asyncio.sleep(grace)
         if self._runtime.waiters.has(worker_key(worker_id)):
-            return  # a claim is held open
-        if await self._runtime.write(workers.remove_if_silent, worker_id=worker_id, since=since):
-            logger.info("worker %s was removed: its socket is gone for %g s", worker_id, grace)
+            return  # a claim of the worker waits
+        if await self._runtime.write(workers.remove_if_silent, worker_id, since):
+            logger.info("Disconnected worker removed: worker_id=%s grace_seconds=%g", worker_id, grace)

@@ -1,11 +1,11 @@
-"""Which workers are connected for which providers, by the sockets of this process."""
+"""The connections of workers to providers by the sockets of this process."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -17,18 +17,18 @@ from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import providers
 
 logger = logging.getLogger(__name__)
-Enter = Callable[[str, str], Awaitable[bool]]
-Leave = Callable[[str, str], Awaitable[None]]
+EnterRoom = Callable[[str, str], Awaitable[bool]]
+LeaveRoom = Callable[[str, str], Awaitable[None]]
 
 _RENEW_SECONDS = 10.0
-# A server that dies takes nobody's word back: so long its sockets pass for connected.
+# The sockets of a server that crashed count as connected for this time.
 _LEASE = timedelta(seconds=30)
-_KIND = provider_key("")
+_KEY_PREFIX = provider_key("")
 
 
 @dataclass(slots=True)
 class ProviderConnection:
-    """A socket is connected for a provider, in the name of a worker. `is_current`: it gets the reads."""
+    """A worker that is connected for a provider by a socket. `is_current`: it gets the requests."""
 
     name: JobName
     provider_id: UUID
@@ -37,119 +37,123 @@ class ProviderConnection:
 
 
 class Presence:
-    """Lets sockets into the rooms of providers, as long as their worker is the one that answers.
+    """The provider connections of this process, recorded in the database for all servers.
 
-    Who is connected is noted in the database, for all servers, and renewed while it is so.
+    A socket is in the room of a provider as long as its worker is the provider's current one.
     """
 
-    def __init__(self, runtime: Runtime, sio: Any, enter: Enter, leave: Leave) -> None:
+    def __init__(self, runtime: Runtime, sio: Any, enter: EnterRoom, leave: LeaveRoom) -> None:
         self._runtime = runtime
         self._sio = sio
         self._enter = enter
         self._leave = leave
-        self._seats: dict[str, dict[str, ProviderConnection]] = {}
+        self._connections: dict[str, dict[str, ProviderConnection]] = {}
         self._change: asyncio.Event | None = None
-        self._parting: set[asyncio.Task[Any]] = set()
-        runtime.waiters.subscribe(_KIND, self._hear)
+        self._disconnecting: set[asyncio.Task[Any]] = set()
+        runtime.waiters.subscribe(_KEY_PREFIX, self._on_wake)
 
     async def join(self, sid: str, worker_id: UUID, name: JobName) -> bool:
-        """Seat a socket, and send it the reads that wait. Tell whether it is there still.
+        """Connect a socket, and send it the pending requests. Return whether the socket still exists.
 
-        Raises `ProviderNotFound` where the worker is not registered for the provider.
+        Raises `ProviderNotFound` if the worker is not registered for the provider.
         """
-        join = partial(providers.connect, worker_id=worker_id, name=name, lease=_LEASE)
-        joined = await self._runtime.write(join)
-        if joined.is_current and not await self._enter(sid, providers_of(str(name))):
+        connected = await self._runtime.write(providers.connect, worker_id, name, _LEASE)
+        if connected.is_current and not await self._enter(sid, providers_of(str(name))):
             return False
-        seat = ProviderConnection(name, joined.provider_id, worker_id, joined.is_current)
-        self._seats.setdefault(sid, {})[str(name)] = seat
-        if seat.is_current:
-            await self._ask_again(sid, seat)
+        connection = ProviderConnection(name, connected.provider_id, worker_id, connected.is_current)
+        self._connections.setdefault(sid, {})[str(name)] = connection
+        if connection.is_current:
+            await self._send_pending(sid, connection)
         return True
 
-    async def _ask_again(self, sid: str, seat: ProviderConnection) -> None:
-        # Looked for once it is in the room: what was asked before that went past it.
-        look = partial(
-            providers.notify_pending, provider_id=seat.provider_id, name=seat.name, worker_id=seat.worker_id
+    async def _send_pending(self, sid: str, connection: ProviderConnection) -> None:
+        # Read after the socket has joined the room: it has not received the requests sent before.
+        pending = await self._runtime.write(
+            providers.notify_pending, connection.provider_id, connection.name, connection.worker_id
         )
-        for read in await self._runtime.write(look):
+        for request in pending:
             event = ProviderRequest(
-                request_id=read.request_id, provider_name=read.provider_name, params=read.params
+                request_id=request.request_id, provider_name=request.provider_name, params=request.params
             )
             await self._sio.emit(event.event_name, event.model_dump(), room=sid)
 
     def left(self, sid: str, provider_name: str) -> None:
-        """Note that a socket is connected for a provider no more."""
-        seat = self._seats.get(sid, {}).pop(provider_name, None)
-        if seat is not None:
-            self._part([seat])
+        """Record that a socket has left the room of a provider."""
+        connection = self._connections.get(sid, {}).pop(provider_name, None)
+        if connection is not None:
+            self._disconnect([connection])
 
-    def lost(self, sid: str) -> None:
-        """Note that a socket is gone."""
-        self._part(list(self._seats.pop(sid, {}).values()))
+    def disconnected(self, sid: str) -> None:
+        """Record that a socket is disconnected."""
+        self._disconnect(list(self._connections.pop(sid, {}).values()))
 
-    def _part(self, seats: list[ProviderConnection]) -> None:
-        """Let the readers know of providers for which nobody is connected here any more."""
+    def _disconnect(self, connections: list[ProviderConnection]) -> None:
+        """End connections in the database, unless the worker has another socket for the provider here."""
         if self._runtime.waiters.is_closed:
-            return  # we stop, and they come back to whoever comes next
-        taken = {
-            (seat.provider_id, seat.worker_id) for table in self._seats.values() for seat in table.values()
-        }
-        for seat in seats:
-            if seat.is_current and (seat.provider_id, seat.worker_id) not in taken:
-                part = partial(providers.disconnect, worker_id=seat.worker_id, only=[seat.provider_id])
-                parting = asyncio.create_task(self._runtime.write(part))
-                self._parting.add(parting)
-                parting.add_done_callback(self._parted)
+            return  # the server stops, and the workers connect to another one
+        remaining = {(each.provider_id, each.worker_id) for each in self._all_connections()}
+        for connection in connections:
+            worker_id, provider_id = connection.worker_id, connection.provider_id
+            if connection.is_current and (provider_id, worker_id) not in remaining:
+                write = self._runtime.write(providers.disconnect, worker_id, [provider_id])
+                task = asyncio.create_task(write)
+                self._disconnecting.add(task)
+                task.add_done_callback(self._on_disconnected)
 
-    def _parted(self, parting: asyncio.Task[Any]) -> None:
-        self._parting.discard(parting)
-        if not parting.cancelled() and (error := parting.exception()):
-            logger.warning("it was not noted that a provider's socket is gone: %r", error)
+    def _all_connections(self) -> list[ProviderConnection]:
+        return [connection for table in self._connections.values() for connection in table.values()]
 
-    def _hear(self, key: str) -> None:
-        # Another worker may answer from now on, be it that of a socket of ours.
-        if self._change is not None and key.startswith(_KIND):
-            name = key.removeprefix(_KIND)
-            if any(name in table for table in self._seats.values()):
+    def _on_disconnected(self, task: asyncio.Task[Any]) -> None:
+        self._disconnecting.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.warning("The end of a provider connection was not recorded: %r", error)
+
+    def _on_wake(self, key: str) -> None:
+        # The current worker of a provider may have changed.
+        if self._change is not None:
+            name = key.removeprefix(_KEY_PREFIX)
+            if any(name in table for table in self._connections.values()):
                 self._change.set()
 
     async def run(self) -> None:
-        """Renew who is connected, and follow changes of who answers, until cancelled."""
+        """Renew the connections in the database and follow changes of current workers, until cancelled."""
         self._change = asyncio.Event()
         while True:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_RENEW_SECONDS):
                     await self._change.wait()
-            except TimeoutError:
-                pass
             self._change.clear()
             try:
                 await self._renew()
             except Exception as error:
-                logger.warning("it was not noted who is connected for providers: %r", error)
+                logger.warning("Provider connections were not renewed: %r", error)
 
     async def _renew(self) -> None:
-        joined: dict[UUID, list[UUID]] = {}
-        for table in self._seats.values():
-            for seat in table.values():
-                joined.setdefault(seat.worker_id, []).append(seat.provider_id)
-        if not joined:
+        provider_ids: dict[UUID, list[UUID]] = {}
+        for connection in self._all_connections():
+            provider_ids.setdefault(connection.worker_id, []).append(connection.provider_id)
+        if not provider_ids:
             return
-        answers = await self._runtime.write(providers.extend_connections, connected=joined, lease=_LEASE)
-        for sid, table in list(self._seats.items()):
-            for seat in list(table.values()):
-                await self._follow(sid, seat, answers.get(seat.provider_id))
+        current = await self._runtime.write(providers.extend_connections, provider_ids, _LEASE)
+        for sid, table in list(self._connections.items()):
+            for connection in list(table.values()):
+                await self._follow(sid, connection, current.get(connection.provider_id))
 
-    async def _follow(self, sid: str, seat: ProviderConnection, answers: UUID | None) -> None:
-        is_current = answers == seat.worker_id
-        if seat.is_current and not is_current:
-            seat.is_current = False
-            await self._leave(sid, providers_of(str(seat.name)))
-        if answers is None:
-            self._seats.get(sid, {}).pop(str(seat.name), None)
-        elif is_current and not seat.is_current:
+    async def _follow(self, sid: str, connection: ProviderConnection, current: UUID | None) -> None:
+        """Join or leave the room of a provider whose current worker is `current`, None if it is removed."""
+        is_current = current == connection.worker_id
+        if connection.is_current and not is_current:
+            connection.is_current = False
+            await self._leave(sid, providers_of(str(connection.name)))
+        if current is None:
+            self._connections.get(sid, {}).pop(str(connection.name), None)
+        elif is_current and not connection.is_current:
             try:
-                await self.join(sid, seat.worker_id, seat.name)
+                await self.join(sid, connection.worker_id, connection.name)
             except ProblemException as problem:
-                logger.debug("worker %s answers for %s no more: %s", seat.worker_id, seat.name, problem)
+                logger.debug(
+                    "Provider connection ended: worker_id=%s provider=%s problem=%s",
+                    connection.worker_id,
+                    connection.name,
+                    problem,
+                )

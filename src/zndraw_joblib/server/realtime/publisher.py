@@ -1,4 +1,4 @@
-"""Events over Socket.IO, by a plain `socketio.AsyncServer` or a wrapper that takes models."""
+"""Events over Socket.IO, by a `socketio.AsyncServer` or a wrapper whose `emit` takes models."""
 
 import logging
 from collections.abc import Iterable
@@ -8,15 +8,16 @@ import socketio
 from pydantic_core import to_jsonable_python
 
 from zndraw_joblib.contract.events import Emission, audience
+from zndraw_joblib.server.realtime import socketio_internals
 
 logger = logging.getLogger(__name__)
 
 
 class SocketIoPublisher:
-    """Publishes events: each to its room, in order. What cannot be sent is logged: an event is a hint.
+    """A publisher that sends each event to its room, in order. An event that cannot be sent is logged.
 
-    `tsio` is a `socketio.AsyncServer`, or anything whose ``emit(model, room=…)`` takes a pydantic model.
-    `rooms` is the plain server whose sockets have joined rooms of ours, where that is not `tsio` itself.
+    `tsio` is a `socketio.AsyncServer`, or any object whose ``emit(model, room=…)`` takes a pydantic model.
+    `rooms` is the `socketio.AsyncServer` whose sockets have joined the rooms, if `tsio` is not one itself.
     """
 
     def __init__(self, tsio: Any = None) -> None:
@@ -25,33 +26,28 @@ class SocketIoPublisher:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a server to send events through."""
+        """Whether there is a server to send events with."""
         return self._tsio is not None
 
     def open(self, sio: Any) -> None:
-        """Send events to the rooms of `sio`, through `sio` itself where there is no `tsio`."""
+        """Send events to the rooms of `sio`, and with `sio` itself if there is no `tsio`."""
         self._tsio = self._tsio or sio
         self.rooms = sio
 
     @property
     def has_subscribers(self) -> bool:
-        """Whether anybody may hear of an event, here or at another process."""
+        """Whether a socket of any process may receive an event."""
         if self.rooms is not self._tsio:
             return True
-        if self.rooms is None:
-            return False
-        manager = self.rooms.manager
-        if type(manager) is socketio.AsyncManager:
-            return "/" in manager.rooms
-        return bool(getattr(manager, "has_subscribers", True))
+        return self.rooms is not None and socketio_internals.has_subscribers(self.rooms)
 
     async def __call__(self, emissions: Iterable[Emission]) -> None:
-        """Send the emissions in their order."""
+        """Send the events in their order."""
         for emission in emissions:
             try:
                 await self._send(emission)
             except Exception:
-                logger.exception("%s was not sent to %s", emission.event.event_name, emission.room)
+                logger.exception("Event not sent: event=%s room=%s", emission.event.event_name, emission.room)
 
     async def _send(self, emission: Emission) -> None:
         event, room = emission
@@ -59,22 +55,15 @@ class SocketIoPublisher:
         if self.rooms is not self._tsio:
             await self._tsio.emit(event, room=room)
             rooms = rooms[1:]
-        if self.rooms is not None and self._is_joined(rooms):
+        if self.rooms is not None and rooms and socketio_internals.may_have_members(self.rooms, rooms):
             await self.rooms.emit(event.event_name, to_jsonable_python(event), room=rooms)
-
-    def _is_joined(self, rooms: list[str]) -> bool:
-        manager = self.rooms.manager
-        if type(manager) is not socketio.AsyncManager:
-            return bool(rooms)  # other processes have sockets of their own
-        joined = manager.rooms.get("/", {})
-        return any(room in joined for room in rooms)
 
 
 async def emit(tsio: Any, emissions: Iterable[Emission]) -> None:
-    """Send each emission to its room, in order; without `tsio`, nothing.
+    """Send each event to its room, in order; do nothing if `tsio` is None.
 
-    `tsio` is a `socketio.AsyncServer`, or anything whose ``emit(model, room=…)`` takes a pydantic
-    model. What cannot be sent is logged: an event is a hint, what it tells of is committed.
+    `tsio` is a `socketio.AsyncServer`, or any object whose ``emit(model, room=…)`` takes a pydantic model. An
+    event that cannot be sent is logged: it is a hint, and the change that it announces is committed.
     """
     if tsio is not None:
         await SocketIoPublisher(tsio)(emissions)

@@ -1,75 +1,92 @@
 """The Socket.IO client manager that carries events between server processes over Redis or Valkey."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
 import redis.asyncio
-import socketio
 
 from zndraw_joblib.server.pubsub.redis import open_redis, subscribed
+from zndraw_joblib.server.realtime.socketio_internals import MessageManager
+
+logger = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.5
-_MAX_WAITING = 10_000
+_MAX_MESSAGES = 10_000
 
 
-class RedisManager(socketio.AsyncRedisManager):  # type: ignore[misc]
-    """python-socketio's Redis manager, which does not keep whoever emits waiting for Redis.
+class RedisManager(MessageManager):
+    """A client manager like python-socketio's own for Redis, but an `emit` never waits for Redis.
 
-    Events for other processes wait in line, at most 10,000, and go out in their order, as many as there are
-    at once. While Redis is away the oldest are dropped: an event is a hint.
+    Messages for other processes are queued and sent in order, all that are queued at once. While Redis is
+    unreachable the queue keeps the newest 10,000 messages and drops older ones, because an event is a hint.
     """
 
+    name = "redis"
+
     def __init__(self, url: str, channel: str) -> None:
-        super().__init__(url, channel=channel)
-        self._waiting: deque[str] = deque(maxlen=_MAX_WAITING)
-        self._is_waiting = asyncio.Event()
-        self._flushing: asyncio.Task[None] | None = None
+        super().__init__(channel=channel)
+        self._url = url
+        self._messages: deque[str] = deque(maxlen=_MAX_MESSAGES)
+        self._has_messages = asyncio.Event()
+        self._sending: asyncio.Task[None] | None = None
+        self._failed_batches = 0
 
-    async def _publish(self, data: dict[str, Any]) -> None:
-        self._waiting.append(self.json.dumps(data))
-        if self._flushing is None or self._flushing.done():
-            self._is_waiting = asyncio.Event()
-            self._flushing = asyncio.create_task(self._flush())
-        self._is_waiting.set()
+    def send(self, text: str) -> None:
+        """Queue a message for the other processes."""
+        self._messages.append(text)
+        if self._sending is None or self._sending.done():
+            self._has_messages = asyncio.Event()
+            self._sending = asyncio.create_task(self._send_messages())
+        self._has_messages.set()
 
-    async def _flush(self) -> None:
-        client = open_redis(self.redis_url)
+    async def _send_messages(self) -> None:
+        client = open_redis(self._url)
         try:
-            while await self._is_waiting.wait():
-                await self._send_waiting(client)
+            while await self._has_messages.wait():
+                await self._send_batch(client)
         finally:
             await client.aclose()
 
-    async def _send_waiting(self, client: Any) -> None:
-        texts = list(self._waiting)
-        self._waiting.clear()
-        self._is_waiting.clear()
+    async def _send_batch(self, client: Any) -> None:
+        batch = list(self._messages)
+        self._messages.clear()
+        self._has_messages.clear()
         pipeline = client.pipeline(transaction=False)
-        for text in texts:
+        for text in batch:
             pipeline.publish(self.channel, text)
         try:
             await pipeline.execute()
+            self._failed_batches = 0
         except (redis.RedisError, OSError) as error:
-            self._get_logger().warning("events wait for Redis: %r", error)
+            level = logging.DEBUG if self._failed_batches else logging.WARNING
+            logger.log(level, "Socket.IO events were not sent to Redis, retrying: %r", error)
+            self._failed_batches += 1
             await asyncio.sleep(_PAUSE_SECONDS)
-            newer = list(self._waiting)
-            self._waiting.clear()
-            self._waiting.extend([*texts, *newer])
-            self._is_waiting.set()
+            newer = list(self._messages)
+            self._messages.clear()
+            self._messages.extend([*batch, *newer])
+            self._has_messages.set()
 
-    async def _listen(self) -> AsyncIterator[bytes]:
+    async def receive(self) -> AsyncIterator[bytes]:
+        """Return the messages of the other processes as they come."""
+        failures = 0
+
+        def on_subscribed() -> None:
+            nonlocal failures
+            failures = 0
+
         while True:
-            client = open_redis(self.redis_url)
+            client = open_redis(self._url)
             try:
-                async for data in subscribed(client, self.channel, _nothing):
-                    yield data
+                async for message in subscribed(client, self.channel, on_subscribed):
+                    yield message
             except (redis.RedisError, OSError) as error:
-                self._get_logger().warning("no events from Redis: %r", error)
+                level = logging.DEBUG if failures else logging.WARNING
+                logger.log(level, "No Socket.IO events from Redis, retrying: %r", error)
+                failures += 1
                 await asyncio.sleep(_PAUSE_SECONDS)
             finally:
                 await client.aclose()
-
-
-def _nothing() -> None: ...

@@ -1,4 +1,4 @@
-"""A host's own Socket.IO server: its handlers stay, its identity and its rooms' guards hold."""
+"""A host's own Socket.IO server keeps its handlers; its identity and its guards of rooms apply."""
 
 import importlib.util
 from collections.abc import AsyncIterator, Callable
@@ -11,7 +11,7 @@ import socketio
 from fastapi import Depends, FastAPI, Header
 from rest import V1, claim, register, report, submit
 
-from live.sockets import Live, serving
+from realtime.sockets import LiveServer, serve
 from zndraw_joblib import (
     Forbidden,
     JobLib,
@@ -34,27 +34,27 @@ class User(NamedTuple):
 
 
 async def current_user(authorization: Annotated[str, Header()] = "") -> User:
-    """Tell users by their names: this host trusts everybody."""
+    """Take the bearer token for the name of the user."""
     name = authorization.removeprefix("Bearer ")
     if not name:
-        raise Unauthorized("Who are you?")
+        raise Unauthorized("A name is needed")
     return User(name, name == KEY)
 
 
 async def readable(room_id: str, user: Annotated[User, Depends(current_user)]) -> str:
-    """Keep one room for one user."""
+    """Keep the room `attic` for one user."""
     if room_id == "attic" and user.id != KEY:
-        raise Forbidden("The attic is not for you")
+        raise Forbidden("The attic is private")
     return validate_room_id(room_id)
 
 
 class Host:
-    """An app with a Socket.IO server, beside the queue."""
+    """An app with a Socket.IO server and the queue."""
 
     def __init__(self, folder: Path, wrap: Callable[[Any], Any]) -> None:
         self.engine = open_engine(f"sqlite:///{folder}/host.db")
         self.sio = socketio.AsyncServer(async_mode="asgi")
-        self.heard: list[tuple[str, ...]] = []
+        self.received: list[tuple[str, ...]] = []
         self.app = FastAPI()
         self.app.dependency_overrides[verify_readable_room] = readable
         self.joblib = JobLib(
@@ -64,24 +64,24 @@ class Host:
         self.asgi = socketio.ASGIApp(self.sio, self.app)
 
     @asynccontextmanager
-    async def serve(self) -> AsyncIterator[Live]:
-        """Serve it."""
-        async with serving(self.asgi, self.app, KEY) as live:
-            yield live
+    async def serve(self) -> AsyncIterator[LiveServer]:
+        """Serve the app."""
+        async with serve(self.asgi, self.app, KEY) as server:
+            yield server
         await self.engine.dispose()
 
     def on_connect(self, sid: str, environ: dict[str, Any], auth: Any) -> bool | None:
-        """Let nobody in who says that he is a stranger."""
-        self.heard.append(("connect", str((auth or {}).get("token"))))
+        """Refuse the token `stranger`."""
+        self.received.append(("connect", str((auth or {}).get("token"))))
         return False if (auth or {}).get("token") == "stranger" else None
 
     async def on_disconnect(self, sid: str) -> None:
-        """Note it; an older handler takes no reason."""
-        self.heard.append(("disconnect",))
+        """Record the event. A handler for older versions of python-socketio takes no reason."""
+        self.received.append(("disconnect",))
 
 
 class Wrapper:
-    """A typed wrapper: `emit` takes a model."""
+    """A typed wrapper whose `emit` takes a model."""
 
     def __init__(self, sio: Any) -> None:
         self._sio = sio
@@ -93,13 +93,13 @@ class Wrapper:
 
 @pytest.fixture(params=["plain", "wrapper"])
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
-    """Return a host whose `tsio` is its server, or a wrapper around it."""
+    """Return a host whose `tsio` is its Socket.IO server or a wrapper around it."""
     return Host(tmp_path, (lambda sio: sio) if request.param == "plain" else Wrapper)
 
 
 @pytest.mark.parametrize("order", ["before", "after", "as a namespace"])
-async def test_the_hosts_own_handlers_stay(host: Host, order: str) -> None:
-    """Whether they came before ours or after them, as functions or as a class; and they may refuse."""
+async def test_the_handlers_of_the_host_stay(host: Host, order: str) -> None:
+    """The host may add them earlier or later, as functions or as a namespace, and they may refuse."""
     if order == "after":
         register_socketio_handlers(host.sio, host.joblib)
     if order == "as a namespace":
@@ -117,59 +117,59 @@ async def test_the_hosts_own_handlers_stay(host: Host, order: str) -> None:
         host.sio.on("disconnect", host.on_disconnect)
     if order != "after":
         register_socketio_handlers(host.sio, host.joblib)
-    async with host.serve() as live:
-        front = await live.socket("lab", token="bob")
-        rest = await live.rest()
+    async with host.serve() as server:
+        front = await server.connect("lab", token="bob")
+        rest = await server.rest()
         await submit(rest, await register(rest))
-        assert await front.statuses() == ["pending"]
+        assert await front.new_statuses() == ["pending"]
         with pytest.raises(socketio.exceptions.ConnectionError):
-            await live.socket(token="stranger")
-        await front.close_sockets()
-    assert host.heard[:2] == [("connect", "bob"), ("connect", "stranger")]
-    assert ("disconnect",) in host.heard
+            await server.connect(token="stranger")
+        await front.disconnect()
+    assert host.events[:2] == [("connect", "bob"), ("connect", "stranger")]
+    assert ("disconnect",) in host.events
 
 
-async def test_the_hosts_identity_and_guards_hold(host: Host) -> None:
-    """Whoever its dependency knows may join what its guard of rooms allows; others are told why not."""
+async def test_the_identity_and_guards_of_the_host_apply(host: Host) -> None:
+    """A user may join the rooms that the host's guard allows; a refused join gets a problem."""
     register_socketio_handlers(host.sio, host.joblib)
-    async with host.serve() as live:
-        ada, bob, nobody = [
-            await live.socket(auth={"token": name} if name else None) for name in (KEY, "bob", "")
+    async with host.serve() as server:
+        ada, bob, anonymous = [
+            await server.connect(auth={"token": name} if name else None) for name in (KEY, "bob", "")
         ]
-        assert await ada.ask("join_room", room_id="attic") == {}
-        assert (await bob.ask("join_room", room_id="attic"))["detail"] == "The attic is not for you"
-        assert (await nobody.ask("join_room", room_id="lab"))["status"] == 401
-        rest = await live.rest()
+        assert await ada.call("join_room", room_id="attic") == {}
+        assert (await bob.call("join_room", room_id="attic"))["detail"] == "The attic is private"
+        assert (await anonymous.call("join_room", room_id="lab"))["status"] == 401
+        rest = await server.rest()
         job = await register(rest)
         join = {"job_name": job["full_name"], "worker_id": job["worker_id"]}
-        assert (await bob.ask("join_job_room", **join))["status"] == 403
-        assert await ada.ask("join_job_room", **join) == {}
+        assert (await bob.call("join_job_room", **join))["status"] == 403
+        assert await ada.call("join_job_room", **join) == {}
 
 
-async def test_all_who_are_concerned_hear(host: Host) -> None:
-    """By a wrapper too: front-ends of all rooms of a global job, and a worker of a cancellation."""
+async def test_a_host_gets_all_events(host: Host) -> None:
+    """Front-ends of all rooms get events of a global job; a worker gets a cancellation."""
     register_socketio_handlers(host.sio, host.joblib)
-    async with host.serve() as live:
-        front, worker, rest = await live.socket("lab"), await live.socket(), await live.rest()
+    async with host.serve() as server:
+        front, worker, rest = await server.connect("lab"), await server.connect(), await server.rest()
         job = await register(rest)
-        assert [event for event, _ in await front.settled()] == ["jobs_invalidate"]
-        await worker.ask("join_job_room", job_name=job["full_name"], worker_id=job["worker_id"])
+        assert [event for event, _ in await front.new_events()] == ["jobs_invalidate"]
+        await worker.call("join_job_room", job_name=job["full_name"], worker_id=job["worker_id"])
         task = await submit(rest, job)
         await claim(rest, job["worker_id"])
         await report(rest, task, "cancelled")
-        assert await front.statuses() == ["pending", "claimed", "cancelled"]
-        assert await worker.statuses() == ["cancelled"]
+        assert await front.new_statuses() == ["pending", "claimed", "cancelled"]
+        assert await worker.new_statuses() == ["cancelled"]
 
 
-async def test_a_host_without_our_handlers_gets_the_events(host: Host) -> None:
-    """It may have handlers of its own for the rooms."""
+async def test_a_host_may_handle_rooms_by_itself(host: Host) -> None:
+    """Without `register_socketio_handlers` the events go to the rooms that the host's handlers join."""
 
     async def join(sid: str, room: str) -> None:
         await host.sio.enter_room(sid, f"room:{room}")
 
     host.sio.on("join_room", join)
-    async with host.serve() as live:
-        front, rest = await live.socket(), await live.rest()
+    async with host.serve() as server:
+        front, rest = await server.connect(), await server.rest()
         await front.client.call("join_room", "lab")
         await submit(rest, await register(rest))
         assert "pending" in str(await _heard(front))
@@ -178,35 +178,37 @@ async def test_a_host_without_our_handlers_gets_the_events(host: Host) -> None:
 
 async def _heard(front: Any) -> Any:
     await front.client.call("join_room", "elsewhere")
-    return front.heard
+    return front.received
 
 
-async def test_the_example_guards_its_rooms_live_too(tmp_path: Path) -> None:
-    """A private room's events are its owner's; who has no key hears nothing."""
+async def test_the_example_guards_its_rooms(tmp_path: Path) -> None:
+    """Only the owner of a private room gets its events; a socket without a key joins no room."""
     spec = importlib.util.spec_from_file_location("host_app", EXAMPLE)
     assert spec is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     app = example.create_app(f"sqlite+aiosqlite:///{tmp_path}/host.db")
-    async with serving(app, app, "no-token-of-this-host") as live:
-        rest = await live.rest()
+    async with serve(app, app, "no-token-of-this-host") as server:
+        rest = await server.rest()
         ada, bob = [
             {"X-Key": (await rest.post("/users", json={"name": name})).json()["key"]} for name in ("a", "b")
         ]
         made = await rest.put("/rooms/lab", json={"is_private": True}, headers=ada)
         assert made.status_code == 200
-        owner, other, nobody = [await live.socket(auth=None, headers=headers) for headers in (ada, bob, {})]
-        assert await owner.ask("join_room", room_id="lab") == {}
-        assert (await other.ask("join_room", room_id="lab"))["status"] == 404
-        assert (await nobody.ask("join_room", room_id="attic"))["status"] == 401
+        owner, other, anonymous = [
+            await server.connect(auth=None, headers=headers) for headers in (ada, bob, {})
+        ]
+        assert await owner.call("join_room", room_id="lab") == {}
+        assert (await other.call("join_room", room_id="lab"))["status"] == 404
+        assert (await anonymous.call("join_room", room_id="attic"))["status"] == 401
         rest.headers.update(ada)
         await submit(rest, await register(rest))
-        assert await owner.statuses() == ["pending"]
-        assert await other.settled() == []
+        assert await owner.new_statuses() == ["pending"]
+        assert await other.new_events() == []
 
 
-def test_rooms_are_opened_after_the_queue_is_mounted(host: Host) -> None:
-    """Else the host is told what to call first."""
+def test_handlers_need_a_mounted_queue(host: Host) -> None:
+    """The error names the call that must come first."""
     joblib = JobLib(session_maker=open_sessions(host.engine), identity=current_user)
     with pytest.raises(RuntimeError, match="mount"):
         register_socketio_handlers(host.sio, joblib)

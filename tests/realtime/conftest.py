@@ -4,21 +4,21 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from live.sockets import Live, serving
+from realtime.sockets import LiveServer, serve
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
 
 
 @pytest.fixture
 def settings(sqlite_url: str) -> ServerSettings:
-    """Return settings that a test may change; on SQLite, because sockets are the same on either."""
+    """Return settings that a test may change; SQLite, because sockets do not depend on the database."""
     return ServerSettings(database_url=sqlite_url, admin_token="admin-token-of-the-tests")
 
 
 @pytest.fixture
-async def live(settings: ServerSettings) -> AsyncIterator[Live]:
+async def server(settings: ServerSettings) -> AsyncIterator[LiveServer]:
     """Serve the standalone app while the test runs."""
     app = create_app(settings)
     assert settings.admin_token is not None
-    async with serving(app, app, settings.admin_token.get_secret_value()) as live:
-        yield live
+    async with serve(app, app, settings.admin_token.get_secret_value()) as server:
+        yield server

@@ -1,4 +1,4 @@
-"""Two servers on one database: who reads at one is answered by whoever is connected to the other."""
+"""Two servers on one database: a provider connected to one server answers requests at the other."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rest import V1
 
-from live.sockets import Live, serving
-from live.test_live_providers import LONG, READ, asked, bring, join, offer
+from realtime.sockets import LiveServer, serve
+from realtime.test_providers import LONG, READ, join, register_provider, upload, wait_for_requests
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.providers.results.database_results import DatabaseResults
 from zndraw_joblib.server.providers.results.redis_results import RedisResults
@@ -18,72 +18,74 @@ from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.engine import open_database
 
 TOKEN = "admin-token-of-the-tests"
-Pair = tuple[Live, Live]
+Pair = tuple[LiveServer, LiveServer]
 
 
 @pytest.fixture(params=["postgresql", "valkey"])
 def urls(request: pytest.FixtureRequest) -> tuple[str, str | None]:
-    """Return a database, and a Valkey server if there is one."""
+    """Return the URLs of a database and of a Valkey server, or None for no Valkey server."""
     url = request.getfixturevalue("postgres_url")
     return url, request.getfixturevalue("valkey_url") if request.param == "valkey" else None
 
 
 @pytest.fixture
 async def pair(urls: tuple[str, str | None]) -> AsyncIterator[Pair]:
-    """Serve twice."""
+    """Run two servers on the same database."""
     url, redis_url = urls
     database = open_database(url)
     await schema.upgrade(database)
     await database.close()
     settings: dict[str, Any] = {"database_url": url, "admin_token": TOKEN, "workers": 2}
     async with AsyncExitStack() as stack:
-        lives = []
+        servers = []
         prefix = f"test-{id(stack)}"
         for _ in range(2):
             app = create_app(ServerSettings(**settings, redis_url=redis_url, redis_prefix=prefix))
-            lives.append(await stack.enter_async_context(serving(app, app, TOKEN)))
+            servers.append(await stack.enter_async_context(serve(app, app, TOKEN)))
             kind = RedisResults if redis_url else DatabaseResults
             assert isinstance(app.state.joblib.results, kind)
-        yield lives[0], lives[1]
+        yield servers[0], servers[1]
 
 
-async def test_many_readers_of_both_are_one_read(pair: Pair) -> None:
-    """By Socket.IO: the provider is at the one, the readers are at both; it hears once, all are answered."""
+async def test_callers_of_both_servers_share_one_request(pair: Pair) -> None:
+    """A provider connected by Socket.IO gets the request once, and 100 callers get the result."""
     here, there = pair
-    mine, rest, socket = await here.rest(), await there.rest(), await there.socket()
-    provider = await offer(rest)
+    here_rest, rest, socket = await here.rest(), await there.rest(), await there.connect()
+    provider = await register_provider(rest)
     await join(socket, provider)
-    reading = [asyncio.ensure_future(client.get(f"{READ}?n=1", headers=LONG)) for client in (mine, rest) * 50]
-    [request] = await asked(socket)
-    await bring(mine, provider, request["request_id"], b"x" * 3_000_000)
-    answers = await asyncio.gather(*reading)
+    requests = [
+        asyncio.ensure_future(client.get(f"{READ}?n=1", headers=LONG)) for client in (here_rest, rest) * 50
+    ]
+    [request] = await wait_for_requests(socket)
+    await upload(here_rest, provider, request["request_id"], b"x" * 3_000_000)
+    answers = await asyncio.gather(*requests)
     assert {(answer.status_code, answer.content) for answer in answers} == {(200, b"x" * 3_000_000)}
-    assert len(await asked(socket)) == 1
+    assert len(await wait_for_requests(socket)) == 1
 
 
-async def test_a_claim_at_the_other_server_gets_the_read(pair: Pair) -> None:
-    """Over REST: it sleeps at the one while somebody reads at the other; an error comes back too."""
+async def test_a_claim_at_the_other_server_gets_the_request(pair: Pair) -> None:
+    """The claim waits at one server while a caller sends a request at the other; an error arrives too."""
     here, there = pair
-    mine, rest = await here.rest(), await there.rest()
-    provider = await offer(rest)
+    here_rest, rest = await here.rest(), await there.rest()
+    provider = await register_provider(rest)
     body = {"worker_id": provider["worker_id"]}
     for status, expected in (("ok", 200), ("error", 502)):
         claiming = asyncio.ensure_future(rest.post(f"{V1}/providers/requests/claim", json=body, headers=LONG))
-        reading = asyncio.ensure_future(mine.get(f"{READ}?s={status}", headers=LONG))
+        requests = asyncio.ensure_future(here_rest.get(f"{READ}?s={status}", headers=LONG))
         read = (await claiming).json()["request"]
         headers = {"X-Request-Hash": read["request_id"], "X-Result-Status": status}
         url = f"{V1}/providers/{provider['id']}/results"
         assert (await rest.post(url, content=b"{}", headers=headers)).status_code == 204
-        assert (await reading).status_code == expected
+        assert (await requests).status_code == expected
 
 
-async def test_a_worker_that_leaves_there_ends_waits_here(pair: Pair) -> None:
-    """The reader at the other server hears of it."""
+async def test_a_removed_worker_ends_requests_at_the_other_server(pair: Pair) -> None:
+    """The caller at the other server gets a 404."""
     here, there = pair
-    mine, rest, socket = await here.rest(), await there.rest(), await there.socket()
-    provider = await offer(rest)
+    here_rest, rest, socket = await here.rest(), await there.rest(), await there.connect()
+    provider = await register_provider(rest)
     await join(socket, provider)
-    reading = asyncio.ensure_future(mine.get(READ, headers=LONG))
-    await asked(socket)
+    requests = asyncio.ensure_future(here_rest.get(READ, headers=LONG))
+    await wait_for_requests(socket)
     await rest.delete(f"{V1}/workers/{provider['worker_id']}")
-    assert (await asyncio.wait_for(reading, 10)).status_code == 404
+    assert (await asyncio.wait_for(requests, 10)).status_code == 404

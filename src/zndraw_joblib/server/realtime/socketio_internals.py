@@ -1,0 +1,81 @@
+"""The private parts of python-socketio and python-engineio that the server relies on.
+
+`tests/realtime/test_socketio_internals.py` fails if a new version changes them, and `pyproject.toml` bounds
+the versions of both libraries.
+"""
+
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+from typing import Any
+
+from engineio.packet import NOOP, Packet
+from socketio import AsyncManager
+from socketio.async_pubsub_manager import AsyncPubSubManager
+
+NAMESPACE = "/"
+
+
+class MessageManager(AsyncPubSubManager):  # type: ignore[misc]
+    """A client manager that exchanges its messages with other server processes by `send` and `receive`."""
+
+    def send(self, text: str) -> None:
+        """Queue a message for the other processes, without waiting for its delivery."""
+        raise NotImplementedError
+
+    def receive(self) -> AsyncIterator[str | bytes]:
+        """Return the messages of the other processes as they come."""
+        raise NotImplementedError
+
+    @property
+    def has_subscribers(self) -> bool:
+        """Whether any process may have a connected socket."""
+        return True
+
+    @property
+    def has_sockets(self) -> bool:
+        """Whether this process has a connected socket."""
+        return NAMESPACE in self.rooms
+
+    async def _publish(self, data: dict[str, Any]) -> None:
+        self.send(self.json.dumps(data))
+
+    async def _listen(self) -> AsyncIterator[str | bytes]:
+        async for message in self.receive():
+            yield message
+
+
+def has_subscribers(sio: Any) -> bool:
+    """Return whether any process may have a connected socket."""
+    manager = sio.manager
+    if isinstance(manager, MessageManager):
+        return manager.has_subscribers
+    return type(manager) is not AsyncManager or NAMESPACE in manager.rooms
+
+
+def may_have_members(sio: Any, rooms: Iterable[str]) -> bool:
+    """Return whether a socket of any process may be in one of these rooms."""
+    if type(sio.manager) is not AsyncManager:
+        return True
+    occupied = sio.manager.rooms.get(NAMESPACE, {})
+    return any(room in occupied for room in rooms)
+
+
+def find_handler(sio: Any, event: str) -> Any:
+    """Return the handler of an event, a function or a method of a namespace, or None."""
+    handlers = sio.handlers.get(NAMESPACE, {})
+    if event in handlers:
+        return handlers[event]
+    namespace = sio.namespace_handlers.get(NAMESPACE)
+    if namespace is not None and hasattr(namespace, f"on_{event}"):
+        return partial(namespace.trigger_event, event)
+    return None
+
+
+async def close_sockets(sio: Any) -> None:
+    """Close all connections without a disconnect packet, after which Python clients would not reconnect.
+
+    A WebSocket is closed. An open poll gets a packet without content, and the next poll a 400.
+    """
+    for client in list(sio.eio.sockets.values()):
+        await client.close(wait=False, abort=True)
+        await client.queue.put(None if client.upgraded else Packet(NOOP))
