@@ -80,7 +80,8 @@ class LiveServer:
         """Return a socket that has joined these rooms."""
         connected = Socket()
         auth = options.pop("auth", {"token": token or self.token})
-        await connected.client.connect(self.url, auth=auth, **{"transports": ["websocket"], **options})
+        options = {"transports": ["websocket"], "wait_timeout": 30, **options}
+        await connected.client.connect(self.url, auth=auth, **options)
         self.stack.push_async_callback(connected.disconnect)
         for room in rooms:
             assert await connected.call("join_room", room_id=room) == {}

@@ -54,7 +54,7 @@ class Host:
     def __init__(self, folder: Path, wrap: Callable[[Any], Any]) -> None:
         self.engine = open_engine(f"sqlite:///{folder}/host.db")
         self.sio = socketio.AsyncServer(async_mode="asgi")
-        self.received: list[tuple[str, ...]] = []
+        self.events: list[tuple[str, ...]] = []
         self.app = FastAPI()
         self.app.dependency_overrides[verify_readable_room] = readable
         self.joblib = JobLib(
@@ -72,12 +72,12 @@ class Host:
 
     def on_connect(self, sid: str, environ: dict[str, Any], auth: Any) -> bool | None:
         """Refuse the token `stranger`."""
-        self.received.append(("connect", str((auth or {}).get("token"))))
+        self.events.append(("connect", str((auth or {}).get("token"))))
         return False if (auth or {}).get("token") == "stranger" else None
 
     async def on_disconnect(self, sid: str) -> None:
         """Record the event. A handler for older versions of python-socketio takes no reason."""
-        self.received.append(("disconnect",))
+        self.events.append(("disconnect",))
 
 
 class Wrapper:

@@ -1,0 +1,98 @@
+"""The private parts of python-socketio and python-engineio still are what the server expects."""
+
+import asyncio
+import tomllib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import socketio
+from waiting import until
+
+from realtime.sockets import LiveServer
+from zndraw_joblib.server.realtime import socketio_internals
+from zndraw_joblib.server.realtime.socketio_internals import MessageManager
+
+
+async def test_the_manager_knows_the_sockets_and_rooms_of_this_process(server: LiveServer) -> None:
+    """`manager.rooms` has an entry for the namespace and for each occupied room."""
+    assert server.rooms is not None
+    sio = server.rooms.sio
+    assert not socketio_internals.has_subscribers(sio)
+    socket = await server.connect("lab")
+    assert socketio_internals.has_subscribers(sio)
+    assert socketio_internals.may_have_members(sio, ["room:attic", "room:lab"])
+    assert not socketio_internals.may_have_members(sio, ["room:attic"])
+    await socket.disconnect()
+    await until(lambda: not socketio_internals.has_subscribers(sio))
+
+
+def test_handlers_are_found() -> None:
+    """A handler is a function or a method of a namespace class; a function comes first."""
+    sio = socketio.AsyncServer(async_mode="asgi")
+    assert socketio_internals.find_handler(sio, "ping_me") is None
+
+    class Own(socketio.AsyncNamespace):
+        async def on_ping_me(self, sid: str) -> str:
+            return "namespace"
+
+    sio.register_namespace(Own("/"))
+    handler = socketio_internals.find_handler(sio, "ping_me")
+    assert asyncio.run(handler("sid")) == "namespace"
+    sio.on("ping_me", print)
+    assert socketio_internals.find_handler(sio, "ping_me") is print
+
+
+@pytest.mark.parametrize("transport", ["websocket", "polling"])
+async def test_all_connections_close(server: LiveServer, transport: str) -> None:
+    """Neither a WebSocket nor an open poll keeps its connection."""
+    assert server.rooms is not None
+    socket = await server.connect(transports=[transport])
+    await socketio_internals.close_sockets(server.rooms.sio)
+    async with asyncio.timeout(20):
+        await socket.client.wait()
+    assert not socketio_internals.has_subscribers(server.rooms.sio)
+
+
+class QueueManager(MessageManager):
+    """A manager whose messages go to the queue of another manager."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.incoming: asyncio.Queue[str] = asyncio.Queue()
+        self.other = self
+        self.handled: list[tuple[str, object]] = []
+
+    def send(self, text: str) -> None:
+        """Queue a message for the other manager."""
+        self.other.incoming.put_nowait(text)
+
+    async def receive(self) -> AsyncIterator[str]:
+        """Return the messages of the other manager."""
+        while True:
+            yield await self.incoming.get()
+
+    async def _handle_emit(self, message: dict[str, object]) -> None:
+        self.handled.append((str(message["event"]), message["data"]))
+
+
+async def test_messages_pass_between_processes() -> None:
+    """An event that one server emits reaches the manager of another one, by `send` and `receive`."""
+    here, there = QueueManager(), QueueManager()
+    here.other = there
+    servers = [socketio.AsyncServer(async_mode="asgi", client_manager=manager) for manager in (here, there)]
+    there.initialize()
+    try:
+        await servers[0].emit("greeting", {"n": 1}, room="lab")
+        await until(lambda: there.handled == [("greeting", [{"n": 1}])])
+    finally:
+        there.thread.cancel()
+
+
+def test_the_versions_are_bounded() -> None:
+    """A new major version of either library needs a review of the private names."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["server"]]
+    for library, bound in (("python-socketio", "<6"), ("python-engineio", "<5")):
+        [requirement] = [each for each in requirements if each.startswith(library)]
+        assert bound in requirement
