@@ -81,8 +81,8 @@ class LiveServer:
         connected = Socket()
         auth = options.pop("auth", {"token": token or self.token})
         options = {"transports": ["websocket"], "wait_timeout": 30, **options}
-        await connected.client.connect(self.url, auth=auth, **options)
         self.stack.push_async_callback(connected.disconnect)
+        await connected.client.connect(self.url, auth=auth, **options)
         for room in rooms:
             assert await connected.call("join_room", room_id=room) == {}
         return connected
