@@ -1,11 +1,11 @@
 """The private parts of python-socketio and python-engineio still are what the server expects."""
 
 import asyncio
+import json
 import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 import socketio
 from waiting import until
 
@@ -43,15 +43,27 @@ def test_handlers_are_found() -> None:
     assert socketio_internals.find_handler(sio, "ping_me") is print
 
 
-@pytest.mark.parametrize("transport", ["websocket", "polling"])
-async def test_all_connections_close(server: LiveServer, transport: str) -> None:
-    """Neither a WebSocket nor an open poll keeps its connection."""
+async def test_a_websocket_closes(server: LiveServer) -> None:
+    """The client notices the end of the connection."""
     assert server.rooms is not None
-    socket = await server.connect(transports=[transport])
+    socket = await server.connect()
     await socketio_internals.close_sockets(server.rooms.sio)
     async with asyncio.timeout(20):
         await socket.client.wait()
     assert not socketio_internals.has_subscribers(server.rooms.sio)
+
+
+async def test_an_open_poll_ends(server: LiveServer) -> None:
+    """It gets a packet without content, and the next poll a 400."""
+    assert server.rooms is not None
+    client, url = await server.rest(), "/socket.io/?EIO=4&transport=polling"
+    opened = json.loads((await client.get(url)).text[1:])
+    url += f"&sid={opened['sid']}"
+    poll = asyncio.create_task(client.get(url))
+    await asyncio.sleep(0.1)
+    await socketio_internals.close_sockets(server.rooms.sio)
+    assert (await asyncio.wait_for(poll, 20)).text == "6"
+    assert (await client.get(url)).status_code == 400
 
 
 class QueueManager(MessageManager):
