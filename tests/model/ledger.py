@@ -1,4 +1,4 @@
-"""The queue as a handful of dicts and lists: what every request must do, said in the plainest way."""
+"""A model of the queue in dicts and lists: what every request must do, written as simply as possible."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -34,7 +34,7 @@ Refusal = type[ProblemException]
 
 @dataclass(frozen=True)
 class Policy:
-    """How often the tasks of a job are tried, after which pause, and how long they may not be started."""
+    """The retry policy of a job."""
 
     attempts: int = 1
     after_errors: bool = False
@@ -46,7 +46,7 @@ class Policy:
 
 @dataclass
 class Job:
-    """A name, what it takes, who waits for it, now or later, and who serves it."""
+    """A job with its counts and its workers."""
 
     schema: dict[str, Any]
     policy: Policy
@@ -58,7 +58,7 @@ class Job:
 
 @dataclass
 class Worker:
-    """Whose it is, and when it was last heard of."""
+    """A worker with its owner and its last heartbeat."""
 
     owner: str
     beat: datetime
@@ -66,7 +66,7 @@ class Worker:
 
 @dataclass
 class Task:
-    """Where a task stands, and who may say more of it."""
+    """A task with its status and its holder."""
 
     job: JobName
     submitter: str
@@ -88,7 +88,7 @@ class Task:
 
 
 class Ledger:
-    """All that there is. Each method does one request, or returns the class of its refusal."""
+    """The state of the queue. Each method applies one request, or returns the class of its problem."""
 
     def __init__(self, now: datetime, policies: dict[JobName, Policy]) -> None:
         self.now = now
@@ -144,7 +144,7 @@ class Ledger:
     def can_register(
         self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None
     ) -> Refusal | None:
-        """Tell whether a registration is refused."""
+        """Return the problem of a registration, if it has one."""
         job = self.jobs.get(name)
         if job and not job.is_hidden and job.schema != schema:
             return SchemaConflict
@@ -154,7 +154,7 @@ class Ledger:
         return None
 
     def register(self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None) -> bool:
-        """Let a worker serve a job. Tell whether the job is new, or shown again."""
+        """Register a worker for a job. Return whether the job is new or restored."""
         is_new = name not in self.jobs or self.jobs[name].is_hidden
         job = self.jobs.setdefault(name, Job(schema, self.policies.get(name, Policy())))
         job.is_hidden, job.schema = False, schema
@@ -164,13 +164,13 @@ class Ledger:
         return is_new
 
     def can_submit(self, name: JobName, room: str) -> Refusal | None:
-        """Tell whether a submission is refused."""
+        """Return the problem of a submission, if it has one."""
         job = self.jobs.get(name)
         is_seen = name.room_id.startswith("@") or name.room_id == room
         return None if job and not job.is_hidden and is_seen else JobNotFound
 
     def submit(self, by: Identity, name: JobName, task_id: UUID) -> int | None:
-        """Add a task. Return its position."""
+        """Insert a task. Return its position."""
         task = Task(name, by.id, "pending", self.now, len(self.tasks))
         self.tasks[task_id] = task
         if name.room_id == INTERNAL:
@@ -182,14 +182,14 @@ class Ledger:
         return len(self.jobs[name].queue)
 
     def claim(self, by: Identity, worker_id: UUID, mark: UUID | None) -> UUID | Refusal | None:
-        """Hand out the oldest task that a worker may have, or the one that it holds by this mark."""
+        """Claim the oldest task that a worker may have, or return the one it holds by this claim id."""
         worker = self.workers.get(worker_id)
         if worker is None:
             return WorkerNotFound
         if worker.owner != by.id:
             return Forbidden
-        if worker.beat < self.now - INTERVAL / 4:
-            worker.beat = self.now
+        if worker.heartbeat < self.now - INTERVAL / 4:
+            worker.heartbeat = self.now
         for task_id, task in self.tasks.items():
             if mark is not None and (task.holder, task.mark) == (worker_id, mark) and task.ended is None:
                 return task_id
@@ -208,7 +208,7 @@ class Ledger:
         return oldest
 
     def report(self, by: Identity, task_id: UUID, status: str, said: dict[str, Any]) -> Refusal | None:
-        """Move a task as somebody says of it; a repeat changes nothing."""
+        """Apply a report to a task; a repeat changes nothing."""
         task = self.tasks[task_id]
         if refusal := self._may_report(by, task, status, said):
             return None if refusal is StaleReport and self._led_to_retry(task, status, said) else refusal
@@ -235,7 +235,7 @@ class Ledger:
         return status == "failed" and (task.status, task.why) == ("pending", "error") and is_same
 
     def release(self, by: Identity, task_id: UUID) -> Refusal | None:
-        """Hand a held task back."""
+        """Release a held task."""
         task = self.tasks[task_id]
         is_inside = task.job.room_id == INTERNAL
         if not by.is_superuser and (task.owner != by.id or (is_inside and task.ended is None)):
@@ -246,7 +246,7 @@ class Ledger:
         return None
 
     def retry(self, by: Identity, task_id: UUID) -> Refusal | None:
-        """Let a task that ended without success be tried once more."""
+        """Requeue a failed or cancelled task."""
         task = self.tasks[task_id]
         is_inside = task.job.room_id == INTERNAL
         if not by.is_superuser and (task.submitter != by.id or (is_inside and task.ended is None)):
@@ -268,14 +268,14 @@ class Ledger:
             return StaleReport
         return None
 
-    def beat(self, by: Identity, worker_id: UUID) -> Refusal | None:
-        """Note that a worker lives."""
+    def heartbeat(self, by: Identity, worker_id: UUID) -> Refusal | None:
+        """Record a heartbeat of a worker."""
         worker = self.workers.get(worker_id)
         if worker is None:
             return WorkerNotFound
         if worker.owner != by.id:
             return Forbidden
-        worker.beat = self.now
+        worker.heartbeat = self.now
         return None
 
     def _may_remove(self, by: Identity, worker_id: UUID) -> Refusal | None:
@@ -284,7 +284,7 @@ class Ledger:
             return WorkerNotFound
         return None if by.is_superuser or worker.owner == by.id else Forbidden
 
-    def leave(self, by: Identity, worker_id: UUID) -> Refusal | None:
+    def remove_worker(self, by: Identity, worker_id: UUID) -> Refusal | None:
         """Remove a worker."""
         if refusal := self._may_remove(by, worker_id):
             return refusal
@@ -301,23 +301,23 @@ class Ledger:
                 job.workers.remove(worker_id)
                 self._hide_orphan(name)
 
-    def leave_job(self, by: Identity, worker_id: UUID, name: JobName) -> Refusal | None:
-        """Take one job off a worker."""
+    def unlink_job(self, by: Identity, worker_id: UUID, name: JobName) -> Refusal | None:
+        """Unregister a worker from one job."""
         if refusal := self._may_remove(by, worker_id):
             return refusal
         if name not in self.jobs or worker_id not in self.jobs[name].workers:
             return JobNotFound
         self.jobs[name].workers.remove(worker_id)
-        self.workers[worker_id].beat = self.now
+        self.workers[worker_id].heartbeat = self.now
         self._hide_orphan(name)
         return None
 
     def sweep(self) -> None:
-        """Retire the silent, mend what was heard from the future, and do what is due."""
+        """Retire stale workers, clamp future heartbeats, and enqueue due tasks."""
         for worker_id, worker in list(self.workers.items()):
-            if worker.beat > self.now + JITTER:
-                worker.beat = self.now
-            if worker.beat < self.now - TIMEOUT:
+            if worker.heartbeat > self.now + JITTER:
+                worker.heartbeat = self.now
+            if worker.heartbeat < self.now - TIMEOUT:
                 self._retire(worker_id)
         self._settle()
         for job in self.jobs.values():

@@ -1,4 +1,4 @@
-"""The whole queue against a plain model: whatever is asked in whatever order, both say and hold the same."""
+"""The whole queue against a simple model: both return and hold the same after any sequence of requests."""
 
 import asyncio
 import shutil
@@ -64,7 +64,7 @@ NEXT = {"claimed": TaskStatus.RUNNING, "running": TaskStatus.COMPLETED}
 
 
 class QueueAgainstLedger(RuleBasedStateMachine):
-    """Asks the queue and the ledger the same, and compares answers, events and all rows."""
+    """Sends the same requests to the queue and to the ledger, and compares results, events and all rows."""
 
     known_workers = Bundle("known_workers")
     known_tasks = Bundle("known_tasks")
@@ -79,7 +79,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         self.runtime = Runtime(open_database(url, self.clock), JobLibSettings(), publish=self._hear)
 
     def teardown(self) -> None:
-        """Let go, and look at the database once more from outside."""
+        """Close the database and check its invariants from outside."""
         self.runner.run(self.runtime.database.close())
         self.runner.close()
         assert broken_invariants(self.url) == []
@@ -89,20 +89,20 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         self.told += [(event.id, event.status.value) for event in events]
 
     def ask(self, work: Callable[..., Any], **options: Any) -> Any:
-        """Run one request in a transaction; return its answer, or the class of its problem."""
+        """Run one request in a transaction; return its result, or the class of its problem."""
         try:
             return self.runner.run(self.runtime.write(work, **options))
         except ProblemException as problem:
             return type(problem)
 
     def ask_many(self, work: Callable[..., Any], items: Sequence[Any]) -> list[Any]:
-        """Run a batch in one transaction; a problem comes as its class."""
+        """Run a batch in one transaction; a problem is returned as its class."""
         answers = self.ask(work, items=items)
         return [type(answer) if isinstance(answer, ProblemException) else answer for answer in answers]
 
     @initialize(target=known_workers)
-    def open_the_shop(self) -> Any:
-        """Begin with the internal job, which nobody serves, and with two workers of two owners."""
+    def set_up(self) -> Any:
+        """Start with the internal job, which has no worker, and two workers of two owners."""
         self._register(ADMIN, INTERNAL_JOB, {}, None)
         first, second = self._register(OWNER, A, {}, None), self._register(STRANGER, A, {}, None)
         self._register(OWNER, B, {}, first)
@@ -110,14 +110,14 @@ class QueueAgainstLedger(RuleBasedStateMachine):
 
     @rule(target=known_workers, by=OWNERS, name=NAMES, schema=SCHEMAS)
     def register_with_a_new_worker(self, by: Identity, name: JobName, schema: dict[str, Any]) -> Any:
-        """Somebody comes."""
+        """Register a job with a new worker."""
         return self._register(by, name, schema, None)
 
     @rule(worker=known_workers, by=OWNERS, name=NAMES, schema=SCHEMAS)
     def register_one_more_job(
         self, worker: UUID, by: Identity, name: JobName, schema: dict[str, Any]
     ) -> None:
-        """A worker offers another job, or the same again."""
+        """Register another job, or the same one again, for a known worker."""
         self._register(by, name, schema, worker)
 
     def _register(self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None) -> Any:
@@ -136,7 +136,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
 
     @rule(target=known_tasks, by=SUBMITTERS, name=CALLED, room=ROOMS)
     def submit(self, by: Identity, name: JobName, room: str) -> Any:
-        """Somebody calls a job, or what the server does itself."""
+        """Submit a task of a remote or an internal job."""
         refusal = self.ledger.can_submit(name, room)
         item = tasks.Submission(by, room, name, {}, is_configured=True)
         [answer] = self.ask_many(tasks.submit, [item])
@@ -148,15 +148,15 @@ class QueueAgainstLedger(RuleBasedStateMachine):
 
     @rule(crowd=st.lists(st.tuples(known_workers, CALLERS, MARKS), min_size=1, max_size=4))
     def claim(self, crowd: list[tuple[UUID, Identity | None, UUID | None]]) -> None:
-        """Some workers claim at once, or repeat a claim; each by its owner, or not."""
+        """Claim for several workers at once, or repeat a claim, by their owners or by other users."""
         items = [claims.Claim(by or self._owner(worker), worker, 15, mark) for worker, by, mark in crowd]
         for item, answer in zip(items, self.ask_many(claims.claim, items), strict=True):
             got = answer if isinstance(answer, type) else answer.task and answer.task.id
             assert got == self.ledger.claim(item.caller, item.worker_id, item.claim_id)
 
     @rule(target=known_tasks, worker=known_workers, name=CALLED, steps=st.sampled_from([1, 2, 3, 3]))
-    def go_the_whole_way(self, worker: UUID, name: JobName, steps: int) -> Any:
-        """A task is submitted, and a worker takes the oldest of its tasks some steps on."""
+    def run_a_task(self, worker: UUID, name: JobName, steps: int) -> Any:
+        """Submit a task, and report some steps of the oldest task of a worker."""
         task_id = self.submit(SUBMITTER, name, "lab")
         self.claim([(worker, None, None)])
         held = [id_ for id_, task in self.ledger.tasks.items() if task.holder == worker]
@@ -165,8 +165,8 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         return task_id
 
     @rule(worker=known_workers, steps=st.sampled_from([1, 2, 2]), is_retried=st.booleans())
-    def go_wrong(self, worker: UUID, steps: int, is_retried: bool) -> None:
-        """A worker fails what it gets, once or again and again; then the last one is tried by hand."""
+    def fail_tasks(self, worker: UUID, steps: int, is_retried: bool) -> None:
+        """Fail the tasks of a worker once or repeatedly, then retry the last one by hand."""
         for _ in range(steps):
             self.claim([(worker, None, None)])
             held = [id_ for id_, task in self.ledger.tasks.items() if task.holder == worker]
@@ -180,7 +180,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
 
     @rule(heard=st.lists(st.tuples(known_tasks, CALLERS, REPORTED, TOKENS), min_size=1, max_size=3))
     def report(self, heard: list[tuple[UUID, Identity | None, TaskStatus | None, str]]) -> None:
-        """Somebody reports on tasks: with the right token, an old one, none, or in another worker's name."""
+        """Report on tasks with a current token, an old one, none, or another worker's id."""
         items = [self._report(*one) for one in heard]
         for item, answer in zip(items, self.ask_many(tasks.report, items), strict=True):
             said = item.update.model_dump(exclude_unset=True)
@@ -204,7 +204,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
 
     @rule(task_id=known_tasks, by=CALLERS, what=st.sampled_from(["release", "release", "retry"]))
     def act(self, task_id: UUID, by: Identity | None, what: str) -> None:
-        """Somebody hands a task back, or wants it tried once more."""
+        """Release or retry a task."""
         caller = by or ADMIN
         answer = self.ask(
             getattr(task_actions, what), caller=caller, task_id=task_id, action=TaskActionRequest()
@@ -213,34 +213,36 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         assert (answer if isinstance(answer, type) else None) == refusal
 
     @rule(worker=known_workers, by=CALLERS)
-    def beat(self, worker: UUID, by: Identity | None) -> None:
-        """A worker shows that it lives."""
+    def heartbeat(self, worker: UUID, by: Identity | None) -> None:
+        """Send a heartbeat."""
         caller = by or self._owner(worker)
         [answer] = self.ask_many(workers.heartbeat, [workers.Heartbeat(caller, worker, 15)])
-        assert (answer if isinstance(answer, type) else None) == self.ledger.beat(caller, worker)
+        assert (answer if isinstance(answer, type) else None) == self.ledger.heartbeat(caller, worker)
 
     @rule(worker=known_workers, by=CALLERS)
-    def leave(self, worker: UUID, by: Identity | None) -> None:
-        """A worker leaves."""
+    def remove_worker(self, worker: UUID, by: Identity | None) -> None:
+        """Remove a worker."""
         caller = by or self._owner(worker)
-        assert self.ask(workers.remove, caller=caller, worker_id=worker) == self.ledger.leave(caller, worker)
+        assert self.ask(workers.remove, caller=caller, worker_id=worker) == self.ledger.remove_worker(
+            caller, worker
+        )
 
     @rule(worker=known_workers, by=CALLERS, name=NAMES)
-    def leave_job(self, worker: UUID, by: Identity | None, name: JobName) -> None:
-        """A worker does one job no more."""
+    def unlink_job(self, worker: UUID, by: Identity | None, name: JobName) -> None:
+        """Unregister a worker from one job."""
         caller = by or self._owner(worker)
         answer = self.ask(workers.unlink_job, caller=caller, worker_id=worker, name=name)
-        assert answer == self.ledger.leave_job(caller, worker, name)
+        assert answer == self.ledger.unlink_job(caller, worker, name)
 
     @rule(seconds=st.sampled_from([1, 10, 30, 61, 1800, 3601, -30]))
     def pass_time(self, seconds: float) -> None:
-        """Time goes on; now and then a clock is set back."""
+        """Advance the clock; sometimes set it back."""
         self.clock.advance(seconds)
         self.ledger.now = self.clock.now
 
     @rule()
     def sweep(self) -> None:
-        """The sweeper does its round."""
+        """Run a sweeper cycle."""
         self.ledger.sweep()
         self.ask(sweep.retire_stale, timeout=TIMEOUT)
         assert self.ask(sweep.recover_abandoned) == 0
@@ -249,8 +251,8 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         self.ask(sweep.enqueue_due)
 
     @invariant()
-    def all_is_as_the_ledger_has_it(self) -> None:
-        """Rows, positions, counts and events are what the ledger says."""
+    def everything_matches_the_model(self) -> None:
+        """Compare rows, positions, counts and events with the ledger."""
         found = self.runner.run(self.runtime.database.read(self._look))
         assert found == self._expected()
         assert Counter(self.told) == Counter(self.ledger.told)
@@ -314,7 +316,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
                 )
                 for name, job in ledger.jobs.items()
             },
-            "workers": {id_: (worker.owner, worker.beat) for id_, worker in ledger.workers.items()},
+            "workers": {id_: (worker.owner, worker.heartbeat) for id_, worker in ledger.workers.items()},
             "tasks": {
                 id_: (
                     task.status,
@@ -345,7 +347,7 @@ def _said(name: JobName) -> dict[str, Any]:
 
 
 def profile(examples: int, steps: int) -> settings:
-    """Return settings that find the same on every machine, as fast as it may be."""
+    """Return deterministic settings, as fast as possible."""
     return settings(
         max_examples=examples,
         stateful_step_count=steps,
@@ -359,8 +361,8 @@ def profile(examples: int, steps: int) -> settings:
 
 
 @pytest.mark.slow
-def test_the_queue_on_sqlite_is_the_ledger(sqlite_template: Path, tmp_path: Path) -> None:
-    """Fifty stories of the queue on SQLite: after each step everything is as the model has it."""
+def test_the_queue_on_sqlite_matches_the_model(sqlite_template: Path, tmp_path: Path) -> None:
+    """Fifty random sequences of requests: after each step everything is as in the model."""
 
     def begin() -> QueueAgainstLedger:
         return QueueAgainstLedger(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / f'{uuid4()}.db')}")
@@ -370,8 +372,8 @@ def test_the_queue_on_sqlite_is_the_ledger(sqlite_template: Path, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_the_queue_on_postgresql_is_the_ledger(postgres_url: str) -> None:
-    """The same on PostgreSQL, in fewer stories."""
+def test_the_queue_on_postgresql_matches_the_model(postgres_url: str) -> None:
+    """The same on PostgreSQL, with fewer sequences."""
 
     def begin() -> QueueAgainstLedger:
         empty(postgres_url)

@@ -1,4 +1,4 @@
-"""A hundred thousand tasks on each database, with and without statistics."""
+"""Databases with a hundred thousand tasks, with and without statistics."""
 
 import asyncio
 import shutil
@@ -20,7 +20,7 @@ KINDS = ["without statistics", "with statistics"]
 
 @pytest.fixture(scope="session")
 def seeded_sqlite(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the URLs of two equal databases full of tasks: one without statistics, one with."""
+    """Return the URLs of two equal databases full of tasks, without and with statistics."""
     folder = tmp_path_factory.mktemp("plans")
     plain, analysed = folder / "plain.db", folder / "analysed.db"
     shutil.copy(sqlite_template, plain)
@@ -32,7 +32,7 @@ def seeded_sqlite(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def seeded_postgresql(postgres: PostgresDatabases) -> dict[str, str]:
-    """Return the URLs of two equal databases full of tasks: one without statistics, one with."""
+    """Return the URLs of two equal databases full of tasks, without and with statistics."""
     plain, analysed = postgres.url.format("plans_plain"), postgres.url.format("plans_analysed")
 
     async def seed() -> None:
@@ -66,7 +66,7 @@ def full_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def engine(full_url: str) -> AsyncIterator[AsyncEngine]:
-    """Return an engine on a full database; what a test does in it is rolled back."""
+    """Return an engine on a full database. The explainer rolls back every transaction."""
     engine = open_engine(full_url)
     yield engine
     assert engine.pool.checkedout() == 0
@@ -75,6 +75,6 @@ async def engine(full_url: str) -> AsyncIterator[AsyncEngine]:
 
 @pytest.fixture
 def explainer(engine: AsyncEngine) -> Iterator[Explainer]:
-    """Return who listens to statements and asks the database for their plans."""
+    """Return an object that captures statements and explains them."""
     with Explainer(engine) as explainer:
         yield explainer

@@ -1,4 +1,4 @@
-"""The statements that the code under test runs, and what the database says it would do for each of them."""
+"""Captures the statements of the code under test and asks the database for their plans."""
 
 import json
 import re
@@ -32,12 +32,12 @@ class Plan:
     is_generic: bool = False
 
     def by(self, table: str) -> set[str | None]:
-        """Return what a table is read by."""
+        """Return the indexes by which a table is read."""
         return {index for name, index in self.scans if name == table}
 
 
 class Explainer:
-    """Listens to the statements of an engine's connections."""
+    """Captures the statements of an engine's connections."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine

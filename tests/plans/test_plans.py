@@ -38,8 +38,8 @@ def name(number: int) -> JobName:
     return JobName(GLOBAL, "modifiers", f"J{number}")
 
 
-def told(plan: Plan) -> str:
-    """Return what to show where a plan is not what it should be."""
+def describe(plan: Plan) -> str:
+    """Return the statement and its plan for a failure message."""
     return f"{plan.statement}\n{plan.text}"
 
 
@@ -51,21 +51,21 @@ def assert_reads(plans: list[Plan], *indexes: set[str] | str) -> None:
     allowed = set().union(*[{index} if isinstance(index, str) else index for index in indexes])
     for plan in plans:
         used = plan.by("joblib_task")
-        assert used <= allowed, told(plan)
-        assert used <= KEY | {HELD} or plan.sorted_rows <= FEW, told(plan)
+        assert used <= allowed, describe(plan)
+        assert used <= KEY | {HELD} or plan.sorted_rows <= FEW, describe(plan)
     assert any(plan.by("joblib_task") for plan in plans)
 
 
 def assert_bounded(plans: list[Plan]) -> None:
     """Check that neither workers nor links are read as a whole, nor a join of all of them made."""
     for plan in plans:
-        assert not plan.materialises, told(plan)
+        assert not plan.materialises, describe(plan)
         for table in ("joblib_worker", "joblib_worker_job"):
-            assert None not in plan.by(table), told(plan)
+            assert None not in plan.by(table), describe(plan)
 
 
-async def test_a_claim_walks_the_queue_of_its_job(explainer: Explainer) -> None:
-    """A worker of one job reads the head of that queue, however long it is, and its own links."""
+async def test_a_claim_reads_the_head_of_its_queue(explainer: Explainer) -> None:
+    """A worker of one job reads the head of that queue, for any length, and its own links."""
     for number in (BIG, RARE, IDLE):
         item = claims.Claim(OWNER, worker_id(number + JOBS), 15)
         plans = await explainer.plans(partial(claims.claim, items=[item]))
@@ -74,8 +74,8 @@ async def test_a_claim_walks_the_queue_of_its_job(explainer: Explainer) -> None:
             assert_reads(plans, PENDING, KEY)
 
 
-async def test_a_dispatcher_walks_what_is_held_and_the_queues_of_its_jobs(explainer: Explainer) -> None:
-    """What is due is among what nobody has started; the rest are heads of queues."""
+async def test_a_dispatcher_reads_held_tasks_and_the_heads_of_its_queues(explainer: Explainer) -> None:
+    """Due dispatches are found among the held tasks, the others at the heads of queues."""
     names = [str(name(number)) for number in (BIG, RARE)]
     plans = await explainer.plans(
         partial(internal.claim, names=names, limit=10, order=ClaimOrder(), exclusive_start=True)
@@ -84,14 +84,14 @@ async def test_a_dispatcher_walks_what_is_held_and_the_queues_of_its_jobs(explai
 
 
 async def test_a_claim_over_many_jobs_merges_their_queues(explainer: Explainer) -> None:
-    """A worker of all jobs reads the head of each queue; nothing of the backlog is sorted."""
+    """A worker of all jobs reads the head of each queue; the backlog is not sorted."""
     plans = await explainer.plans(partial(claims.claim, items=[claims.Claim(OWNER, worker_id(0), 15)]))
     assert_reads(plans, PENDING, KEY)
     assert_bounded(plans)
 
 
-async def test_a_batch_of_claims_reads_as_many_tasks_as_it_hands_out(explainer: Explainer) -> None:
-    """Sixteen workers at once, of one job and of many, read the heads of their queues."""
+async def test_a_batch_of_claims_reads_as_many_tasks_as_it_claims(explainer: Explainer) -> None:
+    """Sixteen claims at once, of one job and of many, read the heads of their queues."""
     for crowd in ([JOBS * turn for turn in range(1, 17)], list(range(16))):
         items = [claims.Claim(OWNER, worker_id(number), 15) for number in crowd]
         plans = await explainer.plans(partial(claims.claim, items=items))
@@ -101,15 +101,15 @@ async def test_a_batch_of_claims_reads_as_many_tasks_as_it_hands_out(explainer: 
 
 @pytest.mark.parametrize("count", [1, 16])
 async def test_a_submission_reads_no_task(explainer: Explainer, count: int) -> None:
-    """It looks at its job and adds its rows; the length of the queue is known without a look."""
+    """It reads its job and inserts its rows; the length of the queue is a stored count."""
     items = [tasks.Submission(SUBMITTER, LAB, name(turn % JOBS), {"angle": 3}) for turn in range(count)]
     for plan in await explainer.plans(partial(tasks.submit, items=items)):
-        assert plan.by("joblib_task") == set(), told(plan)
+        assert plan.by("joblib_task") == set(), describe(plan)
 
 
 @pytest.mark.parametrize("count", [1, 16])
 async def test_a_report_finds_its_tasks_by_their_keys(explainer: Explainer, count: int) -> None:
-    """Start, end and cancellation touch the rows that they are about."""
+    """Start, end and cancellation read and write only their own rows."""
     seqs = [60_001, 61_500, TASKS - 5] * 6
     statuses = [TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.CANCELLED] * 6
     items = [
@@ -124,7 +124,7 @@ async def test_a_report_finds_its_tasks_by_their_keys(explainer: Explainer, coun
 
 @pytest.mark.parametrize("count", [1, 16])
 async def test_a_heartbeat_finds_its_workers_by_their_keys(explainer: Explainer, count: int) -> None:
-    """A beat reads and writes the rows of those who beat."""
+    """A batch of heartbeats reads and writes only the rows of its workers."""
     items = [workers.Heartbeat(OWNER, worker_id(turn), 15) for turn in range(count)]
     plans = await explainer.plans(partial(workers.heartbeat, items=items))
     assert_bounded(plans)
@@ -135,7 +135,7 @@ async def test_a_heartbeat_finds_its_workers_by_their_keys(explainer: Explainer,
 async def test_a_heartbeat_finds_the_tasks_that_it_names_by_their_keys(
     explainer: Explainer, count: int
 ) -> None:
-    """However many workers beat and whatever they name, the tasks are read by one statement."""
+    """One statement reads the named tasks of all heartbeats of a batch."""
     named = [NamedTask(id=task_id(60_001 + turn), attempt=1) for turn in range(3 * count)]
     items = [
         workers.Heartbeat(OWNER, worker_id(turn), 15, named[3 * turn : 3 * turn + 3]) for turn in range(count)
@@ -147,8 +147,8 @@ async def test_a_heartbeat_finds_the_tasks_that_it_names_by_their_keys(
 
 
 @pytest.mark.parametrize("count", [1, 200])
-async def test_a_worker_that_goes_costs_what_it_holds(explainer: Explainer, count: int) -> None:
-    """Its held tasks are found among the held ones; its history is not touched."""
+async def test_a_removed_worker_costs_what_it_holds(explainer: Explainer, count: int) -> None:
+    """Its tasks are found among the held ones; its history is not read."""
     ids = [worker_id(turn) for turn in range(count)]
     plans = await explainer.plans(partial(workers.retire, worker_ids=ids))
     assert_reads(plans, HELD, KEY)
@@ -157,16 +157,16 @@ async def test_a_worker_that_goes_costs_what_it_holds(explainer: Explainer, coun
 
 
 @pytest.mark.parametrize("stale", [0, 1, 300, WORKERS])
-async def test_the_silent_are_found_by_their_heartbeats(
+async def test_stale_workers_are_found_by_their_heartbeats(
     explainer: Explainer, engine: AsyncEngine, stale: int
 ) -> None:
-    """A sweep reads the silent in their order, as many as a batch takes, and nobody else."""
+    """A sweep reads one batch of stale workers in the order of their heartbeats."""
     column = Task.__table__.metadata.tables["joblib_worker"].c.last_heartbeat
     async with engine.connect() as connection:
         born = (await connection.execute(select(func.min(column)))).scalar_one()
     find = partial(worker_store.lock_if_stale, cutoff=born + stale * SECOND, limit=sweep.WORKERS_PER_BATCH)
     for plan in await explainer.plans(find):
-        assert plan.by("joblib_worker") == {"ix_joblib_worker_last_heartbeat"}, told(plan)
+        assert plan.by("joblib_worker") == {"ix_joblib_worker_last_heartbeat"}, describe(plan)
 
 
 SWEEPS = {
@@ -177,22 +177,22 @@ SWEEPS = {
 
 @pytest.mark.parametrize("what", SWEEPS)
 async def test_a_sweep_looks_for_tasks_among_the_held_ones(explainer: Explainer, what: str) -> None:
-    """What is stuck or abandoned is found without a look at the history, at every cycle of the sweeper."""
+    """Stuck and abandoned tasks are found without reading the history."""
     plans = await explainer.plans(SWEEPS[what])
     assert_reads(plans, HELD, KEY, JOB_ROOM)
     for plan in plans:
-        assert plan.by("joblib_task") <= KEY or HELD in plan.by("joblib_task"), told(plan)
+        assert plan.by("joblib_task") <= KEY or HELD in plan.by("joblib_task"), describe(plan)
 
 
-async def test_a_sweep_looks_for_workers_by_their_heartbeats(explainer: Explainer) -> None:
-    """Beats from the future are found by their index, like the silent."""
+async def test_future_heartbeats_are_found_by_their_index(explainer: Explainer) -> None:
+    """Heartbeats in the future are found by the index, like stale ones."""
     plans = await explainer.plans(partial(sweep.retire_stale, timeout=timedelta(days=365)))
     looks = [plan for plan in plans if "FROM joblib_worker" in plan.statement]
     assert len(looks) >= 2
     for plan in looks:
         # Without the time PostgreSQL takes a third of all for later; it plans anew for each time, then.
         if plan.by("joblib_worker") and not plan.is_generic:
-            assert "ix_joblib_worker_last_heartbeat" in plan.by("joblib_worker"), told(plan)
+            assert "ix_joblib_worker_last_heartbeat" in plan.by("joblib_worker"), describe(plan)
 
 
 @pytest.mark.parametrize("room", [LAB, QUIET, "nowhere"])
@@ -200,7 +200,7 @@ async def test_a_sweep_looks_for_workers_by_their_heartbeats(explainer: Explaine
 async def test_a_page_of_a_room_is_read_in_its_order(
     explainer: Explainer, room: str, status: TaskStatus | None
 ) -> None:
-    """The rows of a page come from an index in the order of the page; nothing is sorted to find them."""
+    """An index returns the rows in the order of the page; nothing is sorted."""
     index = "ix_joblib_task_room" if status is None else "ix_joblib_task_room_status"
     for part in (Page(50, 0), Page(50, 1000)):
         work = partial(pages.page, wanted=pages.in_room(room, status), part=part)
@@ -226,24 +226,26 @@ async def test_a_position_is_counted_in_the_queue(explainer: Explainer, seq: int
 
     What lies behind the task PostgreSQL may also read by the key, from the task on.
     """
-    assert_walked(await explainer.plans(partial(tasks.get, task_id=task_id(seq))))
+    assert_no_full_scan(await explainer.plans(partial(tasks.get, task_id=task_id(seq))))
 
 
 async def test_the_positions_of_a_page_are_counted_in_their_queues(explainer: Explainer) -> None:
     """The ranks of a page's tasks are read from the queues, between the first and the last of them."""
     plans = await explainer.plans(partial(tasks.page, room_id=LAB, status=None, part=Page(50, 0)))
-    assert_walked([plan for plan in plans if "row_number" in plan.statement or "LIMIT" in plan.statement])
+    assert_no_full_scan(
+        [plan for plan in plans if "row_number" in plan.statement or "LIMIT" in plan.statement]
+    )
 
 
-def assert_walked(plans: list[Plan]) -> None:
-    """Check that no plan reads the table from end to end."""
+def assert_no_full_scan(plans: list[Plan]) -> None:
+    """Check that no plan scans the whole table."""
     assert any("joblib_task" in plan.text for plan in plans)
     for plan in plans:
-        assert "Seq Scan joblib_task" not in plan.text, told(plan)
-        assert not re.search(r"SCAN joblib_task(?! USING)", plan.text), told(plan)
+        assert "Seq Scan joblib_task" not in plan.text, describe(plan)
+        assert not re.search(r"SCAN joblib_task(?! USING)", plan.text), describe(plan)
 
 
-async def test_a_re_check_looks_at_what_is_waited_for(explainer: Explainer) -> None:
-    """The ends that waiters wait for are looked up by the tasks' ids."""
+async def test_a_re_check_reads_only_the_awaited_tasks(explainer: Explainer) -> None:
+    """The tasks that waiters wait for are read by their ids."""
     ids = [task_id(seq) for seq in range(1, 500)]
     assert_reads(await explainer.plans(partial(store.finished, ids=ids)), KEY)

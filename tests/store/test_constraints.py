@@ -1,4 +1,4 @@
-"""The tables refuse what must never be, whoever writes it."""
+"""The tables reject inconsistent rows."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -45,8 +45,8 @@ async def job_id(replica: Replica) -> Any:
 
 
 @pytest.mark.parametrize("constraint", BAD_TASKS)
-async def test_a_task_that_contradicts_itself_is_refused(replica: Replica, constraint: str) -> None:
-    """Each CHECK of the task table refuses its bad rows, by its name, at an insert and at an update."""
+async def test_an_inconsistent_task_is_rejected(replica: Replica, constraint: str) -> None:
+    """Each CHECK of the task table rejects its invalid rows by name, at INSERT and at UPDATE."""
     good = {**GOOD_TASK, "id": uuid4(), "job_id": await job_id(replica)}
     await replica.add(Task.__table__, [good | {"status": "failed", "completed_at": NOW}])
     row = Task.__table__.c.id == good["id"]
@@ -59,7 +59,7 @@ async def test_a_task_that_contradicts_itself_is_refused(replica: Replica, const
 
 
 async def test_a_count_of_pending_tasks_is_never_negative(replica: Replica) -> None:
-    """A bookkeeping error stops the transaction that makes it."""
+    """A wrong count aborts its transaction."""
     job = await job_id(replica)
     for counted in ("pending", "scheduled"):
         change = update(Job.__table__).where(Job.__table__.c.id == job).values({counted: -1})
@@ -67,8 +67,8 @@ async def test_a_count_of_pending_tasks_is_never_negative(replica: Replica) -> N
             await replica.execute(change)
 
 
-def test_every_check_is_tried() -> None:
-    """A CHECK that is added to the tables gets its bad rows here."""
+def test_every_check_is_tested() -> None:
+    """A new CHECK needs invalid rows in this file."""
     checks = {
         str(constraint.name)
         for table in metadata.tables.values()
@@ -80,8 +80,8 @@ def test_every_check_is_tried() -> None:
     }
 
 
-async def test_a_job_has_its_name_alone(replica: Replica) -> None:
-    """Two rows of the same room, category and name cannot be, hidden or not."""
+async def test_job_names_are_unique(replica: Replica) -> None:
+    """Two jobs cannot have the same room, category and name, even if one is soft-deleted."""
     job = await replica.register()
     named = {"room_id": job.room_id, "category": job.category, "name": job.name}
     rest = {"id": uuid4(), "schema": {}, "created_at": NOW, "pending": 0}
@@ -90,8 +90,8 @@ async def test_a_job_has_its_name_alone(replica: Replica) -> None:
             await replica.add(Job.__table__, [{**named, **rest, "deleted": deleted}])
 
 
-async def test_a_task_has_its_id_alone(replica: Replica) -> None:
-    """The id that clients know names one task."""
+async def test_task_ids_are_unique(replica: Replica) -> None:
+    """Two tasks cannot have the same id."""
     task = {
         **GOOD_TASK,
         "id": uuid4(),
@@ -103,8 +103,8 @@ async def test_a_task_has_its_id_alone(replica: Replica) -> None:
         await replica.add(Task.__table__, [task, task])
 
 
-async def test_nothing_refers_to_what_is_not_there(replica: Replica) -> None:
-    """Tasks and links belong to rows that exist; what is referred to cannot be deleted."""
+async def test_references_are_checked(replica: Replica) -> None:
+    """Tasks and links refer to existing rows, and a referenced row cannot be deleted."""
     job = await replica.register()
     finished = {**GOOD_TASK, "status": "failed", "completed_at": NOW}
     for table, row in (
@@ -120,7 +120,7 @@ async def test_nothing_refers_to_what_is_not_there(replica: Replica) -> None:
 
 
 async def test_a_task_outlives_its_worker(replica: Replica) -> None:
-    """A finished task names a worker that no row stands for any more."""
+    """A finished task keeps the id of a deleted worker."""
     gone = uuid4()
     row = {**GOOD_TASK, "id": uuid4(), "job_id": await job_id(replica), "worker_id": gone}
     await replica.add(Task.__table__, [row | {"status": "failed", "completed_at": NOW}])

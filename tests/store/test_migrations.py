@@ -1,4 +1,4 @@
-"""The migrations lead to the tables that the code declares, there and back, on either database."""
+"""The migrations create the tables that the code declares, up and down, on both databases."""
 
 import asyncio
 import re
@@ -49,7 +49,7 @@ async def tables(engine: AsyncEngine) -> set[str]:
 
 
 def migrate(connection: Connection, go: Callable[[Config, str], None], target: str) -> None:
-    """Run a command of Alembic's on a connection."""
+    """Run one of Alembic's commands on a connection."""
     config = Config()
     config.set_main_option("script_location", str(schema.scripts()))
     config.attributes["connection"] = connection
@@ -69,7 +69,7 @@ _DESCRIPTIONS = {
 
 
 async def described(engine: AsyncEngine) -> list[str]:
-    """Return every column, index and constraint as the database itself describes it."""
+    """Return every column, index and constraint as the database describes it."""
     parts: list[str] = []
     async with engine.connect() as connection:
         for query in _DESCRIPTIONS[engine.dialect.name]:
@@ -84,7 +84,7 @@ async def described(engine: AsyncEngine) -> list[str]:
 
 
 def _parts(sql: str) -> list[str]:
-    """Return the parts of a CREATE, on whichever line and after whichever ALTER they stand."""
+    """Return the parts of a CREATE statement, regardless of line breaks and later ALTERs."""
     title, _, body = re.sub(r"\s+", " ", sql).partition("(")
     # What is in brackets has commas of its own.
     bodies = re.split(r",(?![^(]*\))", body.strip().removesuffix(")"))
@@ -92,8 +92,8 @@ def _parts(sql: str) -> list[str]:
     return [f"{title.strip()}: {part}" for part in parts if part]
 
 
-async def test_an_upgraded_database_is_what_the_code_declares(empty: AsyncEngine) -> None:
-    """Alembic finds no difference, and the database describes every part as if `metadata` had made it."""
+async def test_an_upgrade_creates_what_the_code_declares(empty: AsyncEngine) -> None:
+    """Alembic finds no difference, and the database describes every part as if `metadata` had created it."""
     await schema.upgrade(SessionDatabase(open_sessions(empty)))
     async with empty.connect() as connection:
         assert await connection.run_sync(_differences) == []
@@ -109,7 +109,7 @@ def _differences(connection: Connection) -> list[Any]:
     return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
 
 
-async def test_an_upgrade_is_told_by_its_version(empty: AsyncEngine) -> None:
+async def test_an_upgrade_sets_the_version(empty: AsyncEngine) -> None:
     """An empty database has no version, an upgraded one the newest; a second upgrade changes nothing."""
     sessions = SessionDatabase(open_sessions(empty))
     assert await schema.current(sessions) is None
@@ -118,8 +118,8 @@ async def test_an_upgrade_is_told_by_its_version(empty: AsyncEngine) -> None:
         assert await schema.current(sessions) == schema.newest()
 
 
-async def test_down_and_up_again(empty: AsyncEngine) -> None:
-    """A downgrade to nothing leaves none of our tables, and the way up is open again."""
+async def test_downgrade_and_upgrade(empty: AsyncEngine) -> None:
+    """A downgrade to nothing drops all our tables, and a new upgrade creates them again."""
     await schema.upgrade(SessionDatabase(open_sessions(empty)))
     before = await described(empty)
     async with empty.begin() as connection:
@@ -130,7 +130,7 @@ async def test_down_and_up_again(empty: AsyncEngine) -> None:
 
 
 async def test_a_host_keeps_its_tables_and_its_own_versions(empty: AsyncEngine) -> None:
-    """In a host's database its tables, and an Alembic version table of its own, stay as they are."""
+    """The host's tables and its own Alembic version table do not change."""
     async with empty.begin() as connection:
         await connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
         await connection.execute(text("INSERT INTO alembic_version VALUES ('of-the-host')"))
@@ -143,8 +143,8 @@ async def test_a_host_keeps_its_tables_and_its_own_versions(empty: AsyncEngine) 
     assert await tables(empty) == {"alembic_version", "rooms", schema.VERSION_TABLE}
 
 
-async def test_sqlite_is_upgraded_by_a_start_and_postgresql_is_not_touched(empty: AsyncEngine) -> None:
-    """A start brings SQLite up; PostgreSQL stops it with the command to run, and stays empty."""
+async def test_a_start_upgrades_sqlite_and_only_checks_postgresql(empty: AsyncEngine) -> None:
+    """A start upgrades SQLite. On PostgreSQL it stops with the command to run and changes nothing."""
     if empty.dialect.name == "sqlite":
         await schema.prepare(SessionDatabase(open_sessions(empty)))
         assert await schema.current(SessionDatabase(open_sessions(empty))) == schema.newest()
@@ -156,8 +156,8 @@ async def test_sqlite_is_upgraded_by_a_start_and_postgresql_is_not_touched(empty
     await schema.prepare(SessionDatabase(open_sessions(empty)))
 
 
-async def test_an_older_database_stops_the_start_too(empty: AsyncEngine) -> None:
-    """PostgreSQL with a version that this code does not know is not changed by a start either."""
+async def test_an_unknown_version_stops_the_start(empty: AsyncEngine) -> None:
+    """A start does not change a PostgreSQL database with a version that this code does not know."""
     await schema.upgrade(SessionDatabase(open_sessions(empty)))
     async with empty.begin() as connection:
         await connection.execute(text("UPDATE joblib_alembic_version SET version_num = '0000'"))
@@ -169,7 +169,7 @@ async def test_an_older_database_stops_the_start_too(empty: AsyncEngine) -> None
 
 @pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
 async def test_a_start_waits_for_another_process_on_a_new_file(empty_url: str) -> None:
-    """While somebody else writes to a file that is no WAL yet, a start waits for its turn."""
+    """While another process writes to a new file without a WAL, a start waits."""
     other = sqlite3.connect(empty_url.removeprefix("sqlite:///"), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     other.execute("CREATE TABLE rooms (id INTEGER)")
@@ -203,7 +203,7 @@ asyncio.run(start())
 
 @pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
 async def test_processes_that_start_together_upgrade_once(empty_url: str, empty: AsyncEngine) -> None:
-    """Processes that upgrade at the same time all succeed: one does the work, the others find it done."""
+    """Processes that upgrade at the same time all succeed, and one of them does the work."""
     starters = [
         await asyncio.create_subprocess_exec(
             sys.executable, "-c", _STARTER, empty_url, stdin=PIPE, stdout=PIPE, stderr=PIPE
@@ -219,7 +219,7 @@ async def test_processes_that_start_together_upgrade_once(empty_url: str, empty:
     assert await schema.current(SessionDatabase(open_sessions(empty))) == schema.newest()
 
 
-async def test_upgrades_in_one_process_do_not_disturb_each_other(empty: AsyncEngine) -> None:
+async def test_concurrent_upgrades_in_one_process_succeed(empty: AsyncEngine) -> None:
     """Two apps of one process that start together both succeed."""
     async with asyncio.timeout(20):
         upgrades = [schema.upgrade(SessionDatabase(open_sessions(empty))) for _ in range(3)]
@@ -227,10 +227,8 @@ async def test_upgrades_in_one_process_do_not_disturb_each_other(empty: AsyncEng
     assert await schema.current(SessionDatabase(open_sessions(empty))) == schema.newest()
 
 
-async def test_an_upgrade_that_breaks_off_leaves_nothing(
-    empty: AsyncEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A migration is all or nothing: after an error half-way the next try starts from the old version."""
+async def test_a_failed_upgrade_is_rolled_back(empty: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error in the middle of an upgrade, the next try starts from the old version."""
 
     def break_off(*_: Any, **__: Any) -> None:
         raise RuntimeError("the power is gone")

@@ -1,4 +1,4 @@
-"""Lists come newest first, in pages that never repeat or skip."""
+"""Lists come newest first, in pages without repeats and gaps."""
 
 from functools import partial
 from typing import Any
@@ -18,8 +18,8 @@ from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
 COUNT = 57
 
 
-async def every(replica: Replica, page: Any, limit: int, **wanted: Any) -> list[Any]:
-    """Walk through all pages of a list and return what was on them."""
+async def all_pages(replica: Replica, page: Any, limit: int, **wanted: Any) -> list[Any]:
+    """Return the items of all pages of a list."""
     seen: list[Any] = []
     while True:
         read = partial(page, part=Page(limit, len(seen)), **wanted)
@@ -33,42 +33,42 @@ async def every(replica: Replica, page: Any, limit: int, **wanted: Any) -> list[
 
 
 @pytest.mark.parametrize("limit", [1, 10, 57, 500])
-async def test_tasks_of_the_same_moment_come_once_each(replica: Replica, limit: int) -> None:
-    """Ties are broken the same way on every page: the later arrival first."""
+async def test_tasks_with_equal_times_are_listed_once(replica: Replica, limit: int) -> None:
+    """Every page breaks ties in the same order: the later submission first."""
     job = await replica.register()
     statuses = [TaskStatus.PENDING, TaskStatus.COMPLETED, TaskStatus.CANCELLED]
     ids = await add_tasks(replica, [task(job.id, statuses[index % 3]) for index in range(COUNT)])
-    seen = await every(replica, tasks.page, limit, room_id="lab", status=None)
+    seen = await all_pages(replica, tasks.page, limit, room_id="lab", status=None)
     assert [item.id for item in seen] == ids[::-1]
-    seen = await every(replica, tasks.page, limit, room_id="lab", status=TaskStatus.COMPLETED)
+    seen = await all_pages(replica, tasks.page, limit, room_id="lab", status=TaskStatus.COMPLETED)
     assert [item.id for item in seen] == ids[1::3][::-1]
-    seen = await every(replica, tasks.page, limit, room_id="lab", status=None, job=job.id)
+    seen = await all_pages(replica, tasks.page, limit, room_id="lab", status=None, job=job.id)
     assert [item.id for item in seen] == ids[::-1]
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_the_order_is_asked_for_and_no_gift_of_an_index(replica: Replica) -> None:
-    """Ties are broken as well where no index has the order by chance."""
+async def test_the_order_does_not_depend_on_an_index(replica: Replica) -> None:
+    """Ties are broken in the same order if no index provides it."""
     job = await replica.register()
     ids = await add_tasks(replica, [task(job.id) for _ in range(COUNT)])
     for index in ("room", "room_status", "job_room"):
         await replica.execute(text(f"DROP INDEX ix_joblib_task_{index}"))
-    seen = await every(replica, tasks.page, 10, room_id="lab", status=None)
+    seen = await all_pages(replica, tasks.page, 10, room_id="lab", status=None)
     assert [item.id for item in seen] == ids[::-1]
 
 
-async def test_time_goes_before_arrival(replica: Replica) -> None:
-    """A task that was made later is listed earlier, even if its row came in first."""
+async def test_the_creation_time_comes_before_seq(replica: Replica) -> None:
+    """A task with a later creation time comes first, even if its row was inserted first."""
     job = await replica.register()
     ids = await add_tasks(
         replica, [task(job.id, created_at=LONG_AGO + seconds(order)) for order in (3, 1, 2)]
     )
-    seen = await every(replica, tasks.page, 2, room_id="lab", status=None)
+    seen = await all_pages(replica, tasks.page, 2, room_id="lab", status=None)
     assert [item.id for item in seen] == [ids[0], ids[2], ids[1]]
 
 
-async def test_a_list_is_of_one_room_one_status_one_job(replica: Replica) -> None:
-    """What is not asked for is neither listed nor counted."""
+async def test_a_list_filters_by_room_status_and_job(replica: Replica) -> None:
+    """Tasks that do not match are neither listed nor counted."""
     job, other = await replica.register("A"), await replica.register("B")
     wanted = await add_tasks(replica, [task(job.id, TaskStatus.FAILED) for _ in range(3)])
     await add_tasks(
@@ -79,13 +79,13 @@ async def test_a_list_is_of_one_room_one_status_one_job(replica: Replica) -> Non
             task(other.id, TaskStatus.FAILED),
         ],
     )
-    seen = await every(replica, tasks.page, 2, room_id="lab", status=TaskStatus.FAILED, job=job.id)
+    seen = await all_pages(replica, tasks.page, 2, room_id="lab", status=TaskStatus.FAILED, job=job.id)
     assert [item.id for item in seen] == wanted[::-1]
-    assert await every(replica, tasks.page, 2, room_id="nowhere", status=None) == []
+    assert await all_pages(replica, tasks.page, 2, room_id="nowhere", status=None) == []
 
 
-async def test_a_page_of_nothing_still_counts(replica: Replica) -> None:
-    """`limit=0` and an offset behind the end give no items and the right total."""
+async def test_an_empty_page_has_the_total(replica: Replica) -> None:
+    """`limit=0` and an offset behind the end return no items and the right total."""
     job = await replica.register()
     await add_tasks(replica, [task(job.id) for _ in range(3)])
     for part in (Page(0, 0), Page(10, 3), Page(10, 2**62)):
@@ -100,7 +100,7 @@ async def test_a_page_of_nothing_still_counts(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 10, 500])
-async def test_jobs_and_workers_of_the_same_moment_come_once_each(replica: Replica, limit: int) -> None:
+async def test_jobs_and_workers_with_equal_times_are_listed_once(replica: Replica, limit: int) -> None:
     """Ties among jobs and among workers are broken too."""
     worker_ids, job_ids = [uuid4() for _ in range(COUNT)], [uuid4() for _ in range(COUNT)]
     await replica.add(
@@ -118,17 +118,17 @@ async def test_jobs_and_workers_of_the_same_moment_come_once_each(replica: Repli
     links = [{"worker_id": w, "job_id": j} for w, j in zip(worker_ids, job_ids, strict=True)]
     await replica.add(WorkerJobLink.__table__, links)
     names = {f"lab:modifiers:J{i}": worker_id for i, worker_id in enumerate(worker_ids)}
-    seen = await every(replica, jobs.page, limit, room_id="lab")
+    seen = await all_pages(replica, jobs.page, limit, room_id="lab")
     assert {item.full_name: item.workers for item in seen} == {n: [w] for n, w in names.items()}
     assert len(seen) == COUNT
     for room in (None, "lab"):
-        listed = await every(replica, workers.page, limit, room_id=room)
+        listed = await all_pages(replica, workers.page, limit, room_id=room)
         assert sorted(item.id for item in listed) == sorted(worker_ids)
         assert {item.job_count for item in listed} == {1}
 
 
-async def test_a_room_sees_its_own_jobs_and_the_reserved_ones(replica: Replica) -> None:
-    """A room lists its own, `@global` and `@internal`; a reserved room itself alone; nobody a hidden job."""
+async def test_a_room_lists_its_own_jobs_and_the_reserved_ones(replica: Replica) -> None:
+    """A room lists its own and the reserved rooms' jobs; a reserved room only its own. No deleted jobs."""
     rooms = ["lab", "other", "@global", "@internal"]
     served: dict[str, UUID | None] = {}
     for room in rooms:
@@ -142,30 +142,30 @@ async def test_a_room_sees_its_own_jobs_and_the_reserved_ones(replica: Replica) 
         "@internal": {"@internal"},
     }
     for room, sees in expected.items():
-        seen = await every(replica, jobs.page, 10, room_id=room)
+        seen = await all_pages(replica, jobs.page, 10, room_id=room)
         assert {item.full_name for item in seen} == {f"{name}:modifiers:Shown" for name in sees}
-        listed = await every(replica, workers.page, 10, room_id=room)
+        listed = await all_pages(replica, workers.page, 10, room_id=room)
         assert {item.id for item in listed} == {served[name] for name in sees} - {None}
 
 
 async def test_a_worker_of_several_visible_jobs_is_listed_once(replica: Replica) -> None:
-    """`job_count` counts all jobs of a worker, also those that the room does not see."""
+    """`job_count` counts all jobs of a worker, also those that the room does not list."""
     worker = (await replica.register("A", "lab")).worker_id
     await replica.register("B", "lab", worker=worker)
     await replica.register("C", "other", worker=worker)
-    [listed] = await every(replica, workers.page, 10, room_id="lab")
+    [listed] = await all_pages(replica, workers.page, 10, room_id="lab")
     assert (listed.id, listed.job_count) == (worker, 3)
     idle = await replica.worker()
-    seen = await every(replica, workers.page, 10, room_id=None)
+    seen = await all_pages(replica, workers.page, 10, room_id=None)
     assert {item.id: item.job_count for item in seen} == {worker: 3, idle: 0}
 
 
-async def test_a_page_of_bulky_tasks_is_refused_with_what_to_do(replica: Replica) -> None:
-    """A page holds so much and no more; smaller pages of the same tasks are read."""
+async def test_a_page_of_large_tasks_is_refused(replica: Replica) -> None:
+    """The size of a page is bounded; smaller pages of the same tasks are returned."""
     job = await replica.register()
     bulky = {"payload": {"text": "x" * 1_000_000}, "result": "y" * 1_000_000}
     ids = await add_tasks(replica, [task(job.id, TaskStatus.COMPLETED, **bulky) for _ in range(20)])
     with pytest.raises(ContentTooLarge, match=r"limit: these 50 .* Request fewer"):
-        await every(replica, tasks.page, 50, room_id="lab", status=None)
-    seen = await every(replica, tasks.page, 10, room_id="lab", status=None)
+        await all_pages(replica, tasks.page, 50, room_id="lab", status=None)
+    seen = await all_pages(replica, tasks.page, 10, room_id="lab", status=None)
     assert [item.id for item in seen] == ids[::-1]

@@ -1,4 +1,4 @@
-"""A pending task's position is its rank in the queue of its job, wherever it stands, however long that is."""
+"""A pending task's position is its rank in the queue of its job, for every length of the queue."""
 
 import random
 from functools import partial
@@ -22,7 +22,7 @@ OTHER = [TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED]
 
 @pytest.fixture
 async def queue(replica: Replica) -> list[UUID]:
-    """Return the pending tasks of one job, with ended tasks and another job's in between."""
+    """Return the pending tasks of one job, interleaved with ended tasks and tasks of another job."""
     job, other = await replica.register("Long"), await replica.register("Other")
     rows, ids = [], []
     chance = random.Random(1)
@@ -40,14 +40,14 @@ async def queue(replica: Replica) -> list[UUID]:
 async def test_the_position_is_exact_near_both_ends_and_far_from_them(
     replica: Replica, queue: list[UUID]
 ) -> None:
-    """The first task is 1, the last is the length; each in between is one more than its predecessor."""
+    """The first task has position 1, the last one the queue length; the others are consecutive."""
     edges = [0, 1, MAX_NEAR_COUNT - 1, MAX_NEAR_COUNT, MAX_NEAR_COUNT + 1, LENGTH // 2]
     for index in [*edges, *[LENGTH - 1 - edge for edge in edges]]:
         assert (await replica.get(queue[index])).queue_position == index + 1
 
 
 async def test_the_positions_of_a_page_are_exact(replica: Replica, queue: list[UUID]) -> None:
-    """On a page that begins anywhere, each pending task has its rank, and no other task has one."""
+    """On every page each pending task has its rank, and other tasks have none."""
     ranks = {task_id: rank for rank, task_id in enumerate(queue, 1)}
     for offset in (0, 700, 2500):
         page = partial(tasks.page, room_id="lab", status=None, part=Page(500, offset))
@@ -60,8 +60,8 @@ async def test_the_positions_of_a_page_are_exact(replica: Replica, queue: list[U
                 assert item.queue_position is not None
 
 
-async def test_everybody_moves_up_when_the_first_is_claimed(replica: Replica, queue: list[UUID]) -> None:
-    """A claim takes the first; a cancellation in the middle moves up those behind it alone."""
+async def test_all_tasks_move_up_when_the_first_is_claimed(replica: Replica, queue: list[UUID]) -> None:
+    """A cancellation in the middle moves only the tasks behind it."""
     job = await replica.register("Long")
     claimed = await replica.claim(job.worker_id)
     assert claimed is not None
@@ -73,8 +73,8 @@ async def test_everybody_moves_up_when_the_first_is_claimed(replica: Replica, qu
     assert (await replica.get(queue[-1])).queue_position == LENGTH - 2
 
 
-async def test_a_new_task_is_the_last(replica: Replica, queue: list[UUID]) -> None:
-    """A submission is told its position, behind all that wait for the same job in any room."""
+async def test_a_new_task_has_the_last_position(replica: Replica, queue: list[UUID]) -> None:
+    """A submitted task is behind all pending tasks of its job in all rooms."""
     job = await replica.register("Long")
     submitted = await replica.submit(job, room="elsewhere")
     assert submitted.queue_position == LENGTH + 1
@@ -82,7 +82,7 @@ async def test_a_new_task_is_the_last(replica: Replica, queue: list[UUID]) -> No
 
 
 async def test_queues_of_several_jobs_do_not_mix(replica: Replica) -> None:
-    """Each job counts for itself, also on one page."""
+    """The positions of each job are independent, also on one page."""
     found: list[JobResponse] = [await replica.register(name) for name in ("A", "B", "C")]
     for job in (0, 1, 0, 2, 0, 1):
         await replica.submit(found[job])
@@ -99,10 +99,10 @@ async def test_queues_of_several_jobs_do_not_mix(replica: Replica) -> None:
 
 
 @pytest.mark.parametrize("index", [5, LENGTH // 2, LENGTH - 60])
-async def test_a_task_that_left_the_queue_since_it_was_read_moves_nobody(
+async def test_a_task_that_left_the_queue_since_it_was_read_has_no_position(
     replica: Replica, queue: list[UUID], index: int
 ) -> None:
-    """A page is read in several looks: who is claimed in between has no rank, the others keep theirs."""
+    """A page takes several statements: a task claimed in between has no position; the others keep theirs."""
     database = replica.runtime.database
     records = [await database.read(store.by_id, task_id=queue[i]) for i in (index, index + 10)]
     await replica.report(queue[index], TaskStatus.CANCELLED, by=SUBMITTER)

@@ -1,4 +1,4 @@
-"""What is short runs on our own SQLite file on the event loop itself, and holds it up for nobody."""
+"""Short transactions on our own SQLite file run on the event loop and never block it."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ def database(new_database: OpenDatabase) -> Database:
 
 
 async def add(database: Database, owner: str = "x") -> None:
-    """Write one row."""
+    """Insert one row."""
     await database.write_short(workers.add, owner_id=owner)
 
 
@@ -35,8 +35,8 @@ async def count(database: Database) -> int:
     return await database.read(workers.count)
 
 
-async def test_a_short_write_runs_where_it_is_asked_for(database: Database) -> None:
-    """It needs no other thread; a long one leaves the event loop alone."""
+async def test_a_short_write_runs_on_the_event_loop(database: Database) -> None:
+    """A short write needs no other thread; a long one does not run on the event loop."""
     ran_in: list[int] = []
 
     async def work(tx: Transaction) -> None:
@@ -49,8 +49,8 @@ async def test_a_short_write_runs_where_it_is_asked_for(database: Database) -> N
     assert await count(database) == 2
 
 
-async def test_a_short_read_runs_where_it_is_asked_for(database: Database) -> None:
-    """It sees what was committed; a long one leaves the event loop alone."""
+async def test_a_short_read_runs_on_the_event_loop(database: Database) -> None:
+    """A short read sees all commits; a long one does not run on the event loop."""
     ran_in: list[int] = []
 
     async def work(tx: Transaction) -> int:
@@ -63,8 +63,8 @@ async def test_a_short_read_runs_where_it_is_asked_for(database: Database) -> No
     assert [thread == threading.get_ident() for thread in ran_in] == [True, False]
 
 
-async def test_a_short_read_that_cannot_be_made_at_once_goes_elsewhere(database: Database) -> None:
-    """As where another process recovers the file just then; what cannot be made at all is an error."""
+async def test_a_short_read_that_would_wait_runs_in_a_thread(database: Database) -> None:
+    """For example while another process recovers the file. A read that always fails raises its error."""
     ran_in: list[int] = []
 
     async def work(tx: Transaction) -> int:
@@ -79,10 +79,8 @@ async def test_a_short_read_that_cannot_be_made_at_once_goes_elsewhere(database:
         await database.read_short(lambda tx: tx.execute(text("SELECT n FROM nowhere")))
 
 
-async def test_a_short_write_that_meets_a_lock_waits_for_it_elsewhere(
-    database: Database, engine: AsyncEngine
-) -> None:
-    """While another process writes, the event loop goes on; then the write does."""
+async def test_a_short_write_waits_for_a_lock_in_a_thread(database: Database, engine: AsyncEngine) -> None:
+    """While another process writes, the event loop continues; the write follows."""
     async with engine.connect() as other:
         await other.exec_driver_sql("BEGIN IMMEDIATE")
         writing = asyncio.create_task(add(database))
@@ -95,8 +93,8 @@ async def test_a_short_write_that_meets_a_lock_waits_for_it_elsewhere(
     assert await count(database) == 1
 
 
-async def test_a_short_write_that_fails_leaves_nothing(database: Database) -> None:
-    """It is rolled back, and the next one finds all in order."""
+async def test_a_failed_short_write_is_rolled_back(database: Database) -> None:
+    """The next write succeeds."""
 
     async def work(tx: Transaction) -> None:
         await workers.add(tx, "nobody")
@@ -108,7 +106,7 @@ async def test_a_short_write_that_fails_leaves_nothing(database: Database) -> No
     assert await count(database) == 1
 
 
-async def test_the_log_of_writes_is_emptied_now_and_then(database: Database, database_url: str) -> None:
+async def test_the_write_ahead_log_is_bounded(database: Database, database_url: str) -> None:
     """The file beside the database does not grow with the number of writes."""
     log = Path(f"{make_url(database_url).database}-wal")
     sizes = []
@@ -124,8 +122,8 @@ async def test_the_log_of_writes_is_emptied_now_and_then(database: Database, dat
     assert sizes[-1] < 5 * sizes[0], sizes
 
 
-def test_event_loops_of_several_threads_share_it(kind: str, database_url: str) -> None:
-    """Two threads that write at once get in each other's way nowhere, and lose nothing."""
+def test_event_loops_of_several_threads_share_a_database(kind: str, database_url: str) -> None:
+    """Two threads that write at once lose no write and raise no error."""
     database = open_database(database_url)
     failures: list[BaseException] = []
 

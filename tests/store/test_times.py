@@ -1,4 +1,4 @@
-"""Times are UTC and say so, and all of a transaction's are one, the database's."""
+"""Times are in UTC with a time zone, and each transaction has one time."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -13,7 +13,7 @@ from zndraw_joblib.server.store.tables import Task
 
 
 async def test_times_are_aware_on_every_database(replica: Replica) -> None:
-    """Whatever zone a time is written in, the same instant comes back, in UTC."""
+    """A time written in any time zone is read as the same instant in UTC."""
     job = await replica.register()
     bombay = timezone(timedelta(hours=5, minutes=30))
     moment = datetime(2026, 3, 29, 2, 30, 0, 123456, tzinfo=bombay)
@@ -27,7 +27,7 @@ async def test_times_are_aware_on_every_database(replica: Replica) -> None:
 
 
 async def test_times_end_in_z_on_the_wire(replica: Replica) -> None:
-    """Every time in an answer and in an event is JSON with a `Z`, so that no browser takes it for local."""
+    """Times in responses and events end in `Z`, so that browsers do not read them as local times."""
     job = await replica.register()
     running = await replica.running(job)
     done = await replica.report(running.id, TaskStatus.COMPLETED)
@@ -40,8 +40,8 @@ async def test_times_end_in_z_on_the_wire(replica: Replica) -> None:
     assert beaten.model_dump(mode="json")["last_heartbeat"].endswith("Z")
 
 
-async def test_a_life_is_in_order(replica: Replica) -> None:
-    """Made, claimed, started, ended: no time is before an earlier one's."""
+async def test_the_times_of_a_task_are_in_order(replica: Replica) -> None:
+    """Creation, claim, start and end follow each other."""
     job = await replica.register()
     running = await replica.running(job)
     await replica.report(running.id, TaskStatus.COMPLETED)
@@ -49,8 +49,8 @@ async def test_a_life_is_in_order(replica: Replica) -> None:
     assert row.created_at <= row.claimed_at <= row.started_at <= row.completed_at
 
 
-async def test_a_transaction_has_one_time_and_it_is_the_databases(replica: Replica) -> None:
-    """All that a transaction writes has the same time; on PostgreSQL it is the server's own."""
+async def test_a_transaction_has_one_time_of_the_database(replica: Replica) -> None:
+    """All times that a transaction writes are equal; on PostgreSQL they come from the server's clock."""
 
     async def work(tx: Transaction) -> tuple[datetime, datetime, datetime]:
         first = await tx.now()
@@ -64,8 +64,8 @@ async def test_a_transaction_has_one_time_and_it_is_the_databases(replica: Repli
     assert abs(first - datetime.now(UTC)) < timedelta(seconds=10)
 
 
-async def test_time_is_a_parameter(timed: Replica, clock: HandClock) -> None:
-    """With a clock of the test's, every time that is written is the clock's."""
+async def test_the_clock_is_a_parameter(timed: Replica, clock: HandClock) -> None:
+    """With a test's clock, every time that is written is that clock's."""
     job = await timed.register()
     times = []
     await timed.submit(job)

@@ -1,4 +1,4 @@
-"""Transactions are all or nothing, wait their turn, and say so when the database does not answer."""
+"""Transactions are atomic, wait for locks, and report an unavailable database."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,14 +36,14 @@ def database(new_database: OpenDatabase) -> Database:
 
 
 async def owners(engine: AsyncEngine) -> list[str]:
-    """Return the owners of all workers, as another process sees them."""
+    """Return the owners of all workers as another process sees them."""
     async with engine.connect() as connection:
         found = await connection.execute(select(Worker.__table__.c.owner_id))
         return sorted(found.scalars())
 
 
-async def locked_by_another(connection: AsyncConnection) -> None:
-    """Take the lock that a writer needs, as another process would."""
+async def locked_by_another_process(connection: AsyncConnection) -> None:
+    """Hold the write lock as another process would."""
     if connection.dialect.name == "sqlite":
         await connection.exec_driver_sql("BEGIN IMMEDIATE")
     else:
@@ -51,8 +51,8 @@ async def locked_by_another(connection: AsyncConnection) -> None:
 
 
 @every_kind
-async def test_work_that_fails_leaves_nothing(database: Database, engine: AsyncEngine) -> None:
-    """What was written before an error is rolled back, and the next transaction finds all in order."""
+async def test_a_failed_transaction_is_rolled_back(database: Database, engine: AsyncEngine) -> None:
+    """An error undoes earlier statements, and the next transaction succeeds."""
 
     async def work(tx: Transaction) -> None:
         await workers.add(tx, "nobody")
@@ -65,10 +65,10 @@ async def test_work_that_fails_leaves_nothing(database: Database, engine: AsyncE
 
 
 @every_kind
-async def test_a_refused_row_takes_the_whole_transaction_along(
+async def test_a_violated_constraint_rolls_the_transaction_back(
     database: Database, engine: AsyncEngine
 ) -> None:
-    """A constraint's error comes out as it is, and nothing of its transaction stays."""
+    """The caller gets the constraint's error, and no row of the transaction stays."""
 
     async def work(tx: Transaction) -> None:
         await workers.add(tx, "nobody")
@@ -81,7 +81,7 @@ async def test_a_refused_row_takes_the_whole_transaction_along(
 
 @every_kind
 async def test_a_reader_waits_for_no_writer(database: Database, engine: AsyncEngine) -> None:
-    """A list is read while another process writes, and shows what was committed before."""
+    """A list is read while another process writes, and contains what was committed before."""
     await database.write(workers.add, owner_id="first")
     async with engine.connect() as other, asyncio.timeout(PATIENCE):
         if other.dialect.name == "sqlite":
@@ -95,9 +95,9 @@ async def test_a_reader_waits_for_no_writer(database: Database, engine: AsyncEng
 
 @every_kind
 async def test_a_writer_waits_for_another_process(database: Database, engine: AsyncEngine) -> None:
-    """A write that meets the lock of another process goes on once that is gone, without an error."""
+    """A write waits for the lock of another process and then succeeds."""
     async with engine.connect() as other:
-        await locked_by_another(other)
+        await locked_by_another_process(other)
         writing = asyncio.create_task(database.write(workers.add, owner_id="patient"))
         done, _ = await asyncio.wait({writing}, timeout=0.1)
         assert not done
@@ -112,7 +112,7 @@ async def test_a_writer_waits_for_another_process(database: Database, engine: As
 async def test_writers_lose_no_update(
     new_database: OpenDatabase, engine: AsyncEngine, replica: Replica, ends: int
 ) -> None:
-    """Read-and-write of many writers at once, from one process and from two, counts each of them."""
+    """Concurrent increments of one process and of two are all counted."""
     job = await replica.register()
     databases = [new_database(None) for _ in range(ends)]
 
@@ -128,7 +128,7 @@ async def test_writers_lose_no_update(
 
 
 @only_postgresql
-async def test_a_deadlock_is_tried_again(database: Database, replica: Replica) -> None:
+async def test_a_deadlock_is_retried(database: Database, replica: Replica) -> None:
     """Two transactions that lock two rows in opposite order both commit in the end."""
     ids = [(await replica.register(name)).id for name in ("A", "B")]
     await database.write(workers.count)
@@ -154,10 +154,10 @@ async def test_a_deadlock_is_tried_again(database: Database, replica: Replica) -
 
 
 @only_postgresql
-async def test_a_connection_lost_before_the_commit_costs_another_try(
+async def test_a_connection_lost_before_the_commit_is_retried(
     database: Database, engine: AsyncEngine
 ) -> None:
-    """A restart of PostgreSQL in the middle of a transaction is survived: it runs again, and counts once."""
+    """A transaction that PostgreSQL interrupts by a restart runs again, and takes effect once."""
     tries = 0
 
     async def work(tx: Transaction) -> None:
@@ -174,10 +174,10 @@ async def test_a_connection_lost_before_the_commit_costs_another_try(
 
 @only_postgresql
 @pytest.mark.parametrize("what", ["read", "write"])
-async def test_connections_that_died_idle_are_replaced(
+async def test_closed_idle_connections_are_replaced(
     database: Database, engine: AsyncEngine, what: str
 ) -> None:
-    """After PostgreSQL closed all connections of the pool the next requests do not notice."""
+    """After PostgreSQL has closed all pooled connections, the next requests succeed."""
 
     async def ask() -> list[Any]:
         act = database.read if what == "read" else database.write
@@ -192,7 +192,7 @@ async def test_connections_that_died_idle_are_replaced(
 
 @pytest.fixture
 async def impatient(kind: str, database_url: str) -> AsyncIterator[Database]:
-    """Return the test's database with one connection, and hardly any patience for it or for a lock."""
+    """Return the test's database with one connection and short timeouts."""
     url = database_url.replace("postgresql:", "postgresql+asyncpg:")
     if kind == "sqlite":
         yield (database := SqliteDatabase(create_engine(url, connect_args={"timeout": 0.05})))
@@ -211,10 +211,10 @@ async def impatient(kind: str, database_url: str) -> AsyncIterator[Database]:
 
 
 @only_sqlite
-async def test_a_lock_that_is_not_given_up_is_told(impatient: Database, engine: AsyncEngine) -> None:
-    """A writer that does not get its turn in time is told to try again, and nothing was written."""
+async def test_a_lock_timeout_is_reported(impatient: Database, engine: AsyncEngine) -> None:
+    """A writer that gets no lock in time is asked to retry, and nothing is written."""
     async with engine.connect() as other:
-        await locked_by_another(other)
+        await locked_by_another_process(other)
         with pytest.raises(ServiceUnavailable) as told:
             await impatient.write(workers.add, owner_id="unlucky")
         assert told.value.headers == {"Retry-After": "1"}
@@ -223,8 +223,8 @@ async def test_a_lock_that_is_not_given_up_is_told(impatient: Database, engine: 
 
 
 @only_postgresql
-async def test_a_pool_without_a_free_connection_is_told(impatient: Database) -> None:
-    """A request that gets no connection in time is told to try again."""
+async def test_an_exhausted_pool_is_reported(impatient: Database) -> None:
+    """A request that gets no connection in time is asked to retry."""
     taken, free = asyncio.Event(), asyncio.Event()
 
     async def hold(tx: Transaction) -> None:
@@ -242,10 +242,10 @@ async def test_a_pool_without_a_free_connection_is_told(impatient: Database) -> 
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-async def test_a_transaction_in_a_thread_awaits_the_database_alone(
+async def test_a_transaction_in_a_thread_may_only_await_the_database(
     database: Database, engine: AsyncEngine
 ) -> None:
-    """Whatever else is awaited inside is a mistake that is told at once and leaves nothing."""
+    """Any other await raises an error at once, and the transaction is rolled back."""
 
     async def work(tx: Transaction) -> None:
         await workers.add(tx, "nobody")
@@ -258,8 +258,8 @@ async def test_a_transaction_in_a_thread_awaits_the_database_alone(
 
 
 @every_kind
-async def test_what_happened_is_kept_in_order_and_once(database: Database) -> None:
-    """Events of a transaction come out in their order without repeats; wake-ups all of them."""
+async def test_events_are_kept_in_order_and_once(database: Database) -> None:
+    """The events of a transaction come in order without repeats; all wake-ups are kept."""
     rooms = ["a", "b", "a", "c", "b"]
 
     async def work(tx: Transaction) -> None:
@@ -274,10 +274,10 @@ async def test_what_happened_is_kept_in_order_and_once(database: Database) -> No
 
 @pytest.mark.parametrize("before", ["nothing", "a read", "a write"])
 @pytest.mark.parametrize("kind", ["sqlite-of-a-host", "postgresql-of-a-host"])
-async def test_a_hosts_own_session_becomes_a_transaction(
+async def test_a_hosts_session_can_be_used_as_a_transaction(
     engine: AsyncEngine, replica: Replica, before: str
 ) -> None:
-    """Whatever a host did in its session, our work joins it; the host commits both, or neither."""
+    """Our statements join the host's transaction; the host commits both or neither."""
     job = await replica.register()
     assert job.worker_id is not None
 
@@ -300,8 +300,8 @@ async def test_a_hosts_own_session_becomes_a_transaction(
 
 
 @only_sqlite
-def test_a_database_outlives_event_loops(kind: str, database_url: str) -> None:
-    """A host's test client may run each request in a loop of its own: one object serves them all."""
+def test_a_database_serves_several_event_loops(kind: str, database_url: str) -> None:
+    """A host's test client may run each request in an event loop of its own."""
     if kind == "sqlite":
         database: Database = open_database(database_url)
     else:
@@ -318,8 +318,8 @@ def test_a_database_outlives_event_loops(kind: str, database_url: str) -> None:
     asyncio.run(database.close())
 
 
-async def test_a_database_of_our_own_is_opened_again_after_its_end(database: Database) -> None:
-    """An app that was stopped may start again, with the same object."""
+async def test_a_closed_database_opens_again(database: Database) -> None:
+    """An app that was stopped may start again with the same object."""
     for turn in (1, 2):
         await database.write(workers.add, owner_id="x")
         assert await database.read(workers.count) == turn
