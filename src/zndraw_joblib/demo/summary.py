@@ -41,7 +41,7 @@ class Summary:
 
     @property
     def disconnected(self) -> list[TaskResponse]:
-        """The tasks that failed because their worker died."""
+        """The tasks that failed because their worker was killed."""
         return [task for task in self.tasks if task.error == DISCONNECTED]
 
     @property
