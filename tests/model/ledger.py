@@ -22,7 +22,7 @@ STUCK = timedelta(seconds=3600)
 INTERVAL = timedelta(seconds=15)
 JITTER = timedelta(seconds=5)
 ENDED = {"completed", "failed", "cancelled"}
-# Written down here once more, as the text of the life cycle has it.
+# The transition table again, independent of the code.
 NEXT = {
     "pending": {"cancelled"},
     "claimed": {"running", "failed", "cancelled"},
@@ -96,7 +96,7 @@ class Ledger:
         self.jobs: dict[JobName, Job] = {}
         self.workers: dict[UUID, Worker] = {}
         self.tasks: dict[UUID, Task] = {}
-        self.told: list[tuple[UUID, str]] = []
+        self.published: list[tuple[UUID, str]] = []
 
     def _move(self, task_id: UUID, status: str, error: str | None = None) -> None:
         task = self.tasks[task_id]
@@ -109,7 +109,7 @@ class Ledger:
             task.started = self.now
         if status in ENDED:
             task.ended, task.error, task.why = self.now, error, None
-        self.told.append((task_id, status))
+        self.published.append((task_id, status))
 
     def _go_back(self, task_id: UUID, why: str, error: str | None = None, pause: float = 0) -> None:
         task, job = self.tasks[task_id], self.jobs[self.tasks[task_id].job]
@@ -120,7 +120,7 @@ class Ledger:
         else:
             self._queue(task_id)
         job.is_hidden = False
-        self.told.append((task_id, "pending"))
+        self.published.append((task_id, "pending"))
 
     def _queue(self, task_id: UUID) -> None:
         job = self.jobs[self.tasks[task_id].job]
@@ -175,10 +175,10 @@ class Ledger:
         self.tasks[task_id] = task
         if name.room_id == INTERNAL:
             task.status, task.attempt = "claimed", 1
-            self.told.append((task_id, "claimed"))
+            self.published.append((task_id, "claimed"))
             return None
         self.jobs[name].queue.append(task_id)
-        self.told.append((task_id, "pending"))
+        self.published.append((task_id, "pending"))
         return len(self.jobs[name].queue)
 
     def claim(self, by: Identity, worker_id: UUID, mark: UUID | None) -> UUID | Refusal | None:

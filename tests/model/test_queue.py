@@ -48,13 +48,13 @@ SCHEMAS = st.sampled_from([{}, {}, {}, {"title": "another"}])
 PEOPLE = [OWNER, STRANGER, SUBMITTER, ADMIN]
 OWNERS = st.sampled_from([OWNER, OWNER, STRANGER])
 SUBMITTERS = st.sampled_from([SUBMITTER, SUBMITTER, *PEOPLE])
-# None stands for the one who should do it: the worker's owner, the task's holder.
+# None stands for the right caller: the owner of the worker, the holder of the task.
 CALLERS = st.sampled_from([None, None, None, None, *PEOPLE])
 ROOMS = st.sampled_from(["lab", "lab", "lab", "other"])
-# None stands for the next step of a task that all goes well with.
+# None stands for the next step of a successful task.
 REPORTED = st.sampled_from([None, None, None, None, *TaskStatus])
 TOKENS = st.sampled_from(["", "right", "right", "old", "other"])
-# Marks of claims; None for a claim without one.
+# Claim ids; None for a claim without one.
 MARKS = st.sampled_from([None, None, UUID(int=1), UUID(int=2)])
 POLICIES = {
     B: Policy(attempts=2, after_errors=True, crashes=2),
@@ -74,7 +74,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         self.url = url
         self.clock = HandClock()
         self.ledger = Ledger(self.clock.now, POLICIES)
-        self.told: list[tuple[UUID, str]] = []
+        self.published: list[tuple[UUID, str]] = []
         self.runner = asyncio.Runner()
         self.runtime = Runtime(open_database(url, self.clock), JobLibSettings(), publish=self._hear)
 
@@ -86,7 +86,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
 
     async def _hear(self, emissions: Sequence[Emission]) -> None:
         events = [event for event, _ in emissions if isinstance(event, TaskStatusEvent)]
-        self.told += [(event.id, event.status.value) for event in events]
+        self.published += [(event.id, event.status.value) for event in events]
 
     def ask(self, work: Callable[..., Any], **options: Any) -> Any:
         """Run one request in a transaction; return its result, or the class of its problem."""
@@ -178,10 +178,10 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         owners = {worker_id: known.owner for worker_id, known in self.ledger.workers.items()}
         return Identity(owners.get(worker, OWNER.id), is_superuser=False)
 
-    @rule(heard=st.lists(st.tuples(known_tasks, CALLERS, REPORTED, TOKENS), min_size=1, max_size=3))
-    def report(self, heard: list[tuple[UUID, Identity | None, TaskStatus | None, str]]) -> None:
+    @rule(reports=st.lists(st.tuples(known_tasks, CALLERS, REPORTED, TOKENS), min_size=1, max_size=3))
+    def report(self, reports: list[tuple[UUID, Identity | None, TaskStatus | None, str]]) -> None:
         """Report on tasks with a current token, an old one, none, or another worker's id."""
-        items = [self._report(*one) for one in heard]
+        items = [self._report(*one) for one in reports]
         for item, answer in zip(items, self.ask_many(tasks.report, items), strict=True):
             said = item.update.model_dump(exclude_unset=True)
             refusal = self.ledger.report(item.caller, item.task_id, said.pop("status").value, said)
@@ -255,9 +255,9 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         """Compare rows, positions, counts and events with the ledger."""
         found = self.runner.run(self.runtime.database.read(self._look))
         assert found == self._expected()
-        assert Counter(self.told) == Counter(self.ledger.told)
-        self.told.clear()
-        self.ledger.told.clear()
+        assert Counter(self.published) == Counter(self.ledger.published)
+        self.published.clear()
+        self.ledger.published.clear()
 
     async def _look(self, tx: Transaction) -> dict[str, Any]:
         positions = {}

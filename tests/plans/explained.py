@@ -12,16 +12,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from zndraw_joblib.server.store.database import from_connection
 
-# So many rows may be sorted; a queue or a history has far more.
+# A plan may sort this many rows; a queue or a history has far more.
 FEW = 3_000
 _UNKNOWN = 10**9
 
 
 @dataclass
 class Plan:
-    """What a database would do for one statement.
+    """The plan of one statement.
 
-    `scans` says of each table what it is read by, None for all of it; `sorted_rows` how many are sorted.
+    `scans` has each table with the index that reads it, None for a full scan; `sorted_rows` are sorted.
     """
 
     statement: str
@@ -41,7 +41,7 @@ class Explainer:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
-        self._heard: list[tuple[str, Any]] = []
+        self._captured: list[tuple[str, Any]] = []
         self._listens = False
 
     def __enter__(self) -> Self:
@@ -53,7 +53,7 @@ class Explainer:
 
     def _hear(self, _: Any, __: Any, statement: str, parameters: Any, ___: Any, many: bool) -> None:
         if self._listens and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", statement):
-            self._heard.append((statement, parameters[0] if many else parameters))
+            self._captured.append((statement, parameters[0] if many else parameters))
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:
@@ -69,15 +69,15 @@ class Explainer:
         On PostgreSQL each is explained twice: for its values, and for any values, as a prepared statement
         that is used often is.
         """
-        self._heard.clear()
+        self._captured.clear()
         async with self._engine.connect() as connection:
             with self._hearing():
                 await work(from_connection(connection, None))
             await connection.rollback()
-            heard = list(self._heard)
-            assert heard
+            captured = list(self._captured)
+            assert captured
             explain = _sqlite_plan if connection.dialect.name == "sqlite" else _postgresql_plan
-            plans = [plan for item in heard for plan in await explain(connection, *item)]
+            plans = [plan for item in captured for plan in await explain(connection, *item)]
             await connection.rollback()
         return plans
 
@@ -109,10 +109,10 @@ async def _postgresql_plan(connection: AsyncConnection, statement: str, paramete
     for mode in ("force_custom_plan", "force_generic_plan"):
         await connection.exec_driver_sql(f"SET LOCAL plan_cache_mode = {mode}")
         rows = await connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}", parameters)
-        told = rows.scalar_one()
-        told = json.loads(told) if isinstance(told, str) else told
+        output = rows.scalar_one()
+        output = json.loads(output) if isinstance(output, str) else output
         plan = Plan(statement, mode, is_generic=mode == "force_generic_plan")
-        _collect(told[0]["Plan"], plan)
+        _collect(output[0]["Plan"], plan)
         found.append(plan)
     return found
 
@@ -124,7 +124,7 @@ def _collect(node: dict[str, Any], plan: Plan, depth: int = 1) -> None:
     if kind == "Seq Scan":
         plan.scans.append((node["Relation Name"], None))
     elif kind in {"Index Scan", "Index Only Scan"}:
-        # A walk along the key reads the history, too.
+        # A scan along the primary key reads the history too.
         walks = node["Index Name"] == "pk_joblib_task" and "seq = " not in node.get("Index Cond", "")
         plan.scans.append((node["Relation Name"], None if walks else node["Index Name"]))
     elif kind == "Bitmap Heap Scan":

@@ -1,7 +1,7 @@
-"""The rows: a long history, a long backlog, some held tasks, many rooms; made inside the database.
+"""SQL that inserts a long history, a long backlog, some held tasks and many rooms.
 
-Of 100,000 tasks 60,000 have ended, 38,000 wait and 2,000 are held. One job has most of the backlog, one has
-three tasks at its very end, one is internal, one has a history alone; 20,000 workers hold or held them.
+Of 100,000 tasks 60,000 have ended, 38,000 are pending and 2,000 are held. One job has most of the backlog,
+one has three tasks at its end, one is internal, one has only a history; there are 20,000 workers.
 """
 
 # ruff: noqa: S608 - all of the SQL is written here
@@ -41,7 +41,7 @@ _TIME = {
 }
 _FALSE = {"sqlite": "0", "postgresql": "false"}
 
-# The first 60 % are history, then come held tasks; what waits is at the end, as in a queue that moves.
+# The first 60 % are history, then held tasks, then pending tasks, as in a real queue.
 _STATUS = """
     CASE WHEN i <= 60000 THEN CASE i % 10 WHEN 0 THEN 'failed' WHEN 1 THEN 'cancelled' ELSE 'completed' END
          WHEN i <= 61000 THEN 'claimed' WHEN i <= 62000 THEN 'running' ELSE 'pending' END"""
@@ -89,7 +89,7 @@ def _seed(kind: str) -> list[str]:
             (SELECT count(*) FROM joblib_task t WHERE t.job_id = joblib_job.id AND t.status = 'pending')""",
     ]
     if kind == "postgresql":
-        # Statistics come when the test says so.
+        # The test decides when statistics are made.
         names = ("joblib_task", "joblib_job", "joblib_worker", "joblib_worker_job")
         return [f"ALTER TABLE {name} SET (autovacuum_enabled = off)" for name in names] + seeds
     return seeds

@@ -190,7 +190,7 @@ async def test_future_heartbeats_are_found_by_their_index(explainer: Explainer) 
     looks = [plan for plan in plans if "FROM joblib_worker" in plan.statement]
     assert len(looks) >= 2
     for plan in looks:
-        # Without the time PostgreSQL takes a third of all for later; it plans anew for each time, then.
+        # For an unknown time PostgreSQL estimates a third of all rows; with the real time it plans again.
         if plan.by("joblib_worker") and not plan.is_generic:
             assert "ix_joblib_worker_last_heartbeat" in plan.by("joblib_worker"), describe(plan)
 
@@ -205,7 +205,7 @@ async def test_a_page_of_a_room_is_read_in_its_order(
     for part in (Page(50, 0), Page(50, 1000)):
         work = partial(pages.page, wanted=pages.in_room(room, status), part=part)
         plans = await explainer.plans(work)
-        # The count of all is read from as many rows, however that is done.
+        # The count of all tasks may read as many rows as it counts.
         assert_reads([plan for plan in plans if "count(*)" not in plan.statement], index)
 
 

@@ -76,7 +76,7 @@ async def described(engine: AsyncEngine) -> list[str]:
             for row in await connection.execute(text(query)):
                 if schema.VERSION_TABLE in str(row):
                     continue
-                if len(row) == 1:  # SQL text: part by part, under its first one
+                if len(row) == 1:  # SQL text: split it into its parts
                     parts += _parts(row[0])
                 else:
                     parts.append(str(row))
@@ -86,7 +86,7 @@ async def described(engine: AsyncEngine) -> list[str]:
 def _parts(sql: str) -> list[str]:
     """Return the parts of a CREATE statement, regardless of line breaks and later ALTERs."""
     title, _, body = re.sub(r"\s+", " ", sql).partition("(")
-    # What is in brackets has commas of its own.
+    # Commas in parentheses do not separate parts.
     bodies = re.split(r",(?![^(]*\))", body.strip().removesuffix(")"))
     parts = [part.strip() for each in bodies for part in re.split(r" (?=CONSTRAINT \S+ CHECK)", each)]
     return [f"{title.strip()}: {part}" for part in parts if part]

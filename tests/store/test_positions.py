@@ -15,7 +15,7 @@ from zndraw_joblib.server.service import tasks
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.tasks.positions import MAX_NEAR_COUNT, positions
 
-# Both ends are counted for `MAX_NEAR_COUNT` rows; what is between them is a far middle.
+# Up to `MAX_NEAR_COUNT` tasks are counted from either end; this queue has tasks farther from both.
 LENGTH = 2 * MAX_NEAR_COUNT + 300
 OTHER = [TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED]
 

@@ -97,7 +97,7 @@ async def test_a_failed_short_write_is_rolled_back(database: Database) -> None:
     """The next write succeeds."""
 
     async def work(tx: Transaction) -> None:
-        await workers.add(tx, "nobody")
+        await workers.add(tx, "ada")
         raise ValueError("half-way")
 
     with pytest.raises(ValueError, match="half-way"):

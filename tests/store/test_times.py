@@ -31,8 +31,8 @@ async def test_times_end_in_z_on_the_wire(replica: Replica) -> None:
     job = await replica.register()
     running = await replica.running(job)
     done = await replica.report(running.id, TaskStatus.COMPLETED)
-    told = [event for event, _ in replica.events if hasattr(event, "completed_at")]
-    for message in (done, await replica.get(done.id), told[-1]):
+    published = [event for event, _ in replica.events if hasattr(event, "completed_at")]
+    for message in (done, await replica.get(done.id), published[-1]):
         body: dict[str, Any] = message.model_dump(mode="json")
         for name in ("created_at", "started_at", "completed_at"):
             assert body[name].endswith("Z"), name

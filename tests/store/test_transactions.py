@@ -55,13 +55,13 @@ async def test_a_failed_transaction_is_rolled_back(database: Database, engine: A
     """An error undoes earlier statements, and the next transaction succeeds."""
 
     async def work(tx: Transaction) -> None:
-        await workers.add(tx, "nobody")
+        await workers.add(tx, "ada")
         raise ValueError("half-way")
 
     with pytest.raises(ValueError, match="half-way"):
         await database.write(work)
-    await database.write(workers.add, owner_id="somebody")
-    assert await owners(engine) == ["somebody"]
+    await database.write(workers.add, owner_id="bob")
+    assert await owners(engine) == ["bob"]
 
 
 @every_kind
@@ -71,7 +71,7 @@ async def test_a_violated_constraint_rolls_the_transaction_back(
     """The caller gets the constraint's error, and no row of the transaction stays."""
 
     async def work(tx: Transaction) -> None:
-        await workers.add(tx, "nobody")
+        await workers.add(tx, "ada")
         await tx.execute(insert(Worker.__table__), [{"id": uuid4(), "owner_id": None, "draining": False}])
 
     with pytest.raises(IntegrityError):
@@ -215,9 +215,9 @@ async def test_a_lock_timeout_is_reported(impatient: Database, engine: AsyncEngi
     """A writer that gets no lock in time is asked to retry, and nothing is written."""
     async with engine.connect() as other:
         await locked_by_another_process(other)
-        with pytest.raises(ServiceUnavailable) as told:
+        with pytest.raises(ServiceUnavailable) as raised:
             await impatient.write(workers.add, owner_id="unlucky")
-        assert told.value.headers == {"Retry-After": "1"}
+        assert raised.value.headers == {"Retry-After": "1"}
     await impatient.write(workers.add, owner_id="lucky")
     assert await owners(engine) == ["lucky"]
 
@@ -248,13 +248,13 @@ async def test_a_transaction_in_a_thread_may_only_await_the_database(
     """Any other await raises an error at once, and the transaction is rolled back."""
 
     async def work(tx: Transaction) -> None:
-        await workers.add(tx, "nobody")
+        await workers.add(tx, "ada")
         await asyncio.sleep(0)
 
     with pytest.raises(RuntimeError, match="nothing except the database"):
         await database.write(work)
     assert await owners(engine) == []
-    await database.write(workers.add, owner_id="somebody")
+    await database.write(workers.add, owner_id="bob")
 
 
 @every_kind

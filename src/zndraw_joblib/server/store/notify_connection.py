@@ -19,8 +19,8 @@ class NotifyConnection:
         """Send ASCII text of at most `frame_size` characters."""
         await self._connection.fetchval("SELECT pg_notify($1, $2)", _CHANNEL, text)
 
-    async def listen(self, hear: Callable[[str], None], ready: Callable[[], None]) -> None:
-        """Call `hear` with each text after `ready`. Raises ConnectionError when the connection is lost."""
+    async def listen(self, receive: Callable[[str], None], ready: Callable[[], None]) -> None:
+        """Call `receive` with each text after `ready`. Raises ConnectionError when the connection is lost."""
         lost = asyncio.get_running_loop().create_future()
 
         def end(_: Any) -> None:
@@ -28,7 +28,7 @@ class NotifyConnection:
                 lost.set_exception(ConnectionError("PostgreSQL closed the connection"))
 
         def take(_: Any, __: int, ___: str, text: str) -> None:
-            hear(text)
+            receive(text)
 
         self._connection.add_termination_listener(end)
         await self._connection.add_listener(_CHANNEL, take)
