@@ -15,7 +15,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## run a server and a worker on example jobs
-	$(BIN)/zndraw-joblib demo $(ARGS)
+	$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(READY) $(PEERS) ## run the tests against SQLite, PostgreSQL and Valkey
 ifdef ARGS

@@ -63,11 +63,13 @@ class Program:
             **{f"ZNDRAW_JOBLIB_{name}": value for name, value in settings.items()},
         }
 
-    def start(self, *arguments: str, **settings: str) -> subprocess.Popen[str]:
-        """Start a command; settings are named without their prefix."""
+    def start(
+        self, *arguments: str, module: str = "zndraw_joblib", folder: Path | None = None, **settings: str
+    ) -> subprocess.Popen[str]:
+        """Start a command of `module`; settings are named without their prefix."""
         return subprocess.Popen(
-            [sys.executable, "-m", "zndraw_joblib", *arguments],
-            cwd=self.folder,
+            [sys.executable, "-m", module, *arguments],
+            cwd=folder or self.folder,
             env={**self.env, **{f"ZNDRAW_JOBLIB_{name}": value for name, value in settings.items()}},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -1,6 +1,7 @@
 """The demo runs to its end on a part of its input, and leaves no process or file."""
 
 import signal
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -8,10 +9,19 @@ from waiting import wait_until
 
 from cli.program import PATIENCE, Program
 
+ROOT = Path(__file__).parents[2]
+
+
+def start(program: Program, *arguments: str, **settings: str) -> subprocess.Popen[str]:
+    """Start the demo from the repository, where `make demo` starts it."""
+    return program.start(*arguments, module="examples.demo", folder=ROOT, **settings)
+
 
 def test_the_demo_accounts_for_every_task(program: Program) -> None:
     """One worker is killed, its task fails, all others complete. The user's settings do not matter."""
-    out = program.ok("demo", "--limit", "150", WORKER_TIMEOUT_SECONDS="x", TOKEN="x")
+    with start(program, "--limit", "150", WORKER_TIMEOUT_SECONDS="x", TOKEN="x") as demo:
+        out, err = demo.communicate(timeout=PATIENCE)
+    assert (demo.returncode, err) == (0, "")
     assert "Sent SIGKILL to the worker" in out
     assert "its task failed: 'Worker disconnected'" in out
     assert "submitted  150 tasks" in out
@@ -23,7 +33,7 @@ def test_the_demo_accounts_for_every_task(program: Program) -> None:
 def test_ctrl_c_stops_the_demo_and_its_processes(program: Program, tmp_path: Path) -> None:
     """No process and no temporary folder is left."""
     program.env["TMPDIR"] = str(tmp_path)
-    demo = program.start("demo")
+    demo = start(program)
     parent = psutil.Process(demo.pid)
     children = wait_until(lambda: len(found := parent.children(recursive=True)) > 2 and found)
     demo.send_signal(signal.SIGINT)

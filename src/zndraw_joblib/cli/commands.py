@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from zndraw_joblib.cli import admin, demo, jobs, tasks, worker
+from zndraw_joblib.cli import admin, jobs, tasks, worker
 from zndraw_joblib.cli.options import show_help_without_command
 from zndraw_joblib.cli.server import commands as server
 
@@ -56,7 +56,6 @@ for command in (
     jobs.resume,
     worker.drain,
     admin.sweeper,
-    demo.demo,
 ):
     app.command()(command)
 app.add_typer(server.token, name="token")

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-from zndraw_joblib.demo import jobs
+from examples.demo import jobs
 
 WORKERS = 4
 WORKER_TIMEOUT_SECONDS = 3.0
@@ -44,7 +44,7 @@ class DemoProcesses:
             self._stack.callback(self._stop)
             self._start_server()
             for _ in range(WORKERS):
-                worker = self._start("worker", jobs.__name__)
+                worker = self._start("worker", jobs.__file__)
                 self.workers[worker.pid] = worker
             self._stack = self._stack.pop_all()
         return self

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from examples.demo.jobs import stdlib_folder
+from examples.demo.processes import SWEEPER_INTERVAL_SECONDS, WORKER_TIMEOUT_SECONDS, WORKERS
+from examples.demo.summary import Kill, Summary
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.demo.jobs import stdlib_folder
-from zndraw_joblib.demo.processes import SWEEPER_INTERVAL_SECONDS, WORKER_TIMEOUT_SECONDS, WORKERS
-from zndraw_joblib.demo.summary import Kill, Summary
 
 _COUNTS = ("lines", "functions", "classes", "branches", "docstrings")
 _LARGEST = 10

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from examples.demo.jobs import is_valid_python
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.demo.jobs import is_valid_python
 
 DISCONNECTED = "Worker disconnected"
 

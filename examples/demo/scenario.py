@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from examples.demo.jobs import CountModule
+from examples.demo.output import Output
+from examples.demo.processes import WORKERS, DemoFailed, DemoProcesses
+from examples.demo.summary import Kill, Summary
 from zndraw_joblib.contract.messages import MAX_PAGE, TaskResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.demo.jobs import CountModule
-from zndraw_joblib.demo.output import Output
-from zndraw_joblib.demo.processes import WORKERS, DemoFailed, DemoProcesses
-from zndraw_joblib.demo.summary import Kill, Summary
 from zndraw_joblib.worker.client import JobClient
 
 ROOM = "stdlib"
