@@ -76,7 +76,7 @@ def test_a_refused_join(
 @pytest.mark.parametrize("transports", TRANSPORTS, ids="+".join)
 def test_a_wrong_token(front_end: Callable[..., Peer], transports: list[str]) -> None:
     """The connection is refused with a problem."""
-    refused = front_end(token="nobody-has-this-token", transports=transports)
+    refused = front_end(token="an-unknown-token", transports=transports)
     [error] = refused.wait_for("connect_error")
     assert error["data"]["status"] == 401
     assert error["data"]["type"] == "/v1/problems/unauthorized"

@@ -163,7 +163,7 @@ def test_refusals(place: Place, room: str, old_worker: Callable[..., Peer]) -> N
     with pytest.raises(Refused, match="ValueError: /v1/problems/invalid-payload"):
         worker.ask("submit", name="OtherSum", payload={"numbers": "1"}, room=room, job_room=room)
     with pytest.raises(Refused, match="PermissionError: /v1/problems/unauthorized"):
-        old_worker(token="nobody-has-this-token").ask("create_worker")
+        old_worker(token="an-unknown-token").ask("create_worker")
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGTERM], ids=["end", "SIGTERM"])

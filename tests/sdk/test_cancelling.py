@@ -68,9 +68,9 @@ def test_a_heartbeat_reports_a_cancellation(
     assert cancellable.stopped.wait(30)
     assert manager.wait_for(manager.submit(Add(), room=room), 30).result == 0
     assert manager.get_task(task_id).status == TaskStatus.CANCELLED
-    ours = [record for record in caplog.records if record.name.startswith("zndraw_joblib.worker")]
-    assert [record.getMessage() for record in ours if record.levelno > logging.INFO] == []
-    assert any(task_id in record.getMessage() for record in ours)
+    messages = [record for record in caplog.records if record.name.startswith("zndraw_joblib.worker")]
+    assert [record.getMessage() for record in messages if record.levelno > logging.INFO] == []
+    assert any(task_id in record.getMessage() for record in messages)
 
 
 def test_socketio_reports_a_cancellation_at_once(

@@ -64,16 +64,16 @@ class Note(BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("result", "told"),
+    ("result", "expected"),
     [(None, None), ([Note(text="é\x00")], [{"text": "é\x00"}]), ({1: {2.5}}, {"1": [2.5]})],
     ids=["none", "models", "containers"],
 )
-def test_a_result_is_sent_as_json(worker: Make, room: str, result: Any, told: Any) -> None:
+def test_a_result_is_sent_as_json(worker: Make, room: str, result: Any, expected: Any) -> None:
     """Any value that pydantic can serialize becomes the task's result."""
     manager = worker(lambda task: result)
     manager.register(Add, room=room)
     task = manager.wait_for(manager.submit(Add(), room=room), 30)
-    assert (task.status, task.result, task.error) == (TaskStatus.COMPLETED, told, None)
+    assert (task.status, task.result, task.error) == (TaskStatus.COMPLETED, expected, None)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_an_extension_is_submitted_to_its_own_room(worker: Make, room: str) -> N
     """Without job_room the job is the one this manager registered; a client without registrations names the
     room.
     """
-    manager, stranger = worker(lambda task: task.job_name), worker()
+    manager, other = worker(lambda task: task.job_name), worker()
     manager.register(Add, room=room)
     assert manager.wait_for(manager.submit(Add()), 30).room_id == room
     name = f"{room}:modifiers:Add"
-    assert manager.wait_for(stranger.submit(Add(), room=room, job_room=room), 30).result == name
+    assert manager.wait_for(other.submit(Add(), room=room, job_room=room), 30).result == name

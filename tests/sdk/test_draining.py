@@ -25,10 +25,10 @@ def drain(api: Connection, worker_id: object) -> None:
     assert RestApi(api).send("POST", f"/workers/{worker_id}/drain", WorkerResponse).drain
 
 
-HEARS = {"by a heartbeat": {"heartbeat_interval": 0.1}, "by a claim": {"long_poll": 1, "concurrency": 2}}
+NOTICES = {"by a heartbeat": {"heartbeat_interval": 0.1}, "by a claim": {"long_poll": 1, "concurrency": 2}}
 
 
-@pytest.mark.parametrize("options", HEARS.values(), ids=HEARS)
+@pytest.mark.parametrize("options", NOTICES.values(), ids=NOTICES)
 def test_a_drained_worker_finishes_its_task_and_disconnects(
     worker: Make, room: str, api: Connection, options: dict[str, Any]
 ) -> None:
@@ -40,8 +40,8 @@ def test_a_drained_worker_finishes_its_task_and_disconnects(
         assert may_end.wait(40)
         return "done"
 
-    manager, keeper = worker(execute, **options), worker()
-    for each in (manager, keeper):
+    manager, other = worker(execute, **options), worker()
+    for each in (manager, other):
         each.register(Add, room=room)
     worker_id = manager.worker_id
     first = manager.submit(Add(), room=room)
@@ -50,7 +50,7 @@ def test_a_drained_worker_finishes_its_task_and_disconnects(
     waiting.start()
     drain(api, worker_id)
     wait_until(lambda: not manager.registry)
-    second = keeper.submit(Add(), room=room)
+    second = other.submit(Add(), room=room)
     assert waiting.is_alive()
     may_end.set()
     waiting.join(30)
@@ -81,16 +81,16 @@ def test_a_drained_worker_waits_for_tasks_claimed_by_hand(worker: Make, room: st
     manager.register(Add, room=room)
     task_id = manager.submit(Add(), room=room)
     worker_id = manager.worker_id
-    heard = []
+    yielded = []
     for task in manager.listen(polling_interval=1):
-        heard.append(task.task_id)
+        yielded.append(task.task_id)
         manager.start(task)
         drain(api, worker_id)
         wait_until(lambda: not manager.registry)
         assert manager.worker_id == worker_id
         manager.complete(task, 1)
     wait_until(lambda: manager.worker_id is None)
-    assert heard == [task_id]
+    assert yielded == [task_id]
     assert manager.get_task(task_id).result == 1
 
 

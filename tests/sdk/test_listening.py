@@ -63,13 +63,13 @@ def test_listen_yields_at_once_and_stops_with_its_event(worker: Make, room: str)
     manager = worker()
     manager.register(Add, room=room)
     stop = threading.Event()
-    heard: list[float] = []
+    finished: list[float] = []
 
     def listen() -> None:
         for task in manager.listen(polling_interval=1, stop_event=stop):
             manager.start(task)
             manager.complete(task, task.extension.a)
-            heard.append(time.monotonic())
+            finished.append(time.monotonic())
 
     listening = threading.Thread(target=listen)
     listening.start()
@@ -81,7 +81,7 @@ def test_listen_yields_at_once_and_stops_with_its_event(worker: Make, room: str)
     stop.set()
     listening.join(30)
     assert not listening.is_alive()
-    assert len(heard) == 3
+    assert len(finished) == 3
 
 
 def test_listen_ends_with_a_disconnect(worker: Make, room: str, server: LiveServer) -> None:

@@ -19,14 +19,14 @@ from zndraw_joblib.worker.rest import RestApi, quoted
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 Make = Callable[..., JobManager]
-Said = list[tuple[str, str, dict[str, Any]]]
+Sent = list[tuple[str, str, dict[str, Any]]]
 AT_ONCE = Backoff(base_seconds=0)
 
 
 @pytest.fixture
-def sent(api: Connection) -> Iterator[Said]:
+def sent(api: Connection) -> Iterator[Sent]:
     """Record what is sent to the server: method, path, body."""
-    sent: Said = []
+    sent: Sent = []
 
     def record(request: httpx.Request) -> None:
         sent.append((request.method, request.url.path, json.loads(request.content or b"{}")))
@@ -36,7 +36,7 @@ def sent(api: Connection) -> Iterator[Said]:
     api.http.event_hooks["request"].remove(record)
 
 
-def registrations(sent: Said) -> list[dict[str, Any]]:
+def registrations(sent: Sent) -> list[dict[str, Any]]:
     """Return the policy fields of the recorded registrations."""
     fixed = {"category", "name", "schema", "worker_id"}
     return [
@@ -51,16 +51,16 @@ def job(api: Connection, room: str) -> JobResponse:
     return RestApi(api).get(f"/rooms/{room}/jobs/{quoted(f'{room}:modifiers:Add')}", JobResponse)
 
 
-def test_only_given_fields_are_sent(worker: Make, room: str, sent: Said, api: Connection) -> None:
+def test_only_given_fields_are_sent(worker: Make, room: str, sent: Sent, api: Connection) -> None:
     """A worker without policy options keeps the policy that another one registered."""
-    wishes: dict[str, Any] = {
+    options: dict[str, Any] = {
         "max_attempts": 5,
         "retry_on": {RetryOn.ERROR, "timeout"},
         "backoff": Backoff(base_seconds=0.5),
         "timeout_seconds": None,
         "priority": 7,
     }
-    worker().register(Add, room=room, **wishes)
+    worker().register(Add, room=room, **options)
     other = worker()
 
     @other.register(room=room)
@@ -69,7 +69,7 @@ def test_only_given_fields_are_sent(worker: Make, room: str, sent: Said, api: Co
 
     other.register(Add, room=room)
     first, *others = registrations(sent)
-    assert first == wishes | {"retry_on": ["error", "timeout"], "backoff": {"base_seconds": 0.5}}
+    assert first == options | {"retry_on": ["error", "timeout"], "backoff": {"base_seconds": 0.5}}
     assert others == [{}, {}]
     kept = job(api, room)
     assert (kept.max_attempts, kept.priority, kept.backoff) == (5, 7, Backoff(base_seconds=0.5))
@@ -77,7 +77,7 @@ def test_only_given_fields_are_sent(worker: Make, room: str, sent: Said, api: Co
 
 
 def test_a_removed_worker_registers_its_policy_again(
-    worker: Make, room: str, sent: Said, api: Connection
+    worker: Make, room: str, sent: Sent, api: Connection
 ) -> None:
     """The policy and max_tasks are part of the new registration."""
     manager = worker(heartbeat_interval=60, max_tasks=3)
@@ -93,7 +93,7 @@ def test_a_removed_worker_registers_its_policy_again(
     assert [body["max_tasks"] for method, _, body in sent if method == "PATCH"][-1] == 3
 
 
-def test_an_invalid_policy_raises_at_once(worker: Make, room: str, sent: Said) -> None:
+def test_an_invalid_policy_raises_at_once(worker: Make, room: str, sent: Sent) -> None:
     """Before a request is sent, naming the field."""
     manager = worker()
     with pytest.raises(TypeError, match="'max_atempts'"):
@@ -106,7 +106,7 @@ def test_an_invalid_policy_raises_at_once(worker: Make, room: str, sent: Said) -
     assert sent == []
 
 
-def test_submit_sends_only_the_given_options(worker: Make, room: str, sent: Said) -> None:
+def test_submit_sends_only_the_given_options(worker: Make, room: str, sent: Sent) -> None:
     """Each option is in the body only if it was given."""
     manager = worker()
     manager.register(Add, room=room)
@@ -124,7 +124,7 @@ def test_submit_sends_only_the_given_options(worker: Make, room: str, sent: Said
     assert manager.get_task(soon).run_at is None
 
 
-def test_invalid_submit_options_raise_at_once(worker: Make, room: str, sent: Said) -> None:
+def test_invalid_submit_options_raise_at_once(worker: Make, room: str, sent: Sent) -> None:
     """Before a request is sent, naming the field."""
     manager = worker()
     now = datetime.now(UTC)
@@ -213,8 +213,8 @@ def test_release_history_explain_and_retry(worker: Make, room: str) -> None:
         manager.release(first)
     manager.fail(second, "no")
     assert manager.retry(task_id).status == TaskStatus.PENDING
-    told = [step.status for step in manager.history(task_id).transitions]
-    assert told == ["pending", "claimed", "pending", "claimed", "failed", "pending"]
+    statuses = [step.status for step in manager.history(task_id).transitions]
+    assert statuses == ["pending", "claimed", "pending", "claimed", "failed", "pending"]
 
 
 def test_a_released_attempt_is_dropped(
@@ -234,5 +234,7 @@ def test_a_released_attempt_is_dropped(
     manager.register(Add, room=room)
     task_id = manager.submit(Add(), room=room)
     assert manager.wait_for(task_id, 30).result == 2
-    told = [record for record in caplog.records if "is no longer held by this worker" in record.getMessage()]
-    assert [(record.levelname, task_id in record.getMessage()) for record in told] == [("INFO", True)]
+    refusals = [
+        record for record in caplog.records if "is no longer held by this worker" in record.getMessage()
+    ]
+    assert [(record.levelname, task_id in record.getMessage()) for record in refusals] == [("INFO", True)]

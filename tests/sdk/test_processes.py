@@ -44,17 +44,17 @@ def start(server: LiveServer, room: str, tmp_path: Path) -> Iterator[Start]:
     """Return a function that serves the extension from several processes."""
     (tmp_path / "main.py").write_text(MAIN)
     (tmp_path / "work.py").write_text(EXTENSION)
-    made: list[subprocess.Popen[bytes]] = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def run(number: int = 2, target: str = "work") -> subprocess.Popen[bytes]:
         arguments = [server.url, TOKEN, room, target, str(number)]
-        made.append(
+        started.append(
             subprocess.Popen([sys.executable, "main.py", *arguments], cwd=tmp_path, start_new_session=True)
         )
-        return made[-1]
+        return started[-1]
 
     yield run
-    for process in made:
+    for process in started:
         process.kill()
         process.wait()
 

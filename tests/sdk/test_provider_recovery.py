@@ -196,9 +196,9 @@ def test_a_provider_that_another_worker_took_over(
     second.register_provider(Call, name="one", handler=lambda word: b"second", room=room)
     gate.may_end.set()
     wait_until(lambda: "did not take the result" in caplog.text)
-    [said] = [record for record in caplog.records if record.name == REQUESTS]
-    assert said.levelno == logging.INFO
-    assert "StaleResult" in said.getMessage()
+    [logged] = [record for record in caplog.records if record.name == REQUESTS]
+    assert logged.levelno == logging.INFO
+    assert "StaleResult" in logged.getMessage()
     assert answer.result().content == b"second"
     second.disconnect()
     assert ask(word="y").result().content == b"y"
@@ -232,12 +232,12 @@ def test_an_idle_provider_disconnects_at_once(worker: Make, room: str, server: L
     manager = worker()
     manager.register_provider(Echo, name="one", handler=0, room=room)
     wait_until(lambda: server.open_polls)
-    mine = [thread for thread in threading.enumerate() if thread.name.startswith("zndraw-joblib-read")]
-    assert len(mine) == 4
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("zndraw-joblib-read")]
+    assert len(threads) == 4
     began = time.monotonic()
     manager.disconnect()
     assert time.monotonic() - began < 10
-    for thread in mine:
+    for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
 

@@ -145,7 +145,7 @@ def fail(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cls", "handler", "told"),
+    ("cls", "handler", "expected"),
     [
         (Call, fail, ("LookupError", "there is no thing")),
         (Call, exit_process, ("SystemExit", "bye")),
@@ -164,7 +164,7 @@ def test_an_exception_of_a_provider_reaches_the_client(
     caplog: pytest.LogCaptureFixture,
     cls: type[Any],
     handler: Any,
-    told: tuple[str, str],
+    expected: tuple[str, str],
 ) -> None:
     """At once, with its class and text; the log has the traceback. Other requests continue."""
     manager = worker(read_concurrency=1)
@@ -174,8 +174,8 @@ def test_an_exception_of_a_provider_reaches_the_client(
     with pytest.raises(ProviderFailed) as raised:
         manager.read_provider(f"{room}:calls:one", {"word": "thing"})
     assert time.monotonic() - began < 20
-    assert (raised.value.problem.model_extra or {})["error"] == told[0]
-    assert told[1] in str(raised.value)
+    assert (raised.value.problem.model_extra or {})["error"] == expected[0]
+    assert expected[1] in str(raised.value)
     [logged] = [record for record in caplog.records if record.name == REQUESTS]
     assert logged.levelno == logging.ERROR
     assert logged.exc_info is not None

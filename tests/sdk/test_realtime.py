@@ -129,19 +129,19 @@ def test_a_server_without_socketio(
             manager.disconnect(5)
     finally:
         live.stop()
-    [told] = lines(caplog, logging.INFO)
-    assert "404" in told
+    [message] = lines(caplog, logging.INFO)
+    assert "404" in message
     assert TOKEN not in caplog.text
 
 
 def test_a_refused_token_is_logged_once(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     """With the server's reason, and without the token."""
     caplog.set_level(logging.DEBUG)
-    with connect(server.url, "a-token-that-nobody-knows", realtime=True):
+    with connect(server.url, "an-unknown-token", realtime=True):
         wait_until(lambda: len([line for line in lines(caplog, logging.DEBUG) if "without" in line]) >= 2)
-    [told] = lines(caplog, logging.INFO)
-    assert "refused the connection" in told
-    assert "a-token-that-nobody-knows" not in caplog.text
+    [message] = lines(caplog, logging.INFO)
+    assert "refused the connection" in message
+    assert "an-unknown-token" not in caplog.text
 
 
 def test_rooms_are_left_with_their_jobs(
@@ -185,16 +185,16 @@ def test_a_refused_join_is_logged_once(
     manager = worker(at=live_api)
     manager.register(Add, room=room)
     wait_until(lambda: live_api.tsio.connected)
-    channel = Subscriptions(live_api.tsio, HeldTasks())
+    subscriptions = Subscriptions(live_api.tsio, HeldTasks())
     name = f"{room}:modifiers:Add"
-    for strange in (f"{room}:modifiers:Other", f"{room}:modifiers:Others"):
-        channel.join(strange, manager.worker_id)
-        channel._on_connect()
+    for unserved in (f"{room}:modifiers:Other", f"{room}:modifiers:Others"):
+        subscriptions.join(unserved, manager.worker_id)
+        subscriptions._on_connect()
     wait_until(lambda: len(warnings(caplog)) == 2)
     assert all("does not serve" in line for line in warnings(caplog))
-    assert not channel.heartbeat_due.is_set()
-    channel.join(name, uuid4())
-    assert channel.heartbeat_due.wait(30)
+    assert not subscriptions.heartbeat_due.is_set()
+    subscriptions.join(name, uuid4())
+    assert subscriptions.heartbeat_due.wait(30)
     assert len(warnings(caplog)) == 2
 
 
@@ -304,11 +304,11 @@ print(time.time())
 """
 
 
-@pytest.mark.parametrize("way", ["works", "is left open", "finds nobody"])
-def test_the_connection_does_not_keep_a_program_alive(server: LiveServer, room: str, way: str) -> None:
+@pytest.mark.parametrize("case", ["works", "is left open", "has no server"])
+def test_the_connection_does_not_keep_a_program_alive(server: LiveServer, room: str, case: str) -> None:
     """Neither a closed connection, nor an open one, nor one that never opened."""
-    url = "http://127.0.0.1:9" if way == "finds nobody" else server.url
-    command = [sys.executable, "-c", PROGRAM, url, TOKEN, way, room]
+    url = "http://127.0.0.1:9" if case == "has no server" else server.url
+    command = [sys.executable, "-c", PROGRAM, url, TOKEN, case, room]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert time.time() - float(done.stdout) < 2

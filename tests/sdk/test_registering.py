@@ -146,12 +146,12 @@ def test_a_worker_without_jobs_sends_heartbeats(own_server: Callable[..., LiveSe
 
 def test_a_task_may_come_before_the_response_to_its_registration(worker: Make, room: str) -> None:
     """A worker with an open poll gets the waiting tasks of a job while it still registers the job."""
-    manager, keeper = worker(lambda task: task.job_name), worker()
+    manager, other = worker(lambda task: task.job_name), worker()
     manager.register(Add, room=room)
     for number in range(20):
         cls = type(f"Job{number}", (Add,), {})
-        keeper.register(cls, room=room)
-        tasks = [keeper.submit(cls()) for _ in range(3)]
+        other.register(cls, room=room)
+        tasks = [other.submit(cls()) for _ in range(3)]
         manager.register(cls, room=room)
         manager.unregister(cls, room=room)
         for task in tasks:

@@ -61,10 +61,10 @@ def test_a_hosts_error_is_classified_by_its_cause() -> None:
 
 def test_a_resumed_machine_ends_the_sleep() -> None:
     """The wall clock ends a sleep that the monotonic clock, which stood still, would not."""
-    slept = count(0, 3600)
-    dozing = threading.Thread(
-        target=sleep_until, args=(threading.Event(), 3600, lambda: next(slept)), daemon=True
+    clock = count(0, 3600)
+    sleeping = threading.Thread(
+        target=sleep_until, args=(threading.Event(), 3600, lambda: next(clock)), daemon=True
     )
-    dozing.start()
-    dozing.join(30)
-    assert not dozing.is_alive()
+    sleeping.start()
+    sleeping.join(30)
+    assert not sleeping.is_alive()

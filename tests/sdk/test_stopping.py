@@ -38,14 +38,14 @@ def test_an_idle_worker_disconnects_at_once(worker: Make, room: str, server: Liv
 
 def test_a_worker_that_disconnects_loses_no_task(worker: Make, room: str) -> None:
     """Workers come and go while tasks are submitted: each task runs, none is lost on its way to a claim."""
-    keeper = worker()
-    keeper.register(Add, room=room)
+    other = worker()
+    other.register(Add, room=room)
     stop = threading.Event()
     tasks: list[str] = []
 
     def submit() -> None:
         while not stop.wait(0.004):
-            tasks.append(keeper.submit(Add(a=len(tasks)), room=room))
+            tasks.append(other.submit(Add(a=len(tasks)), room=room))
 
     submitting = threading.Thread(target=submit)
     submitting.start()
@@ -56,7 +56,7 @@ def test_a_worker_that_disconnects_loses_no_task(worker: Make, room: str) -> Non
     stop.set()
     submitting.join()
     worker(lambda task: task.extension.a).register(Add, room=room)
-    assert [keeper.wait_for(task, 30).result for task in tasks] == list(range(len(tasks)))
+    assert [other.wait_for(task, 30).result for task in tasks] == list(range(len(tasks)))
 
 
 class StopBeforeResponse:
@@ -89,23 +89,23 @@ def test_a_task_that_comes_after_the_stop_is_released(
     """The open long-poll gets a task just then: it is neither run nor failed, and no attempt is lost."""
     got: list[object] = []
     with server.connect() as api:
-        manager, keeper = worker(got.append if way == "serving" else None, at=api), worker()
-        for each in (manager, keeper):
+        manager, other = worker(got.append if way == "serving" else None, at=api), worker()
+        for each in (manager, other):
             each.register(Add, room=room, max_attempts=2, retry_on=[])
         claiming = threading.Thread(target=lambda: got.append(manager.claim(20)))
         if way == "by hand":
             claiming.start()
         wait_until(lambda: server.open_polls == 1)
         stop = StopBeforeResponse(api, manager.disconnect)
-        task_id = keeper.submit(Add(), room=room)
+        task_id = other.submit(Add(), room=room)
         assert stop.stopped.wait(30)
         stop.leaving.join(30)
         if way == "by hand":
             claiming.join(30)
     assert got == ([None] if way == "by hand" else [])
     assert not stop.went_too_soon
-    assert keeper.get_task(task_id).status == TaskStatus.PENDING
-    reasons = [step.reason for step in keeper.history(task_id).transitions]
+    assert other.get_task(task_id).status == TaskStatus.PENDING
+    reasons = [step.reason for step in other.history(task_id).transitions]
     assert reasons == ["submitted", None, "released"]
 
 
@@ -186,15 +186,15 @@ def test_a_busy_worker_finishes_and_claims_no_more(
         return 1
 
     with live.connect() as api:
-        manager, keeper = worker(execute, at=api, concurrency=2), worker(at=api)
-        for each in (manager, keeper):
+        manager, other = worker(execute, at=api, concurrency=2), worker(at=api)
+        for each in (manager, other):
             each.register(Add, room=room)
         first = manager.submit(Add(), room=room)
         assert running.wait(30)
         wait_until(lambda: live.open_polls == 1)
         leaving = threading.Thread(target=manager.disconnect)
         leaving.start()
-        wait_until(lambda: manager.jobs(room).items[0].workers == [keeper.worker_id])
+        wait_until(lambda: manager.jobs(room).items[0].workers == [other.worker_id])
         second = manager.submit(Add(), room=room, job_room=room)
         leaving.join(1.5)
         assert leaving.is_alive()
@@ -203,7 +203,7 @@ def test_a_busy_worker_finishes_and_claims_no_more(
         leaving.join(30)
         assert manager.get_task(first).status == TaskStatus.COMPLETED
         assert manager.get_task(second).status == TaskStatus.PENDING
-        assert [known.id for known in manager.workers().items] == [keeper.worker_id]
+        assert [known.id for known in manager.workers().items] == [other.worker_id]
 
 
 def test_a_disconnect_with_a_timeout_abandons_tasks(worker: Make, room: str) -> None:
@@ -295,15 +295,15 @@ Start = Callable[[LiveServer], Script]
 @pytest.fixture
 def script(room: str, tmp_path: Path) -> Iterator[Start]:
     """Return a function that starts such a process; it is killed at the end."""
-    made: list[Script] = []
+    started: list[Script] = []
 
     def start(server: LiveServer) -> Script:
-        made.append(Script(server, room, tmp_path))
-        made[-1].wait_for_file("ready")
-        return made[-1]
+        started.append(Script(server, room, tmp_path))
+        started[-1].wait_for_file("ready")
+        return started[-1]
 
     yield start
-    for each in made:
+    for each in started:
         each.process.kill()
         each.process.wait()
 

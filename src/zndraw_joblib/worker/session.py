@@ -128,7 +128,7 @@ class Session:
             self._leave([*self._task_threads, *self._provider_threads] if is_idle else [])
 
     def drain(self) -> None:
-        """Claim no more, and close once no task is held, also none claimed by hand. Returns at once."""
+        """Claim no more, and close once no task is held, including those from `claim`. Returns at once."""
         with self._start_lock:
             if self.tasks.stopped:
                 return

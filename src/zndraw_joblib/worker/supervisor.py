@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 READY = "ready"
 _SETTLED_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 30.0
+_LAST_ANSWER_SECONDS = 1.0
 
 
 class Next(Enum):
@@ -138,8 +139,12 @@ class Supervisor:
             if self._stopping.is_set():
                 _send(process, signal.SIGTERM)
             writer.write(self.config.encode() + b"\n")
-            answer = await self._answer_of(process, reader)
+            answering = asyncio.create_task(self._answer_of(process, reader))
             code = await process.wait()
+            # Processes that the child forked may keep its end of the socket open.
+            await asyncio.wait([answering], timeout=_LAST_ANSWER_SECONDS)
+            answer = answering.result() if answering.done() else ""
+            answering.cancel()
         finally:
             self._processes.discard(process)
             writer.close()
