@@ -177,7 +177,7 @@ def test_a_failed_start_is_reported_once(program: Program, empty_postgres_url: s
         timeout=PATIENCE,
         check=True,
     )
-    assert "run 'zndraw-joblib db upgrade'" in done.stdout
+    assert "Run 'zndraw-joblib db upgrade'" in done.stdout
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
 
 
