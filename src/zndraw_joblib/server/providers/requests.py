@@ -34,7 +34,7 @@ from zndraw_joblib.server.providers.cache import CachedResult, CacheKeys
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import provider_requests, providers
 from zndraw_joblib.server.service.provider_requests import ProviderRef
-from zndraw_joblib.server.waiters import Disconnected
+from zndraw_joblib.server.waiters import Disconnected, Waiter
 
 # A wake-up may be lost, and server processes on SQLite send each other none.
 _RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
@@ -88,34 +88,47 @@ class ProviderRequests:
         provider reports: `ProviderFailed`, or `InvalidRequest` for parameters that it rejects.
         """
         keys, deadline = cache.cache_keys(key.name, key.request_hash), time.monotonic() + wait
-        waiters, pause = self._runtime.waiters, _RECHECK_FIRST
-        with waiters.register(
-            [request_wait_key(key.name, key.request_hash), provider_key(key.name)]
-        ) as waiter:
-            # An error that is stored already belongs to an earlier request.
-            old_error = await cache.get_error(backend, keys)
-            # Read again after registering: of many concurrent requests, all but one see a pending request.
-            provider = await self._find_provider(key)
-            result = await self._send_once(backend, provider, key, keys)
-            while result is None:
-                left = deadline - time.monotonic()
-                if left <= 0 or waiters.is_closed or (disconnected is not None and disconnected.done()):
-                    raise _timeout(provider)
-                connected_for = left if self._has_unknown_subscribers() else provider.connected_for
-                seconds = min(left, pause, connected_for)
-                await _first(backend.wait_for_key(keys.result, seconds), waiter.wait(seconds, disconnected))
-                pause = min(pause * _RECHECK_GROWTH, _RECHECK_MAX)
-                waiters.begin_check(waiter)
-                try:
-                    provider = await self._find_provider(key)
-                except ProviderNotFound:
-                    # It may have been removed right after it uploaded the result.
-                    if (result := await _find_result(backend, provider, keys, old_error)) is None:
-                        raise
-                    return result
-                result = await _find_result(backend, provider, keys, old_error)
-                result = result or await self._send_once(backend, provider, key, keys)
-            return result
+        # An error that is stored already belongs to an earlier request.
+        old_error = await cache.get_error(backend, keys)
+        provider: ProviderRef | None = None
+        pause = _RECHECK_FIRST
+
+        async def check(_: Waiter) -> CachedResult | None:
+            nonlocal provider
+            previous = provider
+            try:
+                provider = await self._find_provider(key)
+            except ProviderNotFound:
+                # It may have been removed right after it uploaded the result.
+                result = await _find_result(backend, previous, keys, old_error) if previous else None
+                if result is None:
+                    raise
+                return result
+            result = await _find_result(backend, provider, keys, old_error) if previous else None
+            return result or await self._send_once(backend, provider, key, keys)
+
+        async def wait_for_signal(waiter: Waiter, seconds: float) -> None:
+            nonlocal pause
+            if provider is not None and not self._has_unknown_subscribers():
+                seconds = min(seconds, provider.connected_for)
+            seconds = min(seconds, pause)
+            await _first(backend.wait_for_key(keys.result, seconds), waiter.wait(seconds, disconnected))
+            pause = min(pause * _RECHECK_GROWTH, _RECHECK_MAX)
+
+        result = await self._runtime.waiters.wait_until(
+            [request_wait_key(key.name, key.request_hash), provider_key(key.name)],
+            check,
+            lambda result: result is not None,
+            deadline=deadline,
+            disconnected=disconnected,
+            wait=wait_for_signal,
+        )
+        if result is None:
+            raise ProviderTimeout(
+                f"Provider {str(key.name)!r} has not sent a result yet; repeat the request",
+                headers=_RETRY_AFTER,
+            )
+        return result
 
     async def _find_provider(self, key: RequestKey) -> ProviderRef:
         cross_room = self._runtime.settings.cross_room_jobs
@@ -194,18 +207,20 @@ class ProviderRequests:
         if item.claim_id is not None:
             keys.append(claim_key(item.claim_id))
             waiters.evict_oldest(keys[-1], 1)
-        with waiters.register(keys) as waiter:
-            self._runtime.start_recheck()
-            while True:
-                waiters.begin_check(waiter)
-                claimed = await self._runtime.write_short(provider_requests.claim, item)
-                waiter.found(key if claimed else None)
-                left = deadline - time.monotonic()
-                if claimed is not None or left <= 0 or waiters.is_closed:
-                    return claimed
-                await waiter.wait(left, disconnected)
-                if waiter.is_evicted or (disconnected is not None and disconnected.done()):
-                    return None
+
+        async def check(waiter: Waiter) -> ClaimedProviderRequest | None:
+            claimed = await self._runtime.write_short(provider_requests.claim, item)
+            waiter.found(key if claimed else None)
+            return claimed
+
+        self._runtime.start_recheck()
+        return await waiters.wait_until(
+            keys,
+            check,
+            lambda claimed: claimed is not None,
+            deadline=deadline,
+            disconnected=disconnected,
+        )
 
 
 async def _find_result(
@@ -217,12 +232,6 @@ async def _find_result(
     if error is not None and error != old_error:
         raise cache.as_problem(provider, error)
     return result
-
-
-def _timeout(provider: ProviderRef) -> ProviderTimeout:
-    return ProviderTimeout(
-        f"Provider {str(provider.name)!r} has not sent a result yet; repeat the request", headers=_RETRY_AFTER
-    )
 
 
 async def _first(*awaitables: Any) -> None:

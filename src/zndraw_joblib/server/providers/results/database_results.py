@@ -1,6 +1,6 @@
 """A result backend in the server's database, shared by all server processes."""
 
-import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -10,6 +10,7 @@ from zndraw_joblib.server.providers import parts
 from zndraw_joblib.server.providers.results.notifier import SingleFlight
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.store import results
+from zndraw_joblib.server.waiters import Waiter
 
 _SHORT_BYTES = 64 * 1024
 _RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
@@ -32,7 +33,7 @@ class DatabaseResults:
         self._runtime = runtime
         self._draft_seconds = draft_seconds
         self._recheck_seconds = recheck_seconds
-        self._read_again = SingleFlight(self.get)
+        self._shared_get = SingleFlight(self.get)
 
     async def store(self, key: str, data: bytes, ttl: int) -> None:
         """Store bytes under a key for `ttl` seconds."""
@@ -67,22 +68,26 @@ class DatabaseResults:
 
         Raises `ServiceUnavailable` when too many requests wait.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        delay = self._recheck_seconds or (
+        pause = self._recheck_seconds or (
             _RECHECK_FIRST if self._runtime.pubsub.is_open else _RECHECK_WITHOUT_PUBSUB
         )
-        with self._runtime.waiters.register([_waiter_key(key)]) as waiter:
-            value, is_notified = await self.get(key), False
-            while value is None and not is_notified and not self._runtime.waiters.is_closed:
-                left = deadline - loop.time()
-                if left <= 0:
-                    break
-                is_notified = await waiter.wait(min(delay, left))
-                self._runtime.waiters.begin_check(waiter)
-                value = await self._read_again(key)
-                delay = min(delay * _RECHECK_GROWTH, _RECHECK_MAX)
-            return value
+        is_notified = False
+
+        async def check(_: Waiter) -> bytes | None:
+            return await self._shared_get(key)
+
+        async def wait(waiter: Waiter, seconds: float) -> None:
+            nonlocal pause, is_notified
+            is_notified = await waiter.wait(min(pause, seconds))
+            pause = min(pause * _RECHECK_GROWTH, _RECHECK_MAX)
+
+        return await self._runtime.waiters.wait_until(
+            [_waiter_key(key)],
+            check,
+            lambda value: value is not None or is_notified,
+            deadline=time.monotonic() + timeout,
+            wait=wait,
+        )
 
     async def notify_key(self, key: str) -> None:
         """Wake all callers that wait for a key, in all processes."""
