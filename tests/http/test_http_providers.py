@@ -332,7 +332,9 @@ async def test_two_hundred_ask_and_the_provider_hears_once(
     provider = await offer(client)
     await take(client, provider["worker_id"])  # somebody is there
     events.clear()
-    reading = [asyncio.ensure_future(client.get(f"{READ}?x=1")) for _ in range(200)]
+    reading = [
+        asyncio.ensure_future(client.get(f"{READ}?x=1", headers={"Prefer": "wait=20"})) for _ in range(200)
+    ]
     read = await take(client, provider["worker_id"], wait=BOUND)
     second = asyncio.ensure_future(take(client, provider["worker_id"], wait=1))
     await bring(client, provider, read["request_id"], b"the same")
