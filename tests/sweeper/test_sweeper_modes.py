@@ -49,17 +49,17 @@ async def create_sweepable_tasks(queue: MountedQueue) -> dict[str, dict[str, Any
         "orphan": await queue.submit_and_claim(await queue.register("Orphan")),
         "fine": await queue.submit(alive),
     }
-    gone = UUID(tasks["orphan"]["worker_id"])
+    removed = UUID(tasks["orphan"]["worker_id"])
     links, workers = WorkerJobLink.__table__, Worker.__table__
     await queue.execute(
-        delete(links).where(links.c.worker_id == gone), delete(workers).where(workers.c.id == gone)
+        delete(links).where(links.c.worker_id == removed), delete(workers).where(workers.c.id == removed)
     )
     queue.end_startup_grace()
     await queue.pass_time(61, alive=[alive["worker_id"]])
     return tasks
 
 
-AFTER = {
+EXPECTED = {
     "lost": ("failed", "worker-lost"),
     "released": ("pending", "worker-lost"),
     "unstarted": ("pending", "start-timeout"),
@@ -85,7 +85,7 @@ async def test_enforce_does_what_observe_shows(
         assert cycle.counts == Counts(released=2, failed=4)
     assert "mode=observe" in caplog.text
     shown = {change["id"]: change for change in preview["tasks"]}
-    assert {tasks[name]["id"]: result for name, result in AFTER.items()} == {
+    assert {tasks[name]["id"]: result for name, result in EXPECTED.items()} == {
         task: (change["after"], change["reason"]) for task, change in shown.items()
     }
     assert len(preview["workers"]) == 3
@@ -93,7 +93,7 @@ async def test_enforce_does_what_observe_shows(
     await set_mode(queue, "enforce")
     cycle = await queue.sweep()
     assert (cycle.expired, cycle.counts) == (3, cycles[0].counts)
-    for name, (status, reason) in AFTER.items():
+    for name, (status, reason) in EXPECTED.items():
         after = await queue.get_task(tasks[name])
         assert after["status"] == status, name
         last = (await queue.request("GET", f"/tasks/{after['id']}/history"))["transitions"][-1]
