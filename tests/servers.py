@@ -43,7 +43,7 @@ class ServerProcess:
     def client(self) -> httpx.AsyncClient:
         """Return a superuser's client."""
         headers = {"Authorization": f"Bearer {self.token}"}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60)
 
     def interrupt(self) -> None:
         """Send the signal of Ctrl-C."""
