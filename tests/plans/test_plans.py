@@ -23,7 +23,7 @@ from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.tables import Task
-from zndraw_joblib.server.store.tasks import pages
+from zndraw_joblib.server.store.tasks import read
 
 PENDING, HELD = "ix_joblib_task_queue", "ix_joblib_task_held"
 ROOM = "ix_joblib_task_room_status"
@@ -203,7 +203,7 @@ async def test_a_page_of_a_room_is_read_in_its_order(
     """An index returns the rows in the order of the page; nothing is sorted."""
     index = "ix_joblib_task_room" if status is None else "ix_joblib_task_room_status"
     for part in (Page(50, 0), Page(50, 1000)):
-        work = partial(pages.page, wanted=pages.in_room(room, status), part=part)
+        work = partial(read.page, wanted=read.in_room(room, status), part=part)
         plans = await explainer.plans(work)
         # The count of all tasks may read as many rows as it counts.
         assert_reads([plan for plan in plans if "count(*)" not in plan.statement], index)
@@ -215,7 +215,7 @@ async def test_a_page_of_a_job_reads_that_jobs_tasks(
     explainer: Explainer, number: int, status: TaskStatus | None
 ) -> None:
     """The tasks of a job in a room come from an index that begins with both, or from the job's queue."""
-    work = partial(pages.page, wanted=pages.in_room(LAB, status, job_id(number)), part=Page(50, 0))
+    work = partial(read.page, wanted=read.in_room(LAB, status, job_id(number)), part=Page(50, 0))
     plans = await explainer.plans(work)
     assert_reads(plans, JOB_ROOM, *([] if status is None else [PENDING, ROOM]))
 

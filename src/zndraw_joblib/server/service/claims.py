@@ -17,7 +17,7 @@ from zndraw_joblib.server.service.fairness import ClaimOrder, ClaimSlot
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Move, Place, TaskRecord, counts, expiry, fetch
+from zndraw_joblib.server.store.tasks import Move, Place, TaskRecord, expiry, fetch, read
 from zndraw_joblib.server.store.workers import QueueState, ServedJobs, WorkerRecord
 
 # A claim delays all other writes on SQLite, so it fails at most this many expired tasks.
@@ -163,7 +163,7 @@ async def _apply_worker_limits(
         for slot in open_slots
         if (limit := workers[slot.claim.worker_id].max_tasks) is not None
     }
-    held = await counts.held_by_workers(tx, list(limits))
+    held = await read.held_by_workers(tx, list(limits))
     expected = held.copy()
     for slot in open_slots:
         worker_id = slot.claim.worker_id

@@ -10,7 +10,7 @@ from uuid import UUID
 from zndraw_joblib.contract.messages import EmptyReason
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Place, counts, rooms
+from zndraw_joblib.server.store.tasks import Place, fetch, read
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -55,7 +55,7 @@ async def free_slots(tx: Transaction, limits: Mapping[UUID, int], job_ids: Itera
     if not limits:
         return {}
     await job_store.lock_limited(tx, list(job_ids))
-    held = await counts.held_of_jobs(tx, list(limits))
+    held = await read.held_of_jobs(tx, list(limits))
     return {job_id: max(0, limit - held[job_id]) for job_id, limit in limits.items()}
 
 
@@ -64,11 +64,11 @@ async def assign(
 ) -> None:
     """Choose a task for each slot by room, and set its `seq`."""
     if order.room_cap is not None:
-        await rooms.lock_counts(tx)
+        await fetch.lock_counts(tx)
     queues = await _room_queues(tx, demand)
     held: Counter[str] = Counter()
     if order.room_cap is not None:
-        held = await counts.held_in_rooms(tx, sorted({queue.room_id for queue in queues}))
+        held = await read.held_in_rooms(tx, sorted({queue.room_id for queue in queues}))
     left = dict(demand)
     for turn, slot in enumerate(slots, 1):
         open_queues = [q for q in queues if q.job_id in slot.demand and left[q.job_id] and q.places]
@@ -87,7 +87,7 @@ async def assign(
 async def _room_queues(tx: Transaction, demand: Mapping[UUID, int]) -> list[_RoomQueue]:
     queues: dict[tuple[UUID, str], _RoomQueue] = {}
     for job_id, count in demand.items():
-        for head in await rooms.queue_heads(tx, job_id, count):
+        for head in await fetch.queue_heads(tx, job_id, count):
             new = _RoomQueue(job_id, head.room_id, deque(), (0, head.served_at or _NEVER))
             queues.setdefault((job_id, head.room_id), new).places.append((head.lane, head.seq))
     return list(queues.values())

@@ -11,7 +11,7 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import AttemptRecord, TaskRecord, counts
+from zndraw_joblib.server.store.tasks import AttemptRecord, TaskRecord, read
 from zndraw_joblib.server.store.tasks.positions import positions
 
 
@@ -109,12 +109,12 @@ async def _limit_reasons(tx: Transaction, task: TaskRecord, order: ClaimOrder) -
     reasons = []
     limit = task.policy.max_in_flight
     if limit is not None:
-        held = (await counts.held_of_jobs(tx, [task.job_id]))[task.job_id]
+        held = (await read.held_of_jobs(tx, [task.job_id]))[task.job_id]
         if held >= limit:
             detail = f"{held} tasks of {task.job} are claimed or running, and max_in_flight is {limit}"
             reasons.append(Reason(code="job_at_capacity", detail=detail))
     if order.room_cap is not None:
-        held = (await counts.held_in_rooms(tx, [task.room_id]))[task.room_id]
+        held = (await read.held_in_rooms(tx, [task.room_id]))[task.room_id]
         if held >= order.room_cap:
             detail = (
                 f"{held} tasks of room {task.room_id!r} are claimed or running, and room_max_in_flight is "

@@ -30,7 +30,7 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.jobs import JobRecord
-from zndraw_joblib.server.store.tasks import Move, TaskRecord, pages
+from zndraw_joblib.server.store.tasks import Move, TaskRecord, read
 from zndraw_joblib.server.store.tasks.positions import positions
 
 ReportResult = TaskResponse | ProblemException
@@ -208,7 +208,7 @@ async def page(
     tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, job: UUID | None = None
 ) -> PaginatedResponse[TaskResponse]:
     """Return one page of a room's tasks, optionally of one status and of one job."""
-    found, total = await pages.page(tx, pages.in_room(room_id, status, job), part)
+    found, total = await read.page(tx, read.in_room(room_id, status, job), part)
     found_at = await positions(tx, found)
     items = [serializers.task_response(task, found_at.get(task.id)) for task in found]
     return serializers.page_response(PaginatedResponse[TaskResponse], items, total, part)

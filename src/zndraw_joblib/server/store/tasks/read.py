@@ -1,20 +1,26 @@
-"""Read and lock tasks by id, and read their earlier attempts."""
+"""Read and lock tasks by id, count held ones, and read earlier attempts and pages."""
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import ColumnElement, and_, bindparam, func, select
 
+from zndraw_joblib.contract.messages import MAX_JSON_BYTES
+from zndraw_joblib.contract.problems import ContentTooLarge
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.pages import fetch_page, newest_first
 from zndraw_joblib.server.store.tables import Attempt, Task
 from zndraw_joblib.server.store.tasks.records import (
     CHUNK,
     FULL,
     IS_HELD,
+    Condition,
     TaskRecord,
     TaskState,
     fetch_records,
@@ -104,3 +110,65 @@ async def attempts_of(tx: Transaction, seq: int) -> list[AttemptRecord]:
     columns = [attempts.c[name] for name in AttemptRecord._fields]
     statement = select(*columns).where(attempts.c.task_seq == seq).order_by(attempts.c.n)
     return [AttemptRecord(*row) for row in await tx.execute(statement)]
+
+
+async def held_by_workers(tx: Transaction, worker_ids: Sequence[UUID]) -> Counter[UUID]:
+    """Count the tasks that each of these workers holds."""
+    return await _count_held(tx, tasks.c.worker_id, worker_ids)
+
+
+async def held_of_jobs(tx: Transaction, job_ids: Sequence[UUID]) -> Counter[UUID]:
+    """Count the held tasks of each of these jobs."""
+    return await _count_held(tx, tasks.c.job_id, job_ids)
+
+
+async def held_in_rooms(tx: Transaction, rooms: Sequence[str]) -> Counter[str]:
+    """Count the held tasks of each of these rooms."""
+    return await _count_held(tx, tasks.c.room_id, rooms)
+
+
+async def _count_held(tx: Transaction, column: ColumnElement[Any], values: Sequence[Any]) -> Counter[Any]:
+    if not values:
+        return Counter()
+    matching = (IS_HELD, column.in_(padded(values)))
+    rows = await tx.execute(select(column, func.count()).where(*matching).group_by(column))
+    return Counter({key: count for key, count in rows})
+
+
+MAX_PAGE_CHARACTERS = 32 * 1024**2
+# A page of so few tasks cannot exceed the bound.
+_SMALL_PAGE = MAX_PAGE_CHARACTERS // (2 * MAX_JSON_BYTES)
+
+
+def in_room(room_id: str, status: TaskStatus | None, job_id: UUID | None = None) -> Condition:
+    """Match a room's tasks, optionally of one status and of one job."""
+    wanted = [tasks.c.room_id == room_id]
+    if job_id is not None:
+        wanted.append(tasks.c.job_id == job_id)
+    if status is not None:
+        wanted.append(of_status([status]))
+    return and_(*wanted)
+
+
+async def page(tx: Transaction, wanted: Condition, part: Page) -> tuple[list[TaskRecord], int]:
+    """Return one page, newest first, and the count of all tasks that match.
+
+    Raises `ContentTooLarge` for a page with more than 32 MiB of payloads and results.
+    """
+    await _check_size(tx, wanted, part)
+    rows, total = await fetch_page(tx, tasks, FULL, wanted, part)
+    return [record_of(row) for row in rows], total
+
+
+async def _check_size(tx: Transaction, wanted: Condition, part: Page) -> None:
+    if part.limit <= _SMALL_PAGE:
+        return
+    size = func.length(tasks.c.payload) + func.coalesce(func.length(tasks.c.result), 0)
+    rows = newest_first(tasks, select(size.label("size")).where(wanted))
+    sizes = rows.limit(part.limit).offset(part.offset).subquery()
+    total = (await tx.execute(select(func.coalesce(func.sum(sizes.c.size), 0)))).scalar_one()
+    if total > MAX_PAGE_CHARACTERS:
+        raise ContentTooLarge(
+            f"limit: these {part.limit} tasks hold {total} characters of payloads and results; a page holds "
+            f"at most {MAX_PAGE_CHARACTERS}. Request fewer tasks at once"
+        )
