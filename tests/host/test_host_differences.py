@@ -1,4 +1,4 @@
-"""Hosts differ: in their sessions, their locks, their loops, their identities, their errors, their tables."""
+"""Hosts with different sessions, locks, event loops, identities, errors and tables."""
 
 import asyncio
 import uuid
@@ -51,7 +51,7 @@ class Person:
 
 @pytest.fixture
 async def engine(async_url: str) -> AsyncIterator[AsyncEngine]:
-    """Return the host's engine, on a database with the host's tables and one account."""
+    """Return the engine of the host, on a database with tables of the host and one account."""
     engine = create_async_engine(async_url)
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all)
@@ -63,7 +63,7 @@ async def engine(async_url: str) -> AsyncIterator[AsyncEngine]:
 
 
 def person_from_header(convert: Callable[[str], Any] = str) -> Callable[..., Any]:
-    """Return a dependency that believes what the header `X-Id` says."""
+    """Return a dependency that takes the identity from the header `X-Id`."""
 
     async def current_person(x_id: Annotated[str, Header()]) -> Person:
         return Person(convert(x_id), is_superuser=x_id in {"1", str(uuid.UUID(int=1))})
@@ -72,14 +72,14 @@ def person_from_header(convert: Callable[[str], Any] = str) -> Callable[..., Any
 
 
 def mounted(session_maker: Any, identity: Callable[..., Any], **options: Any) -> FastAPI:
-    """Return a host that has nothing but the queue."""
+    """Return a host with only the queue."""
     app = FastAPI()
     JobLib(session_maker=session_maker, identity=identity, **options).mount(app)
     return app
 
 
 def in_dependency(sessions: Any) -> Callable[..., Any]:
-    """Return an identity whose session is open as long as FastAPI keeps it, and commits at its end."""
+    """Return an identity whose session FastAPI keeps open, and which commits at its end."""
 
     async def open_session() -> AsyncIterator[AsyncSession]:
         async with sessions() as session:
@@ -93,7 +93,7 @@ def in_dependency(sessions: Any) -> Callable[..., Any]:
 
 
 async def test_a_lock_around_every_session_does_not_deadlock(engine: AsyncEngine, start: Start) -> None:
-    """A host may let in one session at a time, its identity's own included: all goes on, waiting too."""
+    """A host may allow one session at a time, including its identity's own."""
     maker, lock = async_sessionmaker(engine, expire_on_commit=False), asyncio.Lock()
 
     @asynccontextmanager
@@ -118,10 +118,10 @@ async def test_a_lock_around_every_session_does_not_deadlock(engine: AsyncEngine
 
 @pytest.mark.parametrize("expire", [True, False], ids=["expire", "keep"])
 @pytest.mark.parametrize("session_class", ANY_SESSION, ids=["sqlalchemy", "sqlmodel"])
-async def test_any_session_will_do(
+async def test_any_session_class_works(
     engine: AsyncEngine, start: Start, session_class: type[AsyncSession], expire: bool
 ) -> None:
-    """SQLAlchemy's or SQLModel's, and users that expire with the commit of their session or do not."""
+    """SQLAlchemy's or SQLModel's, with and without `expire_on_commit`."""
     sessions = async_sessionmaker(engine, class_=session_class, expire_on_commit=expire)
     client = await start(mounted(sessions, in_dependency(sessions)))
     assert (await run_task(client))["created_by"] == str(ADA)
@@ -129,7 +129,7 @@ async def test_any_session_will_do(
 
 @pytest.fixture
 def ask(async_url: str) -> Callable[..., httpx.Response]:
-    """Return a function that sends a request in an event loop of its own, to a host without lifespan."""
+    """Return a function that sends a request in a new event loop, to a host without a lifespan."""
     sessions = async_sessionmaker(create_async_engine(async_url, poolclass=NullPool))
 
     async def make_schema() -> None:
@@ -153,8 +153,8 @@ def ask(async_url: str) -> Callable[..., httpx.Response]:
     return send
 
 
-def test_each_request_may_have_a_loop_of_its_own(ask: Callable[..., httpx.Response]) -> None:
-    """As a host's synchronous test client drives it: every step works, waiting too."""
+def test_each_request_may_have_its_own_event_loop(ask: Callable[..., httpx.Response]) -> None:
+    """A synchronous test client works like this; waiting works too."""
     job = ask("PUT", "/rooms/lab/jobs", json=ROTATE).json()
     worker = {"worker_id": job["worker_id"]}
     # The loop is not closed while the re-check looks, which it does after 1 s and after 2.5.
@@ -171,8 +171,8 @@ def test_each_request_may_have_a_loop_of_its_own(ask: Callable[..., httpx.Respon
 
 
 @on_sqlite
-async def test_a_host_changes_settings_while_it_runs(engine: AsyncEngine, start: Start) -> None:
-    """Every request reads them anew."""
+async def test_a_host_may_change_settings_at_run_time(engine: AsyncEngine, start: Start) -> None:
+    """Every request reads them again."""
     settings = JobLibSettings()
     client = await start(
         mounted(async_sessionmaker(engine), person_from_header(), settings=settings), **{"X-Id": "7"}
@@ -201,10 +201,10 @@ async def test_a_host_changes_settings_while_it_runs(engine: AsyncEngine, start:
     ],
     ids=["int", "uuid", "text"],
 )
-async def test_an_identity_may_have_any_kind_of_id(
+async def test_an_identity_may_have_any_type_of_id(
     engine: AsyncEngine, start: Start, ids: tuple[str, ...], convert: Callable[[str], Any]
 ) -> None:
-    """Numbers, UUIDs, addresses: compared as text, each is somebody of its own."""
+    """Numbers, UUIDs and addresses are compared as text."""
     app = mounted(async_sessionmaker(engine), person_from_header(convert))
     root, ada, bob = [await start(app, **{"X-Id": name.encode("latin-1")}) for name in ids]
     job = await register(root)
@@ -219,7 +219,7 @@ async def test_an_identity_may_have_any_kind_of_id(
 
 @on_sqlite
 async def test_an_identity_that_is_none_is_refused(engine: AsyncEngine, start: Start) -> None:
-    """A host whose dependency gives None for strangers opens nothing to them."""
+    """A dependency that returns None for strangers gives them no access."""
 
     async def nobody() -> None:
         return None
@@ -230,8 +230,8 @@ async def test_an_identity_that_is_none_is_refused(engine: AsyncEngine, start: S
 
 
 @on_sqlite
-async def test_the_hosts_own_errors_keep_their_shape(engine: AsyncEngine, start: Start) -> None:
-    """Beside our routes a host answers as it always did: 404, 405, 422 and what it raises itself."""
+async def test_the_routes_of_a_host_keep_their_errors(engine: AsyncEngine, start: Start) -> None:
+    """404, 405, 422 and exceptions of the host are not changed."""
     app = mounted(async_sessionmaker(engine), person_from_header())
 
     @app.get("/own/{number}")
@@ -250,10 +250,8 @@ async def test_the_hosts_own_errors_keep_their_shape(engine: AsyncEngine, start:
 
 
 @on_sqlite
-async def test_what_a_host_raises_for_our_routes_is_answered_its_way(
-    engine: AsyncEngine, start: Start
-) -> None:
-    """An error class of the host's own, with its handler, from the identity and from a guard."""
+async def test_a_host_handles_its_own_exceptions(engine: AsyncEngine, start: Start) -> None:
+    """Its identity and its guards may raise them, and its handler answers."""
 
     class NotHere(Exception):
         pass
@@ -274,8 +272,8 @@ async def test_what_a_host_raises_for_our_routes_is_answered_its_way(
 
 
 @on_sqlite
-async def test_what_a_host_asks_of_every_request_it_asks_of_ours(engine: AsyncEngine, start: Start) -> None:
-    """Dependencies of the whole app hold for our routes too: a host may guard them all in one place."""
+async def test_dependencies_of_the_whole_app_apply(engine: AsyncEngine, start: Start) -> None:
+    """A host may guard all routes in one place."""
 
     async def gate(x_gate: Annotated[str, Header()] = "") -> None:
         if x_gate != "open":
@@ -289,8 +287,8 @@ async def test_what_a_host_asks_of_every_request_it_asks_of_ours(engine: AsyncEn
 
 
 @on_sqlite
-async def test_a_host_overrides_its_identity_in_its_tests(engine: AsyncEngine, start: Start) -> None:
-    """`app.dependency_overrides` holds for the identity as for any dependency of the host's."""
+async def test_a_host_may_override_its_identity(engine: AsyncEngine, start: Start) -> None:
+    """`app.dependency_overrides` applies to the identity as to any dependency."""
 
     async def locked_out() -> Person:
         raise HTTPException(401, "nobody gets in")
@@ -304,7 +302,7 @@ async def test_a_host_overrides_its_identity_in_its_tests(engine: AsyncEngine, s
 
 @on_sqlite
 async def test_an_app_may_be_started_again(engine: AsyncEngine) -> None:
-    """As a host's tests do with one app: after a stop and a new start who waits is woken as before."""
+    """After a stop and a new start waiting requests are woken as before."""
     app = mounted(async_sessionmaker(engine), person_from_header())
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(
@@ -324,10 +322,10 @@ async def test_an_app_may_be_started_again(engine: AsyncEngine) -> None:
 
 
 @on_sqlite
-async def test_the_routes_alone_say_what_is_missing(
+async def test_a_router_without_joblib_logs_what_is_missing(
     engine: AsyncEngine, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A router that was included without `JobLib` answers nobody, and the log says what to call."""
+    """It refuses every request, and the log names the call that is missing."""
     app = FastAPI()
     app.include_router(router)
     client = await start(app)
@@ -337,8 +335,8 @@ async def test_the_routes_alone_say_what_is_missing(
 
 
 @on_sqlite
-async def test_a_guard_names_the_room_that_is_used(engine: AsyncEngine, start: Start) -> None:
-    """What an override returns is the room, for writing and for reading."""
+async def test_a_guard_may_replace_the_room(engine: AsyncEngine, start: Start) -> None:
+    """The override returns the room for writes and for reads."""
 
     async def short(room_id: str) -> str:
         return room_id.removeprefix("room-")
@@ -354,8 +352,8 @@ async def test_a_guard_names_the_room_that_is_used(engine: AsyncEngine, start: S
 
 
 @on_sqlite
-async def test_the_hosts_middleware_does_not_disturb_who_waits(engine: AsyncEngine, start: Start) -> None:
-    """Behind a middleware that wraps every request a long-poll is woken as ever."""
+async def test_a_middleware_of_the_host_delays_no_waiter(engine: AsyncEngine, start: Start) -> None:
+    """A long-poll behind a middleware is woken as usual."""
     app = mounted(async_sessionmaker(engine), person_from_header())
 
     @app.middleware("http")
@@ -374,8 +372,8 @@ async def test_the_hosts_middleware_does_not_disturb_who_waits(engine: AsyncEngi
 
 
 @on_sqlite
-async def test_a_host_may_stand_anywhere(engine: AsyncEngine, start: Start) -> None:
-    """In an app mounted under a path, and beside routers that come before and after."""
+async def test_the_queue_may_be_mounted_anywhere(engine: AsyncEngine, start: Start) -> None:
+    """In an app mounted under a path, before and after other routers."""
     inner = mounted(async_sessionmaker(engine), person_from_header())
     pages = APIRouter()
 
@@ -397,8 +395,8 @@ async def test_a_host_may_stand_anywhere(engine: AsyncEngine, start: Start) -> N
     assert ended["room_id"] == "lab"
 
 
-async def test_the_queue_leaves_the_hosts_tables_alone(sqlite_url: str, start: Start) -> None:
-    """Its tables have a prefix and a version of their own, beside a host's with theirs."""
+async def test_the_queue_changes_no_table_of_the_host(sqlite_url: str, start: Start) -> None:
+    """Its tables have their own prefix and their own version table."""
     engine = create_async_engine(sqlite_url.replace("sqlite:", "sqlite+aiosqlite:"))
 
     def make_hosts_tables(connection: Any) -> None:

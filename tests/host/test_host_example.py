@@ -1,4 +1,4 @@
-"""The example of a host, at work: its users, its rooms, its rules."""
+"""The example of a host: its users, rooms and rules."""
 
 from types import ModuleType
 
@@ -20,15 +20,15 @@ async def people(host_app: ModuleType, async_url: str, start: Start) -> list[htt
     return [await start(app, **{"X-Key": key}) for key in keys]
 
 
-async def test_a_task_goes_its_way_in_a_host(people: list[httpx.AsyncClient]) -> None:
-    """Register, submit, claim, report and read, as one of the host's users."""
+async def test_a_task_runs_in_a_host(people: list[httpx.AsyncClient]) -> None:
+    """A user of the host registers, submits, claims, reports and reads."""
     _, ada, _ = people
     ended = await run_task(ada)
     assert ended["created_by"] == "2"
 
 
-async def test_the_hosts_users_are_the_queues(people: list[httpx.AsyncClient]) -> None:
-    """No key is 401, with the host's own challenge; the host's superuser is the queue's."""
+async def test_the_users_of_the_host_are_the_users_of_the_queue(people: list[httpx.AsyncClient]) -> None:
+    """Without a key 401 with the host's challenge; the host's superuser is a superuser."""
     root, ada, _ = people
     for key in ("", "unknown"):
         answer = await ada.get(f"{V1}/workers", headers={"X-Key": key})
@@ -41,7 +41,7 @@ async def test_the_hosts_users_are_the_queues(people: list[httpx.AsyncClient]) -
 
 
 async def test_a_submitter_cancels_in_a_host(people: list[httpx.AsyncClient]) -> None:
-    """Its own task and nobody else's."""
+    """Its own task and no other user's."""
     root, ada, bob = people
     job = await register(root)
     task = await submit(ada, job)
@@ -49,8 +49,8 @@ async def test_a_submitter_cancels_in_a_host(people: list[httpx.AsyncClient]) ->
     assert (await report(ada, task, "cancelled")).json()["status"] == "cancelled"
 
 
-async def test_a_locked_room_takes_no_changes(people: list[httpx.AsyncClient]) -> None:
-    """423 as a problem for registering and submitting; reading and finishing go on."""
+async def test_a_locked_room_refuses_changes(people: list[httpx.AsyncClient]) -> None:
+    """423 as a problem for registrations and submissions; reads and reports continue."""
     root, ada, bob = people
     job = await register(bob, room="lab")
     task = await submit(ada, job)
@@ -72,7 +72,7 @@ async def test_a_locked_room_takes_no_changes(people: list[httpx.AsyncClient]) -
 
 
 async def test_a_private_room_does_not_exist_for_others(people: list[httpx.AsyncClient]) -> None:
-    """404 for every read and write of it, a task read by its id included; its owner sees it all."""
+    """404 for every request of other users, also for a task by its id; its owner sees all."""
     root, ada, bob = people
     job = await register(root)
     assert (await ada.put("/rooms/den", json={"is_private": True})).status_code == 200
@@ -92,8 +92,8 @@ async def test_a_private_room_does_not_exist_for_others(people: list[httpx.Async
     assert claimed["id"] == task["id"]
 
 
-async def test_the_hosts_own_routes_use_the_queues_rules(people: list[httpx.AsyncClient]) -> None:
-    """What the host raises of ours is a problem, because the host has asked for it."""
+async def test_routes_of_the_host_may_use_the_rules_of_the_queue(people: list[httpx.AsyncClient]) -> None:
+    """Its problems are formatted because the host installed the handler."""
     _, ada, bob = people
     answer = await ada.put("/rooms/a:b", json={})
     assert (answer.status_code, answer.json()["type"]) == (400, "/v1/problems/invalid-room-id")

@@ -1,4 +1,4 @@
-"""What a body may weigh and hold: too large is 413, no JSON is 422, what is taken comes back as it was."""
+"""Limits and contents of request bodies: too large is 413, invalid JSON 422, valid JSON returns unchanged."""
 
 import json
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def sized(size: int, fill: str = "x") -> dict[str, str]:
-    """Return an object of exactly so many bytes as compact JSON."""
+    """Return an object of exactly this many bytes as compact JSON."""
     room = size - len('{"x":""}')
     text = fill * (room // len(fill.encode()))
     return {"x": text + "x" * (room - len(text.encode()))}
@@ -23,18 +23,18 @@ def sized(size: int, fill: str = "x") -> dict[str, str]:
 
 @pytest.fixture
 async def job(client: httpx.AsyncClient) -> dict[str, Any]:
-    """Register a job that takes any payload."""
+    """Register a job that accepts any payload."""
     return await register(client)
 
 
 @pytest.fixture
 def url(job: dict[str, Any]) -> str:
-    """Return where the job is called."""
+    """Return the URL for submissions of the job."""
     return f"{V1}/rooms/lab/tasks/{job['full_name']}"
 
 
-async def test_a_payload_weighs_a_mebibyte_at_most(client: httpx.AsyncClient, url: str) -> None:
-    """The last byte that fits is taken and comes back; one more is 413, and nothing is queued."""
+async def test_a_payload_has_at_most_one_mebibyte(client: httpx.AsyncClient, url: str) -> None:
+    """One byte more is 413, and no task is submitted."""
     for fill in ("x", "é", "名"):
         answer = await client.post(url, json={"payload": sized(MIB, fill)})
         assert (answer.status_code, answer.json().get("payload")) == (202, sized(MIB, fill))
@@ -45,8 +45,8 @@ async def test_a_payload_weighs_a_mebibyte_at_most(client: httpx.AsyncClient, ur
 
 
 @on_sqlite
-async def test_escapes_weigh_what_they_stand_for(client: httpx.AsyncClient, url: str) -> None:
-    """A payload that fits is taken however its text is escaped: clients may write ASCII only."""
+async def test_escapes_count_as_the_characters_they_encode(client: httpx.AsyncClient, url: str) -> None:
+    """Clients may send ASCII only."""
     for fill in ("é", "名"):
         body = json.dumps({"payload": sized(MIB, fill)}, ensure_ascii=True)
         answer = await client.post(url, content=body, headers=JSON)
@@ -54,8 +54,8 @@ async def test_escapes_weigh_what_they_stand_for(client: httpx.AsyncClient, url:
 
 
 @on_sqlite
-async def test_a_schema_weighs_a_mebibyte_at_most(client: httpx.AsyncClient) -> None:
-    """413 beyond, and no job, no worker."""
+async def test_a_schema_has_at_most_one_mebibyte(client: httpx.AsyncClient) -> None:
+    """A larger schema is 413; no job and no worker is registered."""
     body = {"category": "modifiers", "name": "Big"}
     answer = await client.put(f"{V1}/rooms/lab/jobs", json={**body, "schema": sized(MIB + 1)})
     expect_problem(answer, 413, "content-too-large")
@@ -64,8 +64,8 @@ async def test_a_schema_weighs_a_mebibyte_at_most(client: httpx.AsyncClient) -> 
     assert (answer.status_code, answer.json()["schema"]) == (201, sized(MIB))
 
 
-async def test_a_result_weighs_a_mebibyte_at_most(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
-    """413 beyond; the task runs on, and may end with less."""
+async def test_a_result_has_at_most_one_mebibyte(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
+    """A larger result is 413; the task keeps running and may end with a smaller one."""
     await submit(client, job)
     task = await claim(client, job["worker_id"])
     await report(client, task, "running")
@@ -75,8 +75,8 @@ async def test_a_result_weighs_a_mebibyte_at_most(client: httpx.AsyncClient, job
 
 
 @on_sqlite
-async def test_no_body_is_read_to_its_end_that_is_too_large(client: httpx.AsyncClient, url: str) -> None:
-    """413 as soon as the limit is passed, whether the length was announced or not."""
+async def test_a_body_that_is_too_large_is_not_read_completely(client: httpx.AsyncClient, url: str) -> None:
+    """The server answers 413 at the limit, whether the length was announced or not."""
     sent = 0
 
     async def stream() -> AsyncIterator[bytes]:
@@ -90,8 +90,8 @@ async def test_no_body_is_read_to_its_end_that_is_too_large(client: httpx.AsyncC
     expect_problem(await client.post(url, content=b" " * (8 * MIB), headers=JSON), 413, "content-too-large")
 
 
-async def test_a_long_error_is_cut_and_marked(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
-    """64 KiB stay, marked at the cut, no character halved; up to there nothing is touched."""
+async def test_a_long_error_is_truncated(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
+    """64 KiB remain with a mark at the end, and no character is split."""
     for text in ("e" * CUT, "e" * (CUT + 1), "é" * CUT, "x" + "名" * CUT, "🧪" * CUT, "e" * 500_000):
         await submit(client, job)
         task = await claim(client, job["worker_id"])
@@ -110,10 +110,10 @@ async def test_a_long_error_is_cut_and_marked(client: httpx.AsyncClient, job: di
         assert (again.status_code, again.json()["error"]) == (200, kept)
 
 
-async def test_an_error_with_odd_characters_is_kept_readable(
+async def test_control_characters_of_an_error_are_replaced(
     client: httpx.AsyncClient, job: dict[str, Any]
 ) -> None:
-    """NUL, which not every database can hold, is replaced; all else stays."""
+    """NUL is replaced, because not every database stores it; other characters stay."""
     await submit(client, job)
     task = await claim(client, job["worker_id"])
     answer = await report(client, task, "failed", error="a\x00b\x1b[31m\u2028\U0010ffff\r\n")
@@ -131,8 +131,8 @@ VALUES: list[dict[str, Any]] = [
 ]
 
 
-async def test_json_comes_back_as_it_was_sent(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
-    """Payload, result and schema keep numbers exactly, the order of keys, empty keys and nesting."""
+async def test_json_returns_unchanged(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
+    """Payload, result and schema keep numbers, the order of keys, empty keys and nesting."""
     for number, value in enumerate(VALUES):
         expected = json.dumps(value)
         task = await submit(client, job, **value)
@@ -176,8 +176,8 @@ NO_NUMBERS = [
 ]
 
 
-async def test_what_is_no_json_is_refused(client: httpx.AsyncClient, job: dict[str, Any], url: str) -> None:
-    """422 as a problem, where it is the body and where it is a field of it; nothing is written."""
+async def test_invalid_json_is_refused(client: httpx.AsyncClient, job: dict[str, Any], url: str) -> None:
+    """As a body or as a field it is 422, and the server writes no row."""
     await submit(client, job)
     task = await claim(client, job["worker_id"])
     await report(client, task, "running")
@@ -198,8 +198,10 @@ async def test_what_is_no_json_is_refused(client: httpx.AsyncClient, job: dict[s
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
 
 
-async def test_depth_is_refused_or_kept(client: httpx.AsyncClient, job: dict[str, Any], url: str) -> None:
-    """However deep a value is nested: it comes back as it was, or it is 4xx; never 500."""
+async def test_deep_nesting_is_refused_or_kept(
+    client: httpx.AsyncClient, job: dict[str, Any], url: str
+) -> None:
+    """A deeply nested value returns unchanged or is 4xx, never 500."""
     for depth in (50, 120, 180, 195, 199, 200, 201, 220, 250, 253, 254, 255, 256, 260, 300, 500, 1000):
         for text in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
             answer = await client.post(url, content=f'{{"payload":{{"x":{text}}}}}', headers=JSON)
@@ -216,15 +218,15 @@ async def test_depth_is_refused_or_kept(client: httpx.AsyncClient, job: dict[str
 
 
 @on_sqlite
-async def test_of_a_repeated_key_the_last_counts(client: httpx.AsyncClient, url: str) -> None:
-    """As JSON parsers do."""
+async def test_the_last_of_repeated_keys_counts(client: httpx.AsyncClient, url: str) -> None:
+    """JSON parsers behave like this."""
     answer = await client.post(url, content=b'{"payload":{"a":1},"payload":{"a":2,"a":3}}', headers=JSON)
     assert (answer.status_code, answer.json()["payload"]) == (202, {"a": 3})
 
 
 @on_sqlite
-async def test_every_answer_is_strict_json(client: httpx.AsyncClient, url: str) -> None:
-    """Whatever becomes of a number that is too large for a float, no answer says NaN or Infinity."""
+async def test_every_response_is_strict_json(client: httpx.AsyncClient, url: str) -> None:
+    """A number that is too large for a float never becomes NaN or Infinity."""
     answer = await client.post(url, content=b'{"payload":{"a":1e400}}', headers=JSON)
     listed = await client.get(f"{V1}/rooms/lab/tasks")
     for text in (answer.text, listed.text):
@@ -232,8 +234,8 @@ async def test_every_answer_is_strict_json(client: httpx.AsyncClient, url: str) 
 
 
 @on_sqlite
-async def test_a_body_is_json_by_its_content_or_refused(client: httpx.AsyncClient, url: str) -> None:
-    """Another content type is 4xx or is read as JSON; it is never 500."""
+async def test_another_content_type_is_refused_or_read_as_json(client: httpx.AsyncClient, url: str) -> None:
+    """It is 4xx or works, never 500."""
     for kind in (
         "text/plain",
         "application/x-www-form-urlencoded",

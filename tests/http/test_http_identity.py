@@ -1,4 +1,4 @@
-"""Closed by default: nothing is answered without an identity."""
+"""Every endpoint needs an identity."""
 
 import re
 
@@ -21,7 +21,7 @@ VALUES = {
 
 
 def operations(app: FastAPI) -> list[tuple[str, str]]:
-    """Return method and address of everything under the prefix."""
+    """Return the method and the path of every operation under the prefix."""
     return [
         (method.upper(), re.sub(r"{(\w+)}", lambda found: VALUES[found[1]], path))
         for path, methods in app.openapi()["paths"].items()
@@ -31,10 +31,10 @@ def operations(app: FastAPI) -> list[tuple[str, str]]:
 
 
 @on_sqlite
-async def test_without_an_identity_nothing_is_answered(
+async def test_every_operation_needs_an_identity(
     client: httpx.AsyncClient, app: FastAPI, as_user: AsUser
 ) -> None:
-    """Reads too: 401 as a problem, which says how to identify oneself."""
+    """Reads too: the problem 401 explains how to authenticate."""
     nobody = await as_user()
     job = await register(client)
     await submit(client, job)
@@ -51,8 +51,8 @@ async def test_without_an_identity_nothing_is_answered(
 
 
 @on_sqlite
-async def test_nobody_learns_anything_before_the_401(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """The identity is asked for first: before the room, the shape of the body, its size and its JSON."""
+async def test_the_identity_is_checked_first(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """It is checked before the room and before the shape, the size and the JSON of the body."""
     nobody = await as_user()
     await register(client)
     for url in (f"{V1}/rooms/a:b/tasks/x", f"{V1}/rooms/lab/tasks/@global:modifiers:Rotate"):
@@ -64,17 +64,17 @@ async def test_nobody_learns_anything_before_the_401(client: httpx.AsyncClient, 
 
 
 @on_sqlite
-async def test_a_revoked_token_opens_nothing(
+async def test_a_revoked_token_is_refused(
     client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime
 ) -> None:
-    """A token that was removed before its first use is as unknown as any."""
+    """A token that was removed before its first use is refused like an unknown one."""
     ada = await as_user("ada")
     await runtime.write(tokens.remove, name="ada")
     expect_problem(await ada.get(f"{V1}/workers"), 401, "unauthorized")
 
 
 @on_sqlite
-async def test_the_scheme_of_a_token_has_no_case(client: httpx.AsyncClient, as_user: AsUser) -> None:
+async def test_the_scheme_of_a_token_ignores_case(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """`bearer` and `BEARER` are the same scheme."""
     nobody = await as_user()
     token = client.headers["authorization"].split()[1]
@@ -84,7 +84,7 @@ async def test_the_scheme_of_a_token_has_no_case(client: httpx.AsyncClient, as_u
 
 
 async def test_identities_are_compared_as_text(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """Two names that differ in case or in a digit are two people."""
+    """Names that differ in case or in one digit are different users."""
     ada, other, number = await as_user("ada"), await as_user("Ada"), await as_user("1")
     worker = (await ada.post(f"{V1}/workers")).json()
     for stranger in (other, number):
@@ -92,15 +92,15 @@ async def test_identities_are_compared_as_text(client: httpx.AsyncClient, as_use
 
 
 @on_sqlite
-async def test_health_and_problem_pages_are_open(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """A load balancer has no token, nor has who follows a problem's type."""
+async def test_health_and_problem_pages_need_no_identity(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """Load balancers and readers of a problem's type have no token."""
     nobody = await as_user()
     for url in ("/health/live", "/health/ready", "/v1/problems/unauthorized"):
         assert (await nobody.get(url)).status_code == 200
 
 
 @on_sqlite
-async def test_nobody_passes_for_the_server(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """The name under which internal tasks run is no user's."""
+async def test_no_user_has_the_id_of_the_server(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """The owner id of internal workers is reserved."""
     impostor = await as_user("@internal")
     expect_problem(await impostor.get(f"{V1}/workers"), 403, "forbidden")

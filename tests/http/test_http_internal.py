@@ -1,4 +1,4 @@
-"""Jobs that run inside the server: claimed before the broker hears of them, never by a remote worker."""
+"""Internal jobs: tasks are claimed before their dispatch, and never by a remote worker."""
 
 import asyncio
 from typing import Any
@@ -24,7 +24,7 @@ class Broker:
         self.act = act
 
     async def kiq(self, **call: Any) -> None:
-        """Take one call."""
+        """Record one call."""
         self.calls.append(call)
         if self.act is not None:
             await self.act(call["task_id"])
@@ -38,7 +38,7 @@ async def job(client: httpx.AsyncClient) -> dict[str, Any]:
 
 @pytest.fixture
 def broker(app: FastAPI) -> Broker:
-    """Give the server an executor for it."""
+    """Give the server an executor for the job."""
     broker = Broker()
     app.state.internal_registry = InternalRegistry({NAME: broker})
     return broker
@@ -46,7 +46,7 @@ def broker(app: FastAPI) -> Broker:
 
 @on_sqlite
 async def test_an_internal_job_has_no_remote_worker(client: httpx.AsyncClient) -> None:
-    """Registering it links none, whether one is named or not, and makes none."""
+    """A registration creates and links no worker, whether it names one or not."""
     worker = (await client.post(f"{V1}/workers")).json()
     for worker_id in (None, worker["id"]):
         job = await register(client, room="@internal", worker_id=worker_id)
@@ -55,16 +55,16 @@ async def test_an_internal_job_has_no_remote_worker(client: httpx.AsyncClient) -
     assert [(w["id"], w["job_count"]) for w in page["items"]] == [(worker["id"], 0)]
 
 
-async def test_without_an_executor_nothing_is_queued(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
-    """503 in its own kind, before anything is written."""
+async def test_a_job_without_an_executor_is_503(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
+    """The server writes no row."""
     expect_problem(await client.post(SUBMIT, json={}), 503, "internal-job-not-configured")
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 0
 
 
-async def test_an_internal_task_is_claimed_before_it_is_handed_on(
+async def test_an_internal_task_is_claimed_before_its_dispatch(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Emission]
 ) -> None:
-    """202 and `claimed`, by no worker; one call of the broker with the contract's arguments; one event."""
+    """202 with `claimed` and no worker; one call of the broker; one event."""
     seen: list[dict[str, Any]] = []
 
     async def look(task_id: str) -> None:
@@ -94,17 +94,17 @@ async def test_an_internal_task_is_claimed_before_it_is_handed_on(
 async def test_no_remote_worker_gets_an_internal_task(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Emission]
 ) -> None:
-    """Not by a claim, and no worker is told that there is one."""
+    """No claim returns it, and no worker is notified of it."""
     remote = await register(client, "Remote")
     await submit(client, job)
     assert await claim(client, remote["worker_id"]) is None
     assert not [told for told in events if isinstance(told.event, TaskAvailable)]
 
 
-async def test_an_executor_may_be_quicker_than_the_answer(
+async def test_an_executor_may_finish_before_the_response(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker
 ) -> None:
-    """It runs and completes the task while the server still hands it on; the end is not undone."""
+    """It completes the task during the dispatch; the end stays."""
 
     async def execute(task_id: str) -> None:
         for status in ("running", "completed"):
@@ -118,10 +118,10 @@ async def test_an_executor_may_be_quicker_than_the_answer(
     assert (after["status"], after["result"]) == ("completed", "done")
 
 
-async def test_a_task_that_could_not_be_handed_on_has_failed(
+async def test_a_failed_dispatch_fails_the_task(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, events: list[Emission]
 ) -> None:
-    """202 with `failed` and the pinned text, and the room is told of that too; the next one goes through."""
+    """202 with `failed` and the text of the contract, and an event; the next task is dispatched."""
 
     async def refuse(task_id: str) -> None:
         raise ConnectionError("secret address of the broker")
@@ -143,10 +143,10 @@ async def test_a_task_that_could_not_be_handed_on_has_failed(
 
 
 @on_sqlite
-async def test_a_broker_that_fails_after_the_fact_undoes_nothing(
+async def test_a_late_error_of_the_broker_changes_no_task(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker
 ) -> None:
-    """The executor got the task and reported; the broker's late error changes nothing."""
+    """The executor has received and reported the task before."""
 
     async def execute_and_fail(task_id: str) -> None:
         await report(client, {"id": task_id}, "running")
@@ -158,10 +158,10 @@ async def test_a_broker_that_fails_after_the_fact_undoes_nothing(
     assert (await report(client, task, "completed")).json()["status"] == "completed"
 
 
-async def test_a_slow_broker_stops_nobody_else(
+async def test_a_slow_broker_delays_no_other_request(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker
 ) -> None:
-    """While it is being handed on no transaction is open: others are written and read."""
+    """No transaction is open during the dispatch."""
     release, entered = asyncio.Event(), asyncio.Event()
 
     async def linger(task_id: str) -> None:
@@ -184,17 +184,17 @@ async def test_a_slow_broker_stops_nobody_else(
 async def test_an_internal_job_stays_without_workers(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker
 ) -> None:
-    """It is no orphan, whatever ends."""
+    """The end of its tasks does not delete it."""
     task = await submit(client, job)
     await report(client, task, "cancelled")
     assert (await client.get(f"{V1}/rooms/lab/jobs/{NAME}")).status_code == 200
 
 
 @on_sqlite
-async def test_who_reports_on_an_internal_task(
+async def test_permissions_to_report_on_an_internal_task(
     client: httpx.AsyncClient, job: dict[str, Any], broker: Broker, as_user: AsUser
 ) -> None:
-    """A superuser does; its submitter may cancel it; others may not touch it."""
+    """A superuser may report, the submitter may cancel, other users are refused."""
     ada, eve = await as_user("ada"), await as_user("eve")
     task = await submit(ada, job)
     body = expect_problem(await report(eve, task, "running"), 403, "forbidden")

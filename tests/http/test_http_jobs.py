@@ -1,4 +1,4 @@
-"""Jobs over HTTP: J1-J4 of the contract, and which room sees which job."""
+"""Jobs over HTTP: registration, lists, names and visibility."""
 
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,7 @@ ROTATE = {"category": "modifiers", "name": "Rotate"}
 
 
 async def test_a_new_job_gets_a_worker(client: httpx.AsyncClient, events: list[Emission]) -> None:
-    """J1: 201 with all fields of the job and the worker that was made for it; its room is told."""
+    """201 with all fields of the job and a new worker; the room is notified."""
     schema = {"type": "object", "properties": {"angle": {"type": "number"}}}
     answer = await client.put(JOBS, json={**ROTATE, "schema": schema, "colour": "unknown"})
     assert answer.status_code == 201
@@ -40,7 +40,7 @@ async def test_a_new_job_gets_a_worker(client: httpx.AsyncClient, events: list[E
 
 
 async def test_registering_again_changes_nothing(client: httpx.AsyncClient, events: list[Emission]) -> None:
-    """J1: 200 with the same job where the schema is equal, in whatever order; the room is told again."""
+    """200 with the same job if the schema is equal, in any order of keys; the room is notified again."""
     first = await register(client, room="lab", schema={"a": {"x": 1}, "b": [2]})
     for worker_id in (first["worker_id"], None):
         body = {**ROTATE, "schema": {"b": [2], "a": {"x": 1}}, "worker_id": worker_id}
@@ -51,8 +51,8 @@ async def test_registering_again_changes_nothing(client: httpx.AsyncClient, even
     assert events == [(JobsInvalidate(), "room:lab")] * 3
 
 
-async def test_a_hidden_job_comes_back_with_the_new_schema(client: httpx.AsyncClient) -> None:
-    """J1: 201 again, the same id, the schema replaced."""
+async def test_a_deleted_job_is_restored_with_the_new_schema(client: httpx.AsyncClient) -> None:
+    """201 with the same id."""
     first = await register(client, room="lab", schema={"type": "object"})
     await client.delete(f"{V1}/workers/{first['worker_id']}")
     answer = await client.put(JOBS, json={**ROTATE, "schema": {"title": "new"}})
@@ -64,7 +64,7 @@ async def test_a_hidden_job_comes_back_with_the_new_schema(client: httpx.AsyncCl
 
 @on_sqlite
 async def test_reserved_rooms_are_for_superusers(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """J1: `@global` and `@internal` need a superuser (403); other rooms take anybody's jobs."""
+    """Only superusers register in `@global` and `@internal`."""
     ada = await as_user("ada")
     for room in ("@global", "@internal"):
         expect_problem(await ada.put(f"{V1}/rooms/{room}/jobs", json=ROTATE), 403, "forbidden")
@@ -73,7 +73,7 @@ async def test_reserved_rooms_are_for_superusers(client: httpx.AsyncClient, as_u
 
 
 async def test_an_active_job_keeps_its_schema(client: httpx.AsyncClient) -> None:
-    """J1: 409 with the pinned beginning for another schema; the refused worker is not made."""
+    """Another schema is 409 with the text of the contract, and no worker is created."""
     await register(client, room="lab", schema={"type": "object"})
     body = expect_problem(await client.put(JOBS, json={**ROTATE, "schema": {}}), 409, "schema-conflict")
     assert body["detail"].startswith("Schema mismatch")
@@ -81,8 +81,8 @@ async def test_an_active_job_keeps_its_schema(client: httpx.AsyncClient) -> None
     assert (await client.put(f"{V1}/rooms/attic/jobs", json={**ROTATE, "schema": {}})).status_code == 201
 
 
-async def test_a_worker_registers_its_own_jobs_only(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """J1: 404 for a worker that does not exist, and for somebody else's alike."""
+async def test_only_the_owner_registers_jobs_for_a_worker(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """An unknown worker and another user's worker are both 404."""
     ada = await as_user("ada")
     other = (await client.post(f"{V1}/workers")).json()
     for worker_id in (UNKNOWN_ID, other["id"]):
@@ -91,10 +91,8 @@ async def test_a_worker_registers_its_own_jobs_only(client: httpx.AsyncClient, a
     assert (await ada.get(JOBS)).json()["total"] == 0
 
 
-async def test_the_faults_of_a_registration_come_in_the_contracts_order(
-    client: httpx.AsyncClient, as_user: AsUser
-) -> None:
-    """J1: room 400, shape 422, right 403, category 400, schema 409, worker 404: each hides the next."""
+async def test_the_errors_of_a_registration_have_an_order(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """Room 400, shape 422, permission 403, category 400, schema 409, worker 404: each hides the next."""
     ada = await as_user("ada")
     await register(client, room="lab")
     body: dict[str, Any] = {"name": "Rotate", "schema": {"a": 1}, "worker_id": UNKNOWN_ID, "category": 5}
@@ -110,10 +108,10 @@ async def test_the_faults_of_a_registration_come_in_the_contracts_order(
 
 
 @on_sqlite
-async def test_the_allowed_categories_are_the_settings(
+async def test_allowed_categories_limits_the_categories(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
-    """J1: 400 names what is allowed; a change while the server runs holds at once."""
+    """400 lists the allowed ones; a change of the setting applies at once."""
     body = {"category": "filters", "name": "Blur"}
     refused = expect_problem(await client.put(JOBS, json=body), 400, "invalid-category")
     assert "modifiers, selections, analysis" in refused["detail"]
@@ -122,8 +120,8 @@ async def test_the_allowed_categories_are_the_settings(
     expect_problem(await client.put(JOBS, json=ROTATE), 400, "invalid-category")
 
 
-async def test_a_room_lists_its_own_and_the_reserved_rooms_jobs(client: httpx.AsyncClient) -> None:
-    """J2: newest first; a reserved room lists its own only; hidden jobs are not listed."""
+async def test_a_room_lists_its_own_and_reserved_jobs(client: httpx.AsyncClient) -> None:
+    """Newest first; a reserved room lists only its own; deleted jobs are not listed."""
     gone = await register(client, "Disconnected", room="lab")
     await client.delete(f"{V1}/workers/{gone['worker_id']}")
     jobs = [
@@ -146,8 +144,8 @@ async def test_a_room_lists_its_own_and_the_reserved_rooms_jobs(client: httpx.As
 
 
 @pytest.mark.parametrize("spelled", [str, lambda name: quote(name, safe="")], ids=["raw", "percent"])
-async def test_a_job_is_shown_under_its_full_name(client: httpx.AsyncClient, spelled: Any) -> None:
-    """J3: raw or percent-encoded, from any room where it is visible; `worker_id` is null."""
+async def test_a_job_is_found_by_its_full_name(client: httpx.AsyncClient, spelled: Any) -> None:
+    """Raw or percent-encoded, from every room that sees it; `worker_id` is null."""
     job = await register(client, room="räume 1", schema={"x": "é"})
     shown = await client.get(f"{V1}/rooms/{spelled('räume 1')}/jobs/{spelled(job['full_name'])}")
     assert (shown.status_code, shown.json()) == (200, {**job, "worker_id": None})
@@ -159,8 +157,8 @@ async def test_a_job_is_shown_under_its_full_name(client: httpx.AsyncClient, spe
 
 @on_sqlite
 @pytest.mark.parametrize("part", ["", "/tasks"], ids=["job", "tasks"])
-async def test_a_name_that_names_no_job_is_not_found(client: httpx.AsyncClient, part: str) -> None:
-    """J3, J4: 404; where the text cannot be a full name at all the detail begins as pinned."""
+async def test_an_unknown_job_name_is_not_found(client: httpx.AsyncClient, part: str) -> None:
+    """404; for an invalid full name the detail begins with the text of the contract."""
     for name in ("Rotate", "lab:Rotate"):
         body = expect_problem(await client.get(f"{JOBS}/{name}{part}"), 404, "job-not-found")
         assert body["detail"].startswith("Invalid job name format: ")
@@ -169,8 +167,10 @@ async def test_a_name_that_names_no_job_is_not_found(client: httpx.AsyncClient, 
     expect_problem(await client.get(f"{V1}/rooms/a:b/jobs/lab:modifiers:X{part}"), 400, "invalid-room-id")
 
 
-async def test_another_rooms_job_is_not_found(client: httpx.AsyncClient, settings: ServerSettings) -> None:
-    """Show, submit and history of a room's own job are 404 from elsewhere; `cross_room_jobs` allows them."""
+async def test_a_job_of_another_room_is_not_found(
+    client: httpx.AsyncClient, settings: ServerSettings
+) -> None:
+    """Reads, submissions and history are 404; `cross_room_jobs` allows them."""
     job = await register(client, room="lab")
     jobs, tasks = f"{V1}/rooms/attic/jobs/{job['full_name']}", f"{V1}/rooms/attic/tasks/{job['full_name']}"
     for _ in range(2):
@@ -185,8 +185,8 @@ async def test_another_rooms_job_is_not_found(client: httpx.AsyncClient, setting
         settings.cross_room_jobs = False
 
 
-async def test_the_tasks_of_a_job_are_those_of_the_room(client: httpx.AsyncClient) -> None:
-    """J4: one job's tasks of one room, newest first, of one status where it is asked for; unknown: 422."""
+async def test_the_tasks_of_a_job_are_listed_by_room(client: httpx.AsyncClient) -> None:
+    """Newest first, optionally of one status; an unknown status is 422."""
     job, other = await register(client), await register(client, "Scale")
     tasks = [await submit(client, job, room=room) for room in ("lab", "attic", "lab", "lab")]
     await submit(client, other)
@@ -202,8 +202,8 @@ async def test_the_tasks_of_a_job_are_those_of_the_room(client: httpx.AsyncClien
     expect_problem(await client.get(url, params={"status": "lost"}), 422, "invalid-request")
 
 
-async def test_the_history_of_a_hidden_job_is_readable(client: httpx.AsyncClient) -> None:
-    """J4: its finished tasks stay in the lists, with job, worker and all times."""
+async def test_the_history_of_a_deleted_job_is_readable(client: httpx.AsyncClient) -> None:
+    """Its finished tasks stay in the lists with job, worker and all times."""
     job = await register(client, room="lab")
     await submit(client, job)
     task = await claim(client, job["worker_id"])

@@ -1,4 +1,4 @@
-"""Names that nobody should send: every place where a client can put one, and what may stand there."""
+"""Unusual names in every place where a client can send one."""
 
 import unicodedata
 from typing import Any
@@ -30,20 +30,20 @@ NO_NAMES = [
 NAMES = ["a", "_", "A-1.2_b", "9", "名前", "ñandú", "x" * 128, "é" * 128]
 
 
-def spell(text: str) -> str:
-    """Percent-encode everything, slashes too."""
+def percent_encode(text: str) -> str:
+    """Percent-encode all characters, slashes too."""
     return quote(text, safe="")
 
 
-def refused(answer: httpx.Response) -> None:
-    """Expect any problem that is the client's fault."""
+def expect_client_error(answer: httpx.Response) -> None:
+    """Check that the answer is a 4xx problem."""
     assert 400 <= answer.status_code < 500, (answer.request.url, answer.text)
     assert answer.headers["content-type"] == "application/problem+json", answer.request.url
 
 
 @on_sqlite
-async def test_a_job_has_a_sane_name_or_none(client: httpx.AsyncClient) -> None:
-    """Registering anything else as name or category is 422, and leaves nothing behind."""
+async def test_invalid_job_names_are_refused(client: httpx.AsyncClient) -> None:
+    """Any other name or category is 422, and no row is written."""
     for text in NO_NAMES:
         for body in ({"category": "modifiers", "name": text}, {"category": text, "name": "Rotate"}):
             expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
@@ -51,8 +51,8 @@ async def test_a_job_has_a_sane_name_or_none(client: httpx.AsyncClient) -> None:
     assert (await client.get(f"{V1}/workers")).json()["total"] == 0
 
 
-async def test_a_job_is_found_under_every_name_it_may_have(client: httpx.AsyncClient) -> None:
-    """What can be registered can be shown, called and listed, with the same characters."""
+async def test_every_valid_job_name_can_be_used(client: httpx.AsyncClient) -> None:
+    """The job can be read, called and listed under the same characters."""
     combined = unicodedata.normalize("NFD", "é")
     for name in [*NAMES, combined, "क्षि", "a\u200db"]:
         body = {"category": "modifiers", "name": name}
@@ -62,15 +62,15 @@ async def test_a_job_is_found_under_every_name_it_may_have(client: httpx.AsyncCl
         assert answer.status_code == 201, name
         job = answer.json()
         assert job["name"] == name
-        shown = await client.get(f"{V1}/rooms/lab/jobs/{spell(job['full_name'])}")
+        shown = await client.get(f"{V1}/rooms/lab/jobs/{percent_encode(job['full_name'])}")
         assert shown.json() == {**job, "worker_id": None}, name
         assert (await submit(client, job))["job_name"] == job["full_name"]
-        url = f"{V1}/workers/{job['worker_id']}/jobs/{spell(job['full_name'])}"
+        url = f"{V1}/workers/{job['worker_id']}/jobs/{percent_encode(job['full_name'])}"
         assert (await client.delete(url)).status_code == 204
 
 
-async def test_rooms_may_be_called_almost_anything(client: httpx.AsyncClient) -> None:
-    """1-128 printable characters without `@`, `:` and `/`; each is a room of its own."""
+async def test_almost_any_room_name_is_valid(client: httpx.AsyncClient) -> None:
+    """1-128 printable characters without `@`, `:` and `/`; each is a separate room."""
     rooms = [
         "a",
         "a b",
@@ -88,23 +88,27 @@ async def test_rooms_may_be_called_almost_anything(client: httpx.AsyncClient) ->
     ]
     job = await register(client)
     for room in rooms:
-        answer = await client.post(f"{V1}/rooms/{spell(room)}/tasks/{spell(job['full_name'])}", json={})
+        answer = await client.post(
+            f"{V1}/rooms/{percent_encode(room)}/tasks/{percent_encode(job['full_name'])}", json={}
+        )
         assert (answer.status_code, answer.json().get("room_id")) == (202, room)
-        own = await client.put(f"{V1}/rooms/{spell(room)}/jobs", json={"category": "modifiers", "name": "X"})
+        own = await client.put(
+            f"{V1}/rooms/{percent_encode(room)}/jobs", json={"category": "modifiers", "name": "X"}
+        )
         assert own.json()["full_name"] == f"{room}:modifiers:X"
     for room in rooms:
-        page = (await client.get(f"{V1}/rooms/{spell(room)}/tasks")).json()
+        page = (await client.get(f"{V1}/rooms/{percent_encode(room)}/tasks")).json()
         assert [task["room_id"] for task in page["items"]] == [room]
-        url = f"{V1}/rooms/{spell(room)}/jobs/{spell(f'{room}:modifiers:X')}"
+        url = f"{V1}/rooms/{percent_encode(room)}/jobs/{percent_encode(f'{room}:modifiers:X')}"
         assert (await client.get(url)).status_code == 200, room
 
 
 @on_sqlite
 async def test_a_room_with_reserved_characters_is_refused(client: httpx.AsyncClient) -> None:
-    """400 with the pinned sentence, on every address of a room."""
+    """400 with the text of the contract, on every path of a room."""
     job = await register(client)
     for text in ("a@b", "@", "@Global", "a:b", ":", "@internal:x", "@global "):
-        url = f"{V1}/rooms/{spell(text)}"
+        url = f"{V1}/rooms/{percent_encode(text)}"
         answers = [
             await client.get(f"{url}/jobs"),
             await client.get(f"{url}/jobs/{job['full_name']}"),
@@ -119,8 +123,8 @@ async def test_a_room_with_reserved_characters_is_refused(client: httpx.AsyncCli
             assert body["detail"] == f"Room ID '{text}' contains invalid characters (@ or :)"
 
 
-def addresses(part: str, job: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return method and address of every place in an address where `part` may stand."""
+def paths_with(part: str, job: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the method and the path of every place where `part` may occur."""
     full, worker, name = job["full_name"], job["worker_id"], f"lab:modifiers:{part}"
     return [
         ("PUT", f"/rooms/{part}/jobs"),
@@ -149,28 +153,28 @@ def addresses(part: str, job: dict[str, Any]) -> list[tuple[str, str]]:
 BODY = {"category": "modifiers", "name": "X", "status": "cancelled"}
 
 
-async def test_hostile_text_in_an_address_is_the_clients_fault(client: httpx.AsyncClient) -> None:
-    """Control characters, NUL, 129 characters, slashes, no text at all: 4xx as a problem, never 500."""
+async def test_hostile_text_in_a_path_is_a_client_error(client: httpx.AsyncClient) -> None:
+    """Control characters, NUL, 129 characters, slashes, empty text: a 4xx problem, never 500."""
     job = await register(client)
     task = await submit(client, job)
     for text in ["", *NASTY, "\x00" * 2000, "a" * 20_000]:
-        for method, url in addresses(spell(text), job):
-            refused(await client.request(method, V1 + url, json=BODY, follow_redirects=True))
+        for method, url in paths_with(percent_encode(text), job):
+            expect_client_error(await client.request(method, V1 + url, json=BODY, follow_redirects=True))
     assert (await get_task(client, task))["status"] == "pending"
     assert (await client.get(f"{V1}/rooms/lab/jobs")).json()["total"] == 1
 
 
-async def test_an_address_that_is_no_utf_8_breaks_nothing(client: httpx.AsyncClient) -> None:
-    """Bytes that are no text never lead to a 500."""
+async def test_a_path_that_is_not_utf_8_is_no_server_error(client: httpx.AsyncClient) -> None:
+    """Invalid bytes never cause a 500."""
     job = await register(client)
     for part in ("%ff", "a%c0%80", "%ed%a0%80", "%00%ff"):
-        for method, url in addresses(part, job):
+        for method, url in paths_with(part, job):
             answer = await client.request(method, V1 + url, json=BODY, follow_redirects=True)
             assert answer.status_code < 500, url
 
 
-async def test_hostile_text_in_a_body_is_refused_or_kept_as_it_is(client: httpx.AsyncClient) -> None:
-    """Ids that are none are 422; in payload, schema and result any text is data, NUL and all."""
+async def test_hostile_text_in_a_body_is_refused_or_kept(client: httpx.AsyncClient) -> None:
+    """Invalid ids are 422; payload, schema and result may contain any text."""
     strings = [*NASTY, "", "\ud7ff", "\U0010ffff", "'; DROP TABLE joblib_task; --", "%s {0} :name $1"]
     for text in strings:
         for method, url, body in (
@@ -178,7 +182,7 @@ async def test_hostile_text_in_a_body_is_refused_or_kept_as_it_is(client: httpx.
             ("POST", "/tasks/claim", {"worker_id": text}),
             ("PATCH", f"/tasks/{text.encode().hex()}", {"status": text}),
         ):
-            refused(await client.request(method, V1 + url, json=body))
+            expect_client_error(await client.request(method, V1 + url, json=body))
     data = {text: [text, {text: text}] for text in strings}
     job = await register(client, schema={"title": "x", "default": data, "description": "\x00"})
     assert job["schema"] == {"title": "x", "default": data, "description": "\x00"}
@@ -193,7 +197,7 @@ async def test_hostile_text_in_a_body_is_refused_or_kept_as_it_is(client: httpx.
 
 @on_sqlite
 async def test_hostile_headers_are_ignored(client: httpx.AsyncClient) -> None:
-    """A header that says nothing sensible is as good as none."""
+    """An invalid header has the same effect as no header."""
     task = await submit(client, await register(client))
     for value in (b"wait=\xff", b"\xe9" * 100, b"wait=\xb2", b";;;,,,===", b"wait=3" * 2000):
         answer = await client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": value})

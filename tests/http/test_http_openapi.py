@@ -51,30 +51,30 @@ def document() -> dict[str, Any]:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """Return a document as the snapshot holds it."""
+    """Return a document in the format of the snapshot."""
     return json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 @pytest.fixture(scope="module")
 def paths() -> dict[str, Any]:
-    """Return the operations by address."""
+    """Return the operations by path."""
     found: dict[str, Any] = document()["paths"]
     return found
 
 
-def test_the_document_is_the_one_on_file() -> None:
-    """Whoever changes the API renews the snapshot, and its difference is there to be read."""
+def test_the_document_equals_the_snapshot() -> None:
+    """A change of the API must update the snapshot, so that its difference can be reviewed."""
     assert as_text(document()) == SNAPSHOT.read_text(encoding="utf-8")
 
 
-def test_every_operation_of_the_contract_is_there_and_no_other(paths: dict[str, Any]) -> None:
-    """W1-W5, J1-J4, T1-T5, taking one job off a worker, and what operators do."""
+def test_the_document_has_exactly_the_operations_of_the_contract(paths: dict[str, Any]) -> None:
+    """Workers, jobs, tasks, providers and administration."""
     found = {path: set(methods) for path, methods in paths.items() if path.startswith("/v1/joblib")}
     assert found == OPERATIONS
 
 
-def test_every_operation_says_how_to_identify_oneself(paths: dict[str, Any]) -> None:
-    """Under the prefix nothing is open, and the scheme is a bearer token."""
+def test_every_operation_documents_its_authentication(paths: dict[str, Any]) -> None:
+    """Every operation under the prefix needs a bearer token."""
     schemes = document()["components"]["securitySchemes"]
     for path in OPERATIONS:
         for method, operation in paths[path].items():
@@ -85,7 +85,7 @@ def test_every_operation_says_how_to_identify_oneself(paths: dict[str, Any]) -> 
 
 
 def test_every_operation_is_described(paths: dict[str, Any]) -> None:
-    """With a name of its own, a sentence, and the tag."""
+    """It has its own name, a description and a tag."""
     operations = [operation for path in OPERATIONS for operation in paths[path].values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations)
     for operation in operations:
@@ -93,8 +93,8 @@ def test_every_operation_is_described(paths: dict[str, Any]) -> None:
         assert operation["description"].endswith(".")
 
 
-def test_the_parameters_that_an_operation_reads_are_described(paths: dict[str, Any]) -> None:
-    """Lists take limit and offset, those of tasks a status; what can wait takes `Prefer`."""
+def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
+    """Lists take limit and offset, lists of tasks a status; operations that may wait take `Prefer`."""
     for path, methods in OPERATIONS.items():
         for method in methods:
             operation = paths[path][method]

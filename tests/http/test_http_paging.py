@@ -1,4 +1,4 @@
-"""All lists are cut into pages alike."""
+"""All lists have the same pages."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ HUGE = 10**30
 
 
 async def lists(client: httpx.AsyncClient) -> list[str]:
-    """Fill every list with five entries, made as fast as can be; return their addresses."""
+    """Fill every list with five entries as fast as possible; return their paths."""
     first = await register(client, "A", room="lab")
     for name in "BCDE":
         await register(client, name, room="lab")
@@ -20,12 +20,12 @@ async def lists(client: httpx.AsyncClient) -> list[str]:
 
 
 def key(item: dict[str, Any]) -> str:
-    """Return what tells an entry from others."""
+    """Return what identifies an entry."""
     return item.get("id") or item["full_name"]
 
 
 async def test_pages_never_repeat_or_skip(client: httpx.AsyncClient) -> None:
-    """However it is cut, a list is the same, and each page echoes what was asked."""
+    """For every page size the list is the same, and each page repeats its parameters."""
     for url in await lists(client):
         whole = (await client.get(url)).json()
         assert (whole["total"], whole["limit"], whole["offset"]) == (5, 50, 0)
@@ -39,7 +39,7 @@ async def test_pages_never_repeat_or_skip(client: httpx.AsyncClient) -> None:
 
 
 async def test_the_bounds_of_a_page(client: httpx.AsyncClient) -> None:
-    """limit 0-500, offset from 0: the ends hold, an empty page has its total; beyond is 422, never 500."""
+    """limit 0-500, offset from 0; an empty page has the total; other values are 422, never 500."""
     for url in await lists(client):
         for params, count in (
             ({"limit": 0}, 0),
@@ -56,8 +56,8 @@ async def test_the_bounds_of_a_page(client: httpx.AsyncClient) -> None:
             expect_problem(await client.get(url, params={name: value}), 422, "invalid-request")
 
 
-async def test_finished_tasks_keep_their_place(client: httpx.AsyncClient) -> None:
-    """What happens to tasks between two pages changes no order."""
+async def test_a_status_change_keeps_the_order_of_a_list(client: httpx.AsyncClient) -> None:
+    """Tasks may change between two pages."""
     job = await register(client)
     tasks = [(await submit(client, job))["id"] for _ in range(4)]
     url = f"{V1}/rooms/lab/tasks"

@@ -1,4 +1,4 @@
-"""Every error is a problem of RFC 9457, and its type is an address that explains it."""
+"""Every error is a problem of RFC 9457 whose type is the path of its description."""
 
 import asyncio
 
@@ -28,14 +28,14 @@ BREAK = {
 
 
 async def break_a_room(tx: Transaction) -> None:
-    """Let the database refuse every task of one room, for a reason that nobody foresaw."""
+    """Make the database refuse every task of one room."""
     for statement in BREAK[tx.is_sqlite]:
         await tx.execute(text(statement))
 
 
 @on_sqlite
 async def test_every_kind_of_problem_has_a_page(client: httpx.AsyncClient) -> None:
-    """`/v1/problems/<kind>` explains each in words; an unknown kind is a problem itself."""
+    """`/v1/problems/<kind>` describes each; an unknown kind is a problem itself."""
     for kind, cls in PROBLEMS.items():
         page = await client.get(cls.type_uri())
         assert page.status_code == 200, kind
@@ -49,7 +49,7 @@ async def test_every_kind_of_problem_has_a_page(client: httpx.AsyncClient) -> No
 async def test_each_error_points_to_its_page(
     client: httpx.AsyncClient, as_user: AsUser, app: FastAPI
 ) -> None:
-    """401, 403, 404, 405, 409, 413, 422: all in one media type, with a type that the server explains."""
+    """401, 403, 404, 405, 409, 413, 422 have one media type and a documented type."""
     ada, nobody = await as_user("ada"), await as_user()
     job = await register(client)
     task = await submit(client, job)
@@ -76,8 +76,8 @@ async def test_each_error_points_to_its_page(
 
 
 @on_sqlite
-async def test_addresses_that_do_not_exist_are_problems_too(client: httpx.AsyncClient) -> None:
-    """404 in the same shape under the prefix, beside it and at the root."""
+async def test_unknown_paths_are_problems_too(client: httpx.AsyncClient) -> None:
+    """404 has the same shape under the prefix, beside it and at the root."""
     for url in ("/", "/v1", V1, f"{V1}/nothing", f"{V1}/rooms/lab", f"{V1}/tasks", "/v1/problems/"):
         expect_problem(await client.get(url), 404, "not-found")
     for method in ("DELETE", "PUT", "POST"):
@@ -85,8 +85,8 @@ async def test_addresses_that_do_not_exist_are_problems_too(client: httpx.AsyncC
 
 
 @on_sqlite
-async def test_a_wrong_shape_is_told_fault_by_fault(client: httpx.AsyncClient) -> None:
-    """422 lists every fault with its place, and does not repeat what was sent."""
+async def test_a_validation_problem_lists_every_error(client: httpx.AsyncClient) -> None:
+    """422 has the place of each error and does not repeat the input."""
     body = {"category": 5, "schema": "secret-text", "worker_id": "x"}
     told = expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
     assert [fault["loc"] for fault in told["errors"]] == [
@@ -99,10 +99,8 @@ async def test_a_wrong_shape_is_told_fault_by_fault(client: httpx.AsyncClient) -
     assert "secret-text" not in str(told)
 
 
-async def test_an_unforeseen_error_is_a_problem_that_tells_nothing(
-    client: httpx.AsyncClient, runtime: Runtime
-) -> None:
-    """500 in the same shape; what broke is in the log, not in the answer; the next request is served."""
+async def test_an_unexpected_error_reveals_no_details(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """500 has the same shape; the log has the details; the next request is served."""
     job = await register(client)
     await runtime.write(break_a_room)
     answer = await client.post(f"{V1}/rooms/broken/tasks/{job['full_name']}", json={})
@@ -112,10 +110,10 @@ async def test_an_unforeseen_error_is_a_problem_that_tells_nothing(
     assert (await client.get(f"{V1}/rooms/broken/tasks")).json()["total"] == 0
 
 
-async def test_one_broken_request_does_not_break_its_neighbours(
+async def test_a_failing_request_fails_no_other_in_its_batch(
     client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
-    """Requests that share a commit share no fate: who can be served is served."""
+    """Requests that share a commit get their own results."""
     job = await register(client)
     await runtime.write(break_a_room)
     rooms = ["lab", "lab", "broken", "lab", "broken", "lab"]
@@ -128,10 +126,8 @@ async def test_one_broken_request_does_not_break_its_neighbours(
 
 
 @on_sqlite
-async def test_a_server_that_can_take_no_more_says_when_to_come_back(
-    client: httpx.AsyncClient, settings: ServerSettings
-) -> None:
-    """503 with `Retry-After` and the reason when too many wait already; without waiting all goes on."""
+async def test_too_many_waiting_requests_are_503(client: httpx.AsyncClient, settings: ServerSettings) -> None:
+    """503 has `Retry-After` and the reason; requests without a wait are served."""
     settings.max_waiting_requests = 0
     job = await register(client)
     wait = {"Prefer": "wait=5"}

@@ -1,4 +1,4 @@
-"""Providers over REST: who registers them, who reads, and what becomes of a read."""
+"""Providers over REST: registrations, provider requests and results."""
 
 import asyncio
 import hashlib
@@ -31,7 +31,9 @@ READ = f"{V1}/rooms/lab/providers/{NAME}"
 NOW = {"Prefer": "wait=0"}
 
 
-async def offer(client: httpx.AsyncClient, room: str = "lab", name: str = "home", **fields: Any) -> Any:
+async def register_provider(
+    client: httpx.AsyncClient, room: str = "lab", name: str = "home", **fields: Any
+) -> Any:
     """Register a provider and return it."""
     body = {"category": "files", "name": name, **fields}
     answer = await client.put(f"{V1}/rooms/{room}/providers", json=body)
@@ -39,8 +41,8 @@ async def offer(client: httpx.AsyncClient, room: str = "lab", name: str = "home"
     return answer.json()
 
 
-async def take(client: httpx.AsyncClient, worker_id: str, wait: float = 0, **fields: Any) -> Any:
-    """Claim a read and return it, None where none waits."""
+async def claim_request(client: httpx.AsyncClient, worker_id: str, wait: float = 0, **fields: Any) -> Any:
+    """Claim a provider request; return it, or None if none is pending."""
     body = {"worker_id": worker_id, **fields}
     answer = await client.post(
         f"{V1}/providers/requests/claim", json=body, headers={"Prefer": f"wait={wait}"}
@@ -49,25 +51,25 @@ async def take(client: httpx.AsyncClient, worker_id: str, wait: float = 0, **fie
     return answer.json()["request"]
 
 
-async def bring(
+async def upload(
     client: httpx.AsyncClient, provider: Any, request_id: str, content: Any, **headers: str
 ) -> httpx.Response:
-    """Bring a result and return the answer, whatever it is."""
+    """Upload a result; return the answer, which may be a problem."""
     url = f"{V1}/providers/{provider['id']}/results"
     return await client.post(url, content=content, headers={"X-Request-Hash": request_id, **headers})
 
 
 async def serve(client: httpx.AsyncClient, provider: Any, content: bytes, **headers: str) -> Any:
-    """Wait for one read and answer it; return it."""
-    read = await take(client, provider["worker_id"], wait=BOUND)
+    """Wait for one provider request and upload its result; return the request."""
+    read = await claim_request(client, provider["worker_id"], wait=BOUND)
     assert read is not None
-    answer = await bring(client, provider, read["request_id"], content, **headers)
+    answer = await upload(client, provider, read["request_id"], content, **headers)
     assert answer.status_code == 204, answer.text
     return read
 
 
 def hashed(**params: Any) -> str:
-    """Return the hash of parameters, as the contract has it."""
+    """Return the hash of parameters as the contract defines it."""
     return hashlib.sha256(json.dumps(params, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -75,8 +77,10 @@ def hashed(**params: Any) -> str:
 
 
 async def test_a_provider_is_registered(client: httpx.AsyncClient, events: list[Emission]) -> None:
-    """201 with all that is known of it; a worker is made for it; the room is told."""
-    provider = await offer(client, schema={"type": "object"}, content_type="text/plain; charset=utf-8")
+    """201 with all fields; a worker is created and the room is notified."""
+    provider = await register_provider(
+        client, schema={"type": "object"}, content_type="text/plain; charset=utf-8"
+    )
     assert provider["full_name"] == NAME
     assert (provider["room_id"], provider["category"], provider["name"]) == ("lab", "files", "home")
     assert provider["schema"] == {"type": "object"}
@@ -87,9 +91,9 @@ async def test_a_provider_is_registered(client: httpx.AsyncClient, events: list[
     assert [(told.event.event_name, told.room) for told in events] == [("providers_invalidate", "room:lab")]
 
 
-async def test_registering_again_replaces_it(client: httpx.AsyncClient) -> None:
-    """200, the same id and time, with the new schema, content type and worker."""
-    first = await offer(client)
+async def test_a_second_registration_replaces_the_first(client: httpx.AsyncClient) -> None:
+    """200 with the same id and time, and the new schema, content type and worker."""
+    first = await register_provider(client)
     answer = await client.put(
         f"{V1}/rooms/lab/providers",
         json={"category": "files", "name": "home", "schema": {"x": 1}, "content_type": "image/png"},
@@ -102,27 +106,29 @@ async def test_registering_again_replaces_it(client: httpx.AsyncClient) -> None:
     assert (await client.get(f"{READ}/info")).json() == second
 
 
-async def test_who_may_register_where(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """Reserved rooms are for superusers; what belongs to somebody else is left alone, but by superusers."""
+async def test_permissions_to_register_a_provider(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """Only superusers register in reserved rooms or replace another user's provider."""
     ada, eve = await as_user("ada"), await as_user("eve")
     for room in ("@global", "@internal"):
         body = {"category": "files", "name": "home"}
         expect_problem(await ada.put(f"{V1}/rooms/{room}/providers", json=body), 403, "forbidden")
-        await offer(client, room)
-    provider = await offer(ada)
+        await register_provider(client, room)
+    provider = await register_provider(ada)
     expect_problem(
         await eve.put(f"{V1}/rooms/lab/providers", json={"category": "files", "name": "home"}),
         403,
         "forbidden",
     )
     assert (await ada.get(f"{READ}/info")).json() == provider
-    assert (await offer(client))["id"] == provider["id"]
+    assert (await register_provider(client))["id"] == provider["id"]
     expect_problem(await ada.delete(f"{V1}/providers/{provider['id']}"), 403, "forbidden")
 
 
 @on_sqlite
-async def test_a_worker_must_be_the_callers(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """404 for one that is unknown, or somebody else's; nothing is registered."""
+async def test_only_the_owner_registers_providers_for_a_worker(
+    client: httpx.AsyncClient, as_user: AsUser
+) -> None:
+    """An unknown worker or another user's worker is 404, and no provider is registered."""
     ada = await as_user("ada")
     others = (await client.post(f"{V1}/workers")).json()["id"]
     for worker_id in (UNKNOWN_ID, others):
@@ -146,8 +152,10 @@ async def test_a_worker_must_be_the_callers(client: httpx.AsyncClient, as_user: 
         {"worker_id": "me"},
     ],
 )
-async def test_a_bad_registration_names_its_fault(client: httpx.AsyncClient, fields: dict[str, Any]) -> None:
-    """422, with the place; nothing is registered."""
+async def test_an_invalid_registration_names_the_field(
+    client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    """422 with the place of the error; no provider is registered."""
     body = {"category": "files", "name": "home", **fields}
     said = expect_problem(await client.put(f"{V1}/rooms/lab/providers", json=body), 422, "invalid-request")
     assert next(iter(fields)) in said["detail"]
@@ -155,11 +163,11 @@ async def test_a_bad_registration_names_its_fault(client: httpx.AsyncClient, fie
 
 
 @on_sqlite
-async def test_categories_are_free_unless_they_are_listed(
+async def test_allowed_provider_categories_limits_the_categories(
     client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
-    """`allowed_provider_categories` is read at each request."""
-    await offer(client)
+    """The setting is read at each request."""
+    await register_provider(client)
     runtime.settings.allowed_provider_categories = ["frames"]
     body = {"category": "files", "name": "other"}
     expect_problem(await client.put(f"{V1}/rooms/lab/providers", json=body), 400, "invalid-category")
@@ -167,9 +175,9 @@ async def test_categories_are_free_unless_they_are_listed(
 
 
 @on_sqlite
-async def test_a_host_guards_its_rooms(client: httpx.AsyncClient, app: FastAPI) -> None:
-    """Registration asks whether the room may be written, lists and reads whether it may be read."""
-    await offer(client)
+async def test_the_room_guards_of_a_host_apply(client: httpx.AsyncClient, app: FastAPI) -> None:
+    """Registrations check that the room is writable, lists and requests that it is readable."""
+    await register_provider(client)
 
     def locked() -> str:
         from fastapi import HTTPException
@@ -187,8 +195,8 @@ async def test_a_host_guards_its_rooms(client: httpx.AsyncClient, app: FastAPI) 
     app.dependency_overrides.clear()
 
 
-async def test_many_register_the_same_at_once(client: httpx.AsyncClient) -> None:
-    """One is the first; none fails; one worker answers in the end, and all are registered."""
+async def test_concurrent_registrations_of_one_provider(client: httpx.AsyncClient) -> None:
+    """None fails; one worker is active, and all are registered."""
     body = {"category": "files", "name": "home"}
     answers = await asyncio.gather(*[client.put(f"{V1}/rooms/lab/providers", json=body) for _ in range(20)])
     assert sorted(answer.status_code for answer in answers) == [200] * 19 + [201]
@@ -200,10 +208,10 @@ async def test_many_register_the_same_at_once(client: httpx.AsyncClient) -> None
 # P2, P3: lists
 
 
-async def test_a_room_sees_its_own_and_the_global_ones(client: httpx.AsyncClient) -> None:
-    """In lists and by name; `@global` sees its own alone; what is not seen is not found."""
-    mine = await offer(client)
-    everybodys = await offer(client, "@global")
+async def test_a_room_sees_its_own_and_global_providers(client: httpx.AsyncClient) -> None:
+    """`@global` sees only its own; an invisible provider is 404."""
+    mine = await register_provider(client)
+    everybodys = await register_provider(client, "@global")
     listed = {
         room: [
             found["full_name"] for found in (await client.get(f"{V1}/rooms/{room}/providers")).json()["items"]
@@ -224,9 +232,9 @@ async def test_a_room_sees_its_own_and_the_global_ones(client: httpx.AsyncClient
 
 
 @on_sqlite
-async def test_cross_room_opens_all_rooms(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    """With `cross_room_jobs`, as the package before had it."""
-    provider = await offer(client)
+async def test_cross_room_jobs_covers_providers(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """With the setting every room sees all providers, as in version 0.1.7."""
+    provider = await register_provider(client)
     runtime.settings.cross_room_jobs = True
     assert (await client.get(f"{V1}/rooms/attic/providers/{NAME}/info")).json() == provider
 
@@ -234,7 +242,7 @@ async def test_cross_room_opens_all_rooms(client: httpx.AsyncClient, runtime: Ru
 @on_sqlite
 async def test_a_list_of_providers_has_pages(client: httpx.AsyncClient) -> None:
     """Newest first, each once, with the total."""
-    made = [(await offer(client, name=f"p{n}"))["full_name"] for n in range(7)]
+    made = [(await register_provider(client, name=f"p{n}"))["full_name"] for n in range(7)]
     found: list[str] = []
     for offset in range(0, 8, 2):
         params = {"limit": 2, "offset": offset}
@@ -248,9 +256,9 @@ async def test_a_list_of_providers_has_pages(client: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "name", ["home", "files:home", "lab:files:none", "lab:fi les:home", "a@b:files:home"]
 )
-async def test_what_cannot_be_found(client: httpx.AsyncClient, name: str) -> None:
-    """404 in its own kind, for the information and for a read."""
-    await offer(client)
+async def test_an_unknown_provider_is_not_found(client: httpx.AsyncClient, name: str) -> None:
+    """404 for its information and for a request."""
+    await register_provider(client)
     for end in ("", "/info"):
         expect_problem(await client.get(f"{V1}/rooms/lab/providers/{name}{end}"), 404, "provider-not-found")
 
@@ -258,11 +266,11 @@ async def test_what_cannot_be_found(client: httpx.AsyncClient, name: str) -> Non
 # P4, P6: reads
 
 
-async def test_a_read_is_answered_by_whoever_claims_it(
+async def test_the_worker_that_claims_a_request_answers_it(
     client: httpx.AsyncClient, events: list[Emission]
 ) -> None:
-    """The bytes, the provider's content type, one request to its room by the hash of the parameters."""
-    provider = await offer(client, content_type="text/csv")
+    """The caller gets bytes and content type; the room gets one event with the hash of the parameters."""
+    provider = await register_provider(client, content_type="text/csv")
     events.clear()
     url, headers = f"{READ}?b=2&a=1", {"Prefer": "wait=7"}
     answer, read = await asyncio.gather(
@@ -282,26 +290,26 @@ async def test_a_read_is_answered_by_whoever_claims_it(
     ]
 
 
-async def test_what_was_read_is_read_once(client: httpx.AsyncClient, events: list[Emission]) -> None:
-    """The second time it comes from the cache, at once, in any order of the parameters, and asks nobody."""
-    provider = await offer(client)
+async def test_a_result_is_cached(client: httpx.AsyncClient, events: list[Emission]) -> None:
+    """The second request is answered from the cache, with the parameters in any order."""
+    provider = await register_provider(client)
     await asyncio.gather(client.get(f"{READ}?a=1&b=2"), serve(client, provider, b"{}"))
     events.clear()
     answer = await client.get(f"{READ}?b=2&a=1", headers={"Prefer": "wait=5"})
     assert (answer.status_code, answer.content) == (200, b"{}")
     assert "preference-applied" not in answer.headers
     assert events == []
-    assert await take(client, provider["worker_id"]) is None
+    assert await claim_request(client, provider["worker_id"]) is None
 
 
-async def test_repeated_parameters_survive(client: httpx.AsyncClient) -> None:
-    """As a list, in their order; other orders and other counts are other reads."""
-    provider = await offer(client)
+async def test_repeated_parameters_are_a_list(client: httpx.AsyncClient) -> None:
+    """Another order or another count is another request."""
+    provider = await register_provider(client)
     queries = ["x=1&x=2", "x=2&x=1", "x=1", "x=", "x=1&y=%5B%221%22%5D", "x=%C3%A4&x=%C3%A4", ""]
     seen = {}
     for query in queries:
         expect_problem(await client.get(f"{READ}?{query}", headers=NOW), 504, "provider-timeout")
-        read = await take(client, provider["worker_id"])
+        read = await claim_request(client, provider["worker_id"])
         seen[read["request_id"]] = json.loads(read["params"])
     assert list(seen.values()) == [
         {"x": ["1", "2"]},
@@ -316,53 +324,53 @@ async def test_repeated_parameters_survive(client: httpx.AsyncClient) -> None:
 
 
 @on_sqlite
-async def test_parameters_are_bounded(client: httpx.AsyncClient) -> None:
-    """413 over 32 KiB, with the limit; nobody is asked."""
-    provider = await offer(client)
+async def test_parameters_have_at_most_32_kib(client: httpx.AsyncClient) -> None:
+    """413 names the limit; no worker is notified."""
+    provider = await register_provider(client)
     expect_problem(await client.get(READ, params={"x": "y" * 40_000}, headers=NOW), 413, "content-too-large")
     expect_problem(await client.get(READ, params={"x": "y" * 30_000}, headers=NOW), 504, "provider-timeout")
-    read = await take(client, provider["worker_id"])
+    read = await claim_request(client, provider["worker_id"])
     assert len(json.loads(read["params"])["x"]) == 30_000
 
 
-async def test_two_hundred_ask_and_the_provider_hears_once(
+async def test_two_hundred_identical_requests_reach_the_provider_once(
     client: httpx.AsyncClient, events: list[Emission]
 ) -> None:
-    """Identical reads at the same time are one; all get the same bytes."""
-    provider = await offer(client)
-    await take(client, provider["worker_id"])  # somebody is there
+    """All callers get the same bytes."""
+    provider = await register_provider(client)
+    await claim_request(client, provider["worker_id"])  # the worker is connected
     events.clear()
     reading = [
         asyncio.ensure_future(client.get(f"{READ}?x=1", headers={"Prefer": "wait=20"})) for _ in range(200)
     ]
-    read = await take(client, provider["worker_id"], wait=BOUND)
-    second = asyncio.ensure_future(take(client, provider["worker_id"], wait=1))
-    await bring(client, provider, read["request_id"], b"the same")
+    read = await claim_request(client, provider["worker_id"], wait=BOUND)
+    second = asyncio.ensure_future(claim_request(client, provider["worker_id"], wait=1))
+    await upload(client, provider, read["request_id"], b"the same")
     answers = await asyncio.gather(*reading)
     assert {(answer.status_code, answer.content) for answer in answers} == {(200, b"the same")}
     assert await second is None
     assert [told.event.event_name for told in events].count("provider_request") == 1
 
 
-async def test_a_slow_read_is_asked_for_once_by_those_who_come_again(client: httpx.AsyncClient) -> None:
-    """504 with Retry-After until it is there, however often one asks; then it comes from the cache."""
-    provider = await offer(client)
+async def test_repeated_requests_for_a_slow_result_reach_the_provider_once(client: httpx.AsyncClient) -> None:
+    """504 with Retry-After until the result arrives; then it is cached."""
+    provider = await register_provider(client)
     for _ in range(3):
         answer = await client.get(READ, headers=NOW)
         expect_problem(answer, 504, "provider-timeout")
         assert answer.headers["retry-after"] == "2"
         assert "preference-applied" not in answer.headers
-    read = await take(client, provider["worker_id"])
-    assert await take(client, provider["worker_id"]) is None
-    await bring(client, provider, read["request_id"], b"late")
+    read = await claim_request(client, provider["worker_id"])
+    assert await claim_request(client, provider["worker_id"]) is None
+    await upload(client, provider, read["request_id"], b"late")
     assert (await client.get(READ, headers=NOW)).content == b"late"
 
 
 @on_sqlite
 async def test_a_wait_is_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    """By the setting; the answer says by how much; without `Prefer` it waits for the default."""
-    provider = await offer(client)
-    await take(client, provider["worker_id"])  # somebody is there
+    """The setting bounds it, the response returns the applied wait; without `Prefer` the default applies."""
+    provider = await register_provider(client)
+    await claim_request(client, provider["worker_id"])  # the worker is connected
     runtime.settings.provider_long_poll_max_seconds = 0.2
     runtime.settings.provider_long_poll_default_seconds = 0.1
     for headers, least, most in (({"Prefer": "wait=60"}, 0.2, 3), ({}, 0.1, 3)):
@@ -372,9 +380,9 @@ async def test_a_wait_is_bounded(client: httpx.AsyncClient, runtime: Runtime) ->
         assert least <= time.monotonic() - began < most
 
 
-async def test_where_nobody_is_connected_the_answer_says_so(client: httpx.AsyncClient) -> None:
-    """503 with Retry-After, long before the wait is over: nobody has come since the registration."""
-    await offer(client)
+async def test_a_provider_without_a_connected_worker_is_503(client: httpx.AsyncClient) -> None:
+    """503 with Retry-After, long before the end of the wait."""
+    await register_provider(client)
     began = time.monotonic()
     answer = await client.get(READ, headers={"Prefer": "wait=30"})
     expect_problem(answer, 503, "provider-not-connected")
@@ -386,20 +394,20 @@ async def test_where_nobody_is_connected_the_answer_says_so(client: httpx.AsyncC
 
 
 @on_sqlite
-async def test_whoever_hangs_up_a_claim_is_connected_no_more(
+async def test_a_worker_that_closes_its_claim_is_not_connected(
     client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
-    """A claim that is held open counts as connected; once its client is gone, readers hear of it soon."""
-    provider = await offer(client)
+    """An open claim counts as connected; after it is closed, callers are soon refused."""
+    provider = await register_provider(client)
     with pytest.raises(httpx.ReadTimeout):
-        await _hang_up(client, provider["worker_id"])
+        await _close_waiting_claim(client, provider["worker_id"])
     began = time.monotonic()
     expect_problem(await client.get(READ, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
     assert time.monotonic() - began < BOUND
 
 
-async def _hang_up(client: httpx.AsyncClient, worker_id: str) -> None:
-    """Claim over ASGI, and hang up while the claim sleeps."""
+async def _close_waiting_claim(client: httpx.AsyncClient, worker_id: str) -> None:
+    """Send a claim over ASGI and disconnect while it waits."""
     app = client._transport.app
     body = json.dumps({"worker_id": worker_id}).encode()
     headers = [
@@ -433,9 +441,9 @@ async def _hang_up(client: httpx.AsyncClient, worker_id: str) -> None:
     raise httpx.ReadTimeout("hung up")
 
 
-async def test_a_failed_read_reaches_the_caller(client: httpx.AsyncClient) -> None:
-    """As a problem with what was said; who asks again asks the provider again."""
-    provider = await offer(client)
+async def test_a_provider_error_reaches_the_caller(client: httpx.AsyncClient) -> None:
+    """The problem has the text of the worker; a new request reaches the provider again."""
+    provider = await register_provider(client)
     failure = json.dumps({"error": "FileNotFoundError", "detail": "no such file: /x"}).encode()
     reading = [asyncio.ensure_future(client.get(f"{READ}?path=/x")) for _ in range(5)]
     await serve(client, provider, failure, **{"X-Result-Status": "error"})
@@ -448,9 +456,9 @@ async def test_a_failed_read_reaches_the_caller(client: httpx.AsyncClient) -> No
 
 
 @on_sqlite
-async def test_parameters_that_do_not_fit_are_the_callers_fault(client: httpx.AsyncClient) -> None:
-    """422, with what the provider says of them."""
-    provider = await offer(client)
+async def test_invalid_parameters_are_422(client: httpx.AsyncClient) -> None:
+    """The problem has the text of the provider."""
+    provider = await register_provider(client)
     failure = json.dumps({"error": "ValidationError", "detail": "frame: not a number", "is_invalid": True})
     answer, _ = await asyncio.gather(
         client.get(f"{READ}?frame=x"),
@@ -471,9 +479,9 @@ async def test_parameters_that_do_not_fit_are_the_callers_fault(client: httpx.As
         json.dumps({"detail": "\x01" * 65_000}).encode(),
     ],
 )
-async def test_a_failure_may_be_any_text(client: httpx.AsyncClient, body: bytes) -> None:
-    """It reaches the caller, cut if need be."""
-    provider = await offer(client)
+async def test_a_provider_error_may_have_any_text(client: httpx.AsyncClient, body: bytes) -> None:
+    """A long text is truncated."""
+    provider = await register_provider(client)
     answer, _ = await asyncio.gather(
         client.get(READ), serve(client, provider, body, **{"X-Result-Status": "error"})
     )
@@ -482,42 +490,40 @@ async def test_a_failure_may_be_any_text(client: httpx.AsyncClient, body: bytes)
 
 
 async def test_a_new_registration_never_serves_old_bytes(client: httpx.AsyncClient) -> None:
-    """Be it of another worker, another content type, or after the provider was removed."""
-    provider = await offer(client, content_type="text/plain")
+    """The worker or the content type changed, or the provider was removed before."""
+    provider = await register_provider(client, content_type="text/plain")
     await asyncio.gather(client.get(READ), serve(client, provider, b"old"))
     assert (await client.get(READ, headers=NOW)).content == b"old"
-    renewed = await offer(client, content_type="text/html")
+    renewed = await register_provider(client, content_type="text/html")
     expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
     answer, _ = await asyncio.gather(client.get(READ), serve(client, renewed, b"new"))
     assert (answer.content, answer.headers["content-type"]) == (b"new", "text/html")
     await client.delete(f"{V1}/providers/{provider['id']}")
     expect_problem(await client.get(READ), 404, "provider-not-found")
-    again = await offer(client)
+    again = await register_provider(client)
     expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
     answer, _ = await asyncio.gather(client.get(READ), serve(client, again, b"newest"))
     assert answer.content == b"newest"
 
 
-async def test_a_read_under_way_goes_to_the_new_registration(client: httpx.AsyncClient) -> None:
-    """It is asked of the new worker; what the old one brings is refused, and reaches nobody."""
-    old = await offer(client)
+async def test_a_pending_request_moves_to_the_new_registration(client: httpx.AsyncClient) -> None:
+    """The result of the old worker is refused and reaches no caller."""
+    old = await register_provider(client)
     reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
-    read = await take(client, old["worker_id"], wait=BOUND)
-    new = await offer(client)
-    answer = await bring(client, old, read["request_id"], b"old", **{"X-Worker-ID": old["worker_id"]})
+    read = await claim_request(client, old["worker_id"], wait=BOUND)
+    new = await register_provider(client)
+    answer = await upload(client, old, read["request_id"], b"old", **{"X-Worker-ID": old["worker_id"]})
     expect_problem(answer, 409, "stale-result")
     await serve(client, new, b"new", **{"X-Worker-ID": new["worker_id"]})
     assert (await reading).content == b"new"
 
 
-async def test_the_worker_before_takes_over_when_the_newest_goes(
-    client: httpx.AsyncClient, events: list[Emission]
-) -> None:
-    """The provider stays as long as anybody is registered for it, with what that one said of it."""
-    first = await offer(client, content_type="text/plain")
-    second = await offer(client, content_type="text/csv")
+async def test_the_previous_worker_takes_over(client: httpx.AsyncClient, events: list[Emission]) -> None:
+    """The provider stays while a worker is registered, with the registration of that worker."""
+    first = await register_provider(client, content_type="text/plain")
+    second = await register_provider(client, content_type="text/csv")
     reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
-    await take(client, second["worker_id"], wait=BOUND)
+    await claim_request(client, second["worker_id"], wait=BOUND)
     events.clear()
     await client.delete(f"{V1}/workers/{second['worker_id']}")
     assert [told.event.event_name for told in events].count("providers_invalidate") == 1
@@ -529,25 +535,25 @@ async def test_the_worker_before_takes_over_when_the_newest_goes(
     expect_problem(await client.get(f"{READ}/info"), 404, "provider-not-found")
 
 
-async def test_a_worker_that_goes_ends_the_waits_for_it(client: httpx.AsyncClient) -> None:
-    """At once, with a problem that says that the provider is not there any more."""
-    provider = await offer(client)
+async def test_removing_the_worker_ends_waiting_requests(client: httpx.AsyncClient) -> None:
+    """The problem says that the provider does not exist; it comes at once."""
+    provider = await register_provider(client)
     began = time.monotonic()
     reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=30"}))
-    assert await take(client, provider["worker_id"], wait=BOUND) is not None
+    assert await claim_request(client, provider["worker_id"], wait=BOUND) is not None
     await client.delete(f"{V1}/workers/{provider['worker_id']}")
     expect_problem(await reading, 404, "provider-not-found")
     assert time.monotonic() - began < BOUND
 
 
-async def test_a_provider_made_anew_is_asked_at_once(client: httpx.AsyncClient) -> None:
-    """The lock of a read that went unanswered with the one before does not keep the new one from it."""
-    provider = await offer(client)
+async def test_a_recreated_provider_is_requested_at_once(client: httpx.AsyncClient) -> None:
+    """The lock of an unanswered request to the old one does not delay it."""
+    provider = await register_provider(client)
     expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
     await client.delete(f"{V1}/providers/{provider['id']}")
-    provider = await offer(client)
+    provider = await register_provider(client)
     expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
-    assert await take(client, provider["worker_id"]) is not None
+    assert await claim_request(client, provider["worker_id"]) is not None
 
 
 # Caching
@@ -555,7 +561,7 @@ async def test_a_provider_made_anew_is_asked_at_once(client: httpx.AsyncClient) 
 
 async def test_who_has_it_already_is_told_so(client: httpx.AsyncClient) -> None:
     """304 without a body for the current ETag; new bytes have another one."""
-    provider = await offer(client)
+    provider = await register_provider(client)
     answer, _ = await asyncio.gather(client.get(READ), serve(client, provider, b"one"))
     etag = answer.headers["etag"]
     assert answer.headers["cache-control"] == "private, no-cache"
@@ -563,7 +569,7 @@ async def test_who_has_it_already_is_told_so(client: httpx.AsyncClient) -> None:
         again = await client.get(READ, headers={"If-None-Match": known})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
     assert (await client.get(READ, headers={"If-None-Match": '"other"'})).status_code == 200
-    renewed = await offer(client)
+    renewed = await register_provider(client)
     answer, _ = await asyncio.gather(
         client.get(READ, headers={"If-None-Match": etag}), serve(client, renewed, b"two")
     )
@@ -574,7 +580,7 @@ async def test_who_has_it_already_is_told_so(client: httpx.AsyncClient) -> None:
 @on_sqlite
 async def test_a_browser_runs_nothing_of_it(client: httpx.AsyncClient) -> None:
     """What a provider gives is data, whatever it calls itself."""
-    provider = await offer(client, content_type="text/html")
+    provider = await register_provider(client, content_type="text/html")
     answer, _ = await asyncio.gather(client.get(READ), serve(client, provider, b"<script>"))
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["content-security-policy"] == "sandbox"
@@ -584,7 +590,7 @@ async def test_a_browser_runs_nothing_of_it(client: httpx.AsyncClient) -> None:
 async def test_a_result_lives_for_a_while(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """After `provider_result_ttl_seconds` the provider is asked again."""
     runtime.settings.provider_result_ttl_seconds = 1
-    provider = await offer(client)
+    provider = await register_provider(client)
     await asyncio.gather(client.get(READ), serve(client, provider, b"one"))
     answer, _ = await asyncio.gather(_until_new(client), serve(client, provider, b"two"))
     assert answer.content == b"two"
@@ -598,11 +604,11 @@ async def _until_new(client: httpx.AsyncClient) -> httpx.Response:
 
 
 @on_sqlite
-async def test_a_host_keeps_results_where_it_likes(client: httpx.AsyncClient, app: FastAPI) -> None:
-    """By an override of `get_result_backend`, with the contract's keys; what it puts there is served."""
+async def test_a_host_may_override_the_result_backend(client: httpx.AsyncClient, app: FastAPI) -> None:
+    """The override of `get_result_backend` gets the keys of the contract, and its values are served."""
     own = Own()
     app.dependency_overrides[get_result_backend] = lambda: own
-    provider = await offer(client, content_type="text/plain")
+    provider = await register_provider(client, content_type="text/plain")
     answer, read = await asyncio.gather(client.get(READ), serve(client, provider, b"kept"))
     assert answer.content == b"kept"
     assert await own.get(f"provider-result:{NAME}:{read['request_id']}") == b"kept"
@@ -617,10 +623,10 @@ async def test_a_host_keeps_results_where_it_likes(client: httpx.AsyncClient, ap
 
 @on_sqlite
 @pytest.mark.parametrize(("status", "code", "content"), [("ok", 200, b"last words"), ("error", 502, None)])
-async def test_an_answer_is_read_though_its_provider_goes_right_after(
+async def test_a_result_is_served_though_its_provider_is_removed(
     client: httpx.AsyncClient, app: FastAPI, status: str, code: int, content: bytes | None
 ) -> None:
-    """It is gone when those who wait are told."""
+    """The provider is removed when the waiters are notified."""
 
     class Hasty(MemoryResults):
         async def notify_key(self, key: str) -> None:
@@ -629,10 +635,10 @@ async def test_an_answer_is_read_though_its_provider_goes_right_after(
 
     own = Hasty(2**20)
     app.dependency_overrides[get_result_backend] = lambda: own
-    provider = await offer(client)
+    provider = await register_provider(client)
     reading = asyncio.ensure_future(client.get(READ))
-    read = await take(client, provider["worker_id"], wait=BOUND)
-    await bring(client, provider, read["request_id"], b"last words", **{"X-Result-Status": status})
+    read = await claim_request(client, provider["worker_id"], wait=BOUND)
+    await upload(client, provider, read["request_id"], b"last words", **{"X-Result-Status": status})
     answer = await reading
     assert answer.status_code == code
     assert content in {None, answer.content}
@@ -640,19 +646,19 @@ async def test_an_answer_is_read_though_its_provider_goes_right_after(
 
 
 @on_sqlite
-async def test_a_host_may_ask_by_itself(client: httpx.AsyncClient, app: FastAPI) -> None:
-    """Who holds the lock of a read has asked; others wait for what is brought without our asking."""
+async def test_a_host_may_hold_the_lock_of_a_request(client: httpx.AsyncClient, app: FastAPI) -> None:
+    """Other callers wait for its result, and the server sends no provider request."""
     own = Own()
     app.dependency_overrides[get_result_backend] = lambda: own
-    provider = await offer(client)
+    provider = await register_provider(client)
     request_id = hashed(frame="1")
     await own.acquire_inflight(f"provider-inflight:{NAME}:{request_id}", 30)
-    await take(client, provider["worker_id"])
+    await claim_request(client, provider["worker_id"])
     app.state.joblib.runtime.settings.provider_inflight_ttl_seconds = 1
     await asyncio.sleep(1)  # else the lock could be of an earlier provider of this name
     reading = asyncio.ensure_future(client.get(f"{READ}?frame=1", headers={"Prefer": "wait=20"}))
-    assert await take(client, provider["worker_id"], wait=1) is None
-    assert (await bring(client, provider, request_id, b"frame")).status_code == 204
+    assert await claim_request(client, provider["worker_id"], wait=1) is None
+    assert (await upload(client, provider, request_id, b"frame")).status_code == 204
     assert (await reading).content == b"frame"
 
 
@@ -703,24 +709,24 @@ class Own:
 # P5, P6: what is refused
 
 
-async def test_who_may_bring_results_and_remove(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """The owner and superusers; 404 for what is not there."""
+async def test_permissions_to_upload_and_remove(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """The owner and superusers; an unknown provider is 404."""
     ada, eve = await as_user("ada"), await as_user("eve")
-    provider = await offer(ada)
-    expect_problem(await bring(eve, provider, "x", b""), 403, "forbidden")
+    provider = await register_provider(ada)
+    expect_problem(await upload(eve, provider, "x", b""), 403, "forbidden")
     expect_problem(await eve.delete(f"{V1}/providers/{provider['id']}"), 403, "forbidden")
-    assert (await bring(client, provider, "x", b"1")).status_code == 204
-    assert (await bring(ada, provider, "x", b"2")).status_code == 204
+    assert (await upload(client, provider, "x", b"1")).status_code == 204
+    assert (await upload(ada, provider, "x", b"2")).status_code == 204
     assert (await ada.delete(f"{V1}/providers/{provider['id']}")).status_code == 204
-    expect_problem(await bring(ada, provider, "x", b""), 404, "provider-not-found")
+    expect_problem(await upload(ada, provider, "x", b""), 404, "provider-not-found")
     expect_problem(await ada.delete(f"{V1}/providers/{provider['id']}"), 404, "provider-not-found")
     assert (await ada.get(f"{V1}/workers")).json()["total"] == 1
 
 
 @on_sqlite
-async def test_one_workers_registration_is_removed_alone(client: httpx.AsyncClient) -> None:
-    """With `worker_id`; the other worker goes on."""
-    first, second = await offer(client), await offer(client)
+async def test_one_worker_is_removed_from_a_provider(client: httpx.AsyncClient) -> None:
+    """With `worker_id`; the other worker stays."""
+    first, second = await register_provider(client), await register_provider(client)
     url = f"{V1}/providers/{first['id']}"
     expect_problem(await client.delete(url, params={"worker_id": UNKNOWN_ID}), 404, "provider-not-found")
     assert (await client.delete(url, params={"worker_id": second["worker_id"]})).status_code == 204
@@ -739,9 +745,11 @@ async def test_one_workers_registration_is_removed_alone(client: httpx.AsyncClie
         ("X-Worker-ID", "me"),
     ],
 )
-async def test_a_bad_label_names_its_fault(client: httpx.AsyncClient, header: str, value: str | None) -> None:
-    """422, with the header."""
-    provider = await offer(client)
+async def test_an_invalid_upload_header_is_named(
+    client: httpx.AsyncClient, header: str, value: str | None
+) -> None:
+    """422 with the name of the header."""
+    provider = await register_provider(client)
     headers = {"X-Request-Hash": "x", header: value}
     url = f"{V1}/providers/{provider['id']}/results"
     given = {name: text for name, text in headers.items() if text is not None}
@@ -750,9 +758,9 @@ async def test_a_bad_label_names_its_fault(client: httpx.AsyncClient, header: st
 
 @on_sqlite
 async def test_a_result_is_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    """413 as soon as it is known: from its announced length, or once too much has come. Nothing is kept."""
+    """413 by the announced length or as soon as the body is too long; the result is not stored."""
     runtime.settings.max_result_bytes = 100_000
-    provider = await offer(client)
+    provider = await register_provider(client)
     request_id = hashed()
     taken = 0
 
@@ -762,24 +770,24 @@ async def test_a_result_is_bounded(client: httpx.AsyncClient, runtime: Runtime) 
             taken += 10_000
             yield b"x" * 10_000
 
-    expect_problem(await bring(client, provider, request_id, b"x" * 100_001), 413, "content-too-large")
-    expect_problem(await bring(client, provider, request_id, endless()), 413, "content-too-large")
+    expect_problem(await upload(client, provider, request_id, b"x" * 100_001), 413, "content-too-large")
+    expect_problem(await upload(client, provider, request_id, endless()), 413, "content-too-large")
     assert taken <= 120_000
     expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
-    assert (await bring(client, provider, request_id, b"x" * 100_000)).status_code == 204
+    assert (await upload(client, provider, request_id, b"x" * 100_000)).status_code == 204
     assert len((await client.get(READ)).content) == 100_000
 
 
-async def test_large_results_come_whole(client: httpx.AsyncClient) -> None:
-    """5 MB go in by parts, and out with their length."""
-    provider = await offer(client, content_type="application/octet-stream")
+async def test_large_results_are_streamed(client: httpx.AsyncClient) -> None:
+    """5 MB are uploaded in parts and returned with their length."""
+    provider = await register_provider(client, content_type="application/octet-stream")
     whole = bytes(range(256)) * 20_000
 
     async def parts() -> Any:
         for start in range(0, len(whole), 77_777):
             yield whole[start : start + 77_777]
 
-    assert (await bring(client, provider, hashed(), parts())).status_code == 204
+    assert (await upload(client, provider, hashed(), parts())).status_code == 204
     answer = await client.get(READ)
     assert answer.content == whole
     assert answer.headers["content-length"] == str(len(whole))
@@ -788,10 +796,10 @@ async def test_large_results_come_whole(client: httpx.AsyncClient) -> None:
 # Claims of reads
 
 
-async def test_who_may_claim_reads(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """The worker's owner alone."""
+async def test_only_the_owner_claims_provider_requests(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """Other users are refused."""
     ada = await as_user("ada")
-    provider = await offer(ada)
+    provider = await register_provider(ada)
     for other, status, kind in ((client, 403, "forbidden"), (await as_user("eve"), 403, "forbidden")):
         body = {"worker_id": provider["worker_id"]}
         expect_problem(await other.post(f"{V1}/providers/requests/claim", json=body), status, kind)
@@ -800,48 +808,48 @@ async def test_who_may_claim_reads(client: httpx.AsyncClient, as_user: AsUser) -
     expect_problem(await ada.post(f"{V1}/providers/requests/claim", json={}), 422, "invalid-request")
 
 
-async def test_each_read_is_claimed_once_and_the_oldest_first(client: httpx.AsyncClient) -> None:
-    """By claims at the same time too; each worker gets those of its own providers."""
-    mine, other = await offer(client), await offer(client, name="other")
+async def test_each_request_is_claimed_once_and_the_oldest_first(client: httpx.AsyncClient) -> None:
+    """Also by concurrent claims; each worker gets requests to its own providers."""
+    mine, other = await register_provider(client), await register_provider(client, name="other")
     for n in range(5):
         await client.get(f"{READ}?n={n}", headers=NOW)
     await client.get(f"{V1}/rooms/lab/providers/lab:files:other", headers=NOW)
-    first = await take(client, mine["worker_id"])
+    first = await claim_request(client, mine["worker_id"])
     assert json.loads(first["params"]) == {"n": "0"}
-    rest = await asyncio.gather(*[take(client, mine["worker_id"]) for _ in range(10)])
+    rest = await asyncio.gather(*[claim_request(client, mine["worker_id"]) for _ in range(10)])
     got = sorted(json.loads(read["params"])["n"] for read in rest if read)
     assert got == ["1", "2", "3", "4"]
-    assert (await take(client, other["worker_id"]))["provider_name"] == "lab:files:other"
+    assert (await claim_request(client, other["worker_id"]))["provider_name"] == "lab:files:other"
 
 
-async def test_a_claim_whose_answer_was_lost_is_repeated(client: httpx.AsyncClient) -> None:
-    """With the same `claim_id` it gets the same read, until that is answered."""
-    provider = await offer(client)
+async def test_a_claim_with_a_lost_response_is_repeated(client: httpx.AsyncClient) -> None:
+    """The same `claim_id` returns the same request until it is answered."""
+    provider = await register_provider(client)
     await client.get(f"{READ}?n=1", headers=NOW)
     await client.get(f"{READ}?n=2", headers=NOW)
     claim_id = UNKNOWN_ID
-    first = await take(client, provider["worker_id"], claim_id=claim_id)
-    assert await take(client, provider["worker_id"], claim_id=claim_id) == first
-    await bring(client, provider, first["request_id"], b"1")
-    second = await take(client, provider["worker_id"], claim_id=claim_id)
+    first = await claim_request(client, provider["worker_id"], claim_id=claim_id)
+    assert await claim_request(client, provider["worker_id"], claim_id=claim_id) == first
+    await upload(client, provider, first["request_id"], b"1")
+    second = await claim_request(client, provider["worker_id"], claim_id=claim_id)
     assert json.loads(second["params"]) == {"n": "2"}
 
 
 @on_sqlite
 async def test_claims_keep_a_worker_alive(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    """As any request of a worker does."""
-    provider = await offer(client)
+    """Every request of a worker counts as a heartbeat."""
+    provider = await register_provider(client)
     before = (await client.get(f"{V1}/workers")).json()["items"][0]["last_heartbeat"]
-    await take(client, provider["worker_id"])
+    await claim_request(client, provider["worker_id"])
     assert (await client.get(f"{V1}/workers")).json()["items"][0]["last_heartbeat"] > before
 
 
 @on_sqlite
-async def test_who_reads_is_connected(client: httpx.AsyncClient, app: FastAPI) -> None:
-    """Also for longer than between two claims: all threads of a worker may be busy."""
-    provider = await offer(client)
+async def test_a_worker_with_a_claimed_request_is_connected(client: httpx.AsyncClient, app: FastAPI) -> None:
+    """Also longer than between two claims, because all its threads may be busy."""
+    provider = await register_provider(client)
     await client.get(READ, headers=NOW)
-    assert await take(client, provider["worker_id"]) is not None
+    assert await claim_request(client, provider["worker_id"]) is not None
 
     async def connected_for(tx: Any) -> float:
         found = (await tx.execute(select(ProviderRecord.__table__.c.connected_until))).scalar_one()
@@ -851,9 +859,9 @@ async def test_who_reads_is_connected(client: httpx.AsyncClient, app: FastAPI) -
 
 
 @on_sqlite
-async def test_waiting_reads_are_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    """429 with Retry-After, and the next one goes through once there is room."""
-    provider = await offer(client)
+async def test_waiting_requests_are_bounded(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """429 with Retry-After; the next one is accepted when a slot is free."""
+    provider = await register_provider(client)
 
     async def ask_many(tx: Any) -> None:
         row = await provider_store.by_id(tx, UUID(provider["id"]))
@@ -866,16 +874,18 @@ async def test_waiting_reads_are_bounded(client: httpx.AsyncClient, runtime: Run
     answer = await client.get(f"{READ}?n=3", headers=NOW)
     expect_problem(answer, 429, "too-many-requests")
     assert "retry-after" in answer.headers
-    read = await take(client, provider["worker_id"])
-    await bring(client, provider, read["request_id"], b"")
+    read = await claim_request(client, provider["worker_id"])
+    await upload(client, provider, read["request_id"], b"")
     expect_problem(await client.get(f"{READ}?n=3", headers=NOW), 504, "provider-timeout")
 
 
 @on_sqlite
-async def test_a_claim_that_waits_is_answered_at_once(client: httpx.AsyncClient) -> None:
-    """By the commit of a read; several that wait get one each."""
-    provider = await offer(client)
-    waiting = [asyncio.ensure_future(take(client, provider["worker_id"], wait=BOUND)) for _ in range(3)]
+async def test_a_request_wakes_a_waiting_claim(client: httpx.AsyncClient) -> None:
+    """The commit wakes it; several waiting claims get one request each."""
+    provider = await register_provider(client)
+    waiting = [
+        asyncio.ensure_future(claim_request(client, provider["worker_id"], wait=BOUND)) for _ in range(3)
+    ]
     began = time.monotonic()
     for n in range(3):
         await client.get(f"{READ}?n={n}", headers=NOW)
@@ -885,21 +895,21 @@ async def test_a_claim_that_waits_is_answered_at_once(client: httpx.AsyncClient)
 
 
 async def test_no_category_is_special(client: httpx.AsyncClient, events: list[Emission]) -> None:
-    """A worker that goes takes providers of any category with it, and tells of them alike."""
+    """Removing a worker removes its providers of every category, with events."""
     worker = (await client.post(f"{V1}/workers")).json()["id"]
     for category in ("frames", "files"):
-        await offer(client, category=category, worker_id=worker)
+        await register_provider(client, category=category, worker_id=worker)
     events.clear()
     await client.delete(f"{V1}/workers/{worker}")
     assert [(told.event.event_name, told.room) for told in events] == [("providers_invalidate", "room:lab")]
     assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
 
 
-async def test_the_sweeper_forgets_what_nobody_wants(
+async def test_the_sweeper_deletes_abandoned_requests(
     client: httpx.AsyncClient, app: FastAPI, runtime: Runtime
 ) -> None:
-    """Reads that nobody has waited for since an hour; others stay."""
-    provider = await offer(client)
+    """Requests without a waiter for an hour are deleted; others stay."""
+    provider = await register_provider(client)
     for n in range(3):
         await client.get(f"{READ}?n={n}", headers=NOW)
     hour = timedelta(hours=1)
@@ -916,11 +926,11 @@ async def test_the_sweeper_forgets_what_nobody_wants(
         return list((await tx.execute(select(ProviderRequest.__table__.c.params))).scalars())
 
     assert await runtime.database.read(left) == ['{"n":"2"}']
-    assert json.loads((await take(client, provider["worker_id"]))["params"]) == {"n": "2"}
+    assert json.loads((await claim_request(client, provider["worker_id"]))["params"]) == {"n": "2"}
 
 
-async def test_a_storm_leaves_no_errors(client: httpx.AsyncClient) -> None:
-    """Registrations, reads, claims, results and ends of the same provider, all at once, for some seconds."""
+async def test_concurrent_operations_cause_no_errors(client: httpx.AsyncClient) -> None:
+    """Registrations, requests, claims, results and removals of one provider at the same time."""
     chance, odd = random.Random(7), []
     expected = {200, 201, 204, 404, 409, 502, 503, 504}
 
@@ -940,7 +950,7 @@ async def test_a_storm_leaves_no_errors(client: httpx.AsyncClient) -> None:
                 got = await note(client.post(f"{V1}/providers/requests/claim", json=claim))
                 read = got.json().get("request")
                 if read:
-                    await note(bring(client, provider, read["request_id"], b"data"))
+                    await note(upload(client, provider, read["request_id"], b"data"))
             gone = chance.choice([f"workers/{provider['worker_id']}", f"providers/{provider['id']}"])
             await note(client.delete(f"{V1}/{gone}"))
 
@@ -950,43 +960,43 @@ async def test_a_storm_leaves_no_errors(client: httpx.AsyncClient) -> None:
 
 
 @on_sqlite
-async def test_a_result_that_cannot_be_kept_is_asked_for_anew(
+async def test_a_result_that_cannot_be_stored_is_requested_again(
     client: httpx.AsyncClient, app: FastAPI
 ) -> None:
-    """A store that fails leaves no lock: whoever waits asks again, and gets the next answer."""
+    """A failing backend leaves no lock: the callers request again and get the next result."""
     own = Own()
     app.dependency_overrides[get_result_backend] = lambda: own
-    provider = await offer(client)
+    provider = await register_provider(client)
     reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
-    read = await take(client, provider["worker_id"], wait=BOUND)
+    read = await claim_request(client, provider["worker_id"], wait=BOUND)
     own.is_broken = True
-    answer = await bring(client, provider, read["request_id"], b"lost")
+    answer = await upload(client, provider, read["request_id"], b"lost")
     expect_problem(answer, 500, "internal-server-error")
     own.is_broken = False
     assert await serve(client, provider, b"kept") == read
     assert (await reading).content == b"kept"
 
 
-async def test_readers_hear_of_a_result_that_is_too_large(
+async def test_callers_are_notified_of_a_result_that_is_too_large(
     client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
-    """At once, with the limit; they need not wait for what will not come."""
+    """They get the problem with the limit at once."""
     runtime.settings.max_result_bytes = 1000
-    provider = await offer(client)
+    provider = await register_provider(client)
     reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
-    read = await take(client, provider["worker_id"], wait=BOUND)
-    expect_problem(await bring(client, provider, read["request_id"], b"x" * 1001), 413, "content-too-large")
+    read = await claim_request(client, provider["worker_id"], wait=BOUND)
+    expect_problem(await upload(client, provider, read["request_id"], b"x" * 1001), 413, "content-too-large")
     said = expect_problem(await reading, 502, "provider-failed")
     assert said["error"] == "ContentTooLarge"
     assert "1000 bytes" in said["detail"]
 
 
 @on_sqlite
-async def test_one_answer_at_a_time(client: httpx.AsyncClient) -> None:
-    """Two that come for the same read do not mix: the second is told to try again, or that it is too late."""
-    old = await offer(client, content_type="text/plain")
+async def test_one_upload_at_a_time(client: httpx.AsyncClient) -> None:
+    """Of two concurrent uploads the second is refused: retry, or too late."""
+    old = await register_provider(client, content_type="text/plain")
     await client.get(READ, headers=NOW)
-    read = await take(client, old["worker_id"])
+    read = await claim_request(client, old["worker_id"])
     go_on, begun = asyncio.Event(), asyncio.Event()
 
     async def slow() -> Any:
@@ -995,10 +1005,10 @@ async def test_one_answer_at_a_time(client: httpx.AsyncClient) -> None:
         await go_on.wait()
         yield b"bytes"
 
-    coming = asyncio.ensure_future(bring(client, old, read["request_id"], slow()))
+    coming = asyncio.ensure_future(upload(client, old, read["request_id"], slow()))
     await begun.wait()
-    expect_problem(await bring(client, old, read["request_id"], b"more"), 503, "service-unavailable")
-    new = await offer(client, content_type="text/csv")
+    expect_problem(await upload(client, old, read["request_id"], b"more"), 503, "service-unavailable")
+    new = await register_provider(client, content_type="text/csv")
     go_on.set()
     expect_problem(await coming, 409, "stale-result")
     answer, _ = await asyncio.gather(client.get(READ), serve(client, new, b"new"))

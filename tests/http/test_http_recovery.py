@@ -1,4 +1,4 @@
-"""Recovery over HTTP: what is refused and why, who may do what by hand, and what a claim is told."""
+"""Policies, actions and reasons over HTTP."""
 
 from typing import Any
 
@@ -29,8 +29,8 @@ pytestmark = on_sqlite
         ("max_tasks", 0),
     ],
 )
-async def test_a_policy_that_cannot_be_is_refused(client: httpx.AsyncClient, field: str, value: Any) -> None:
-    """422, with the name of the field; nothing is registered."""
+async def test_an_invalid_policy_is_refused(client: httpx.AsyncClient, field: str, value: Any) -> None:
+    """422 names the field; no job is registered."""
     body = {"category": "modifiers", "name": "Rotate", field: value}
     told = expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
     assert field in told["detail"]
@@ -49,18 +49,18 @@ async def test_a_policy_that_cannot_be_is_refused(client: httpx.AsyncClient, fie
         ({"priority": "high"}, "priority"),
     ],
 )
-async def test_a_wish_that_cannot_be_is_refused(
+async def test_an_invalid_schedule_or_priority_is_refused(
     client: httpx.AsyncClient, wish: dict[str, Any], named: str
 ) -> None:
-    """422, with what is wrong; no task is made."""
+    """422 names the error; no task is submitted."""
     job = await register(client)
     answer = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json=wish)
     assert named in expect_problem(answer, 422, "invalid-request")["detail"]
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 0
 
 
-async def test_a_claim_that_gets_nothing_says_why_and_when_to_ask_again(client: httpx.AsyncClient) -> None:
-    """A queue that is empty has no such time; a cap, a pause and a drain have."""
+async def test_an_empty_claim_returns_its_reason(client: httpx.AsyncClient) -> None:
+    """A limit, a pause and a drain also return `Retry-After`; an empty queue does not."""
     job = await register(client, max_in_flight=1)
     body = {"worker_id": job["worker_id"]}
     empty = await client.post(CLAIM, json=body)
@@ -79,8 +79,8 @@ async def test_a_claim_that_gets_nothing_says_why_and_when_to_ask_again(client: 
     assert told == ["at_capacity", "paused", "draining"]
 
 
-async def test_who_may_do_what_by_hand(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """A worker's owner releases, a submitter tries again, a superuser fails, pauses and sees the sweeper."""
+async def test_permissions_of_actions(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """An owner releases, a submitter retries, a superuser fails, pauses and reads the sweeper."""
     owner, submitter, stranger = [await as_user(name) for name in ("owner", "submitter", "stranger")]
     job = await register(owner, room="lab")
     task = await submit(submitter, job)
@@ -106,8 +106,8 @@ async def test_who_may_do_what_by_hand(client: httpx.AsyncClient, as_user: AsUse
         expect_problem(await client.post(f"{V1}/tasks/{UNKNOWN_ID}/{what}"), 404, "task-not-found")
 
 
-async def test_the_fence_of_what_is_done_by_hand(client: httpx.AsyncClient) -> None:
-    """A task that has moved on is not released: 409, with where it is now."""
+async def test_an_action_on_a_changed_task_is_refused(client: httpx.AsyncClient) -> None:
+    """409 returns the current state."""
     job = await register(client)
     task = await submit(client, job)
     await claim(client, job["worker_id"])
@@ -118,10 +118,8 @@ async def test_the_fence_of_what_is_done_by_hand(client: httpx.AsyncClient) -> N
     expect_problem(await client.post(f"{V1}/tasks/{task['id']}/retry"), 409, "invalid-task-transition")
 
 
-async def test_the_past_of_a_task_is_for_those_who_may_read_its_room(
-    client: httpx.AsyncClient, app: FastAPI
-) -> None:
-    """Its history and its explanation ask the host, as the task itself does."""
+async def test_history_and_explanation_need_a_readable_room(client: httpx.AsyncClient, app: FastAPI) -> None:
+    """The host decides, as for the task itself."""
     job = await register(client, max_attempts=2, retry_on=["error"])
     task = await submit(client, job)
     await claim(client, job["worker_id"])

@@ -1,4 +1,4 @@
-"""A schema comes from anybody who may register: it fetches nothing and stops nothing."""
+"""JSON Schemas are untrusted: they cause no requests and do not block the server."""
 
 import asyncio
 import time
@@ -16,13 +16,13 @@ JOB = {"category": "modifiers", "name": "Rotate"}
 
 @pytest.fixture
 def database_url(sqlite_url: str) -> str:
-    """Take SQLite alone: a schema is judged before any database is asked."""
+    """Use SQLite only: schemas are checked before any query."""
     return sqlite_url
 
 
 @pytest.fixture
 async def listener() -> AsyncIterator[tuple[str, list[object]]]:
-    """Return an address on which somebody listens, and who has called there."""
+    """Return the address of a listener and the list of its connections."""
     calls: list[object] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,7 +37,7 @@ async def listener() -> AsyncIterator[tuple[str, list[object]]]:
 
 
 def pointing_to(address: str) -> list[dict[str, Any]]:
-    """Return schemas that refer to an address, each in another way."""
+    """Return schemas with different references to an address."""
     return [
         {"$ref": address},
         {"$ref": f"{address}#/$defs/x"},
@@ -50,10 +50,10 @@ def pointing_to(address: str) -> list[dict[str, Any]]:
     ]
 
 
-async def test_a_schema_fetches_nothing(
+async def test_a_remote_reference_is_refused(
     client: httpx.AsyncClient, settings: ServerSettings, listener: tuple[str, list[object]]
 ) -> None:
-    """A reference to the net or to a file is 422, whether payloads are checked or not; nobody is called."""
+    """A reference to a URL or to a file is 422, and no request is sent."""
     address, calls = listener
     for settings.validate_payload in (True, False):
         for base in (address, "file:///etc/hostname", "ftp://127.0.0.1/x", "other.json"):
@@ -70,7 +70,7 @@ async def test_a_schema_fetches_nothing(
 
 
 async def test_references_inside_a_schema_work(client: httpx.AsyncClient) -> None:
-    """To its own definitions, by pointer and by anchor, also in circles."""
+    """References to its own definitions, by pointer and by anchor, may be recursive."""
     schema = {
         "$defs": {
             "node": {
@@ -110,8 +110,8 @@ async def test_references_inside_a_schema_work(client: httpx.AsyncClient) -> Non
     ],
     ids=str,
 )
-async def test_a_schema_that_is_none_is_refused(client: httpx.AsyncClient, schema: dict[str, Any]) -> None:
-    """422 with what is wrong, when the job is registered and not when it is called."""
+async def test_an_invalid_schema_is_refused(client: httpx.AsyncClient, schema: dict[str, Any]) -> None:
+    """422 with the error at the registration, not at the submission."""
     answer = await client.put(f"{V1}/rooms/lab/jobs", json={**JOB, "schema": schema})
     body = expect_problem(answer, 422, "invalid-schema")
     assert body["detail"].startswith("schema")
@@ -132,10 +132,10 @@ async def test_a_schema_that_is_none_is_refused(client: httpx.AsyncClient, schem
     ],
     ids=["nested", "overlap", "property", "alternatives", "self", "circle", "unique"],
 )
-async def test_a_payload_is_judged_in_bounded_time(
+async def test_the_validation_of_a_payload_has_a_time_limit(
     client: httpx.AsyncClient, schema: dict[str, Any], payload: dict[str, Any]
 ) -> None:
-    """No pattern and no circle of references keeps the server from serving others."""
+    """No pattern and no recursive reference blocks other requests."""
     job = await register(client, schema=schema)
     started = time.monotonic()
     answer = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={"payload": payload})
@@ -144,8 +144,8 @@ async def test_a_payload_is_judged_in_bounded_time(
     assert len(answer.content) < 3 * 2**20
 
 
-async def test_the_list_of_faults_is_bounded(client: httpx.AsyncClient) -> None:
-    """However many faults and however long their places: the answer stays smaller than the question."""
+async def test_the_list_of_errors_is_bounded(client: httpx.AsyncClient) -> None:
+    """The response stays smaller than the request."""
     job = await register(client, schema={"additionalProperties": {"items": {"type": "string"}}})
     url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
     for key in ("a", "k" * 200_000):
@@ -155,10 +155,10 @@ async def test_the_list_of_faults_is_bounded(client: httpx.AsyncClient) -> None:
         assert len(answer.content) < 2**20
 
 
-async def test_the_schema_is_that_of_the_job_and_not_of_its_namesake(
+async def test_jobs_of_the_same_name_have_their_own_schemas(
     client: httpx.AsyncClient, as_user: AsUser
 ) -> None:
-    """Jobs of the same name in two rooms are each checked by their own schema."""
+    """The payload is checked by the schema of the job in its room."""
     ada = await as_user("ada")
     strict = await register(ada, room="lab", schema={"required": ["x"]})
     loose = await register(ada, room="attic")

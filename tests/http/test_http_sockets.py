@@ -1,4 +1,4 @@
-"""What only a real port and a real process show: clients that hang up, and a server that is stopped."""
+"""Behaviour on a real port: clients that disconnect, and a server that stops."""
 
 import asyncio
 import socket
@@ -21,13 +21,13 @@ from zndraw_joblib.server.settings import ServerSettings
 
 @pytest.fixture
 def database_url(sqlite_url: str) -> str:
-    """Take SQLite alone: sockets are the same on either."""
+    """Use SQLite only: sockets behave the same on PostgreSQL."""
     return sqlite_url
 
 
 @asynccontextmanager
 async def serving(settings: ServerSettings) -> AsyncIterator[tuple[httpx.AsyncClient, Runtime]]:
-    """Serve on a real port; give a client of it, and what the server is made of."""
+    """Serve on a real port; return a client and the runtime."""
     app = create_app(settings)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -56,8 +56,8 @@ async def close_sockets(request: "asyncio.Task[Any]") -> None:
         await request
 
 
-async def test_who_hung_up_gets_no_task(port: tuple[httpx.AsyncClient, Runtime]) -> None:
-    """The server notices at once, the task stays pending, and the next who asks gets it."""
+async def test_a_disconnected_claim_gets_no_task(port: tuple[httpx.AsyncClient, Runtime]) -> None:
+    """The server notices at once; the task stays pending for the next claim."""
     client, runtime = port
     job = await register(client)
     asked = asyncio.create_task(claim(client, job["worker_id"], 30))
@@ -69,8 +69,8 @@ async def test_who_hung_up_gets_no_task(port: tuple[httpx.AsyncClient, Runtime])
     assert (await claim(client, job["worker_id"]))["id"] == task["id"]
 
 
-async def test_a_wake_up_of_who_hung_up_goes_to_the_next(port: tuple[httpx.AsyncClient, Runtime]) -> None:
-    """Of two that wait the first goes away; the task that comes is the other's, without delay."""
+async def test_a_wake_up_skips_a_disconnected_claim(port: tuple[httpx.AsyncClient, Runtime]) -> None:
+    """The first of two waiting claims disconnects; the second gets the next task without delay."""
     client, runtime = port
     first, second = await register(client), await register(client)
     gone = asyncio.create_task(claim(client, first["worker_id"], 30))
@@ -85,8 +85,8 @@ async def test_a_wake_up_of_who_hung_up_goes_to_the_next(port: tuple[httpx.Async
     assert after["worker_id"] in {first["worker_id"], second["worker_id"]}
 
 
-async def test_waiting_for_a_task_ends_with_the_client(port: tuple[httpx.AsyncClient, Runtime]) -> None:
-    """A waiter whose client has gone does not stay."""
+async def test_a_waiter_ends_with_its_client(port: tuple[httpx.AsyncClient, Runtime]) -> None:
+    """The server keeps no waiter of a disconnected client."""
     client, runtime = port
     task = await submit(client, await register(client))
     asked = [
@@ -99,10 +99,8 @@ async def test_waiting_for_a_task_ends_with_the_client(port: tuple[httpx.AsyncCl
     await until(lambda: len(runtime.waiters) == 0, 2)
 
 
-async def test_control_c_stops_the_server_with_sleepers_open(
-    sqlite_url: str, settings: ServerSettings
-) -> None:
-    """Who waits is answered with what there is, the server ends within seconds, and nothing is lost."""
+async def test_ctrl_c_stops_a_server_with_waiting_requests(sqlite_url: str, settings: ServerSettings) -> None:
+    """Waiting requests are answered, the server stops within seconds, and no task is lost."""
     token = settings.admin_token.get_secret_value()
     with ServerProcess(sqlite_url, admin_token=token) as server:
         async with server.client() as client:

@@ -1,4 +1,4 @@
-"""Tasks over HTTP: T1-T5 of the contract."""
+"""Tasks over HTTP: submissions, claims, reports and lists."""
 
 from typing import Any
 from urllib.parse import quote
@@ -27,7 +27,7 @@ CLAIM = f"{V1}/tasks/claim"
 
 
 def statuses(events: list[Emission]) -> list[tuple[str, str, int | None]]:
-    """Return status, room and position of each event about a task's status."""
+    """Return status, room and position of each event of a task's status."""
     return [
         (told.event.status, told.room, told.event.queue_position)
         for told in events
@@ -36,10 +36,10 @@ def statuses(events: list[Emission]) -> list[tuple[str, str, int | None]]:
 
 
 @pytest.mark.parametrize("spelled", [str, lambda name: quote(name, safe="")], ids=["raw", "percent"])
-async def test_a_submitted_task_waits_in_line(
+async def test_a_submitted_task_is_pending(
     client: httpx.AsyncClient, as_user: AsUser, events: list[Emission], spelled: Any
 ) -> None:
-    """T1: 202, where to ask and when, and every field; the room and the job's workers are told once."""
+    """202 with Location, Retry-After and every field; the room and the workers are notified once."""
     ada = await as_user("ada")
     job = await register(client)
     events.clear()
@@ -85,7 +85,7 @@ async def test_a_submitted_task_waits_in_line(
 
 @on_sqlite
 async def test_a_payload_may_be_left_out_but_not_the_body(client: httpx.AsyncClient) -> None:
-    """T1: `{}` calls the job with an empty payload; no body, or another shape, is 422."""
+    """`{}` submits an empty payload; no body or another shape is 422."""
     job = await register(client)
     url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
     answer = await client.post(url, json={})
@@ -97,7 +97,7 @@ async def test_a_payload_may_be_left_out_but_not_the_body(client: httpx.AsyncCli
 
 
 async def test_positions_count_the_pending_tasks_of_a_job(client: httpx.AsyncClient) -> None:
-    """They count from 1 over all rooms, move up as others leave, and are null once a task is taken."""
+    """They start at 1 over all rooms, decrease as tasks are claimed, and are null after the claim."""
     job, other = await register(client), await register(client, "Scale")
     await submit(client, other)
     tasks = [await submit(client, job, room=room) for room in ("lab", "attic", "lab", "lab")]
@@ -114,10 +114,10 @@ async def test_positions_count_the_pending_tasks_of_a_job(client: httpx.AsyncCli
 
 
 @on_sqlite
-async def test_a_payload_must_fit_the_jobs_schema(
+async def test_a_payload_must_match_the_schema_of_the_job(
     client: httpx.AsyncClient, settings: ServerSettings
 ) -> None:
-    """T1: 422 with every fault and its JSON pointer, nothing is queued; `validate_payload` turns it off."""
+    """422 lists every error with its JSON pointer; `validate_payload` disables the check."""
     schema = {
         "properties": {"angle": {"type": "number"}, "a/b~c": {"items": {"maximum": 1}}},
         "required": ["axis"],
@@ -133,10 +133,8 @@ async def test_a_payload_must_fit_the_jobs_schema(
     assert (await client.post(url, json={"payload": payload})).status_code == 202
 
 
-async def test_the_faults_of_a_submission_come_in_the_contracts_order(
-    client: httpx.AsyncClient, as_user: AsUser
-) -> None:
-    """T1: room 400, job 404, executor 503, payload 422: each hides the next, and nothing is written."""
+async def test_the_errors_of_a_submission_have_an_order(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """Room 400, job 404, executor 503, payload 422: each hides the next, and no row is written."""
     ada = await as_user("ada")
     inside = await register(client, room="@internal", schema={"required": ["x"]})
     url = f"{V1}/rooms/lab/tasks"
@@ -155,16 +153,16 @@ async def test_the_faults_of_a_submission_come_in_the_contracts_order(
 
 @on_sqlite
 async def test_a_task_may_be_submitted_from_a_reserved_room(client: httpx.AsyncClient) -> None:
-    """T1: the room of a task may be `@global` or `@internal`."""
+    """The room of a task may be `@global` or `@internal`."""
     job = await register(client)
     for room in ("@global", "@internal"):
         assert (await submit(client, job, room=room))["room_id"] == room
 
 
-async def test_a_claim_gives_the_oldest_task_of_all_the_workers_jobs(
+async def test_a_claim_returns_the_oldest_task_of_all_jobs_of_a_worker(
     client: httpx.AsyncClient, events: list[Emission]
 ) -> None:
-    """T2: first come, first served, over all its jobs and no others; null when nothing is left."""
+    """First come, first served over its jobs and no others; null when none is pending."""
     job = await register(client)
     second = await register(client, "Scale", worker_id=job["worker_id"])
     foreign = await register(client, "Foreign")
@@ -182,14 +180,14 @@ async def test_a_claim_gives_the_oldest_task_of_all_the_workers_jobs(
 
 @on_sqlite
 async def test_a_worker_without_jobs_gets_null(client: httpx.AsyncClient) -> None:
-    """T2: 200 with null, as long as it serves nothing."""
+    """200 with null while it has no jobs."""
     worker = (await client.post(f"{V1}/workers")).json()
     answer = await client.post(CLAIM, json={"worker_id": worker["id"]})
     assert (answer.status_code, answer.json()) == (200, NO_TASK)
 
 
-async def test_only_its_owner_claims_for_a_worker(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """T2: 404 for no worker, 403 for others, superusers among them; 422 without a proper id."""
+async def test_only_the_owner_claims_for_a_worker(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """An unknown worker is 404, another user or a superuser 403, an invalid id 422."""
     ada, eve = await as_user("ada"), await as_user("eve")
     job = await register(ada, room="lab")
     await submit(ada, job)
@@ -201,8 +199,8 @@ async def test_only_its_owner_claims_for_a_worker(client: httpx.AsyncClient, as_
     assert (await claim(ada, job["worker_id"]))["status"] == "claimed"
 
 
-async def test_a_removed_worker_claims_nothing(client: httpx.AsyncClient) -> None:
-    """T2: 404, so that it learns to register anew; its task stays for others."""
+async def test_a_claim_of_a_removed_worker_is_not_found(client: httpx.AsyncClient) -> None:
+    """404, so that the worker registers again; the task stays pending."""
     job = await register(client)
     task = await submit(client, job)
     await client.delete(f"{V1}/workers/{job['worker_id']}")
@@ -212,8 +210,8 @@ async def test_a_removed_worker_claims_nothing(client: httpx.AsyncClient) -> Non
 
 
 @on_sqlite
-async def test_a_task_that_does_not_exist_is_not_found(client: httpx.AsyncClient) -> None:
-    """T3, T4: 404 for an unknown id, 422 for what is no id."""
+async def test_an_unknown_task_is_not_found(client: httpx.AsyncClient) -> None:
+    """404 for an unknown id, 422 for an invalid one."""
     for method in ("GET", "PATCH"):
         body = {"status": "cancelled"}
         answer = await client.request(method, f"{V1}/tasks/{UNKNOWN_ID}", json=body)
@@ -222,8 +220,8 @@ async def test_a_task_that_does_not_exist_is_not_found(client: httpx.AsyncClient
         expect_problem(answer, 422, "invalid-request")
 
 
-async def test_a_task_keeps_the_times_of_its_way(client: httpx.AsyncClient, events: list[Emission]) -> None:
-    """T4: running sets `started_at`, an end `completed_at`; the room hears of each step once, in order."""
+async def test_a_task_keeps_the_times_of_its_steps(client: httpx.AsyncClient, events: list[Emission]) -> None:
+    """`started_at` and `completed_at` are set; the room gets each event once, in order."""
     job = await register(client)
     await submit(client, job)
     task = await claim(client, job["worker_id"])
@@ -243,8 +241,8 @@ async def test_a_task_keeps_the_times_of_its_way(client: httpx.AsyncClient, even
     assert len(events) == 2
 
 
-async def test_a_failure_tells_why(client: httpx.AsyncClient, events: list[Emission]) -> None:
-    """T4: the error text is kept with any end, shown and told; a result comes with success only."""
+async def test_a_failure_has_an_error_text(client: httpx.AsyncClient, events: list[Emission]) -> None:
+    """The text is kept and published with every end; only a success has a result."""
     job = await register(client)
     for status in ("failed", "completed", "cancelled"):
         await submit(client, job)
@@ -256,10 +254,10 @@ async def test_a_failure_tells_why(client: httpx.AsyncClient, events: list[Emiss
         assert events[-1].event.error == "so it is"
 
 
-async def test_ending_the_last_pending_task_hides_a_job_that_nobody_serves(
+async def test_the_last_pending_task_deletes_a_job_without_workers(
     client: httpx.AsyncClient, events: list[Emission]
 ) -> None:
-    """T4: the job goes in the same step, and its room is told."""
+    """The job is deleted in the same transaction, and its room is notified."""
     job = await register(client)
     task = await submit(client, job)
     await client.delete(f"{V1}/workers/{job['worker_id']}")
@@ -273,10 +271,10 @@ async def test_ending_the_last_pending_task_hides_a_job_that_nobody_serves(
 
 
 @on_sqlite
-async def test_where_nothing_changes_nobody_is_told(
+async def test_no_event_is_published_without_a_change(
     client: httpx.AsyncClient, as_user: AsUser, events: list[Emission]
 ) -> None:
-    """Heartbeats, reads, repeats, refusals and claims without a task send no event."""
+    """Heartbeats, reads, repeats, refusals and empty claims publish no event."""
     eve = await as_user("eve")
     job = await register(client, schema={"required": ["x"]})
     await submit(client, job, x=1)
@@ -300,8 +298,8 @@ async def test_where_nothing_changes_nobody_is_told(
 
 
 @on_sqlite
-async def test_a_status_that_is_none_is_refused(client: httpx.AsyncClient) -> None:
-    """T4: 422 for an unknown or missing status and for fields of the wrong kind."""
+async def test_an_invalid_status_is_refused(client: httpx.AsyncClient) -> None:
+    """422 for an unknown or missing status and for fields of the wrong type."""
     task = await submit(client, await register(client))
     for body in (
         {},
@@ -317,7 +315,7 @@ async def test_a_status_that_is_none_is_refused(client: httpx.AsyncClient) -> No
 
 
 async def test_a_room_lists_its_tasks(client: httpx.AsyncClient) -> None:
-    """T5: of that room exactly, of all jobs, newest first, of one status where it is asked for."""
+    """The tasks of that room only, of all jobs, newest first, optionally of one status."""
     job, other = await register(client), await register(client, "Scale")
     tasks = [
         await submit(client, which, room=room)

@@ -1,4 +1,4 @@
-"""Who may move a task from where to where, over HTTP: the table of `contract.status`, cell by cell."""
+"""Permissions and transitions of tasks over HTTP: every cell of the table in `contract.status`."""
 
 import asyncio
 from itertools import product
@@ -18,8 +18,8 @@ WAY = {
 }
 
 
-def test_the_table_is_the_contracts() -> None:
-    """From where to where, and by whom: nothing more and nothing less."""
+def test_the_transition_table_matches_the_contract() -> None:
+    """It has exactly these transitions and roles."""
     table = {(str(a), str(b)): {str(role) for role in roles} for (a, b), roles in TRANSITIONS.items()}
     holder, anybody = {"worker", "superuser"}, {"worker", "superuser", "submitter"}
     assert table == {
@@ -40,7 +40,7 @@ def test_the_table_is_the_contracts() -> None:
 
 
 def expected(status: TaskStatus, target: TaskStatus, role: Role | None) -> tuple[int, str]:
-    """Return the answer's status code and its kind of problem."""
+    """Return the expected status code and problem kind."""
     is_known = role is not None and not (role == Role.WORKER and status == TaskStatus.PENDING)
     if not is_known or (role == Role.SUBMITTER and target != TaskStatus.CANCELLED):
         return 403, "forbidden"
@@ -51,12 +51,12 @@ def expected(status: TaskStatus, target: TaskStatus, role: Role | None) -> tuple
 
 
 def apart(task: dict[str, Any]) -> dict[str, Any]:
-    """Return a task without what its neighbours change."""
+    """Return a task without the fields that other tasks change."""
     return {**task, "queue_position": None}
 
 
-async def test_every_role_moves_a_task_as_the_table_says(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """200 where the table has the step or it is a repeat, 409 where it has not, 403 for whom it never has."""
+async def test_every_role_may_do_what_the_table_allows(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """200 for an allowed transition or a repeat, 409 for an invalid one, 403 for a wrong role."""
     people: dict[Role | None, httpx.AsyncClient] = {
         Role.SUBMITTER: await as_user("ada"),
         Role.WORKER: await as_user("wim"),
@@ -92,8 +92,8 @@ async def test_every_role_moves_a_task_as_the_table_says(client: httpx.AsyncClie
     await asyncio.gather(*(check(*cell) for cell in product(TaskStatus, TaskStatus, people)))
 
 
-async def test_a_refusal_says_where_the_task_is_and_why(client: httpx.AsyncClient) -> None:
-    """409 carries the present status, the attempt and a reason a program can read."""
+async def test_a_refusal_has_the_state_and_a_reason(client: httpx.AsyncClient) -> None:
+    """409 has the current status, the attempt and a machine-readable reason."""
     job = await register(client)
     for status, target, reason in (
         (TaskStatus.CLAIMED, "completed", "wrong order"),
@@ -110,8 +110,8 @@ async def test_a_refusal_says_where_the_task_is_and_why(client: httpx.AsyncClien
         assert target in body["detail"]
 
 
-async def test_strangers_are_told_what_a_task_lacks(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """403 with the pinned details, before and after a claim."""
+async def test_strangers_get_the_text_of_the_contract(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """403 has the same details before and after a claim."""
     eve = await as_user("eve")
     job = await register(client)
     task = await submit(client, job)
@@ -122,8 +122,8 @@ async def test_strangers_are_told_what_a_task_lacks(client: httpx.AsyncClient, a
     assert body["detail"] == "Not authorized to update this task"
 
 
-async def test_a_repeat_of_ones_own_report_changes_nothing(client: httpx.AsyncClient) -> None:
-    """200 with the task as it is, times and all, whether the token is repeated or left out."""
+async def test_a_repeated_report_changes_nothing(client: httpx.AsyncClient) -> None:
+    """200 with the unchanged task, with or without the attempt."""
     job = await register(client)
     for end in ("completed", "failed", "cancelled"):
         await submit(client, job)
@@ -137,7 +137,7 @@ async def test_a_repeat_of_ones_own_report_changes_nothing(client: httpx.AsyncCl
 
 
 async def test_a_report_that_does_not_hold_the_task_is_stale(client: httpx.AsyncClient) -> None:
-    """409 with the reason for another attempt or another worker, whatever it reports; nothing changes."""
+    """409 with the reason for another attempt or another worker; the task does not change."""
     job = await register(client)
     other = await register(client)
     await submit(client, job)
@@ -160,8 +160,8 @@ async def test_a_report_that_does_not_hold_the_task_is_stale(client: httpx.Async
     assert await get_task(client, task) == before
 
 
-async def test_a_zombies_report_changes_nothing(client: httpx.AsyncClient) -> None:
-    """After its worker was removed the task has failed, and the holder's late success is 409 `finished`."""
+async def test_the_report_of_a_removed_worker_changes_nothing(client: httpx.AsyncClient) -> None:
+    """The task has failed, and the late success is 409 `finished`."""
     job = await register(client)
     await submit(client, job)
     task = await claim(client, job["worker_id"])
@@ -176,8 +176,8 @@ async def test_a_zombies_report_changes_nothing(client: httpx.AsyncClient) -> No
     assert await get_task(client, task) == before
 
 
-async def test_a_submitter_cancels_and_nothing_else(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """Its own task, at any time before the end; the worker then learns it from its next report."""
+async def test_a_submitter_may_only_cancel(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """Its own task, at any time before the end; the next report of the worker returns that."""
     ada, bob = await as_user("ada"), await as_user("bob")
     job = await register(client)
     for steps in ([], ["claim"], ["claim", "running"]):

@@ -1,4 +1,4 @@
-"""`Prefer: wait=N`: who waits is woken by the commit, not by the clock, and never too late."""
+"""`Prefer: wait=N`: the commit wakes waiting requests."""
 
 import asyncio
 import time
@@ -21,8 +21,8 @@ SOON = 5
 
 
 @pytest.fixture
-def no_second_look(runtime: Runtime) -> None:
-    """Keep waiters from looking again by themselves, so that only a wake-up can wake them."""
+def no_recheck(runtime: Runtime) -> None:
+    """Disable the recheck, so that only a wake-up ends a wait."""
     runtime.recheck_seconds = (10 * WAIT, 10 * WAIT)
 
 
@@ -42,13 +42,13 @@ async def replica(settings: ServerSettings, client: httpx.AsyncClient) -> AsyncI
 def waiting_for(
     client: httpx.AsyncClient, task: dict[str, Any], wait: int = WAIT
 ) -> Awaitable[httpx.Response]:
-    """Start to wait for a task's end."""
+    """Start to wait for the end of a task."""
     headers = {"Prefer": f"wait={wait}"}
     return asyncio.ensure_future(client.get(f"{V1}/tasks/{task['id']}", headers=headers))
 
 
 def claiming(client: httpx.AsyncClient, worker_id: str, wait: int = WAIT) -> Awaitable[dict[str, Any] | None]:
-    """Start to wait for a task to claim."""
+    """Start a claim that waits."""
     return asyncio.ensure_future(claim(client, worker_id, wait))
 
 
@@ -87,10 +87,8 @@ IGNORED = [
 
 
 @on_sqlite
-async def test_a_preference_is_read_as_rfc_7240_says(
-    client: httpx.AsyncClient, settings: ServerSettings
-) -> None:
-    """No case, quoted or not, in several headers, the first one counts; anything else is ignored."""
+async def test_prefer_is_parsed_by_rfc_7240(client: httpx.AsyncClient, settings: ServerSettings) -> None:
+    """Any case, quoted or not, in several headers; the first counts, and other values are ignored."""
     settings.long_poll_max_wait_seconds = 0.01
     job = await register(client)
     task = await submit(client, job)
@@ -110,8 +108,8 @@ async def test_a_preference_is_read_as_rfc_7240_says(
 
 
 @on_sqlite
-async def test_waiting_ends_when_the_time_is_over(client: httpx.AsyncClient) -> None:
-    """200 with what there is, after the seconds that were asked for: not before, and not much later."""
+async def test_a_wait_ends_at_its_time(client: httpx.AsyncClient) -> None:
+    """200 with the current state, not before the requested seconds and not much later."""
     job = await register(client)
     task = await submit(client, job)
     idle = (await client.post(f"{V1}/workers")).json()
@@ -133,10 +131,8 @@ async def test_waiting_ends_when_the_time_is_over(client: httpx.AsyncClient) -> 
 
 
 @on_sqlite
-async def test_no_one_waits_longer_than_the_server_allows(
-    client: httpx.AsyncClient, settings: ServerSettings
-) -> None:
-    """The setting caps the wait, now and after a change, and the answer says what was applied."""
+async def test_the_server_limits_waits(client: httpx.AsyncClient, settings: ServerSettings) -> None:
+    """The setting limits the wait, also after a change; the response returns the applied wait."""
     task = await submit(client, await register(client))
     settings.long_poll_max_wait_seconds = 1
     started = time.monotonic()
@@ -149,8 +145,8 @@ async def test_no_one_waits_longer_than_the_server_allows(
 
 
 @on_sqlite
-async def test_what_has_ended_is_answered_at_once(client: httpx.AsyncClient) -> None:
-    """A finished task is not waited for, a pending one is claimed, an unknown one is 404: without delay."""
+async def test_a_finished_task_is_returned_at_once(client: httpx.AsyncClient) -> None:
+    """So are a claim with a pending task and the 404 of an unknown task."""
     job = await register(client)
     task = await submit(client, job)
     answer = await client.post(
@@ -167,9 +163,9 @@ async def test_what_has_ended_is_answered_at_once(client: httpx.AsyncClient) -> 
     expect_problem(claimed, 404, "worker-not-found")
 
 
-@pytest.mark.usefixtures("no_second_look")
-async def test_the_end_of_a_task_wakes_who_waits_for_it(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    """Whatever ends it, the answer comes with the commit; its way there wakes nobody."""
+@pytest.mark.usefixtures("no_recheck")
+async def test_the_end_of_a_task_wakes_its_waiters(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """The response comes with the commit; other transitions wake no waiter."""
     for end in ("completed", "failed", "cancelled", "removed"):
         job = await register(client)
         await submit(client, job)
@@ -190,9 +186,9 @@ async def test_the_end_of_a_task_wakes_who_waits_for_it(client: httpx.AsyncClien
         assert len(runtime.waiters) == 0
 
 
-@pytest.mark.usefixtures("no_second_look")
+@pytest.mark.usefixtures("no_recheck")
 async def test_a_submit_wakes_a_waiting_claim(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    """The claim answers with the task in the time of a commit, far below what it would have waited."""
+    """The claim returns the task within the time of a commit."""
     job = await register(client)
     asked = claiming(client, job["worker_id"])
     await until(lambda: len(runtime.waiters) == 1)
@@ -204,11 +200,9 @@ async def test_a_submit_wakes_a_waiting_claim(client: httpx.AsyncClient, runtime
     assert (got["id"], got["worker_id"]) == (task["id"], job["worker_id"])
 
 
-@pytest.mark.usefixtures("no_second_look")
-async def test_waiting_claims_are_served_in_the_order_they_came(
-    client: httpx.AsyncClient, runtime: Runtime
-) -> None:
-    """Three workers wait for one job; each task goes to the one that has waited longest, once."""
+@pytest.mark.usefixtures("no_recheck")
+async def test_waiting_claims_are_served_in_order(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """Three workers wait; each task goes once to the claim that has waited longest."""
     first = await register(client)
     workers = [first["worker_id"], *[(await register(client))["worker_id"] for _ in range(2)]]
     asked = []
@@ -222,9 +216,9 @@ async def test_waiting_claims_are_served_in_the_order_they_came(
         assert [done.done() for done in asked] == [index <= position for index in range(3)]
 
 
-@pytest.mark.usefixtures("no_second_look")
-async def test_a_burst_wakes_as_many_as_it_can_serve(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    """As many tasks as waiting claims, submitted at once: each claim gets another one."""
+@pytest.mark.usefixtures("no_recheck")
+async def test_a_burst_of_tasks_wakes_as_many_claims(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """Each waiting claim gets another task."""
     first = await register(client)
     workers = [first["worker_id"], *[(await register(client))["worker_id"] for _ in range(7)]]
     asked = [claiming(client, worker_id) for worker_id in workers]
@@ -235,11 +229,11 @@ async def test_a_burst_wakes_as_many_as_it_can_serve(client: httpx.AsyncClient, 
     assert sorted(task["id"] for task in got) == sorted(task["id"] for task in tasks)
 
 
-@pytest.mark.usefixtures("no_second_look")
-async def test_a_job_registered_while_a_claim_waits_is_waited_for_too(
+@pytest.mark.usefixtures("no_recheck")
+async def test_a_waiting_claim_covers_new_jobs_of_its_worker(
     client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
-    """A worker that takes on another job need not ask anew; one that left a job gets none of it."""
+    """A job that the worker left wakes its claim no longer."""
     job = await register(client)
     asked = claiming(client, job["worker_id"])
     await until(lambda: len(runtime.waiters) == 1)
@@ -252,11 +246,9 @@ async def test_a_job_registered_while_a_claim_waits_is_waited_for_too(
         assert (await asked)["id"] == task["id"]
 
 
-@pytest.mark.usefixtures("no_second_look")
-async def test_a_waiting_claim_learns_that_its_worker_is_gone(
-    client: httpx.AsyncClient, runtime: Runtime
-) -> None:
-    """404 with the commit that removed it."""
+@pytest.mark.usefixtures("no_recheck")
+async def test_removing_a_worker_ends_its_waiting_claim(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """404 with the commit of the removal."""
     job = await register(client)
     asked = asyncio.ensure_future(
         client.post(
@@ -269,10 +261,10 @@ async def test_a_waiting_claim_learns_that_its_worker_is_gone(
         expect_problem(await asked, 404, "worker-not-found")
 
 
-async def test_what_another_server_did_is_noticed(
+async def test_a_recheck_finds_changes_of_another_server(
     client: httpx.AsyncClient, replica: httpx.AsyncClient, runtime: Runtime
 ) -> None:
-    """Without any wake-up a waiter looks again within a second or so, for a task's end and for work."""
+    """Without a wake-up a waiter rechecks within about a second."""
     job = await register(client)
     ends = await submit(client, job)
     await claim(client, job["worker_id"])
@@ -287,8 +279,8 @@ async def test_what_another_server_did_is_noticed(
     assert (ended.json()["status"], got["id"]) == ("cancelled", task["id"])
 
 
-async def test_waiting_costs_no_turn_of_anybody_else(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    """Fifty waiters, more than there are connections to the database, and others are served at once."""
+async def test_waiting_requests_block_no_other_request(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """Fifty requests wait, more than there are connections to the database."""
     job = await register(client)
     idle = await register(client, "Idle")
     task = await submit(client, job)
@@ -306,10 +298,10 @@ async def test_waiting_costs_no_turn_of_anybody_else(client: httpx.AsyncClient, 
     await asyncio.gather(*asked, return_exceptions=True)
 
 
-async def test_a_held_claim_is_a_sign_of_life(
+async def test_a_waiting_claim_is_a_heartbeat(
     client: httpx.AsyncClient, settings: ServerSettings, runtime: Runtime
 ) -> None:
-    """While a long-poll is open its worker lives: it need not send any heartbeat beside."""
+    """The worker needs no other heartbeat during a long-poll."""
     settings.worker_timeout_seconds = 0.4
     job = await register(client)
     asked = claiming(client, job["worker_id"])
@@ -324,8 +316,8 @@ async def test_a_held_claim_is_a_sign_of_life(
 
 
 @on_sqlite
-async def test_a_claim_of_somebody_else_does_not_wait(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """403 and 404 come at once, whatever the wait."""
+async def test_a_refused_claim_does_not_wait(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """403 and 404 are returned at once."""
     eve = await as_user("eve")
     job = await register(client)
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Workers over HTTP: W1-W5 of the contract, and taking one job off a worker."""
+"""Workers over HTTP: creation, heartbeats, removal and lists."""
 
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote
@@ -13,10 +13,10 @@ from zndraw_joblib.server.settings import ServerSettings
 WORKERS = f"{V1}/workers"
 
 
-async def test_a_new_worker_is_alive_and_knows_when_to_report(
+async def test_a_new_worker_gets_an_id_and_an_interval(
     client: httpx.AsyncClient, settings: ServerSettings, events: list[Emission]
 ) -> None:
-    """W1: 201 with an id, the time of now and the interval that is wanted, and nobody is told."""
+    """201 with the current time and the heartbeat interval; no event is published."""
     answer = await client.post(WORKERS)
     assert answer.status_code == 201
     worker = answer.json()
@@ -26,7 +26,7 @@ async def test_a_new_worker_is_alive_and_knows_when_to_report(
 
 
 async def test_every_worker_is_listed_newest_first(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """W2: all users' workers, those without a job too; `job_count` counts the jobs of each."""
+    """Workers of all users, also without jobs; `job_count` counts the jobs of each."""
     ada = await as_user("ada")
     idle = (await client.post(WORKERS)).json()
     busy = (await ada.post(WORKERS)).json()
@@ -39,7 +39,7 @@ async def test_every_worker_is_listed_newest_first(client: httpx.AsyncClient, as
 
 
 async def test_a_heartbeat_is_later_than_the_one_before(client: httpx.AsyncClient) -> None:
-    """W3: 200 with a strictly later time, and the interval that is wanted."""
+    """200 with a strictly later time and the interval."""
     worker = (await client.post(WORKERS)).json()
     seen = [parse_utc(worker["last_heartbeat"])]
     for _ in range(3):
@@ -53,8 +53,8 @@ async def test_a_heartbeat_is_later_than_the_one_before(client: httpx.AsyncClien
     assert parse_utc(listed["last_heartbeat"]) == seen[-1]
 
 
-async def test_only_its_owner_lets_a_worker_live(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """W3: 403 for others, a superuser among them; 404 for no worker, 422 for no id."""
+async def test_only_the_owner_sends_heartbeats(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """403 for other users and superusers, 404 for an unknown worker, 422 for an invalid id."""
     ada, eve = await as_user("ada"), await as_user("eve")
     worker = (await ada.post(WORKERS)).json()
     for other in (eve, client):
@@ -64,8 +64,8 @@ async def test_only_its_owner_lets_a_worker_live(client: httpx.AsyncClient, as_u
     assert (await ada.patch(f"{WORKERS}/{worker['id']}")).status_code == 200
 
 
-async def test_a_heartbeat_tells_what_became_of_the_tasks_it_names(client: httpx.AsyncClient) -> None:
-    """W3: `continue` for what is held, `cancel` for what was cancelled meanwhile, `lost` for all else."""
+async def test_a_heartbeat_returns_a_verdict_for_each_named_task(client: httpx.AsyncClient) -> None:
+    """`continue` for a held, `cancel` for a cancelled and `lost` for any other task."""
     job = await register(client)
     for _ in range(4):
         await submit(client, job)
@@ -84,15 +84,15 @@ async def test_a_heartbeat_tells_what_became_of_the_tasks_it_names(client: httpx
 
 
 @pytest.mark.parametrize("body", ["", "{}", "null", '{"tasks": []}', '{"drain": 1}'])
-async def test_a_heartbeat_need_name_no_task(client: httpx.AsyncClient, body: str) -> None:
-    """W3: as before, with no body or with an empty one, whatever its type."""
+async def test_a_heartbeat_without_tasks(client: httpx.AsyncClient, body: str) -> None:
+    """The body may be missing or empty, with any content type."""
     worker = (await client.post(WORKERS)).json()
     answer = await client.patch(f"{WORKERS}/{worker['id']}", content=body)
     assert (answer.status_code, answer.json()["tasks"]) == (200, [])
 
 
-async def test_a_heartbeat_names_a_thousand_tasks_at_most(client: httpx.AsyncClient) -> None:
-    """W3: 422 beyond, and for what is no task; the worker's owner alone is told anything."""
+async def test_a_heartbeat_names_at_most_a_thousand_tasks(client: httpx.AsyncClient) -> None:
+    """422 for more and for invalid ids; only the owner gets verdicts."""
     worker = (await client.post(WORKERS)).json()
     url = f"{WORKERS}/{worker['id']}"
     named = [{"id": f"00000000-0000-4000-8000-{number:012}", "attempt": 1} for number in range(1001)]
@@ -104,7 +104,7 @@ async def test_a_heartbeat_names_a_thousand_tasks_at_most(client: httpx.AsyncCli
 
 
 async def test_its_owner_or_a_superuser_removes_a_worker(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """W4: 204 without a body; 403 for others, 404 for no worker, 422 for no id."""
+    """204 without a body; 403 for other users, 404 for an unknown worker, 422 for an invalid id."""
     ada, eve = await as_user("ada"), await as_user("eve")
     first, second = [(await ada.post(WORKERS)).json()["id"] for _ in range(2)]
     expect_problem(await eve.delete(f"{WORKERS}/{first}"), 403, "forbidden")
@@ -116,8 +116,8 @@ async def test_its_owner_or_a_superuser_removes_a_worker(client: httpx.AsyncClie
     assert (await client.get(WORKERS)).json()["total"] == 0
 
 
-async def test_what_a_removed_worker_held_has_failed(client: httpx.AsyncClient) -> None:
-    """W4: claimed and running tasks fail with the pinned text and keep their worker; pending ones wait."""
+async def test_removing_a_worker_fails_its_tasks(client: httpx.AsyncClient) -> None:
+    """Claimed and running tasks fail with the contract's text and keep their worker; pending tasks stay."""
     job = await register(client)
     tasks = [await submit(client, job) for _ in range(3)]
     held = [await claim(client, job["worker_id"]) for _ in range(2)]
@@ -131,8 +131,8 @@ async def test_what_a_removed_worker_held_has_failed(client: httpx.AsyncClient) 
     assert (await get_task(client, tasks[2]))["status"] == "pending"
 
 
-async def test_the_rooms_hear_of_a_removed_worker(client: httpx.AsyncClient, events: list[Emission]) -> None:
-    """W4: one event for each failed task, one for each room of its jobs, even if these stay; none twice."""
+async def test_removing_a_worker_publishes_events(client: httpx.AsyncClient, events: list[Emission]) -> None:
+    """One event per failed task and one per room of its jobs, none twice."""
     job = await register(client)
     for name, room in (("Scale", "@global"), ("Rotate", "lab")):
         await register(client, name, room=room, worker_id=job["worker_id"])
@@ -151,8 +151,8 @@ async def test_the_rooms_hear_of_a_removed_worker(client: httpx.AsyncClient, eve
     assert set(rest) == {(JobsInvalidate(), "room:@global"), (JobsInvalidate(), "room:lab")}
 
 
-async def test_a_job_goes_with_its_last_worker_unless_something_waits(client: httpx.AsyncClient) -> None:
-    """W4: a job without worker and pending task is hidden; one with a pending task stays."""
+async def test_removing_the_last_worker_deletes_a_job_without_tasks(client: httpx.AsyncClient) -> None:
+    """A job with a pending task stays."""
     orphan = await register(client, "Orphan")
     awaited = await register(client, "Awaited", worker_id=orphan["worker_id"])
     shared = await register(client, "Shared", worker_id=orphan["worker_id"])
@@ -167,7 +167,7 @@ async def test_a_job_goes_with_its_last_worker_unless_something_waits(client: ht
 
 
 async def test_a_room_lists_the_workers_of_the_jobs_it_sees(client: httpx.AsyncClient) -> None:
-    """W5: linked to a job of the room or a reserved one, each once; `job_count` counts all its jobs."""
+    """Each worker of a job of the room or of a reserved room once; `job_count` counts all its jobs."""
     everywhere = await register(client)
     here = await register(client, "Here", room="lab")
     await register(client, "Too", room="lab", worker_id=here["worker_id"])
@@ -189,8 +189,8 @@ async def test_a_room_lists_the_workers_of_the_jobs_it_sees(client: httpx.AsyncC
 
 
 @pytest.mark.parametrize("spelled", [str, lambda name: quote(name, safe="")], ids=["raw", "percent"])
-async def test_one_job_is_taken_off_a_worker(client: httpx.AsyncClient, spelled: object) -> None:
-    """204: it gets no new tasks of that job, keeps its others, and finishes what it holds."""
+async def test_a_worker_leaves_one_job(client: httpx.AsyncClient, spelled: object) -> None:
+    """204: it gets no new tasks of that job, keeps its other jobs, and finishes its tasks."""
     job = await register(client)
     other = await register(client, "Scale", worker_id=job["worker_id"])
     for which in (job, job, other):
@@ -204,10 +204,10 @@ async def test_one_job_is_taken_off_a_worker(client: httpx.AsyncClient, spelled:
         assert (await report(client, held, status, attempt=held["attempt"])).status_code == 200
 
 
-async def test_a_job_that_its_last_worker_left_is_hidden(
+async def test_a_job_is_deleted_when_its_last_worker_leaves_it(
     client: httpx.AsyncClient, events: list[Emission]
 ) -> None:
-    """Its room hears of it once, its history stays readable, and a new registration shows it again."""
+    """Its room is notified once, its history stays readable, and a new registration restores it."""
     job = await register(client, room="lab")
     task = await submit(client, job)
     await claim(client, job["worker_id"])
@@ -221,8 +221,8 @@ async def test_a_job_that_its_last_worker_left_is_hidden(
     assert (again.status_code, again.json()["id"]) == (201, job["id"])
 
 
-async def test_who_may_take_a_job_off_a_worker(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """Owner and superuser; 404 for no worker, 403 for others, 404 for a job that it does not serve."""
+async def test_permissions_to_remove_a_job_from_a_worker(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """The owner and superusers; 404 for an unknown worker or another job, 403 for other users."""
     ada, eve = await as_user("ada"), await as_user("eve")
     job = await register(ada, room="lab")
     await register(eve, "Scale", room="lab")

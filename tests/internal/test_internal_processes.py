@@ -227,7 +227,7 @@ async def test_several_server_processes_run_internal_tasks_themselves(
 
 INVALID_EXTENSIONS = [
     ("nowhere.jobs:Count", "internal_extensions: 'nowhere.jobs:Count': there is no module 'nowhere.jobs'"),
-    ("internal.jobs", "internal_extensions: 'internal.jobs' is not of the form module:Class"),
+    ("internal.jobs", "internal_extensions: 'internal.jobs' does not have the form module:Class"),
     ("internal.jobs:Missing", "'internal.jobs:Missing': the module 'internal.jobs' has no 'Missing'"),
     ("internal.jobs:note", "'internal.jobs:note' is no extension: a class with a category and a run method"),
 ]
@@ -270,6 +270,6 @@ def test_an_internal_worker_prints_which_setting_is_missing(
         assert done.returncode == 2
         return done.stderr
 
-    assert "SQLite is for one server process" in error_of(database_url=sqlite_url)
+    assert "cannot use SQLite" in error_of(database_url=sqlite_url)
     assert "redis_url" in error_of(database_url="postgresql://nobody@127.0.0.1:9/none")
     assert "names nothing" in error_of(redis_url="redis://127.0.0.1:9")
