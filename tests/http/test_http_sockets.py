@@ -36,7 +36,7 @@ async def serving(settings: ServerSettings) -> AsyncIterator[tuple[httpx.AsyncCl
         running = asyncio.create_task(server.serve([listener]))
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as client:
             assert (await client.get("/health/live")).json() == {"status": "alive"}
-            yield client, app.state.joblib
+            yield client, app.state.joblib.runtime
         app.state.joblib.runtime.waiters.close()
         server.should_exit = True
         await running

@@ -272,4 +272,4 @@ def test_an_internal_worker_prints_which_setting_is_missing(
 
     assert "cannot use SQLite" in error_of(database_url=sqlite_url)
     assert "redis_url" in error_of(database_url="postgresql://nobody@127.0.0.1:9/none")
-    assert "names nothing" in error_of(redis_url="redis://127.0.0.1:9")
+    assert "internal_extensions" in error_of(redis_url="redis://127.0.0.1:9")
