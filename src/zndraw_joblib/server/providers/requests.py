@@ -7,6 +7,7 @@ database session.
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -72,11 +73,11 @@ class ProviderRequests:
 
     def __init__(self, runtime: Runtime, has_unknown_subscribers: Callable[[], bool]) -> None:
         self._runtime = runtime
-        self._has_unknown_subscribers = has_unknown_subscribers
+        self.has_unknown_subscribers = has_unknown_subscribers
 
     async def find_cached(self, backend: ResultBackend, key: RequestKey) -> CachedResult | None:
         """Return the cached result of a request, or None. Raises `ProviderNotFound`."""
-        provider = await self._find_provider(key)
+        provider = await self.find_provider(key)
         return await cache.find(backend, provider, cache.cache_keys(key.name, key.request_hash))
 
     async def request(
@@ -90,38 +91,14 @@ class ProviderRequests:
         keys, deadline = cache.cache_keys(key.name, key.request_hash), time.monotonic() + wait
         # An error that is stored already belongs to an earlier request.
         old_error = await cache.get_error(backend, keys)
-        provider: ProviderRef | None = None
-        pause = _RECHECK_FIRST
-
-        async def check(_: Waiter) -> CachedResult | None:
-            nonlocal provider
-            previous = provider
-            try:
-                provider = await self._find_provider(key)
-            except ProviderNotFound:
-                # It may have been removed right after it uploaded the result.
-                result = await _find_result(backend, previous, keys, old_error) if previous else None
-                if result is None:
-                    raise
-                return result
-            result = await _find_result(backend, provider, keys, old_error) if previous else None
-            return result or await self._send_once(backend, provider, key, keys)
-
-        async def wait_for_signal(waiter: Waiter, seconds: float) -> None:
-            nonlocal pause
-            if provider is not None and not self._has_unknown_subscribers():
-                seconds = min(seconds, provider.connected_for)
-            seconds = min(seconds, pause)
-            await _first(backend.wait_for_key(keys.result, seconds), waiter.wait(seconds, disconnected))
-            pause = min(pause * _RECHECK_GROWTH, _RECHECK_MAX)
-
+        waiting = _WaitingRequest(self, backend, key, keys, old_error, disconnected)
         result = await self._runtime.waiters.wait_until(
             [request_wait_key(key.name, key.request_hash), provider_key(key.name)],
-            check,
+            waiting.check,
             lambda result: result is not None,
             deadline=deadline,
             disconnected=disconnected,
-            wait=wait_for_signal,
+            wait=waiting.wait,
         )
         if result is None:
             raise ProviderTimeout(
@@ -130,18 +107,19 @@ class ProviderRequests:
             )
         return result
 
-    async def _find_provider(self, key: RequestKey) -> ProviderRef:
+    async def find_provider(self, key: RequestKey) -> ProviderRef:
+        """Return the provider of a request. Raises `ProviderNotFound`."""
         cross_room = self._runtime.settings.cross_room_jobs
         return await self._runtime.database.read_short(
             provider_requests.find, key.room_id, key.name, key.request_hash, cross_room=cross_room
         )
 
-    async def _send_once(
+    async def send_once(
         self, backend: ResultBackend, provider: ProviderRef, key: RequestKey, keys: CacheKeys
     ) -> CachedResult | None:
         """Send a request to the connected worker unless it is pending. Return a result that exists."""
         ttl = self._runtime.settings.provider_inflight_ttl_seconds
-        if provider.connected_for <= 0 and not self._has_unknown_subscribers():
+        if provider.connected_for <= 0 and not self.has_unknown_subscribers():
             raise provider_requests.not_connected(provider)
         if provider.is_pending:
             return None
@@ -149,9 +127,8 @@ class ProviderRequests:
         if not has_lock:
             if provider.age > ttl or not await self._is_lock_stale(backend, key, keys):
                 return None
-            has_lock = await backend.acquire_inflight(
-                keys.inflight, ttl
-            )  # succeeds if a result came meanwhile
+            # It succeeds if a result came meanwhile.
+            has_lock = await backend.acquire_inflight(keys.inflight, ttl)
         try:
             # The result is stored before its lock is released.
             result = await cache.find(backend, provider, keys)
@@ -169,7 +146,7 @@ class ProviderRequests:
     async def _is_lock_stale(self, backend: ResultBackend, key: RequestKey, keys: CacheKeys) -> bool:
         """Return to one of many callers whether the lock may be left from a removed provider of this name."""
         await asyncio.sleep(_STALE_LOCK_PAUSE)
-        if (await self._find_provider(key)).is_pending:
+        if (await self.find_provider(key)).is_pending:
             return False
         return await backend.acquire_inflight(keys.stale_lock, _STALE_LOCK_TTL)
 
@@ -223,15 +200,49 @@ class ProviderRequests:
         )
 
 
-async def _find_result(
-    backend: ResultBackend, provider: ProviderRef, keys: CacheKeys, old_error: bytes | None
-) -> CachedResult | None:
-    """Return the result of a request. Raises its error, unless that is `old_error`."""
-    result = await cache.find(backend, provider, keys)
-    error = None if result else await cache.get_error(backend, keys)
-    if error is not None and error != old_error:
-        raise cache.as_problem(provider, error)
-    return result
+@dataclass(slots=True)
+class _WaitingRequest:
+    """One caller's wait for the result of a request."""
+
+    requests: ProviderRequests
+    backend: ResultBackend
+    key: RequestKey
+    keys: CacheKeys
+    old_error: bytes | None
+    disconnected: Disconnected
+    provider: ProviderRef | None = None
+    pause: float = _RECHECK_FIRST
+
+    async def check(self, _: Waiter) -> CachedResult | None:
+        """Return the result; without one, send the request unless it is pending."""
+        previous = self.provider
+        try:
+            provider = self.provider = await self.requests.find_provider(self.key)
+        except ProviderNotFound:
+            # It may have been removed right after it uploaded the result.
+            result = await self._find_result(previous) if previous else None
+            if result is None:
+                raise
+            return result
+        result = await self._find_result(provider) if previous else None
+        return result or await self.requests.send_once(self.backend, provider, self.key, self.keys)
+
+    async def wait(self, waiter: Waiter, seconds: float) -> None:
+        """Wait for the result, a change of the provider, or the next re-check."""
+        if self.provider is not None and not self.requests.has_unknown_subscribers():
+            seconds = min(seconds, self.provider.connected_for)
+        seconds = min(seconds, self.pause)
+        result_stored = self.backend.wait_for_key(self.keys.result, seconds)
+        await _first(result_stored, waiter.wait(seconds, self.disconnected))
+        self.pause = min(self.pause * _RECHECK_GROWTH, _RECHECK_MAX)
+
+    async def _find_result(self, provider: ProviderRef) -> CachedResult | None:
+        """Return the result of the request. Raises its error, unless that is `old_error`."""
+        result = await cache.find(self.backend, provider, self.keys)
+        error = None if result else await cache.get_error(self.backend, self.keys)
+        if error is not None and error != self.old_error:
+            raise cache.as_problem(provider, error)
+        return result
 
 
 async def _first(*awaitables: Any) -> None:
