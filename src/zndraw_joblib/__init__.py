@@ -116,11 +116,10 @@ _MODULES = {
         "verify_writable_room",
     ),
     "server.problem_responses": ("problem_exception_handler",),
-    "server.mount": ("JobLib", "register_socketio_handlers"),
+    "server.mount": ("JobLib", "register_internal_jobs", "register_socketio_handlers"),
     "server.ports": ("ResultBackend", "StreamingBackend"),
     "server.internal.registration": ("register_internal_tasks",),
     "server.internal.registry": ("InternalExecutor", "InternalRegistry"),
-    "server.internal_jobs": ("register_internal_jobs",),
     "server.settings": ("JobLibSettings",),
     "server.store.tables": ("Job", "ProviderRecord", "Task", "Worker", "WorkerJobLink"),
     "server.background.sweeper": (

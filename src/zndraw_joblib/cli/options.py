@@ -1,5 +1,7 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the logging that they configure."""
 
+import logging
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
@@ -9,6 +11,8 @@ import typer
 from zndraw_joblib.contract.messages import MAX_PAGE
 
 DEFAULT_ROOM = "default"
+_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_FORMAT_WITH_PID = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
 
 
 class LogLevel(StrEnum):
@@ -18,6 +22,22 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """The log level of this package, and whether uvicorn logs requests."""
+
+    level: LogLevel = LogLevel.WARNING
+    access_log: bool = False
+
+    def apply(self, *, with_pid: bool = False) -> None:
+        """Log this package from `level` on, and all libraries from WARNING on."""
+        logging.basicConfig(format=_FORMAT_WITH_PID if with_pid else _FORMAT, level=logging.WARNING)
+        logging.captureWarnings(capture=True)
+        logging.getLogger("zndraw_joblib").setLevel(self.level.upper())
+        if self.access_log:
+            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
 
 
 Url = Annotated[

@@ -17,8 +17,7 @@ from zndraw_joblib.cli.display import (
 )
 from zndraw_joblib.cli.errors import CommandError
 from zndraw_joblib.cli.jobs import find_job
-from zndraw_joblib.cli.logs import LogConfig
-from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Job, Limit, Room, TaskId, Url
+from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Job, Limit, LogConfig, Room, TaskId, Url
 from zndraw_joblib.cli.payload import parse_object, parse_options, parse_values
 from zndraw_joblib.contract.messages import TaskHistory, TaskResponse
 from zndraw_joblib.contract.names import RESERVED

@@ -10,8 +10,7 @@ import typer
 from zndraw_joblib.cli.client import Access, find_access, open_client, open_connection
 from zndraw_joblib.cli.display import print_fields, print_json, print_note, print_rows
 from zndraw_joblib.cli.errors import CommandError, UsageError
-from zndraw_joblib.cli.logs import LogConfig
-from zndraw_joblib.cli.options import AsJson, Limit, Log, LogLevel, Url
+from zndraw_joblib.cli.options import AsJson, Limit, Log, LogConfig, LogLevel, Url
 from zndraw_joblib.contract.names import GLOBAL, is_name
 from zndraw_joblib.worker.api import DEFAULT_URL
 from zndraw_joblib.worker.client import JobClient

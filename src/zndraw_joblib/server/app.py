@@ -15,7 +15,7 @@ from zndraw_joblib.server.http.problems import install_exception_handlers
 from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.mount import InternalJobs, JobLib
 from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.realtime.pubsub_manager import PubSubManager
+from zndraw_joblib.server.realtime.client_managers import PubSubManager, RedisManager
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import tokens
 from zndraw_joblib.server.store.database import Database
@@ -93,8 +93,6 @@ def _mount_socketio(app: FastAPI, joblib: JobLib, settings: ServerSettings) -> N
 def _client_manager(settings: ServerSettings, joblib: JobLib) -> Any:
     """Return what carries events to the sockets of other processes; on SQLite alone there are none."""
     if settings.redis_url is not None:
-        from zndraw_joblib.server.realtime.redis_manager import RedisManager  # noqa: PLC0415 - few need it
-
         return RedisManager(settings.redis_url, f"{settings.redis_prefix}:socketio")
     if settings.database_url.startswith("sqlite"):
         return socketio.AsyncManager()

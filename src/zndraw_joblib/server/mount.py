@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import datetime
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 
@@ -25,7 +25,7 @@ from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
-from zndraw_joblib.server.internal.registry import InternalRegistry
+from zndraw_joblib.server.internal.registry import InternalExecutor, InternalRegistry
 from zndraw_joblib.server.ports import Identity, SessionMaker
 from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.results.selection import Results, select_result_backend
@@ -36,7 +36,10 @@ from zndraw_joblib.server.realtime.rooms import Rooms, SocketAccess
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import Clock, Database
+from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase
+
+if TYPE_CHECKING:
+    from taskiq import AsyncBroker
 
 # Offers internal jobs while it is open; it gets the runtime and a function that wakes the dispatcher.
 InternalJobs = Callable[[Runtime, Callable[[], None]], AbstractAsyncContextManager[InternalRegistry]]
@@ -230,6 +233,32 @@ def register_socketio_handlers(sio: Any, joblib: JobLib) -> None:
     `disconnect_grace_seconds`. Events go through `sio`, unless `joblib` has a `tsio`.
     """
     joblib.open_rooms(sio)
+
+
+async def register_internal_jobs(
+    app: FastAPI,
+    broker: "AsyncBroker",
+    extensions: Sequence[type[Any]],
+    executor: InternalExecutor,
+    session_factory: SessionMaker | Database,
+) -> InternalRegistry:
+    """Offer extensions as internal jobs: create or update their jobs, register their tasks with the broker.
+
+    From then on the app accepts their tasks, whether the queue is mounted before or after. Any number of
+    replicas may do so at once; the newest code's schema and policy (a `JobPolicy` in the class's `policy`)
+    hold. Raises ValueError for an extension that cannot be a job.
+    """
+    from zndraw_joblib.server.internal.registration import offer_internal_jobs  # noqa: PLC0415 - loads taskiq
+
+    joblib = getattr(app.state, "joblib", None)
+    database = session_factory if isinstance(session_factory, Database) else SessionDatabase(session_factory)
+    await schema.prepare(database)
+    write = joblib.runtime.write if isinstance(joblib, JobLib) else database.write
+    registry = await offer_internal_jobs(write, broker, extensions, executor)
+    app.state.internal_registry = registry
+    if isinstance(joblib, JobLib):
+        joblib.dispatcher.wake()
+    return registry
 
 
 def _start(name: str, loop: Any) -> asyncio.Task[None]:

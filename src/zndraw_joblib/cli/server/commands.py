@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from zndraw_joblib.cli.errors import CommandError
-from zndraw_joblib.cli.logs import LogConfig
-from zndraw_joblib.cli.options import DatabaseUrl, Log, LogLevel, show_help_without_command
+from zndraw_joblib.cli.options import DatabaseUrl, Log, LogConfig, LogLevel, show_help_without_command
 
 token = typer.Typer(
     help="Create, list and revoke the tokens of a server.",

@@ -12,7 +12,7 @@ import uvicorn
 from pydantic import BaseModel, SecretStr
 
 from zndraw_joblib.cli.errors import CommandError, UsageError
-from zndraw_joblib.cli.logs import LogConfig
+from zndraw_joblib.cli.options import LogConfig
 from zndraw_joblib.cli.server import database
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.internal.extensions import CannotLoad

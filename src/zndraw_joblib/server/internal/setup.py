@@ -12,7 +12,7 @@ from zndraw_joblib.server.internal.brokers import EmbeddedBroker, QueueBroker
 from zndraw_joblib.server.internal.executor import GuardedExecutor
 from zndraw_joblib.server.internal.registration import offer_internal_jobs, offer_of, register_internal_tasks
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.realtime.redis_manager import RedisManager
+from zndraw_joblib.server.realtime.client_managers import RedisManager
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store.engine import open_database

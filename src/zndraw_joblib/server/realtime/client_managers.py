@@ -1,4 +1,4 @@
-"""The Socket.IO client manager that carries events between server processes over Redis or Valkey."""
+"""Socket.IO client managers that carry events between server processes: over pub/sub, and over Redis."""
 
 import asyncio
 import logging
@@ -8,13 +8,52 @@ from typing import Any
 
 import redis.asyncio
 
+from zndraw_joblib.server.pubsub.pubsub import PubSub
 from zndraw_joblib.server.pubsub.redis import open_redis, subscribed
 from zndraw_joblib.server.realtime.socketio_internals import MessageManager
 
 logger = logging.getLogger(__name__)
 
-_PAUSE_SECONDS = 0.5
 _MAX_MESSAGES = 10_000
+_PAUSE_SECONDS = 0.5
+
+
+class PubSubManager(MessageManager):
+    """A client manager that exchanges its messages by the pub/sub between replicas.
+
+    At most 10,000 messages wait to be handled; further ones are dropped, because an event is a hint.
+    """
+
+    name = "pubsub"
+
+    def __init__(self, pubsub: PubSub) -> None:
+        super().__init__()
+        self._pubsub = pubsub
+        self._messages: asyncio.Queue[str] = asyncio.Queue(_MAX_MESSAGES)
+
+    @property
+    def has_subscribers(self) -> bool:
+        """Whether this process has a connected socket, or another replica may have one."""
+        return self.has_sockets or self._pubsub.has_peers
+
+    def initialize(self) -> None:
+        """Start to receive when the first socket connects; python-socketio calls this."""
+        self._messages = asyncio.Queue(_MAX_MESSAGES)
+        self._pubsub.subscribe(self._put)
+        super().initialize()
+
+    def _put(self, text: str) -> None:
+        if not self._messages.full():
+            self._messages.put_nowait(text)
+
+    def send(self, text: str) -> None:
+        """Queue a message for the other processes."""
+        self._pubsub.publish(text)
+
+    async def receive(self) -> AsyncIterator[str]:
+        """Return the messages of the other processes as they come."""
+        while True:
+            yield await self._messages.get()
 
 
 class RedisManager(MessageManager):
