@@ -20,10 +20,7 @@ _ROUNDS = 200
 
 
 async def waiting_claims(
-    url: str,
-    server: psutil.Process,
-    count: int,
-    count_transactions: Callable[[], Awaitable[int]] | None,
+    url: str, server: psutil.Process, count: int, count_transactions: Callable[[], Awaitable[int]] | None
 ) -> str:
     """Open many claims that wait; return their memory, their transactions while idle, and their latency."""
     before = server.memory_info().rss

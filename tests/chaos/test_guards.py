@@ -18,11 +18,7 @@ from steps import (
 )
 
 # Long enough that on a busy machine a worker that is not paused sends its heartbeats in time.
-SHORT = {
-    "worker_timeout_seconds": 2.0,
-    "sweeper_interval_seconds": 0.5,
-    "heartbeat_interval_seconds": 0.25,
-}
+SHORT = {"worker_timeout_seconds": 2.0, "sweeper_interval_seconds": 0.5, "heartbeat_interval_seconds": 0.25}
 # Workers that are paused right after a cycle expire between the next cycle and the one after it.
 SLOW_SWEEPER = {
     "worker_timeout_seconds": 3.0,
@@ -96,11 +92,7 @@ async def test_the_mass_expiry_guard_waits_one_interval(
     [
         (
             "fencing",
-            {
-                "stale reports are rejected",
-                "one final report is accepted",
-                "results belong to their attempt",
-            },
+            {"stale reports are rejected", "one final report is accepted", "results belong to their attempt"},
         ),
         ("", set()),
     ],

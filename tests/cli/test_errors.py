@@ -52,10 +52,7 @@ FAILURES: dict[str, Case] = {
         "The folder 'nope' cannot be shared: There is no folder",
     ),
     "module": (["worker", "nope", *NOWHERE], "There is no module 'nope'"),
-    "folder": (
-        ["serve", "--port", "0", "--database-url", "sqlite:////no/x.db"],
-        "The database /no/x.db ",
-    ),
+    "folder": (["serve", "--port", "0", "--database-url", "sqlite:////no/x.db"], "The database /no/x.db "),
     "postgres": (
         ["serve", "--port", "0", "--database-url", "postgresql://u:secret@127.0.0.1:1/x"],
         "The database postgresql://u@127.0.0.1:1/x cannot be used: Connection refused",

@@ -140,10 +140,7 @@ class Deployment:
 def working(program: Program, url: str) -> Iterator[Deployment]:
     """Run a worker for the server at a URL."""
     (program.folder / "jobs.py").write_text(JOBS)
-    with (
-        program.start("worker", "jobs.py", "--url", url) as worker,
-        connect(url, TOKEN) as connection,
-    ):
+    with program.start("worker", "jobs.py", "--url", url) as worker, connect(url, TOKEN) as connection:
         try:
             deployment = Deployment(connection, worker, program.folder)
             wait_until(lambda: deployment.client.jobs().total == 2 or worker.poll() is not None)
@@ -171,10 +168,7 @@ def test_two_replicas_behind_a_proxy(program: Program) -> None:
 
 def test_two_processes_on_one_port(program: Program) -> None:
     """Each process in turn is killed and replaced, while a worker and submitters use the port."""
-    with (
-        RunningServer(program, "--workers", "2") as server,
-        working(program, server.url) as deployment,
-    ):
+    with RunningServer(program, "--workers", "2") as server, working(program, server.url) as deployment:
         children = psutil.Process(server.process.pid).children
         first, second = children()
         deployment.watch(server.url)

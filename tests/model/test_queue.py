@@ -270,13 +270,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
             served[job_id].add(worker_id)
         return {
             "jobs": {
-                (row.room_id, row.name): (
-                    row.schema,
-                    row.deleted,
-                    row.pending,
-                    row.scheduled,
-                    served[row.id],
-                )
+                (row.room_id, row.name): (row.schema, row.deleted, row.pending, row.scheduled, served[row.id])
                 for row in named.values()
             },
             "workers": {

@@ -83,10 +83,7 @@ def test_it_unregisters(
 
 @pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGKILL], ids=["end", "SIGTERM", "SIGKILL"])
 def test_it_disconnects(
-    own_place: Callable[..., Place],
-    room: str,
-    old_worker: Callable[..., Peer],
-    number: signal.Signals | None,
+    own_place: Callable[..., Place], room: str, old_worker: Callable[..., Peer], number: signal.Signals | None
 ) -> None:
     """Disconnected or killed, its provider is removed."""
     place = own_place(DISCONNECT_GRACE_SECONDS="0.2")

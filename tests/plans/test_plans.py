@@ -169,10 +169,7 @@ async def test_stale_workers_are_found_by_their_heartbeats(
         assert plan.by("joblib_worker") == {"ix_joblib_worker_last_heartbeat"}, describe(plan)
 
 
-SWEEPS = {
-    "stuck": partial(sweep.fail_stuck, timeout=timedelta(days=1)),
-    "abandoned": sweep.recover_abandoned,
-}
+SWEEPS = {"stuck": partial(sweep.fail_stuck, timeout=timedelta(days=1)), "abandoned": sweep.recover_abandoned}
 
 
 @pytest.mark.parametrize("what", SWEEPS)

@@ -422,6 +422,5 @@ async def test_a_task_returns_while_its_job_is_deleted(pair: list[Replica]) -> N
         again = await pair[1].start(back.worker_id)
         assert (again.id, again.attempt) == (running.id, 2)
         await asyncio.gather(
-            pair[0].leave_job(back.worker_id, back),
-            pair[1].report(again.id, TaskStatus.COMPLETED, attempt=2),
+            pair[0].leave_job(back.worker_id, back), pair[1].report(again.id, TaskStatus.COMPLETED, attempt=2)
         )

@@ -19,12 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from zndraw_joblib.contract.events import TaskStatusEvent
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse
-from zndraw_joblib.contract.problems import (
-    InvalidTaskTransition,
-    JobNotFound,
-    SchemaConflict,
-    WorkerNotFound,
-)
+from zndraw_joblib.contract.problems import InvalidTaskTransition, JobNotFound, SchemaConflict, WorkerNotFound
 from zndraw_joblib.contract.providers import ProviderRegisterRequest
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.service import providers
@@ -141,8 +136,7 @@ async def test_of_a_claim_and_a_cancellation_both_may_succeed_but_in_order(pair:
     for _ in range(ROUNDS):
         submitted = await pair[0].submit(job)
         claimed, cancelled = await at_once(
-            pair[0].claim(job.worker_id),
-            pair[1].report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER),
+            pair[0].claim(job.worker_id), pair[1].report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER)
         )
         assert isinstance(cancelled, TaskResponse)
         found = await pair[0].get(submitted.id)
@@ -174,8 +168,7 @@ async def test_of_a_report_and_the_sweeper_one_wins(pair: Pair) -> None:
         held = [await pair[0].running(job) for job in made]
         await silent(pair[0])
         *answers, retired = await at_once(
-            *[pair[0].report(one.id, TaskStatus.COMPLETED, attempt=1) for one in held],
-            pair[1].retire_stale(),
+            *[pair[0].report(one.id, TaskStatus.COMPLETED, attempt=1) for one in held], pair[1].retire_stale()
         )
         assert retired == 3
         for one, answer in zip(held, answers, strict=True):

@@ -23,12 +23,7 @@ from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.service import tasks
 from zndraw_joblib.server.store.tables import Task
 
-CALLERS = {
-    Role.WORKER: OWNER,
-    Role.SUBMITTER: SUBMITTER,
-    Role.SUPERUSER: ADMIN,
-    None: STRANGER,
-}
+CALLERS = {Role.WORKER: OWNER, Role.SUBMITTER: SUBMITTER, Role.SUPERUSER: ADMIN, None: STRANGER}
 
 
 def report(task_id: UUID, status: TaskStatus | str, by: Identity = OWNER, **fields: Any) -> tasks.Report:
@@ -123,10 +118,7 @@ async def test_a_repeated_report_changes_nothing(timed: Replica, clock: HandCloc
     """A repeated report gets the task as it is, and publishes no event."""
     job = await timed.register()
     running = await timed.running(job)
-    for status, fields in (
-        (TaskStatus.RUNNING, {}),
-        (TaskStatus.COMPLETED, {"result": 1}),
-    ):
+    for status, fields in ((TaskStatus.RUNNING, {}), (TaskStatus.COMPLETED, {"result": 1})):
         first = await timed.report(running.id, status, attempt=1, **fields)
         clock.advance(5)
         timed.events.clear()

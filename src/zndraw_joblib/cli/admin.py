@@ -43,11 +43,7 @@ def fail(task_id: TaskId, reason: Reason = None, *, as_json: AsJson = False, url
 
 
 def sweeper(
-    *,
-    mode: Mode = None,
-    preview: Preview = False,
-    as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
+    *, mode: Mode = None, preview: Preview = False, as_json: AsJson = False, url: Url = DEFAULT_URL
 ) -> None:
     """Show the sweeper's state, or change it with --mode."""
     if mode and preview:

@@ -91,10 +91,7 @@ class ProblemException(Exception):
 
     @classmethod
     def exception(
-        cls,
-        detail: str | None = None,
-        instance: str | None = None,
-        headers: dict[str, str] | None = None,
+        cls, detail: str | None = None, instance: str | None = None, headers: dict[str, str] | None = None
     ) -> Self:
         """Return the exception to raise."""
         return cls(detail, instance=instance, headers=headers)

@@ -222,11 +222,7 @@ class Runtime:
         return task
 
     async def heartbeat(
-        self,
-        caller: Identity,
-        worker_id: UUID,
-        named: Sequence[NamedTask] = (),
-        max_tasks: int | None = None,
+        self, caller: Identity, worker_id: UUID, named: Sequence[NamedTask] = (), max_tasks: int | None = None
     ) -> WorkerResponse:
         """Record a worker's heartbeat; return a verdict on each task that it names."""
         self._mark_seen(worker_id)

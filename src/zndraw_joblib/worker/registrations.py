@@ -8,12 +8,7 @@ from functools import partial
 from typing import Any, TypedDict, TypeVar
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import (
-    HeartbeatRequest,
-    JobRegisterRequest,
-    JobResponse,
-    WorkerResponse,
-)
+from zndraw_joblib.contract.messages import HeartbeatRequest, JobRegisterRequest, JobResponse, WorkerResponse
 from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.contract.problems import WorkerNotFound
 from zndraw_joblib.contract.providers import ProviderRegisterRequest, ProviderResponse

@@ -24,8 +24,7 @@ TokenName = Annotated[
     str, typer.Argument(metavar="NAME", help="The user's name, which tasks carry as created_by.")
 ]
 Superuser = Annotated[
-    bool,
-    typer.Option("--superuser", help="Allow jobs in @global, and changes to the tasks of other users."),
+    bool, typer.Option("--superuser", help="Allow jobs in @global, and changes to the tasks of other users.")
 ]
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")]
 Port = Annotated[
@@ -84,10 +83,7 @@ def serve(
 
 
 def internal_worker(
-    *,
-    concurrency: Concurrency = None,
-    database_url: DatabaseUrl = None,
-    log_level: Log = LogLevel.INFO,
+    *, concurrency: Concurrency = None, database_url: DatabaseUrl = None, log_level: Log = LogLevel.INFO
 ) -> None:
     """Run the internal tasks of servers that use Redis.
 

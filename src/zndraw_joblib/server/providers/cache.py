@@ -94,11 +94,7 @@ async def store_meta(
     backend: ResultBackend, provider: ProviderRef, keys: CacheKeys, ttl: int, etag: str | None = None
 ) -> None:
     """Store the metadata of a result that is stored already or is being uploaded."""
-    fields = {
-        "registration": str(provider.registration),
-        "content_type": provider.content_type,
-        "etag": etag,
-    }
+    fields = {"registration": str(provider.registration), "content_type": provider.content_type, "etag": etag}
     await backend.store(keys.meta, json.dumps(fields).encode(), ttl + _EXTRA_META_TTL)
 
 

@@ -192,11 +192,7 @@ class ProviderRequests:
 
         self._runtime.start_recheck()
         return await waiters.wait_until(
-            keys,
-            check,
-            lambda claimed: claimed is not None,
-            deadline=deadline,
-            disconnected=disconnected,
+            keys, check, lambda claimed: claimed is not None, deadline=deadline, disconnected=disconnected
         )
 
 

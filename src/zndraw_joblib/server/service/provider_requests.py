@@ -24,12 +24,7 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.contract.providers import ClaimedProviderRequest
 from zndraw_joblib.server.ports import Identity, request_wait_key, requests_key
-from zndraw_joblib.server.service.providers import (
-    MAX_PENDING_REQUESTS,
-    check_owner,
-    is_visible,
-    not_found,
-)
+from zndraw_joblib.server.service.providers import MAX_PENDING_REQUESTS, check_owner, is_visible, not_found
 from zndraw_joblib.server.store import provider_requests as store
 from zndraw_joblib.server.store import providers as provider_store
 from zndraw_joblib.server.store import workers as worker_store

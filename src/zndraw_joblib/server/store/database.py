@@ -13,14 +13,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import (
-    Connection,
-    Executable,
-    delete,
-    false,
-    func,
-    select,
-)
+from sqlalchemy import Connection, Executable, delete, false, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Result as SqlResult
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -199,11 +192,7 @@ class Database(ABC):
 class SessionDatabase(Database):
     """A host's database, used through its session maker. On SQLite, writers run one at a time."""
 
-    def __init__(
-        self,
-        session_maker: SessionMaker,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, session_maker: SessionMaker, clock: Clock | None = None) -> None:
         super().__init__(clock)
         self._open = session_maker
         self._is_sqlite: bool | None = None

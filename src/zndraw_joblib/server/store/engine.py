@@ -14,14 +14,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.pool import StaticPool
 
-from zndraw_joblib.server.store.database import (
-    SQLITE_LOCK,
-    Clock,
-    Database,
-    Rows,
-    Transaction,
-    Work,
-)
+from zndraw_joblib.server.store.database import SQLITE_LOCK, Clock, Database, Rows, Transaction, Work
 from zndraw_joblib.server.store.postgres import PostgresDatabase
 
 Result = TypeVar("Result")

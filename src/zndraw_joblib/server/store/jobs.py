@@ -239,10 +239,7 @@ async def page(tx: Transaction, room_id: str, part: Page) -> tuple[list[JobRecor
 
 def _stored(policy: JobPolicy) -> dict[str, Any]:
     is_default = policy == JobPolicy()
-    return {
-        "policy": None if is_default else policy.model_dump_json(),
-        "max_in_flight": policy.max_in_flight,
-    }
+    return {"policy": None if is_default else policy.model_dump_json(), "max_in_flight": policy.max_in_flight}
 
 
 def _is_named(name: JobName) -> ColumnElement[bool]:

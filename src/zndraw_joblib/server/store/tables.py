@@ -308,10 +308,7 @@ class ProviderRequest(_Base, table=True):
     """
 
     __tablename__ = "joblib_provider_call"
-    __table_args__ = (
-        UniqueConstraint("provider_id", "request_hash"),
-        Index(None, "expires_at"),
-    )
+    __table_args__ = (UniqueConstraint("provider_id", "request_hash"), Index(None, "expires_at"))
 
     n: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
     provider_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_provider.id"), nullable=False))

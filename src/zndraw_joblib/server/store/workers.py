@@ -94,8 +94,7 @@ _SERVED_JOBS = (
     .order_by(jobs.c.id)
 )
 _OPEN_QUEUES = links.join(
-    jobs,
-    and_(links.c.job_id == jobs.c.id, jobs.c.pending > 0, jobs.c.room_id != INTERNAL, ~jobs.c.paused),
+    jobs, and_(links.c.job_id == jobs.c.id, jobs.c.pending > 0, jobs.c.room_id != INTERNAL, ~jobs.c.paused)
 )
 _PENDING_QUEUES = (
     select(links.c.worker_id, jobs.c.id, jobs.c.pending, jobs.c.max_in_flight)

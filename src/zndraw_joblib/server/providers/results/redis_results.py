@@ -120,10 +120,7 @@ class RedisResults:
         """Return the size of a value and its parts. The iterator raises if the value is replaced."""
         name = self._name(key)
         exists, version, size, first = await self._execute(
-            ("EXISTS", name),
-            ("GET", _version(name)),
-            ("STRLEN", name),
-            ("GETRANGE", name, 0, PART_BYTES - 1),
+            ("EXISTS", name), ("GET", _version(name)), ("STRLEN", name), ("GETRANGE", name, 0, PART_BYTES - 1)
         )
         return (size, self._chunks(name, version, size, first)) if exists else None
 
