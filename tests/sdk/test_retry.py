@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
-from zndraw_joblib.worker.heartbeats import sleep_until
 from zndraw_joblib.worker.retry import RequestBackoff, is_transient, is_unreachable, retry_after
+from zndraw_joblib.worker.session import sleep_until
 
 
 def test_pauses_grow_to_a_limit_and_reset() -> None:

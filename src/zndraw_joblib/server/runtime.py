@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 from weakref import WeakKeyDictionary, WeakSet
 
+from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import (
     NamedTask,
@@ -51,7 +51,6 @@ Result = TypeVar("Result")
 P = ParamSpec("P")
 Publish = Callable[[Sequence[Emission]], Awaitable[None]]
 
-_RECHECK_GROWTH = 1.5
 _MAX_CLAIM_PAUSE = 0.5
 _WORKER = worker_key("")
 _HEARTBEATS_PER_WRITE = 1000
@@ -300,12 +299,12 @@ class Runtime:
         return is_gone or time.monotonic() >= deadline or self.waiters.is_closed
 
     async def _claim_once(self, item: claims.Claim) -> claims.ClaimResult:
-        for attempt in range(self.settings.claim_max_attempts):
+        backoff = ExponentialBackoff(self.settings.claim_base_delay_seconds, _MAX_CLAIM_PAUSE, jitter=0.5)
+        for _ in range(self.settings.claim_max_attempts):
             got = await self._claims.put(item)
             if got.task is not None or not got.is_contended:
                 break
-            delay = self.settings.claim_base_delay_seconds * 2**attempt
-            await asyncio.sleep(min(delay, _MAX_CLAIM_PAUSE) * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+            await asyncio.sleep(backoff.next())
         self._mark_seen(item.worker_id)
         return got
 
@@ -339,15 +338,14 @@ class Runtime:
     async def _recheck_while_requests_wait(self) -> None:
         # One query, and one heartbeat write, for all waiting requests together. The first round comes before
         # the request that started it waits.
-        delay, most = self.recheck_seconds
+        backoff = ExponentialBackoff(*self.recheck_seconds, jitter=0)
         last_heartbeat = time.monotonic()
         try:
             while True:
                 interval = self.settings.heartbeat_seconds
-                await asyncio.sleep(min(delay, interval))
+                await asyncio.sleep(min(backoff.next(), interval))
                 if not len(self.waiters):
                     return
-                delay = min(delay * _RECHECK_GROWTH, most)
                 try:
                     if time.monotonic() >= last_heartbeat + interval:
                         last_heartbeat = time.monotonic()

@@ -7,11 +7,12 @@ database session.
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import ContentTooLarge, ProviderNotFound, ProviderTimeout
 from zndraw_joblib.contract.providers import (
@@ -38,7 +39,6 @@ from zndraw_joblib.server.service.provider_requests import ProviderRef
 from zndraw_joblib.server.waiters import Disconnected, Waiter
 
 # A wake-up may be lost, and server processes on SQLite send each other none.
-_RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
 _STALE_LOCK_PAUSE, _STALE_LOCK_TTL = 0.1, 5
 _RETRY_AFTER = {"Retry-After": "2"}
 # A worker that has claimed a request has lost it after this many times `provider_inflight_ttl_seconds`.
@@ -207,7 +207,7 @@ class _WaitingRequest:
     old_error: bytes | None
     disconnected: Disconnected
     provider: ProviderRef | None = None
-    pause: float = _RECHECK_FIRST
+    recheck: ExponentialBackoff = field(default_factory=lambda: ExponentialBackoff(1.0, 5.0, jitter=0))
 
     async def check(self, _: Waiter) -> CachedResult | None:
         """Return the result; without one, send the request unless it is pending."""
@@ -227,10 +227,9 @@ class _WaitingRequest:
         """Wait for the result, a change of the provider, or the next re-check."""
         if self.provider is not None and not self.requests.has_unknown_subscribers():
             seconds = min(seconds, self.provider.connected_for)
-        seconds = min(seconds, self.pause)
+        seconds = min(seconds, self.recheck.next())
         result_stored = self.backend.wait_for_key(self.keys.result, seconds)
         await _first(result_stored, waiter.wait(seconds, self.disconnected))
-        self.pause = min(self.pause * _RECHECK_GROWTH, _RECHECK_MAX)
 
     async def _find_result(self, provider: ProviderRef) -> CachedResult | None:
         """Return the result of the request. Raises its error, unless that is `old_error`."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
@@ -20,6 +19,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
+from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
 from zndraw_joblib.server.ports import OpenConnection, SessionMaker, Wake
@@ -292,6 +292,7 @@ def in_doubt() -> Iterator[None]:
 
 async def _retry(transaction: Callable[[], Awaitable[Result]]) -> Result:
     with _raises_unavailable():
+        backoff = ExponentialBackoff(first=0.01, longest=0.1, jitter=1)
         for attempt in range(1, _ATTEMPTS):
             try:
                 return await transaction()
@@ -299,7 +300,7 @@ async def _retry(transaction: Callable[[], Awaitable[Result]]) -> Result:
                 if not is_retriable(error):
                     raise
                 logger.info("Retrying a transaction (attempt=%d error=%r)", attempt, error.orig)
-            await asyncio.sleep(0.005 * 2**attempt * random.random())  # noqa: S311 - jitter
+            await asyncio.sleep(backoff.next())
         return await transaction()
 
 

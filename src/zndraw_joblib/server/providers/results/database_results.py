@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
+from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.ports import PART_BYTES, Wake
 from zndraw_joblib.server.providers import parts
@@ -13,7 +14,7 @@ from zndraw_joblib.server.store import results
 from zndraw_joblib.server.waiters import Waiter
 
 _SHORT_BYTES = 64 * 1024
-_RECHECK_FIRST, _RECHECK_GROWTH, _RECHECK_MAX = 1.0, 1.5, 5.0
+_RECHECK_FIRST, _RECHECK_MAX = 1.0, 5.0
 # SQLite without Redis has no notifications between processes.
 _RECHECK_WITHOUT_PUBSUB = 0.1
 
@@ -68,18 +69,17 @@ class DatabaseResults:
 
         Raises `ServiceUnavailable` when too many requests wait.
         """
-        pause = self._recheck_seconds or (
-            _RECHECK_FIRST if self._runtime.pubsub.is_open else _RECHECK_WITHOUT_PUBSUB
-        )
+        first = _RECHECK_FIRST if self._runtime.pubsub.is_open else _RECHECK_WITHOUT_PUBSUB
+        first = self._recheck_seconds or first
+        recheck = ExponentialBackoff(first, max(first, _RECHECK_MAX), jitter=0)
         is_notified = False
 
         async def check(_: Waiter) -> bytes | None:
             return await self._shared_get(key)
 
         async def wait(waiter: Waiter, seconds: float) -> None:
-            nonlocal pause, is_notified
-            is_notified = await waiter.wait(min(pause, seconds))
-            pause = min(pause * _RECHECK_GROWTH, _RECHECK_MAX)
+            nonlocal is_notified
+            is_notified = await waiter.wait(min(recheck.next(), seconds))
 
         return await self._runtime.waiters.wait_until(
             [_waiter_key(key)],

@@ -12,6 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
 from zndraw_joblib.server.ports import PART_BYTES
 from zndraw_joblib.server.providers import parts
@@ -23,7 +24,6 @@ logger = logging.getLogger(__name__)
 _CONNECTIONS = 16
 _TIMEOUT_SECONDS = 5.0
 _POOL_SECONDS = 10.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
 # The longest pause between two chunks of a value that is being stored.
 _DRAFT_MS = 60_000
 _READ_ATTEMPTS = 5
@@ -159,20 +159,19 @@ class RedisResults:
             yield part
 
     async def _listen(self, notifier: Notifier) -> None:
-        pause, task = _FIRST_PAUSE, asyncio.current_task()
+        backoff, task = ExponentialBackoff(0.05, 0.5, jitter=0), asyncio.current_task()
         while task is not None and not task.cancelling():
             client = open_redis(self._url)
             try:
                 async for key in subscribed(client, self._channel, notifier.recheck):
-                    pause = _FIRST_PAUSE
+                    backoff.reset()
                     notifier.notify(key.decode())
             except (RedisError, OSError) as error:
-                level = logging.WARNING if pause == _FIRST_PAUSE else logging.DEBUG
+                level = logging.DEBUG if backoff.failures else logging.WARNING
                 logger.log(level, "No notifications of provider results from Redis, retrying: %r", error)
             finally:
                 await client.aclose()
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await asyncio.sleep(backoff.next())
 
     async def _execute(self, *commands: Command) -> list[Any]:
         """Run commands, several of them as one transaction. Raises `ServiceUnavailable`."""
