@@ -27,6 +27,10 @@ _LAST_RESPONSE_SECONDS = 0.1
 _JOIN_SECONDS = 1.0
 _SIGNAL_CHECK_SECONDS = 0.5
 _EXIT_CODE_BASE = 128
+_SHORTEST_TIMEOUT_SECONDS = 2.0
+_CLOCK_CHECK_SECONDS = 1.0
+_JITTER_SECONDS = 1.0
+_FAST_INTERVAL_SECONDS, _FAST_COUNT = 3.0, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,12 +224,6 @@ def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
-_SHORTEST_TIMEOUT_SECONDS = 2.0
-_CLOCK_CHECK_SECONDS = 1.0
-_JITTER_SECONDS = 1.0
-_FAST_INTERVAL_SECONDS, _FAST_COUNT = 3.0, 4
 
 
 class HeartbeatLoop:
