@@ -22,7 +22,7 @@ ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
 	$(BIN)/python -m pytest -m "signals and not slow"
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not (benchmark or signals or slow)"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not (benchmark or signals or slow)"
 endif
 
 test-slow: $(READY) $(PEERS) ## run the slow tests: kills, restarts, crowds, long model runs

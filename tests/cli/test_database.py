@@ -17,7 +17,7 @@ def test_postgresql_is_upgraded_on_request(program: Program, empty_postgres_url:
     *failed, missing, upgraded, newest, again = program.run_all(
         [*failing, current, upgrade, current, upgrade]
     )
-    assert all(one.is_error_line and "run 'zndraw-joblib db upgrade'" in one.err for one in failed)
+    assert all(one.is_error_line and "Run 'zndraw-joblib db upgrade'" in one.err for one in failed)
     assert missing.out.startswith("no schema; the newest is ")
     assert "the schema went from nothing to " in upgraded.out
     assert newest.out.endswith(" (newest)\n")

@@ -21,7 +21,7 @@ USAGE_ERRORS: dict[str, Case] = {
     "port": (["jobs", "--url", "http://localhost:80000"], "is not a URL: Port out of range"),
     "payload": (["submit", "A", "--json", "[1]"], "--json must be an object"),
     "value": (["submit", "A", "value"], "'value' is not of the form KEY=VALUE"),
-    "database": (["serve", "--database-url", "mysql://u:secret@h/x"], "no support for 'mysql' databases"),
+    "database": (["serve", "--database-url", "mysql://u:secret@h/x"], "Databases of type 'mysql' are not supported"),
     "database port": (["serve", "--database-url", "postgresql://u:secret@h:x/x"], "URL cannot be read"),
     "database text": (["token", "list", "--database-url", "secret"], "URL cannot be read"),
     "setting": (

@@ -105,8 +105,8 @@ async def test_an_internal_task_needs_no_remote_worker(client: httpx.AsyncClient
         ("interrupt", "KeyboardInterrupt", 2),
         ("give up", "NonRetryable: no use", 1),
         ("large", "The result has 1,048,578 bytes as JSON; 1,048,576 are allowed", 2),
-        ("strange", "The result cannot be kept as JSON: ", 2),
-        ("nan", "The result cannot be kept as JSON: ", 2),
+        ("strange", "The result cannot be stored as JSON: ", 2),
+        ("nan", "The result cannot be stored as JSON: ", 2),
     ],
 )
 async def test_a_failed_run_affects_no_other_task(
