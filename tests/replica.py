@@ -41,10 +41,10 @@ STRANGER = Identity("stranger", is_superuser=False)
 ADMIN = Identity("admin", is_superuser=True)
 
 # No single request of these tests may take longer, whatever the machine does beside it.
-PATIENCE = 20.0
+TIMEOUT = 20.0
 
 
-class HandClock:
+class ManualClock:
     """A clock that stands still until it is moved."""
 
     def __init__(self) -> None:
@@ -126,10 +126,10 @@ class Replica:
         **policy: Any,
     ) -> JobResponse:
         """Register a job, as its `by`; without `worker`, with a new one."""
-        job, _ = await self.register_anew(name, room, by=by, worker=worker, schema=schema, **policy)
+        job, _ = await self.register_job(name, room, by=by, worker=worker, schema=schema, **policy)
         return job
 
-    async def register_anew(
+    async def register_job(
         self,
         name: str = "Rotate",
         room: str = GLOBAL,
@@ -144,14 +144,14 @@ class Replica:
             category="modifiers", name=name, schema=schema or {}, worker_id=worker, **policy
         )
         item = jobs.Registration(by, room, request)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             return await self.runtime.write(jobs.register, item=item)
 
     async def worker(self, by: Identity = OWNER) -> UUID:
         """Make a worker that serves nothing yet."""
-        async with asyncio.timeout(PATIENCE):
-            made: WorkerResponse = await self.runtime.write(workers.create, caller=by, interval=15)
-        return made.id
+        async with asyncio.timeout(TIMEOUT):
+            worker_response: WorkerResponse = await self.runtime.write(workers.create, caller=by, interval=15)
+        return worker_response.id
 
     async def submit(
         self,
@@ -160,13 +160,13 @@ class Replica:
         *,
         room: str = "lab",
         by: Identity = SUBMITTER,
-        **wish: Any,
+        **options: Any,
     ) -> TaskResponse:
         """Call a job."""
         name = parse_job_name(job if isinstance(job, str) else job.full_name)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             return await self.dispatcher.submit(
-                by, room, name, TaskSubmitRequest(payload=payload or {}, **wish)
+                by, room, name, TaskSubmitRequest(payload=payload or {}, **options)
             )
 
     async def claim(
@@ -184,30 +184,30 @@ class Replica:
         ).task
 
     async def claim_response(
-        self, worker: UUID | None, *, by: Identity = OWNER, wait: float = 0, **how: Any
+        self, worker: UUID | None, *, by: Identity = OWNER, wait: float = 0, **options: Any
     ) -> TaskClaimResponse:
         """Claim a task for a worker; where there is none, learn why."""
         assert worker is not None
-        async with asyncio.timeout(PATIENCE):
-            return await self.runtime.claim(by, worker, wait, **how)
+        async with asyncio.timeout(TIMEOUT):
+            return await self.runtime.claim(by, worker, wait, **options)
 
     async def act(self, what: Any, task_id: UUID, *, by: Identity = ADMIN, **action: Any) -> TaskResponse:
         """Release, retry or fail a task by hand."""
         work = partial(what, caller=by, task_id=task_id, action=TaskActionRequest(**action))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             answer: TaskResponse = await self.runtime.write(work)
             return answer
 
     async def drain(self, worker: UUID | None, *, by: Identity = ADMIN) -> WorkerResponse:
         """Ask a worker to claim no more."""
         assert worker is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             return await self.runtime.write(workers.drain, caller=by, worker_id=worker, interval=15)
 
     async def pause(self, job: JobResponse, *, paused: bool = True) -> JobResponse:
         """Stop the claims of a job, or let them go on."""
         work = partial(jobs.pause, name=parse_job_name(job.full_name), paused=paused)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             answer: JobResponse = await self.runtime.write(work)
             return answer
 
@@ -218,21 +218,21 @@ class Replica:
 
     async def history(self, task_id: UUID) -> list[tuple[str, int, str | None]]:
         """Return a task's transitions: status, attempt, reason."""
-        told = await self.runtime.database.read(task_history.history, task_id=task_id)
-        assert [each.at for each in told.transitions] == sorted(each.at for each in told.transitions)
-        return [(each.status.value, each.attempt, each.reason) for each in told.transitions]
+        history = await self.runtime.database.read(task_history.history, task_id=task_id)
+        assert [each.at for each in history.transitions] == sorted(each.at for each in history.transitions)
+        return [(each.status.value, each.attempt, each.reason) for each in history.transitions]
 
     async def report(
         self, task_id: UUID, status: TaskStatus | str, *, by: Identity = OWNER, **fields: Any
     ) -> TaskResponse:
         """Report on a task."""
         update = TaskUpdateRequest(status=TaskStatus(status), **fields)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             return await self.runtime.report(by, task_id, update)
 
     async def heartbeat(self, worker: UUID, *, by: Identity = OWNER) -> WorkerResponse:
         """Show that a worker lives."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             return await self.runtime.heartbeat(by, worker)
 
     async def verdicts(
@@ -241,62 +241,62 @@ class Replica:
         """Show that a worker lives, and ask what became of tasks by their ids and tokens."""
         assert worker is not None
         tasks = [NamedTask(id=task_id, attempt=attempt) for task_id, attempt in named]
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             answer = await self.runtime.heartbeat(by, worker, tasks)
         return [(task.id, task.verdict) for task in answer.tasks]
 
     async def leave(self, worker: UUID | None, *, by: Identity = OWNER) -> None:
         """Remove a worker."""
         assert worker is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await self.runtime.write(workers.remove, caller=by, worker_id=worker)
 
-    async def leave_job(self, worker: UUID | None, job: JobResponse, *, by: Identity = OWNER) -> None:
+    async def unlink_job(self, worker: UUID | None, job: JobResponse, *, by: Identity = OWNER) -> None:
         """Take a job off a worker."""
         assert worker is not None
         name = parse_job_name(job.full_name)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await self.runtime.write(workers.unlink_job, caller=by, worker_id=worker, name=name)
 
     async def get(self, task_id: UUID, wait: float = 0, disconnected: Disconnected = None) -> TaskResponse:
         """Read a task."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             return await self.runtime.get_task(task_id, wait, disconnected)
 
     async def retire_stale(self, seconds: float = 60) -> int:
         """Retire all workers that are silent for longer than `seconds`."""
         return await self._until_done(partial(sweep.retire_stale, timeout=timedelta(seconds=seconds)))
 
-    async def settle_stuck(self, seconds: float = 3600) -> int:
+    async def fail_stuck(self, seconds: float = 3600) -> int:
         """End the internal tasks that are held for longer than `seconds`."""
         return await self._until_done(partial(sweep.fail_stuck, timeout=timedelta(seconds=seconds)))
 
-    async def settle_abandoned(self) -> int:
+    async def recover_abandoned(self) -> int:
         """Settle the held tasks whose worker does not exist."""
         return await self._until_done(sweep.recover_abandoned)
 
-    async def settle_overdue(self) -> int:
+    async def recover_overdue(self) -> int:
         """Settle the held tasks that were not started, or did not end, in time."""
         return await self._until_done(sweep.recover_overdue)
 
-    async def settle_expired(self) -> int:
+    async def fail_expired(self) -> int:
         """Fail the tasks that nobody claimed in time."""
         return await self._until_done(sweep.fail_expired)
 
-    async def queue_due(self) -> int:
+    async def enqueue_due(self) -> int:
         """Let the tasks into their queues whose time has come."""
         return await self._until_done(sweep.enqueue_due)
 
     async def _until_done(self, batch: Any) -> int:
         count = 0
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while done := await self.runtime.write(batch):
                 count += done
         return count
 
-    async def claim_task(self, worker: UUID | None, **how: Any) -> TaskResponse:
+    async def claim_task(self, worker: UUID | None, **options: Any) -> TaskResponse:
         """Claim a task for a worker, which must be there."""
-        claimed = await self.claim(worker, **how)
+        claimed = await self.claim(worker, **options)
         assert claimed is not None
         return claimed
 
@@ -319,13 +319,13 @@ class InternalExecutor:
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
-        self.meanwhile: Any = None
+        self.on_call: Any = None
 
     async def kiq(self, *, task_id: str, room_id: str, payload: dict[str, Any]) -> object:
         """Take one call."""
         self.calls.append({"task_id": task_id, "room_id": room_id, "payload": payload})
-        if self.meanwhile is not None:
-            await self.meanwhile(UUID(task_id))
+        if self.on_call is not None:
+            await self.on_call(UUID(task_id))
         return None
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from zndraw_joblib.worker.api import Connection, connect
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 # Runs several command lines in one process, because starting the interpreter takes most of the time.
 _RUN_ALL = """
 import contextlib, io, json, os, sys
@@ -80,7 +80,7 @@ class Program:
     def run(self, *arguments: str, **settings: str) -> Done:
         """Run a command to its end, and check that it prints no traceback."""
         with self.start(*arguments, **settings) as process:
-            out, err = process.communicate(timeout=PATIENCE)
+            out, err = process.communicate(timeout=TIMEOUT)
         assert "Traceback" not in err
         return Done(process.returncode, out, err)
 
@@ -97,7 +97,7 @@ class Program:
             capture_output=True,
             text=True,
             check=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )
         return [Done(*one) for one in json.loads(done.stdout)]
 
@@ -128,7 +128,7 @@ class RunningServer:
         self._banner = threading.Event()
         self._reader = threading.Thread(target=self._read_stderr, daemon=True)
         self._reader.start()
-        assert self._banner.wait(PATIENCE)
+        assert self._banner.wait(TIMEOUT)
         match = re.search(r"serves (http://\S+:(\d+))", self.stderr)
         if match is None:
             self.process.kill()
@@ -162,8 +162,8 @@ class RunningServer:
         self._banner.set()
 
     def _wait(self) -> Done:
-        code = self.process.wait(PATIENCE)
-        self._reader.join(PATIENCE)
+        code = self.process.wait(TIMEOUT)
+        self._reader.join(TIMEOUT)
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         self.process.stderr.close()

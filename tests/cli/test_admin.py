@@ -8,7 +8,7 @@ import pytest
 from waiting import wait_until
 
 from cli.conftest import Stack
-from cli.program import PATIENCE, Program, RunningServer
+from cli.program import TIMEOUT, Program, RunningServer
 from zndraw_joblib.contract.messages import JobRegisterRequest, TaskResponse
 from zndraw_joblib.worker.rest import RestApi
 
@@ -142,7 +142,7 @@ def test_a_drained_worker_exits_with_0(stack: Stack, processes: str) -> None:
         wait_until(lambda: len(workers()) == int(processes) or worker.poll() is not None)
         done = stack.program.run_all([["drain", str(id)] for id in workers()])
         assert ["drain           True" in one.out for one in done] == [True] * int(processes)
-        out, err = worker.communicate(timeout=PATIENCE)
+        out, err = worker.communicate(timeout=TIMEOUT)
     finally:
         worker.kill()
     assert (worker.returncode, out) == (0, "")

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 from waiting import wait_until
 
-from cli.program import PATIENCE, Program
+from cli.program import TIMEOUT, Program
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ def start(program: Program, *arguments: str, **settings: str) -> subprocess.Pope
 def test_the_demo_accounts_for_every_task(program: Program) -> None:
     """One worker is killed, its task fails, all others complete. The user's settings do not matter."""
     with start(program, "--limit", "150", WORKER_TIMEOUT_SECONDS="x", TOKEN="x") as demo:
-        out, err = demo.communicate(timeout=PATIENCE)
+        out, err = demo.communicate(timeout=TIMEOUT)
     assert (demo.returncode, err) == (0, "")
     assert "Sent SIGKILL to the worker" in out
     assert "its task failed: 'Worker disconnected'" in out
@@ -37,7 +37,7 @@ def test_ctrl_c_stops_the_demo_and_its_processes(program: Program, tmp_path: Pat
     parent = psutil.Process(demo.pid)
     children = wait_until(lambda: len(found := parent.children(recursive=True)) > 2 and found)
     demo.send_signal(signal.SIGINT)
-    out, err = demo.communicate(timeout=PATIENCE)
+    out, err = demo.communicate(timeout=TIMEOUT)
     assert (demo.returncode, err) == (130, "")
     assert "modules of Python" in out
     assert not [child for child in children if child.is_running()]

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from cli.program import PATIENCE, Program, RunningServer
+from cli.program import TIMEOUT, Program, RunningServer
 from zndraw_joblib.cli.options import LogConfig, LogLevel
 from zndraw_joblib.cli.server import serve
 from zndraw_joblib.cli.server.processes import ChildConfig
@@ -54,13 +54,13 @@ class TwoProcesses(RunningServer):
 
     def is_ready(self) -> bool:
         """Return whether a request on a new connection succeeds."""
-        return httpx.get(f"{self.url}/health/ready", timeout=PATIENCE).status_code == 200
+        return httpx.get(f"{self.url}/health/ready", timeout=TIMEOUT).status_code == 200
 
     def kill_parent(self) -> list[psutil.Process]:
         """Kill the parent, and return the children that do not exit by themselves."""
         children = self.children
         self.process.kill()
-        left: list[psutil.Process] = psutil.wait_procs(children, PATIENCE)[1]
+        left: list[psutil.Process] = psutil.wait_procs(children, TIMEOUT)[1]
         for child in left:
             child.kill()
         self._wait()
@@ -97,7 +97,7 @@ def polling(server: RunningServer, count: int) -> Iterator[list[tuple[object, in
         )
         yield answers
         for thread in threads:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
 
 
 def test_one_process_stops_with_long_polls_open(program: Program) -> None:
@@ -173,7 +173,7 @@ def test_a_failed_start_is_reported_once(program: Program, empty_postgres_url: s
         cwd=program.folder,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=True,
     )
     assert "Run 'zndraw-joblib db upgrade'" in done.stdout

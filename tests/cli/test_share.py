@@ -11,7 +11,7 @@ import pytest
 from waiting import wait_until
 
 from cli.conftest import Stack
-from cli.program import PATIENCE, Program
+from cli.program import TIMEOUT, Program
 from zndraw_joblib.contract.problems import ProviderFailed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "provider.py"
@@ -63,7 +63,7 @@ def test_a_folder_is_shared_until_a_signal(
     with pytest.raises(ProviderFailed, match="no such file"):
         stack.client.read_provider(f"{room}:files:data", {"path": "out"})
     sharing.send_signal(number)
-    assert sharing.wait(PATIENCE) == 0
+    assert sharing.wait(TIMEOUT) == 0
     assert names(stack, room) == []
 
 
@@ -82,7 +82,7 @@ def test_the_example_shares_a_folder(stack: Stack, folder: Path, keep: Start) ->
     assert (head.content, head.content_type) == (b"one\ntwo\n", "text/plain; charset=utf-8")
     assert stack.client.read_provider(f"{room}:files:folder", {"path": "a.txt"}).content.startswith(b"one")
     example.send_signal(signal.SIGINT)
-    assert example.wait(PATIENCE) == 0
+    assert example.wait(TIMEOUT) == 0
     assert example.stderr is not None
     assert example.stderr.read() == ""
 

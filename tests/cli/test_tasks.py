@@ -8,7 +8,7 @@ import sys
 from waiting import wait_until
 
 from cli.conftest import Stack
-from cli.program import PATIENCE
+from cli.program import TIMEOUT
 
 
 def test_submit_waits_for_the_result(stack: Stack) -> None:
@@ -36,7 +36,7 @@ def test_submit_fails_if_the_task_fails(stack: Stack) -> None:
 def test_submit_prints_the_task_id(stack: Stack) -> None:
     """`task` shows the task, and `cancel` explains why it is too late."""
     task_id = stack.program.ok("submit", "Show", "value=1").strip()
-    stack.client.wait_for(task_id, PATIENCE)
+    stack.client.wait_for(task_id, TIMEOUT)
     as_json, as_text, cancelled = stack.program.run_all(
         [["task", task_id, "--json"], ["task", task_id], ["cancel", task_id]]
     )
@@ -88,7 +88,7 @@ def test_a_short_job_name_must_be_unique(stack: Stack) -> None:
 def test_lists_are_tab_separated_or_json(stack: Stack) -> None:
     """Without a terminal, lists are a header and tab-separated lines; --json prints JSON."""
     task_id = stack.program.ok("submit", "Show", "--room", "list").strip()
-    stack.client.wait_for(task_id, PATIENCE)
+    stack.client.wait_for(task_id, TIMEOUT)
     room = ("--room", "list")
     tasks, as_json, jobs, jobs_as_json, workers = stack.program.run_all(
         [["tasks", *room], ["tasks", *room, "--json"], ["jobs"], ["jobs", "--json"], ["workers", *room]]
@@ -122,7 +122,7 @@ def test_each_worker_process_is_a_worker(stack: Stack) -> None:
         assert result["vis"] is None
     finally:
         worker.send_signal(2)
-        out, err = worker.communicate(timeout=PATIENCE)
+        out, err = worker.communicate(timeout=TIMEOUT)
     assert (worker.returncode, out) == (0, "")
     assert "2 processes serve my_jobs.py in row" in err
     assert not [job for job in stack.client.jobs("row").items if job.full_name.startswith("row:")]

@@ -12,7 +12,7 @@ from typing import Self
 import psutil
 import pytest
 import socketio
-from cli.program import PATIENCE, Program, RunningServer
+from cli.program import TIMEOUT, Program, RunningServer
 from waiting import wait_until
 
 from deploy.conftest import TOKEN
@@ -99,7 +99,7 @@ class Deployment:
         with ThreadPoolExecutor(4) as pool:
             numbers = dict(zip(pool.map(self._submit, range(MANY)), range(MANY), strict=True))
         for task_id, number in numbers.items():
-            task = self.client.wait_for(task_id, PATIENCE)
+            task = self.client.wait_for(task_id, TIMEOUT)
             assert (task.status, task.result) == (TaskStatus.COMPLETED, number**2), task
 
     def compute_through(self, kill: Kill) -> None:
@@ -110,9 +110,9 @@ class Deployment:
             end.write("held")
             end.flush()
             submitted = [self._submit(number) for number in range(MANY)]
-        assert self.client.wait_for(task_id, PATIENCE).result == "held"
+        assert self.client.wait_for(task_id, TIMEOUT).result == "held"
         for task_id in submitted:
-            assert self.client.wait_for(task_id, PATIENCE).status == TaskStatus.COMPLETED
+            assert self.client.wait_for(task_id, TIMEOUT).status == TaskStatus.COMPLETED
         self.compute()
 
     def end(self) -> None:
@@ -121,7 +121,7 @@ class Deployment:
         assert tasks.total == len(tasks.items) > 4 * MANY
         assert {task.status for task in tasks.items} == {TaskStatus.COMPLETED}
         self._worker.send_signal(signal.SIGINT)
-        assert self._worker.wait(PATIENCE) == 0
+        assert self._worker.wait(TIMEOUT) == 0
 
     def _submit(self, number: int) -> str:
         # A submit without an answer may be committed, so the SDK does not repeat it.

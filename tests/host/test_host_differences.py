@@ -107,8 +107,8 @@ async def test_a_lock_around_every_session_does_not_deadlock(engine: AsyncEngine
         job = await register(client, room="lab")
         waiting = [asyncio.ensure_future(claim(client, job["worker_id"], 30)) for _ in range(2)]
         tasks = await asyncio.gather(*(submit(client, job) for _ in range(8)))
-        got = await asyncio.gather(*waiting)
-        url = f"{V1}/tasks/{got[0]['id']}"
+        claimed = await asyncio.gather(*waiting)
+        url = f"{V1}/tasks/{claimed[0]['id']}"
         ended = asyncio.ensure_future(client.get(url, headers={"Prefer": "wait=30"}))
         assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == len(tasks) + 1
         await client.delete(f"{V1}/workers/{job['worker_id']}")
@@ -128,7 +128,7 @@ async def test_any_session_class_works(
 
 
 @pytest.fixture
-def ask(async_url: str) -> Callable[..., httpx.Response]:
+def send_request(async_url: str) -> Callable[..., httpx.Response]:
     """Return a function that sends a request in a new event loop, to a host without a lifespan."""
     sessions = async_sessionmaker(create_async_engine(async_url, poolclass=NullPool))
 
@@ -153,21 +153,27 @@ def ask(async_url: str) -> Callable[..., httpx.Response]:
     return send
 
 
-def test_each_request_may_have_its_own_event_loop(ask: Callable[..., httpx.Response]) -> None:
+def test_each_request_may_have_its_own_event_loop(send_request: Callable[..., httpx.Response]) -> None:
     """A synchronous test client works like this; waiting works too."""
-    job = ask("PUT", "/rooms/lab/jobs", json=ROTATE).json()
+    job = send_request("PUT", "/rooms/lab/jobs", json=ROTATE).json()
     worker = {"worker_id": job["worker_id"]}
     # The loop is not closed while the re-check looks, which it does after 1 s and after 2.5.
     for wait in (0, 2):
-        assert ask("POST", "/tasks/claim", wait, json=worker).json() == {"task": None, "reason": "empty"}
-        task = ask("POST", f"/rooms/lab/tasks/{job['full_name']}", json={}).json()
-        claimed = ask("POST", "/tasks/claim", wait, json=worker).json()["task"]
+        assert send_request("POST", "/tasks/claim", wait, json=worker).json() == {
+            "task": None,
+            "reason": "empty",
+        }
+        task = send_request("POST", f"/rooms/lab/tasks/{job['full_name']}", json={}).json()
+        claimed = send_request("POST", "/tasks/claim", wait, json=worker).json()["task"]
         assert claimed["id"] == task["id"]
-        assert ask("GET", f"/tasks/{task['id']}", wait).json() == claimed
-        assert ask("PATCH", f"/workers/{job['worker_id']}").status_code == 200
+        assert send_request("GET", f"/tasks/{task['id']}", wait).json() == claimed
+        assert send_request("PATCH", f"/workers/{job['worker_id']}").status_code == 200
         for status in ("running", "completed"):
-            assert ask("PATCH", f"/tasks/{task['id']}", json={"status": status}).json()["status"] == status
-    assert ask("DELETE", f"/workers/{job['worker_id']}").status_code == 204
+            assert (
+                send_request("PATCH", f"/tasks/{task['id']}", json={"status": status}).json()["status"]
+                == status
+            )
+    assert send_request("DELETE", f"/workers/{job['worker_id']}").status_code == 204
 
 
 @on_sqlite
@@ -221,10 +227,10 @@ async def test_an_identity_may_have_any_type_of_id(
 async def test_an_identity_that_is_none_is_refused(engine: AsyncEngine, start: Start) -> None:
     """A dependency that returns None for strangers gives them no access."""
 
-    async def nobody() -> None:
+    async def no_identity() -> None:
         return None
 
-    client = await start(mounted(async_sessionmaker(engine), nobody))
+    client = await start(mounted(async_sessionmaker(engine), no_identity))
     answer = await client.get(f"{V1}/workers")
     assert (answer.status_code, answer.json()["type"]) == (401, "/v1/problems/unauthorized")
 
@@ -291,7 +297,7 @@ async def test_a_host_may_override_its_identity(engine: AsyncEngine, start: Star
     """`app.dependency_overrides` applies to the identity as to any dependency."""
 
     async def locked_out() -> Person:
-        raise HTTPException(401, "nobody gets in")
+        raise HTTPException(401, "access denied")
 
     app = mounted(async_sessionmaker(engine), locked_out)
     client = await start(app)
@@ -315,9 +321,9 @@ async def test_an_app_may_be_started_again(engine: AsyncEngine) -> None:
                 await asyncio.wait([waiting], timeout=0.2)
                 async with asyncio.timeout(BOUND):
                     task = await submit(client, job)
-                    got = await waiting
-                assert got is not None
-                assert got["id"] == task["id"]
+                    claimed = await waiting
+                assert claimed is not None
+                assert claimed["id"] == task["id"]
                 await client.delete(f"{V1}/workers/{job['worker_id']}")
 
 

@@ -35,15 +35,15 @@ async def test_every_operation_needs_an_identity(
     client: httpx.AsyncClient, app: FastAPI, as_user: AsUser
 ) -> None:
     """Reads too: the problem 401 explains how to authenticate."""
-    nobody = await as_user()
+    anonymous = await as_user()
     job = await register(client)
     await submit(client, job)
-    asked = operations(app)
-    assert len(asked) == 33
+    requests = operations(app)
+    assert len(requests) == 33
     for credentials in (None, "", "Bearer", "Bearer ", "Bearer x", "Basic YWRtaW46", "Bearer \xff\x01", LONG):
         headers = {} if credentials is None else {"Authorization": credentials.encode("latin-1")}
-        for method, url in asked:
-            answer = await nobody.request(method, url, json={"status": "cancelled"}, headers=headers)
+        for method, url in requests:
+            answer = await anonymous.request(method, url, json={"status": "cancelled"}, headers=headers)
             body = expect_problem(answer, 401, "unauthorized")
             assert answer.headers["www-authenticate"] == "Bearer"
             assert body["detail"]
@@ -53,14 +53,14 @@ async def test_every_operation_needs_an_identity(
 @on_sqlite
 async def test_the_identity_is_checked_first(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """It is checked before the room and before the shape, the size and the JSON of the body."""
-    nobody = await as_user()
+    anonymous = await as_user()
     await register(client)
     for url in (f"{V1}/rooms/a:b/tasks/x", f"{V1}/rooms/lab/tasks/@global:modifiers:Rotate"):
         for content in (b"{}", b"[]", b"{", b"\xff", b"[" * 100_000):
-            answer = await nobody.post(url, content=content, headers={"Content-Type": "application/json"})
+            answer = await anonymous.post(url, content=content, headers={"Content-Type": "application/json"})
             expect_problem(answer, 401, "unauthorized")
-    expect_problem(await nobody.get(f"{V1}/rooms/a:b/tasks", params={"limit": -1}), 401, "unauthorized")
-    expect_problem(await nobody.get(f"{V1}/tasks/x"), 401, "unauthorized")
+    expect_problem(await anonymous.get(f"{V1}/rooms/a:b/tasks", params={"limit": -1}), 401, "unauthorized")
+    expect_problem(await anonymous.get(f"{V1}/tasks/x"), 401, "unauthorized")
 
 
 @on_sqlite
@@ -76,10 +76,10 @@ async def test_a_revoked_token_is_refused(
 @on_sqlite
 async def test_the_scheme_of_a_token_ignores_case(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """`bearer` and `BEARER` are the same scheme."""
-    nobody = await as_user()
+    anonymous = await as_user()
     token = client.headers["authorization"].split()[1]
     for scheme in ("bearer", "BEARER"):
-        answer = await nobody.get(f"{V1}/workers", headers={"Authorization": f"{scheme} {token}"})
+        answer = await anonymous.get(f"{V1}/workers", headers={"Authorization": f"{scheme} {token}"})
         assert answer.status_code == 200
 
 
@@ -87,16 +87,16 @@ async def test_identities_are_compared_as_text(client: httpx.AsyncClient, as_use
     """Names that differ in case or in one digit are different users."""
     ada, other, number = await as_user("ada"), await as_user("Ada"), await as_user("1")
     worker = (await ada.post(f"{V1}/workers")).json()
-    for stranger in (other, number):
-        expect_problem(await stranger.delete(f"{V1}/workers/{worker['id']}"), 403, "forbidden")
+    for other_user in (other, number):
+        expect_problem(await other_user.delete(f"{V1}/workers/{worker['id']}"), 403, "forbidden")
 
 
 @on_sqlite
 async def test_health_and_problem_pages_need_no_identity(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """Load balancers and readers of a problem's type have no token."""
-    nobody = await as_user()
+    anonymous = await as_user()
     for url in ("/health/live", "/health/ready", "/v1/problems/unauthorized"):
-        assert (await nobody.get(url)).status_code == 200
+        assert (await anonymous.get(url)).status_code == 200
 
 
 @on_sqlite

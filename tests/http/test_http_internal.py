@@ -67,10 +67,10 @@ async def test_an_internal_task_is_claimed_before_its_dispatch(
     """202 with `claimed` and no worker; one call of the broker; one event."""
     seen: list[dict[str, Any]] = []
 
-    async def look(task_id: str) -> None:
+    async def check_row(task_id: str) -> None:
         seen.append(await get_task(client, {"id": task_id}))
 
-    broker.act = look
+    broker.act = check_row
     events.clear()
     answer = await client.post(SUBMIT, json={"payload": {"x": 1}})
     assert answer.status_code == 202
@@ -85,9 +85,9 @@ async def test_an_internal_task_is_claimed_before_its_dispatch(
     assert answer.headers["retry-after"] == "1"
     assert broker.calls == [{"task_id": task["id"], "room_id": "lab", "payload": {"x": 1}}]
     assert seen == [task]
-    [told] = events
-    assert isinstance(told.event, TaskStatusEvent)
-    assert (told.event.status, told.room) == ("claimed", "room:lab")
+    [emission] = events
+    assert isinstance(emission.event, TaskStatusEvent)
+    assert (emission.event.status, emission.room) == ("claimed", "room:lab")
 
 
 @on_sqlite
@@ -98,7 +98,7 @@ async def test_no_remote_worker_gets_an_internal_task(
     remote = await register(client, "Remote")
     await submit(client, job)
     assert await claim(client, remote["worker_id"]) is None
-    assert not [told for told in events if isinstance(told.event, TaskAvailable)]
+    assert not [event for event, _ in events if isinstance(event, TaskAvailable)]
 
 
 async def test_an_executor_may_finish_before_the_response(
@@ -136,7 +136,7 @@ async def test_a_failed_dispatch_fails_the_task(
     assert (await client.get("/v1/problems/dispatch-failed")).status_code == 200
     assert task["completed_at"] is not None
     assert await get_task(client, task) == task
-    assert [told.event.status for told in events] == ["claimed", "failed"]
+    assert [event.status for event, _ in events] == ["claimed", "failed"]
     assert answer.headers["location"] == f"/v1/joblib/tasks/{task['id']}"
     broker.act = None
     assert (await submit(client, job))["status"] == "claimed"
@@ -164,11 +164,11 @@ async def test_a_slow_broker_delays_no_other_request(
     """No transaction is open during the dispatch."""
     release, entered = asyncio.Event(), asyncio.Event()
 
-    async def linger(task_id: str) -> None:
+    async def wait_for_release(task_id: str) -> None:
         entered.set()
         await release.wait()
 
-    broker.act = linger
+    broker.act = wait_for_release
     slow = asyncio.ensure_future(submit(client, job))
     async with asyncio.timeout(5):
         await entered.wait()

@@ -50,14 +50,14 @@ async def test_each_error_points_to_its_page(
     client: httpx.AsyncClient, as_user: AsUser, app: FastAPI
 ) -> None:
     """401, 403, 404, 405, 409, 413, 422 have one media type and a documented type."""
-    ada, nobody = await as_user("ada"), await as_user()
+    ada, anonymous = await as_user("ada"), await as_user()
     job = await register(client)
     task = await submit(client, job)
     url = f"{V1}/tasks/{task['id']}"
     submits = f"{V1}/rooms/lab/tasks/{job['full_name']}"
     answers = {
         400: await client.get(f"{V1}/rooms/a:b/tasks"),
-        401: await nobody.get(url),
+        401: await anonymous.get(url),
         403: await ada.patch(url, json={"status": "running"}),
         404: await client.get(f"{V1}/tasks/{UNKNOWN_ID}"),
         405: await client.put(url),
@@ -69,7 +69,7 @@ async def test_each_error_points_to_its_page(
         kind = answer.json()["type"].removeprefix("/v1/problems/")
         body = expect_problem(answer, status, kind)
         assert body["detail"]
-        page = await nobody.get(body["type"])
+        page = await anonymous.get(body["type"])
         assert page.status_code == 200
         assert f"({status} {body['title']})" in page.text
     assert "GET" in answers[405].headers["allow"]
@@ -88,15 +88,15 @@ async def test_unknown_paths_are_problems_too(client: httpx.AsyncClient) -> None
 async def test_a_validation_problem_lists_every_error(client: httpx.AsyncClient) -> None:
     """422 has the place of each error and does not repeat the input."""
     body = {"category": 5, "schema": "secret-text", "worker_id": "x"}
-    told = expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
-    assert [fault["loc"] for fault in told["errors"]] == [
+    problem = expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
+    assert [fault["loc"] for fault in problem["errors"]] == [
         ["body", "schema"],
         ["body", "category"],
         ["body", "name"],
         ["body", "worker_id"],
     ]
-    assert all(fault["message"] for fault in told["errors"])
-    assert "secret-text" not in str(told)
+    assert all(fault["message"] for fault in problem["errors"])
+    assert "secret-text" not in str(problem)
 
 
 async def test_an_unexpected_error_reveals_no_details(client: httpx.AsyncClient, runtime: Runtime) -> None:

@@ -88,7 +88,7 @@ async def test_a_provider_is_registered(client: httpx.AsyncClient, events: list[
     parse_utc(provider["created_at"])
     workers = (await client.get(f"{V1}/workers")).json()["items"]
     assert [worker["id"] for worker in workers] == [provider["worker_id"]]
-    assert [(told.event.event_name, told.room) for told in events] == [("providers_invalidate", "room:lab")]
+    assert [(event.event_name, room) for event, room in events] == [("providers_invalidate", "room:lab")]
 
 
 async def test_a_second_registration_replaces_the_first(client: httpx.AsyncClient) -> None:
@@ -157,8 +157,8 @@ async def test_an_invalid_registration_names_the_field(
 ) -> None:
     """422 with the place of the error; no provider is registered."""
     body = {"category": "files", "name": "home", **fields}
-    said = expect_problem(await client.put(f"{V1}/rooms/lab/providers", json=body), 422, "invalid-request")
-    assert next(iter(fields)) in said["detail"]
+    problem = expect_problem(await client.put(f"{V1}/rooms/lab/providers", json=body), 422, "invalid-request")
+    assert next(iter(fields)) in problem["detail"]
     assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
 
 
@@ -210,7 +210,7 @@ async def test_concurrent_registrations_of_one_provider(client: httpx.AsyncClien
 
 async def test_a_room_sees_its_own_and_global_providers(client: httpx.AsyncClient) -> None:
     """`@global` sees only its own; an invisible provider is 404."""
-    mine = await register_provider(client)
+    own_provider = await register_provider(client)
     everybodys = await register_provider(client, "@global")
     listed = {
         room: [
@@ -219,7 +219,7 @@ async def test_a_room_sees_its_own_and_global_providers(client: httpx.AsyncClien
         for room in ("lab", "attic", "@global", "@internal")
     }
     assert listed == {
-        "lab": [everybodys["full_name"], mine["full_name"]],
+        "lab": [everybodys["full_name"], own_provider["full_name"]],
         "attic": [everybodys["full_name"]],
         "@global": [everybodys["full_name"]],
         "@internal": [everybodys["full_name"]],
@@ -242,14 +242,14 @@ async def test_cross_room_jobs_covers_providers(client: httpx.AsyncClient, runti
 @on_sqlite
 async def test_a_list_of_providers_has_pages(client: httpx.AsyncClient) -> None:
     """Newest first, each once, with the total."""
-    made = [(await register_provider(client, name=f"p{n}"))["full_name"] for n in range(7)]
+    registered = [(await register_provider(client, name=f"p{n}"))["full_name"] for n in range(7)]
     found: list[str] = []
     for offset in range(0, 8, 2):
         params = {"limit": 2, "offset": offset}
         page = (await client.get(f"{V1}/rooms/lab/providers", params=params)).json()
         assert (page["total"], page["limit"], page["offset"]) == (7, 2, offset)
         found += [provider["full_name"] for provider in page["items"]]
-    assert found == made[::-1]
+    assert found == registered[::-1]
 
 
 @on_sqlite
@@ -281,11 +281,11 @@ async def test_the_worker_that_claims_a_request_answers_it(
     assert answer.headers["preference-applied"] == "wait=7"
     params = '{"a":"1","b":"2"}'
     request_id = hashed(a="1", b="2")
-    asked = {"request_id": request_id, "provider_name": NAME, "params": params}
-    assert read == {**asked, "provider_id": provider["id"]}
-    told = [(event.event_name, event.model_dump(), room) for event, room in events]
-    assert told == [
-        ("provider_request", asked, f"providers:{NAME}"),
+    request_body = {"request_id": request_id, "provider_name": NAME, "params": params}
+    assert read == {**request_body, "provider_id": provider["id"]}
+    emission = [(event.event_name, event.model_dump(), room) for event, room in events]
+    assert emission == [
+        ("provider_request", request_body, f"providers:{NAME}"),
         ("provider_result_ready", {"provider_name": NAME, "request_hash": request_id}, "room:lab"),
     ]
 
@@ -349,7 +349,7 @@ async def test_two_hundred_identical_requests_reach_the_provider_once(
     answers = await asyncio.gather(*reading)
     assert {(answer.status_code, answer.content) for answer in answers} == {(200, b"the same")}
     assert await second is None
-    assert [told.event.event_name for told in events].count("provider_request") == 1
+    assert [event.event_name for event, _ in events].count("provider_request") == 1
 
 
 async def test_repeated_requests_for_a_slow_result_reach_the_provider_once(client: httpx.AsyncClient) -> None:
@@ -423,11 +423,11 @@ async def _close_waiting_claim(client: httpx.AsyncClient, worker_id: str) -> Non
         "query_string": b"",
         "headers": headers,
     }
-    heard = iter([{"type": "http.request", "body": body, "more_body": False}])
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
     sleeps = app.state.joblib.runtime.waiters
 
     async def receive() -> dict[str, Any]:
-        message = next(heard, None)
+        message = next(messages, None)
         if message is not None:
             return message
         async with asyncio.timeout(BOUND):
@@ -485,8 +485,8 @@ async def test_a_provider_error_may_have_any_text(client: httpx.AsyncClient, bod
     answer, _ = await asyncio.gather(
         client.get(READ), serve(client, provider, body, **{"X-Result-Status": "error"})
     )
-    said = expect_problem(answer, 502, "provider-failed")
-    assert len(said["detail"]) < 70_000
+    problem = expect_problem(answer, 502, "provider-failed")
+    assert len(problem["detail"]) < 70_000
 
 
 async def test_a_new_registration_never_serves_old_bytes(client: httpx.AsyncClient) -> None:
@@ -526,7 +526,7 @@ async def test_the_previous_worker_takes_over(client: httpx.AsyncClient, events:
     await claim_request(client, second["worker_id"], wait=BOUND)
     events.clear()
     await client.delete(f"{V1}/workers/{second['worker_id']}")
-    assert [told.event.event_name for told in events].count("providers_invalidate") == 1
+    assert [event.event_name for event, _ in events].count("providers_invalidate") == 1
     assert (await client.get(f"{READ}/info")).json() == first
     await serve(client, first, b"of the first")
     answer = await reading
@@ -811,15 +811,15 @@ async def test_only_the_owner_claims_provider_requests(client: httpx.AsyncClient
 
 async def test_each_request_is_claimed_once_and_the_oldest_first(client: httpx.AsyncClient) -> None:
     """Also by concurrent claims; each worker gets requests to its own providers."""
-    mine, other = await register_provider(client), await register_provider(client, name="other")
+    own_provider, other = await register_provider(client), await register_provider(client, name="other")
     for n in range(5):
         await client.get(f"{READ}?n={n}", headers=NOW)
     await client.get(f"{V1}/rooms/lab/providers/lab:files:other", headers=NOW)
-    first = await claim_request(client, mine["worker_id"])
+    first = await claim_request(client, own_provider["worker_id"])
     assert json.loads(first["params"]) == {"n": "0"}
-    rest = await asyncio.gather(*[claim_request(client, mine["worker_id"]) for _ in range(10)])
-    got = sorted(json.loads(read["params"])["n"] for read in rest if read)
-    assert got == ["1", "2", "3", "4"]
+    rest = await asyncio.gather(*[claim_request(client, own_provider["worker_id"]) for _ in range(10)])
+    claimed = sorted(json.loads(read["params"])["n"] for read in rest if read)
+    assert claimed == ["1", "2", "3", "4"]
     assert (await claim_request(client, other["worker_id"]))["provider_name"] == "lab:files:other"
 
 
@@ -864,14 +864,14 @@ async def test_waiting_requests_are_bounded(client: httpx.AsyncClient, runtime: 
     """429 with Retry-After; the next one is accepted when a slot is free."""
     provider = await register_provider(client)
 
-    async def ask_many(tx: Any) -> None:
+    async def insert_requests(tx: Any) -> None:
         row = await provider_store.by_id(tx, UUID(provider["id"]))
         assert row is not None
         until = await tx.now() + timedelta(minutes=1)
         for n in range(MAX_PENDING_REQUESTS):
             await request_store.add(tx, row, f"read-{n}", "{}", until)
 
-    await runtime.write(ask_many)
+    await runtime.write(insert_requests)
     answer = await client.get(f"{READ}?n=3", headers=NOW)
     expect_problem(answer, 429, "too-many-requests")
     assert "retry-after" in answer.headers
@@ -890,8 +890,8 @@ async def test_a_request_wakes_a_waiting_claim(client: httpx.AsyncClient) -> Non
     began = time.monotonic()
     for n in range(3):
         await client.get(f"{READ}?n={n}", headers=NOW)
-    got = await asyncio.gather(*waiting)
-    assert sorted(json.loads(read["params"])["n"] for read in got) == ["0", "1", "2"]
+    claimed = await asyncio.gather(*waiting)
+    assert sorted(json.loads(read["params"])["n"] for read in claimed) == ["0", "1", "2"]
     assert time.monotonic() - began < 2
 
 
@@ -902,7 +902,7 @@ async def test_no_category_is_special(client: httpx.AsyncClient, events: list[Em
         await register_provider(client, category=category, worker_id=worker)
     events.clear()
     await client.delete(f"{V1}/workers/{worker}")
-    assert [(told.event.event_name, told.room) for told in events] == [("providers_invalidate", "room:lab")]
+    assert [(event.event_name, room) for event, room in events] == [("providers_invalidate", "room:lab")]
     assert (await client.get(f"{V1}/rooms/lab/providers")).json()["total"] == 0
 
 
@@ -948,8 +948,8 @@ async def test_concurrent_operations_cause_no_errors(client: httpx.AsyncClient) 
             for _ in range(3):
                 await note(client.get(f"{READ}?n={chance.randrange(3)}", headers=NOW))
                 claim = {"worker_id": provider["worker_id"]}
-                got = await note(client.post(f"{V1}/providers/requests/claim", json=claim))
-                read = got.json().get("request")
+                claimed = await note(client.post(f"{V1}/providers/requests/claim", json=claim))
+                read = claimed.json().get("request")
                 if read:
                     await note(upload(client, provider, read["request_id"], b"data"))
             gone = chance.choice([f"workers/{provider['worker_id']}", f"providers/{provider['id']}"])
@@ -987,9 +987,9 @@ async def test_callers_are_notified_of_a_result_that_is_too_large(
     reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
     read = await claim_request(client, provider["worker_id"], wait=BOUND)
     expect_problem(await upload(client, provider, read["request_id"], b"x" * 1001), 413, "content-too-large")
-    said = expect_problem(await reading, 502, "provider-failed")
-    assert said["error"] == "ContentTooLarge"
-    assert "1000 bytes" in said["detail"]
+    problem = expect_problem(await reading, 502, "provider-failed")
+    assert problem["error"] == "ContentTooLarge"
+    assert "1000 bytes" in problem["detail"]
 
 
 @on_sqlite

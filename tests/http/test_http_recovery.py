@@ -32,8 +32,8 @@ pytestmark = on_sqlite
 async def test_an_invalid_policy_is_refused(client: httpx.AsyncClient, field: str, value: Any) -> None:
     """422 names the field; no job is registered."""
     body = {"category": "modifiers", "name": "Rotate", field: value}
-    told = expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
-    assert field in told["detail"]
+    problem = expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
+    assert field in problem["detail"]
     assert (await client.get(f"{V1}/workers")).json()["total"] == 0
 
 
@@ -68,15 +68,15 @@ async def test_an_empty_claim_returns_its_reason(client: httpx.AsyncClient) -> N
     for _ in range(2):
         await submit(client, job)
     assert await claim(client, job["worker_id"]) is not None
-    told = []
+    reasons = []
     for change in (None, f"rooms/lab/jobs/{job['full_name']}/pause", f"workers/{job['worker_id']}/drain"):
         if change:
             assert (await client.post(f"{V1}/{change}")).status_code == 200
         answer = await client.post(CLAIM, json=body)
         assert (answer.status_code, answer.json()["task"]) == (200, None)
         assert answer.headers["retry-after"] == "1"
-        told.append(answer.json()["reason"])
-    assert told == ["at_capacity", "paused", "draining"]
+        reasons.append(answer.json()["reason"])
+    assert reasons == ["at_capacity", "paused", "draining"]
 
 
 async def test_permissions_of_actions(client: httpx.AsyncClient, as_user: AsUser) -> None:
@@ -112,8 +112,8 @@ async def test_an_action_on_a_changed_task_is_refused(client: httpx.AsyncClient)
     task = await submit(client, job)
     await claim(client, job["worker_id"])
     answer = await client.post(f"{V1}/tasks/{task['id']}/release", json={"attempt": 2})
-    told = expect_problem(answer, 409, "stale-report")
-    assert (told["current_status"], told["current_attempt"]) == ("claimed", 1)
+    problem = expect_problem(answer, 409, "stale-report")
+    assert (problem["current_status"], problem["current_attempt"]) == ("claimed", 1)
     assert (await get_task(client, task))["status"] == "claimed"
     expect_problem(await client.post(f"{V1}/tasks/{task['id']}/retry"), 409, "invalid-task-transition")
 
@@ -126,14 +126,14 @@ async def test_history_and_explanation_need_a_readable_room(client: httpx.AsyncC
     await report(client, task, "running")
     await report(client, task, "failed", error="no luck")
     url = f"{V1}/tasks/{task['id']}"
-    told = (await client.get(f"{url}/history")).json()["transitions"]
-    assert [step["status"] for step in told] == ["pending", "claimed", "running", "pending"]
-    assert (told[-1]["reason"], told[-1]["error"]) == ("error", "no luck")
+    transitions = (await client.get(f"{url}/history")).json()["transitions"]
+    assert [step["status"] for step in transitions] == ["pending", "claimed", "running", "pending"]
+    assert (transitions[-1]["reason"], transitions[-1]["error"]) == ("error", "no luck")
     assert "scheduled" in {why["code"] for why in (await client.get(f"{url}/explain")).json()["reasons"]}
 
-    async def nobody(room_id: str) -> str:
+    async def refuse(room_id: str) -> str:
         raise HTTPException(404, "no such room")
 
-    app.dependency_overrides[verify_readable_room] = nobody
+    app.dependency_overrides[verify_readable_room] = refuse
     for what in ("", "/history", "/explain"):
         assert (await client.get(url + what)).status_code == 404

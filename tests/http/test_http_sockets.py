@@ -60,9 +60,9 @@ async def test_a_disconnected_claim_gets_no_task(port: tuple[httpx.AsyncClient, 
     """The server notices at once; the task stays pending for the next claim."""
     client, runtime = port
     job = await register(client)
-    asked = asyncio.create_task(claim(client, job["worker_id"], 30))
+    pending_requests = asyncio.create_task(claim(client, job["worker_id"], 30))
     await until(lambda: len(runtime.waiters) == 1)
-    await close_sockets(asked)
+    await close_sockets(pending_requests)
     await until(lambda: len(runtime.waiters) == 0, 2)
     task = await submit(client, job)
     assert (await get_task(client, task))["status"] == "pending"
@@ -79,9 +79,9 @@ async def test_a_wake_up_skips_a_disconnected_claim(port: tuple[httpx.AsyncClien
     await until(lambda: len(runtime.waiters) == 2)
     _, task = await asyncio.gather(close_sockets(gone), submit(client, first))
     async with asyncio.timeout(5):
-        got = await stays
+        returned = await stays
     after = await get_task(client, task)
-    assert got is None or got["id"] == task["id"]
+    assert returned is None or returned["id"] == task["id"]
     assert after["worker_id"] in {first["worker_id"], second["worker_id"]}
 
 
@@ -89,12 +89,12 @@ async def test_a_waiter_ends_with_its_client(port: tuple[httpx.AsyncClient, Runt
     """The server keeps no waiter of a disconnected client."""
     client, runtime = port
     task = await submit(client, await register(client))
-    asked = [
+    pending_requests = [
         asyncio.create_task(client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": "wait=30"}))
         for _ in range(5)
     ]
     await until(lambda: len(runtime.waiters) == 5)
-    for request in asked:
+    for request in pending_requests:
         await close_sockets(request)
     await until(lambda: len(runtime.waiters) == 0, 2)
 
@@ -109,7 +109,7 @@ async def test_ctrl_c_stops_a_server_with_waiting_requests(sqlite_url: str, sett
             task = await submit(client, job)
             wait = {"Prefer": "wait=60"}
             worker = {"worker_id": other["worker_id"]}
-            asked = [
+            pending_requests = [
                 asyncio.create_task(client.get(f"{V1}/tasks/{task['id']}", headers=wait)),
                 asyncio.create_task(client.post(f"{V1}/tasks/claim", json=worker, headers=wait)),
             ]
@@ -117,10 +117,10 @@ async def test_ctrl_c_stops_a_server_with_waiting_requests(sqlite_url: str, sett
             await client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": "wait=1"})
             started = time.monotonic()
             server.interrupt()
-            got, claimed = await asyncio.gather(*asked)
+            returned, claimed = await asyncio.gather(*pending_requests)
             assert await asyncio.to_thread(server.process.wait, 10) == 0
             assert time.monotonic() - started < 10
-            assert (got.status_code, got.json()) == (200, task)
+            assert (returned.status_code, returned.json()) == (200, task)
             assert (claimed.status_code, claimed.json()) == (200, NO_TASK)
     async with serving(settings) as (client, _):
         assert (await claim(client, job["worker_id"]))["id"] == task["id"]

@@ -29,9 +29,9 @@ CLAIM = f"{V1}/tasks/claim"
 def statuses(events: list[Emission]) -> list[tuple[str, str, int | None]]:
     """Return status, room and position of each event of a task's status."""
     return [
-        (told.event.status, told.room, told.event.queue_position)
-        for told in events
-        if isinstance(told.event, TaskStatusEvent)
+        (emission.event.status, emission.room, emission.event.queue_position)
+        for emission in events
+        if isinstance(emission.event, TaskStatusEvent)
     ]
 
 
@@ -168,11 +168,11 @@ async def test_a_claim_returns_the_oldest_task_of_all_jobs_of_a_worker(
     foreign = await register(client, "Foreign")
     tasks = [await submit(client, which) for which in (second, foreign, job, second, job)]
     events.clear()
-    got = [await claim(client, job["worker_id"]) for _ in range(5)]
-    assert [task and task["id"] for task in got] == [tasks[i]["id"] for i in (0, 2, 3, 4)] + [None]
+    claimed = [await claim(client, job["worker_id"]) for _ in range(5)]
+    assert [task and task["id"] for task in claimed] == [tasks[i]["id"] for i in (0, 2, 3, 4)] + [None]
     assert statuses(events) == [("claimed", "room:lab", None)] * 4
     assert len(events) == 4
-    for task in got[:4]:
+    for task in claimed[:4]:
         assert (task["status"], task["worker_id"], task["attempt"]) == ("claimed", job["worker_id"], 1)
         assert (task["started_at"], task["queue_position"]) == (None, None)
         assert await get_task(client, task) == task

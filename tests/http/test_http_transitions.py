@@ -21,7 +21,7 @@ WAY = {
 def test_the_transition_table_matches_the_contract() -> None:
     """It has exactly these transitions and roles."""
     table = {(str(a), str(b)): {str(role) for role in roles} for (a, b), roles in TRANSITIONS.items()}
-    holder, anybody = {"worker", "superuser"}, {"worker", "superuser", "submitter"}
+    holder, everyone = {"worker", "superuser"}, {"worker", "superuser", "submitter"}
     assert table == {
         ("pending", "claimed"): {"server"},
         ("pending", "cancelled"): {"submitter", "superuser"},
@@ -32,10 +32,10 @@ def test_the_transition_table_matches_the_contract() -> None:
         ("cancelled", "pending"): {"server"},
         ("claimed", "running"): holder,
         ("claimed", "failed"): holder | {"server"},
-        ("claimed", "cancelled"): anybody,
+        ("claimed", "cancelled"): everyone,
         ("running", "completed"): holder,
         ("running", "failed"): holder | {"server"},
-        ("running", "cancelled"): anybody,
+        ("running", "cancelled"): everyone,
     }
 
 
@@ -67,7 +67,7 @@ async def test_every_role_may_do_what_the_table_allows(client: httpx.AsyncClient
     waiting = await register(owner, "Waiting", room="lab")
     moving = await register(owner, "Moving", room="lab")
 
-    async def bring(status: TaskStatus) -> dict[str, Any]:
+    async def task_with_status(status: TaskStatus) -> dict[str, Any]:
         if status == TaskStatus.PENDING:
             return await submit(people[Role.SUBMITTER], waiting)
         await submit(people[Role.SUBMITTER], moving)
@@ -77,7 +77,7 @@ async def test_every_role_may_do_what_the_table_allows(client: httpx.AsyncClient
         return await get_task(owner, task)
 
     async def check(status: TaskStatus, target: TaskStatus, role: Role | None) -> None:
-        before = await bring(status)
+        before = await task_with_status(status)
         answer = await report(people[role], before, target)
         code, kind = expected(status, target, role)
         where = f"{role}: {status} to {target}: {answer.text}"

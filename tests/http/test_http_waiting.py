@@ -115,17 +115,17 @@ async def test_a_wait_ends_at_its_time(client: httpx.AsyncClient) -> None:
     idle = (await client.post(f"{V1}/workers")).json()
     wait = {"Prefer": "wait=1"}
 
-    async def timed(asked: Awaitable[httpx.Response]) -> tuple[httpx.Response, float]:
+    async def timed(requests: Awaitable[httpx.Response]) -> tuple[httpx.Response, float]:
         started = time.monotonic()
-        return await asked, time.monotonic() - started
+        return await requests, time.monotonic() - started
 
-    (got, first), (claimed, second) = await asyncio.gather(
+    (returned, first), (claimed, second) = await asyncio.gather(
         timed(client.get(f"{V1}/tasks/{task['id']}", headers=wait)),
         timed(client.post(f"{V1}/tasks/claim", json={"worker_id": idle["id"]}, headers=wait)),
     )
-    assert (got.status_code, got.json()) == (200, task)
+    assert (returned.status_code, returned.json()) == (200, task)
     assert (claimed.status_code, claimed.json()) == (200, NO_TASK)
-    for answer, seconds in ((got, first), (claimed, second)):
+    for answer, seconds in ((returned, first), (claimed, second)):
         assert answer.headers["preference-applied"] == "wait=1"
         assert 1 <= seconds < 1.9
 
@@ -170,7 +170,7 @@ async def test_the_end_of_a_task_wakes_its_waiters(client: httpx.AsyncClient, ru
         job = await register(client)
         await submit(client, job)
         task = await claim(client, job["worker_id"])
-        asked = [waiting_for(client, task) for _ in range(3)]
+        requests = [waiting_for(client, task) for _ in range(3)]
         await until(lambda: len(runtime.waiters) == 3)
         await report(client, task, "running")
         assert len(runtime.waiters) == 3
@@ -179,7 +179,7 @@ async def test_the_end_of_a_task_wakes_its_waiters(client: httpx.AsyncClient, ru
         else:
             await report(client, task, end)
         async with asyncio.timeout(SOON):
-            answers = await asyncio.gather(*asked)
+            answers = await asyncio.gather(*requests)
         for answer in answers:
             assert answer.json()["status"] == {"removed": "failed"}.get(end, end)
             assert answer.headers["preference-applied"] == f"wait={WAIT}"
@@ -190,14 +190,14 @@ async def test_the_end_of_a_task_wakes_its_waiters(client: httpx.AsyncClient, ru
 async def test_a_submit_wakes_a_waiting_claim(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """The claim returns the task within the time of a commit."""
     job = await register(client)
-    asked = claiming(client, job["worker_id"])
+    requests = claiming(client, job["worker_id"])
     await until(lambda: len(runtime.waiters) == 1)
     started = time.monotonic()
     task = await submit(client, job)
     async with asyncio.timeout(SOON):
-        got = await asked
+        returned = await requests
     assert time.monotonic() - started < SOON
-    assert (got["id"], got["worker_id"]) == (task["id"], job["worker_id"])
+    assert (returned["id"], returned["worker_id"]) == (task["id"], job["worker_id"])
 
 
 @pytest.mark.usefixtures("no_recheck")
@@ -205,15 +205,15 @@ async def test_waiting_claims_are_served_in_order(client: httpx.AsyncClient, run
     """Three workers wait; each task goes once to the claim that has waited longest."""
     first = await register(client)
     workers = [first["worker_id"], *[(await register(client))["worker_id"] for _ in range(2)]]
-    asked = []
+    requests = []
     for count, worker_id in enumerate(workers, 1):
-        asked.append(claiming(client, worker_id))
+        requests.append(claiming(client, worker_id))
         await until(lambda count=count: len(runtime.waiters) == count)
     for position in range(3):
         task = await submit(client, first)
         async with asyncio.timeout(SOON):
-            assert (await asked[position])["id"] == task["id"]
-        assert [done.done() for done in asked] == [index <= position for index in range(3)]
+            assert (await requests[position])["id"] == task["id"]
+        assert [done.done() for done in requests] == [index <= position for index in range(3)]
 
 
 @pytest.mark.usefixtures("no_recheck")
@@ -221,12 +221,12 @@ async def test_a_burst_of_tasks_wakes_as_many_claims(client: httpx.AsyncClient, 
     """Each waiting claim gets another task."""
     first = await register(client)
     workers = [first["worker_id"], *[(await register(client))["worker_id"] for _ in range(7)]]
-    asked = [claiming(client, worker_id) for worker_id in workers]
+    requests = [claiming(client, worker_id) for worker_id in workers]
     await until(lambda: len(runtime.waiters) == len(workers))
     tasks = await asyncio.gather(*(submit(client, first) for _ in workers))
     async with asyncio.timeout(SOON):
-        got = await asyncio.gather(*asked)
-    assert sorted(task["id"] for task in got) == sorted(task["id"] for task in tasks)
+        returned = await asyncio.gather(*requests)
+    assert sorted(task["id"] for task in returned) == sorted(task["id"] for task in tasks)
 
 
 @pytest.mark.usefixtures("no_recheck")
@@ -235,7 +235,7 @@ async def test_a_waiting_claim_covers_new_jobs_of_its_worker(
 ) -> None:
     """A job that the worker left wakes its claim no longer."""
     job = await register(client)
-    asked = claiming(client, job["worker_id"])
+    requests = claiming(client, job["worker_id"])
     await until(lambda: len(runtime.waiters) == 1)
     other = await register(client, "Scale", worker_id=job["worker_id"])
     await register(client)
@@ -243,14 +243,14 @@ async def test_a_waiting_claim_covers_new_jobs_of_its_worker(
     await submit(client, job)
     task = await submit(client, other)
     async with asyncio.timeout(SOON):
-        assert (await asked)["id"] == task["id"]
+        assert (await requests)["id"] == task["id"]
 
 
 @pytest.mark.usefixtures("no_recheck")
 async def test_removing_a_worker_ends_its_waiting_claim(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """404 with the commit of the removal."""
     job = await register(client)
-    asked = asyncio.ensure_future(
+    requests = asyncio.ensure_future(
         client.post(
             f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]}, headers={"Prefer": f"wait={WAIT}"}
         )
@@ -258,7 +258,7 @@ async def test_removing_a_worker_ends_its_waiting_claim(client: httpx.AsyncClien
     await until(lambda: len(runtime.waiters) == 1)
     await client.delete(f"{V1}/workers/{job['worker_id']}")
     async with asyncio.timeout(SOON):
-        expect_problem(await asked, 404, "worker-not-found")
+        expect_problem(await requests, 404, "worker-not-found")
 
 
 async def test_a_recheck_finds_changes_of_another_server(
@@ -268,15 +268,15 @@ async def test_a_recheck_finds_changes_of_another_server(
     job = await register(client)
     ends = await submit(client, job)
     await claim(client, job["worker_id"])
-    asked = [waiting_for(client, ends), claiming(client, job["worker_id"])]
+    requests = [waiting_for(client, ends), claiming(client, job["worker_id"])]
     await until(lambda: len(runtime.waiters) == 2)
     started = time.monotonic()
     await report(replica, ends, "cancelled")
     task = await submit(replica, job)
     async with asyncio.timeout(SOON):
-        ended, got = await asyncio.gather(*asked)
+        ended, returned = await asyncio.gather(*requests)
     assert time.monotonic() - started < 4
-    assert (ended.json()["status"], got["id"]) == ("cancelled", task["id"])
+    assert (ended.json()["status"], returned["id"]) == ("cancelled", task["id"])
 
 
 async def test_waiting_requests_block_no_other_request(client: httpx.AsyncClient, runtime: Runtime) -> None:
@@ -284,18 +284,18 @@ async def test_waiting_requests_block_no_other_request(client: httpx.AsyncClient
     job = await register(client)
     idle = await register(client, "Idle")
     task = await submit(client, job)
-    asked = [waiting_for(client, task) for _ in range(40)]
-    asked += [claiming(client, idle["worker_id"]) for _ in range(10)]
+    requests = [waiting_for(client, task) for _ in range(40)]
+    requests += [claiming(client, idle["worker_id"]) for _ in range(10)]
     await until(lambda: len(runtime.waiters) == 50)
     async with asyncio.timeout(SOON):
         for _ in range(5):
             assert (await get_task(client, task))["status"] == "pending"
             await client.patch(f"{V1}/workers/{job['worker_id']}")
         await report(client, task, "cancelled")
-        await asyncio.gather(*asked[:40])
-    for claim_asked in asked[40:]:
-        claim_asked.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*requests[:40])
+    for claiming_request in requests[40:]:
+        claiming_request.cancel()
+    await asyncio.gather(*requests, return_exceptions=True)
 
 
 async def test_a_waiting_claim_is_a_heartbeat(
@@ -304,7 +304,7 @@ async def test_a_waiting_claim_is_a_heartbeat(
     """The worker needs no other heartbeat during a long-poll."""
     settings.worker_timeout_seconds = 0.4
     job = await register(client)
-    asked = claiming(client, job["worker_id"])
+    requests = claiming(client, job["worker_id"])
     await until(lambda: len(runtime.waiters) == 1)
     seen: set[str] = set()
     async with asyncio.timeout(SOON):
@@ -312,7 +312,7 @@ async def test_a_waiting_claim_is_a_heartbeat(
             [worker] = (await client.get(f"{V1}/workers")).json()["items"]
             seen.add(worker["last_heartbeat"])
     runtime.waiters.close()
-    assert await asked is None
+    assert await requests is None
 
 
 @on_sqlite

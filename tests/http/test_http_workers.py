@@ -79,7 +79,7 @@ async def test_a_heartbeat_returns_a_verdict_for_each_named_task(client: httpx.A
     answer = await client.patch(f"{WORKERS}/{job['worker_id']}", json={"tasks": named})
     assert answer.status_code == 200
     verdicts = ["continue", "continue", "cancel", "lost", "lost", "lost"]
-    expected = [{"id": task["id"], "verdict": said} for task, said in zip(named, verdicts, strict=True)]
+    expected = [{"id": task["id"], "verdict": verdict} for task, verdict in zip(named, verdicts, strict=True)]
     assert answer.json()["tasks"] == expected
 
 
@@ -97,7 +97,7 @@ async def test_a_heartbeat_names_at_most_a_thousand_tasks(client: httpx.AsyncCli
     url = f"{WORKERS}/{worker['id']}"
     named = [{"id": f"00000000-0000-4000-8000-{number:012}", "attempt": 1} for number in range(1001)]
     answer = await client.patch(url, json={"tasks": named[:1000]})
-    assert [said["verdict"] for said in answer.json()["tasks"]] == ["lost"] * 1000
+    assert [verdict["verdict"] for verdict in answer.json()["tasks"]] == ["lost"] * 1000
     for tasks in (named, [{"id": "x", "attempt": 1}], [{"id": UNKNOWN_ID}], None, {}):
         expect_problem(await client.patch(url, json={"tasks": tasks}), 422, "invalid-request")
     expect_problem(await client.patch(url, content="{"), 422, "invalid-request")

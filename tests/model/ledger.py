@@ -23,7 +23,7 @@ INTERVAL = timedelta(seconds=15)
 JITTER = timedelta(seconds=5)
 ENDED = {"completed", "failed", "cancelled"}
 # The transition table again, independent of the code.
-NEXT = {
+TRANSITIONS = {
     "pending": {"cancelled"},
     "claimed": {"running", "failed", "cancelled"},
     "running": {"completed", "failed", "cancelled"},
@@ -50,9 +50,9 @@ class Job:
 
     schema: dict[str, Any]
     policy: Policy
-    is_hidden: bool = False
+    is_deleted: bool = False
     queue: list[UUID] = field(default_factory=list)
-    later: dict[UUID, datetime] = field(default_factory=dict)
+    scheduled: dict[UUID, datetime] = field(default_factory=dict)
     workers: set[UUID] = field(default_factory=set)
 
 
@@ -61,7 +61,7 @@ class Worker:
     """A worker with its owner and its last heartbeat."""
 
     owner: str
-    beat: datetime
+    heartbeat: datetime
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Task:
     job: JobName
     submitter: str
     status: str
-    made: datetime
+    created: datetime
     order: int
     holder: UUID | None = None
     owner: str | None = None
@@ -81,10 +81,10 @@ class Task:
     error: str | None = None
     result: Any = None
     claimed: datetime | None = None
-    mark: UUID | None = None
+    claim_id: UUID | None = None
     failures: int = 0
     crashes: int = 0
-    why: str | None = None
+    reason: str | None = None
 
 
 class Ledger:
@@ -103,50 +103,52 @@ class Ledger:
         if task.status == "pending":
             job = self.jobs[task.job]
             job.queue = [one for one in job.queue if one != task_id]
-            job.later.pop(task_id, None)
+            job.scheduled.pop(task_id, None)
         task.status = status
         if status == "running":
             task.started = self.now
         if status in ENDED:
-            task.ended, task.error, task.why = self.now, error, None
+            task.ended, task.error, task.reason = self.now, error, None
         self.published.append((task_id, status))
 
-    def _go_back(self, task_id: UUID, why: str, error: str | None = None, pause: float = 0) -> None:
+    def _return_to_queue(
+        self, task_id: UUID, reason: str, error: str | None = None, pause: float = 0
+    ) -> None:
         task, job = self.tasks[task_id], self.jobs[self.tasks[task_id].job]
-        task.status, task.why, task.error, task.result = "pending", why, error, None
-        task.holder = task.claimed = task.started = task.ended = task.mark = None
+        task.status, task.reason, task.error, task.result = "pending", reason, error, None
+        task.holder = task.claimed = task.started = task.ended = task.claim_id = None
         if pause:
-            job.later[task_id] = self.now + timedelta(seconds=pause)
+            job.scheduled[task_id] = self.now + timedelta(seconds=pause)
         else:
             self._queue(task_id)
-        job.is_hidden = False
+        job.is_deleted = False
         self.published.append((task_id, "pending"))
 
     def _queue(self, task_id: UUID) -> None:
         job = self.jobs[self.tasks[task_id].job]
         job.queue = sorted([*job.queue, task_id], key=lambda one: self.tasks[one].order)
 
-    def _go_wrong(self, task_id: UUID, error: str | None, *, is_loss: bool) -> None:
+    def _fail_attempt(self, task_id: UUID, error: str | None, *, is_loss: bool) -> None:
         task, policy = self.tasks[task_id], self.jobs[self.tasks[task_id].job].policy
         task.crashes, task.failures = task.crashes + is_loss, task.failures + (not is_loss)
         is_on = policy.after_losses if is_loss else policy.after_errors
         has_more = task.crashes < policy.crashes if is_loss else task.failures < policy.attempts
         if policy.attempts > 1 and is_on and has_more:
-            self._go_back(task_id, "lost" if is_loss else "error", error, policy.pause)
+            self._return_to_queue(task_id, "lost" if is_loss else "error", error, policy.pause)
         else:
             self._move(task_id, "failed", error)
 
-    def _hide_orphan(self, name: JobName) -> None:
+    def _delete_orphan(self, name: JobName) -> None:
         job = self.jobs[name]
-        if name.room_id != INTERNAL and not job.workers and not job.queue and not job.later:
-            job.is_hidden = True
+        if name.room_id != INTERNAL and not job.workers and not job.queue and not job.scheduled:
+            job.is_deleted = True
 
-    def can_register(
+    def check_registration(
         self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None
     ) -> Refusal | None:
         """Return the problem of a registration, if it has one."""
         job = self.jobs.get(name)
-        if job and not job.is_hidden and job.schema != schema:
+        if job and not job.is_deleted and job.schema != schema:
             return SchemaConflict
         known = self.workers.get(worker) if worker else None
         if worker and (known is None or known.owner != by.id):
@@ -155,19 +157,19 @@ class Ledger:
 
     def register(self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None) -> bool:
         """Register a worker for a job. Return whether the job is new or restored."""
-        is_new = name not in self.jobs or self.jobs[name].is_hidden
+        is_new = name not in self.jobs or self.jobs[name].is_deleted
         job = self.jobs.setdefault(name, Job(schema, self.policies.get(name, Policy())))
-        job.is_hidden, job.schema = False, schema
+        job.is_deleted, job.schema = False, schema
         if worker is not None:
             self.workers.setdefault(worker, Worker(by.id, self.now))
             job.workers.add(worker)
         return is_new
 
-    def can_submit(self, name: JobName, room: str) -> Refusal | None:
+    def check_submission(self, name: JobName, room: str) -> Refusal | None:
         """Return the problem of a submission, if it has one."""
         job = self.jobs.get(name)
-        is_seen = name.room_id.startswith("@") or name.room_id == room
-        return None if job and not job.is_hidden and is_seen else JobNotFound
+        is_visible = name.room_id.startswith("@") or name.room_id == room
+        return None if job and not job.is_deleted and is_visible else JobNotFound
 
     def submit(self, by: Identity, name: JobName, task_id: UUID) -> int | None:
         """Insert a task. Return its position."""
@@ -181,7 +183,7 @@ class Ledger:
         self.published.append((task_id, "pending"))
         return len(self.jobs[name].queue)
 
-    def claim(self, by: Identity, worker_id: UUID, mark: UUID | None) -> UUID | Refusal | None:
+    def claim(self, by: Identity, worker_id: UUID, claim_id: UUID | None) -> UUID | Refusal | None:
         """Claim the oldest task that a worker may have, or return the one it holds by this claim id."""
         worker = self.workers.get(worker_id)
         if worker is None:
@@ -191,7 +193,11 @@ class Ledger:
         if worker.heartbeat < self.now - INTERVAL / 4:
             worker.heartbeat = self.now
         for task_id, task in self.tasks.items():
-            if mark is not None and (task.holder, task.mark) == (worker_id, mark) and task.ended is None:
+            if (
+                claim_id is not None
+                and (task.holder, task.claim_id) == (worker_id, claim_id)
+                and task.ended is None
+            ):
                 return task_id
         heads = [
             job.queue[0]
@@ -204,67 +210,67 @@ class Ledger:
         self._move(oldest, "claimed")
         task = self.tasks[oldest]
         task.holder, task.owner, task.attempt = worker_id, worker.owner, task.attempt + 1
-        task.claimed, task.mark = self.now, mark
+        task.claimed, task.claim_id = self.now, claim_id
         return oldest
 
-    def report(self, by: Identity, task_id: UUID, status: str, said: dict[str, Any]) -> Refusal | None:
+    def report(self, by: Identity, task_id: UUID, status: str, fields: dict[str, Any]) -> Refusal | None:
         """Apply a report to a task; a repeat changes nothing."""
         task = self.tasks[task_id]
-        if refusal := self._may_report(by, task, status, said):
-            return None if refusal is StaleReport and self._led_to_retry(task, status, said) else refusal
-        if self._led_to_retry(task, status, said):
+        if refusal := self._check_report(by, task, status, fields):
+            return None if refusal is StaleReport and self._led_to_retry(task, status, fields) else refusal
+        if self._led_to_retry(task, status, fields):
             return None
         if status == task.status and status not in {"pending", "claimed"}:
-            is_same = status != "failed" or said.get("error") == task.error
+            is_same = status != "failed" or fields.get("error") == task.error
             return None if is_same else InvalidTaskTransition
-        if status not in NEXT.get(task.status, ()):
+        if status not in TRANSITIONS.get(task.status, ()):
             return InvalidTaskTransition
         was_pending = task.status == "pending"
         if status == "failed":
-            self._go_wrong(task_id, said.get("error"), is_loss=False)
+            self._fail_attempt(task_id, fields.get("error"), is_loss=False)
         else:
-            self._move(task_id, status, said.get("error"))
+            self._move(task_id, status, fields.get("error"))
         if status == "completed":
-            task.result = said.get("result")
+            task.result = fields.get("result")
         if was_pending:
-            self._hide_orphan(task.job)
+            self._delete_orphan(task.job)
         return None
 
-    def _led_to_retry(self, task: Task, status: str, said: dict[str, Any]) -> bool:
-        is_same = said.get("attempt") == task.attempt and said.get("error") == task.error
-        return status == "failed" and (task.status, task.why) == ("pending", "error") and is_same
+    def _led_to_retry(self, task: Task, status: str, fields: dict[str, Any]) -> bool:
+        is_same = fields.get("attempt") == task.attempt and fields.get("error") == task.error
+        return status == "failed" and (task.status, task.reason) == ("pending", "error") and is_same
 
     def release(self, by: Identity, task_id: UUID) -> Refusal | None:
         """Release a held task."""
         task = self.tasks[task_id]
-        is_inside = task.job.room_id == INTERNAL
-        if not by.is_superuser and (task.owner != by.id or (is_inside and task.ended is None)):
+        is_internal = task.job.room_id == INTERNAL
+        if not by.is_superuser and (task.owner != by.id or (is_internal and task.ended is None)):
             return Forbidden
         if task.status not in {"claimed", "running"}:
             return InvalidTaskTransition
-        self._go_back(task_id, "released")
+        self._return_to_queue(task_id, "released")
         return None
 
     def retry(self, by: Identity, task_id: UUID) -> Refusal | None:
         """Requeue a failed or cancelled task."""
         task = self.tasks[task_id]
-        is_inside = task.job.room_id == INTERNAL
-        if not by.is_superuser and (task.submitter != by.id or (is_inside and task.ended is None)):
+        is_internal = task.job.room_id == INTERNAL
+        if not by.is_superuser and (task.submitter != by.id or (is_internal and task.ended is None)):
             return Forbidden
         if task.status not in {"failed", "cancelled"}:
             return InvalidTaskTransition
         task.failures = task.crashes = 0
-        self._go_back(task_id, "retried")
+        self._return_to_queue(task_id, "retried")
         return None
 
-    def _may_report(self, by: Identity, task: Task, status: str, said: dict[str, Any]) -> Refusal | None:
+    def _check_report(self, by: Identity, task: Task, status: str, fields: dict[str, Any]) -> Refusal | None:
         is_holder, is_submitter = task.owner == by.id, task.submitter == by.id
         if not (is_holder or is_submitter or by.is_superuser):
             return Forbidden
         if is_submitter and not is_holder and not by.is_superuser and status != "cancelled":
             return Forbidden
         present = {"worker_id": task.holder, "attempt": task.attempt}
-        if any(said.get(name, value) != value for name, value in present.items()):
+        if any(fields.get(name, value) != value for name, value in present.items()):
             return StaleReport
         return None
 
@@ -278,7 +284,7 @@ class Ledger:
         worker.heartbeat = self.now
         return None
 
-    def _may_remove(self, by: Identity, worker_id: UUID) -> Refusal | None:
+    def _check_removal(self, by: Identity, worker_id: UUID) -> Refusal | None:
         worker = self.workers.get(worker_id)
         if worker is None:
             return WorkerNotFound
@@ -286,30 +292,30 @@ class Ledger:
 
     def remove_worker(self, by: Identity, worker_id: UUID) -> Refusal | None:
         """Remove a worker."""
-        if refusal := self._may_remove(by, worker_id):
+        if refusal := self._check_removal(by, worker_id):
             return refusal
-        self._retire(worker_id)
+        self._remove(worker_id)
         return None
 
-    def _retire(self, worker_id: UUID) -> None:
+    def _remove(self, worker_id: UUID) -> None:
         del self.workers[worker_id]
         for task_id, task in self.tasks.items():
             if task.holder == worker_id and task.status in {"claimed", "running"}:
-                self._go_wrong(task_id, "Worker disconnected", is_loss=True)
+                self._fail_attempt(task_id, "Worker disconnected", is_loss=True)
         for name, job in self.jobs.items():
             if worker_id in job.workers:
                 job.workers.remove(worker_id)
-                self._hide_orphan(name)
+                self._delete_orphan(name)
 
     def unlink_job(self, by: Identity, worker_id: UUID, name: JobName) -> Refusal | None:
         """Unregister a worker from one job."""
-        if refusal := self._may_remove(by, worker_id):
+        if refusal := self._check_removal(by, worker_id):
             return refusal
         if name not in self.jobs or worker_id not in self.jobs[name].workers:
             return JobNotFound
         self.jobs[name].workers.remove(worker_id)
         self.workers[worker_id].heartbeat = self.now
-        self._hide_orphan(name)
+        self._delete_orphan(name)
         return None
 
     def sweep(self) -> None:
@@ -318,22 +324,22 @@ class Ledger:
             if worker.heartbeat > self.now + JITTER:
                 worker.heartbeat = self.now
             if worker.heartbeat < self.now - TIMEOUT:
-                self._retire(worker_id)
-        self._settle()
+                self._remove(worker_id)
+        self._apply_time_limits()
         for job in self.jobs.values():
-            for task_id, at in list(job.later.items()):
+            for task_id, at in list(job.scheduled.items()):
                 if at <= self.now:
-                    del job.later[task_id]
+                    del job.scheduled[task_id]
                     self._queue(task_id)
 
-    def _settle(self) -> None:
+    def _apply_time_limits(self) -> None:
         for task_id, task in self.tasks.items():
             is_held = task.status in {"claimed", "running"}
-            if task.job.room_id == INTERNAL and is_held and (task.started or task.made) < self.now - STUCK:
+            if task.job.room_id == INTERNAL and is_held and (task.started or task.created) < self.now - STUCK:
                 self._move(task_id, "failed", "Internal worker timeout")
         for task_id, task in self.tasks.items():
             start = self.jobs[task.job].policy.start
             if task.job.room_id == INTERNAL or task.status != "claimed" or not start:
                 continue
             if task.claimed and task.claimed + timedelta(seconds=start) <= self.now:
-                self._go_back(task_id, "slow", f"The task was not started within {start:g} s")
+                self._return_to_queue(task_id, "slow", f"The task was not started within {start:g} s")

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from invariants import broken_invariants
-from replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock
+from replica import ADMIN, OWNER, STRANGER, SUBMITTER, ManualClock
 from sqlalchemy import select
 
 from model.ledger import ENDED, STUCK, TIMEOUT, Ledger, Policy
@@ -43,19 +43,19 @@ A, B = JobName(GLOBAL, "modifiers", "A"), JobName(GLOBAL, "modifiers", "B")
 C = JobName("lab", "modifiers", "C")
 INTERNAL_JOB = JobName(INTERNAL, "modifiers", "Render")
 NAMES = st.sampled_from([A, A, B, C])
-CALLED = st.sampled_from([A, A, A, B, B, C, C, INTERNAL_JOB])
+SUBMITTED_JOBS = st.sampled_from([A, A, A, B, B, C, C, INTERNAL_JOB])
 SCHEMAS = st.sampled_from([{}, {}, {}, {"title": "another"}])
-PEOPLE = [OWNER, STRANGER, SUBMITTER, ADMIN]
+USERS = [OWNER, STRANGER, SUBMITTER, ADMIN]
 OWNERS = st.sampled_from([OWNER, OWNER, STRANGER])
-SUBMITTERS = st.sampled_from([SUBMITTER, SUBMITTER, *PEOPLE])
+SUBMITTERS = st.sampled_from([SUBMITTER, SUBMITTER, *USERS])
 # None stands for the right caller: the owner of the worker, the holder of the task.
-CALLERS = st.sampled_from([None, None, None, None, *PEOPLE])
+CALLERS = st.sampled_from([None, None, None, None, *USERS])
 ROOMS = st.sampled_from(["lab", "lab", "lab", "other"])
 # None stands for the next step of a successful task.
 REPORTED = st.sampled_from([None, None, None, None, *TaskStatus])
 TOKENS = st.sampled_from(["", "right", "right", "old", "other"])
 # Claim ids; None for a claim without one.
-MARKS = st.sampled_from([None, None, UUID(int=1), UUID(int=2)])
+CLAIM_IDS = st.sampled_from([None, None, UUID(int=1), UUID(int=2)])
 POLICIES = {
     B: Policy(attempts=2, after_errors=True, crashes=2),
     C: Policy(attempts=3, after_errors=True, after_losses=False, pause=10, start=0),
@@ -72,11 +72,11 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url = url
-        self.clock = HandClock()
+        self.clock = ManualClock()
         self.ledger = Ledger(self.clock.now, POLICIES)
         self.published: list[tuple[UUID, str]] = []
         self.runner = asyncio.Runner()
-        self.runtime = Runtime(open_database(url, self.clock), JobLibSettings(), publish=self._hear)
+        self.runtime = Runtime(open_database(url, self.clock), JobLibSettings(), publish=self._record_events)
 
     def teardown(self) -> None:
         """Close the database and check its invariants from outside."""
@@ -84,20 +84,20 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         self.runner.close()
         assert broken_invariants(self.url) == []
 
-    async def _hear(self, emissions: Sequence[Emission]) -> None:
+    async def _record_events(self, emissions: Sequence[Emission]) -> None:
         events = [event for event, _ in emissions if isinstance(event, TaskStatusEvent)]
         self.published += [(event.id, event.status.value) for event in events]
 
-    def ask(self, work: Callable[..., Any], **options: Any) -> Any:
+    def run_in_transaction(self, work: Callable[..., Any], **options: Any) -> Any:
         """Run one request in a transaction; return its result, or the class of its problem."""
         try:
             return self.runner.run(self.runtime.write(work, **options))
         except ProblemException as problem:
             return type(problem)
 
-    def ask_many(self, work: Callable[..., Any], items: Sequence[Any]) -> list[Any]:
+    def run_batch(self, work: Callable[..., Any], items: Sequence[Any]) -> list[Any]:
         """Run a batch in one transaction; a problem is returned as its class."""
-        answers = self.ask(work, items=items)
+        answers = self.run_in_transaction(work, items=items)
         return [type(answer) if isinstance(answer, ProblemException) else answer for answer in answers]
 
     @initialize(target=known_workers)
@@ -121,11 +121,11 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         self._register(by, name, schema, worker)
 
     def _register(self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None) -> Any:
-        refusal = self.ledger.can_register(by, name, schema, worker)
+        refusal = self.ledger.check_registration(by, name, schema, worker)
         request = JobRegisterRequest(
-            category=name.category, name=name.name, schema=schema, worker_id=worker, **_said(name)
+            category=name.category, name=name.name, schema=schema, worker_id=worker, **_policy_fields(name)
         )
-        answer = self.ask(jobs.register, item=jobs.Registration(by, name.room_id, request))
+        answer = self.run_in_transaction(jobs.register, item=jobs.Registration(by, name.room_id, request))
         if refusal is not None:
             assert answer is refusal
             return multiple()
@@ -134,27 +134,29 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         assert set(job.workers) == self.ledger.jobs[name].workers
         return job.worker_id
 
-    @rule(target=known_tasks, by=SUBMITTERS, name=CALLED, room=ROOMS)
+    @rule(target=known_tasks, by=SUBMITTERS, name=SUBMITTED_JOBS, room=ROOMS)
     def submit(self, by: Identity, name: JobName, room: str) -> Any:
         """Submit a task of a remote or an internal job."""
-        refusal = self.ledger.can_submit(name, room)
+        refusal = self.ledger.check_submission(name, room)
         item = tasks.Submission(by, room, name, {}, is_configured=True)
-        [answer] = self.ask_many(tasks.submit, [item])
+        [answer] = self.run_batch(tasks.submit, [item])
         if refusal is not None:
             assert answer is refusal
             return multiple()
         assert answer.queue_position == self.ledger.submit(by, name, answer.id)
         return answer.id
 
-    @rule(crowd=st.lists(st.tuples(known_workers, CALLERS, MARKS), min_size=1, max_size=4))
-    def claim(self, crowd: list[tuple[UUID, Identity | None, UUID | None]]) -> None:
+    @rule(requests=st.lists(st.tuples(known_workers, CALLERS, CLAIM_IDS), min_size=1, max_size=4))
+    def claim(self, requests: list[tuple[UUID, Identity | None, UUID | None]]) -> None:
         """Claim for several workers at once, or repeat a claim, by their owners or by other users."""
-        items = [claims.Claim(by or self._owner(worker), worker, 15, mark) for worker, by, mark in crowd]
-        for item, answer in zip(items, self.ask_many(claims.claim, items), strict=True):
-            got = answer if isinstance(answer, type) else answer.task and answer.task.id
-            assert got == self.ledger.claim(item.caller, item.worker_id, item.claim_id)
+        items = [
+            claims.Claim(by or self._owner(worker), worker, 15, claim_id) for worker, by, claim_id in requests
+        ]
+        for item, answer in zip(items, self.run_batch(claims.claim, items), strict=True):
+            claimed = answer if isinstance(answer, type) else answer.task and answer.task.id
+            assert claimed == self.ledger.claim(item.caller, item.worker_id, item.claim_id)
 
-    @rule(target=known_tasks, worker=known_workers, name=CALLED, steps=st.sampled_from([1, 2, 3, 3]))
+    @rule(target=known_tasks, worker=known_workers, name=SUBMITTED_JOBS, steps=st.sampled_from([1, 2, 3, 3]))
     def run_a_task(self, worker: UUID, name: JobName, steps: int) -> Any:
         """Submit a task, and report some steps of the oldest task of a worker."""
         task_id = self.submit(SUBMITTER, name, "lab")
@@ -182,9 +184,9 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def report(self, reports: list[tuple[UUID, Identity | None, TaskStatus | None, str]]) -> None:
         """Report on tasks with a current token, an old one, none, or another worker's id."""
         items = [self._report(*one) for one in reports]
-        for item, answer in zip(items, self.ask_many(tasks.report, items), strict=True):
-            said = item.update.model_dump(exclude_unset=True)
-            refusal = self.ledger.report(item.caller, item.task_id, said.pop("status").value, said)
+        for item, answer in zip(items, self.run_batch(tasks.report, items), strict=True):
+            fields = item.update.model_dump(exclude_unset=True)
+            refusal = self.ledger.report(item.caller, item.task_id, fields.pop("status").value, fields)
             assert (answer if isinstance(answer, type) else None) == refusal
 
     def _report(
@@ -192,21 +194,21 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     ) -> tasks.Report:
         task = self.ledger.tasks[task_id]
         holder = ADMIN if task.job == INTERNAL_JOB else Identity(task.owner or OWNER.id, is_superuser=False)
-        wanted = status or NEXT.get(task.status, TaskStatus.CANCELLED)
-        fields: dict[str, Any] = {"error": "oh"} if wanted is TaskStatus.FAILED else {"result": 1}
+        reported = status or NEXT.get(task.status, TaskStatus.CANCELLED)
+        fields: dict[str, Any] = {"error": "oh"} if reported is TaskStatus.FAILED else {"result": 1}
         if token == "right":
             fields |= {"attempt": task.attempt, "worker_id": task.holder}
         elif token == "old":
             fields["attempt"] = task.attempt - 1
         elif token == "other":
             fields["worker_id"] = uuid4()
-        return tasks.Report(by or holder, task_id, TaskUpdateRequest(status=wanted, **fields))
+        return tasks.Report(by or holder, task_id, TaskUpdateRequest(status=reported, **fields))
 
     @rule(task_id=known_tasks, by=CALLERS, what=st.sampled_from(["release", "release", "retry"]))
     def act(self, task_id: UUID, by: Identity | None, what: str) -> None:
         """Release or retry a task."""
         caller = by or ADMIN
-        answer = self.ask(
+        answer = self.run_in_transaction(
             getattr(task_actions, what), caller=caller, task_id=task_id, action=TaskActionRequest()
         )
         refusal = getattr(self.ledger, what)(caller, task_id)
@@ -216,22 +218,22 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def heartbeat(self, worker: UUID, by: Identity | None) -> None:
         """Send a heartbeat."""
         caller = by or self._owner(worker)
-        [answer] = self.ask_many(workers.heartbeat, [workers.Heartbeat(caller, worker, 15)])
+        [answer] = self.run_batch(workers.heartbeat, [workers.Heartbeat(caller, worker, 15)])
         assert (answer if isinstance(answer, type) else None) == self.ledger.heartbeat(caller, worker)
 
     @rule(worker=known_workers, by=CALLERS)
     def remove_worker(self, worker: UUID, by: Identity | None) -> None:
         """Remove a worker."""
         caller = by or self._owner(worker)
-        assert self.ask(workers.remove, caller=caller, worker_id=worker) == self.ledger.remove_worker(
-            caller, worker
-        )
+        assert self.run_in_transaction(
+            workers.remove, caller=caller, worker_id=worker
+        ) == self.ledger.remove_worker(caller, worker)
 
     @rule(worker=known_workers, by=CALLERS, name=NAMES)
     def unlink_job(self, worker: UUID, by: Identity | None, name: JobName) -> None:
         """Unregister a worker from one job."""
         caller = by or self._owner(worker)
-        answer = self.ask(workers.unlink_job, caller=caller, worker_id=worker, name=name)
+        answer = self.run_in_transaction(workers.unlink_job, caller=caller, worker_id=worker, name=name)
         assert answer == self.ledger.unlink_job(caller, worker, name)
 
     @rule(seconds=st.sampled_from([1, 10, 30, 61, 1800, 3601, -30]))
@@ -244,22 +246,22 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def sweep(self) -> None:
         """Run a sweeper cycle."""
         self.ledger.sweep()
-        self.ask(sweep.retire_stale, timeout=TIMEOUT)
-        assert self.ask(sweep.recover_abandoned) == 0
-        self.ask(sweep.fail_stuck, timeout=STUCK)
-        self.ask(sweep.recover_overdue)
-        self.ask(sweep.enqueue_due)
+        self.run_in_transaction(sweep.retire_stale, timeout=TIMEOUT)
+        assert self.run_in_transaction(sweep.recover_abandoned) == 0
+        self.run_in_transaction(sweep.fail_stuck, timeout=STUCK)
+        self.run_in_transaction(sweep.recover_overdue)
+        self.run_in_transaction(sweep.enqueue_due)
 
     @invariant()
     def everything_matches_the_model(self) -> None:
         """Compare rows, positions, counts and events with the ledger."""
-        found = self.runner.run(self.runtime.database.read(self._look))
+        found = self.runner.run(self.runtime.database.read(self._read_database))
         assert found == self._expected()
         assert Counter(self.published) == Counter(self.ledger.published)
         self.published.clear()
         self.ledger.published.clear()
 
-    async def _look(self, tx: Transaction) -> dict[str, Any]:
+    async def _read_database(self, tx: Transaction) -> dict[str, Any]:
         positions = {}
         for room in ("lab", "other"):
             page = await tasks.page(tx, room, None, part=Page(500, 0))
@@ -296,16 +298,16 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         ledger = self.ledger
         ranks = {id_: rank for job in ledger.jobs.values() for rank, id_ in enumerate(job.queue, 1)}
         for task_id, task in ledger.tasks.items():
-            is_waiting = task_id in ranks or task_id in ledger.jobs[task.job].later
+            is_waiting = task_id in ranks or task_id in ledger.jobs[task.job].scheduled
             assert (task.status == "pending") == is_waiting
             assert (task.status in ENDED) == (task.ended is not None)
         return {
             "jobs": {
                 (name.room_id, name.name): (
                     job.schema,
-                    job.is_hidden,
+                    job.is_deleted,
                     len(job.queue),
-                    len(job.later),
+                    len(job.scheduled),
                     job.workers,
                 )
                 for name, job in ledger.jobs.items()
@@ -327,7 +329,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         }
 
 
-def _said(name: JobName) -> dict[str, Any]:
+def _policy_fields(name: JobName) -> dict[str, Any]:
     """Return what a worker says of a job's policy."""
     policy = POLICIES.get(name, Policy())
     causes = [policy.after_losses and "worker_lost", policy.after_errors and "error"]

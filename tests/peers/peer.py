@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any, Self
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -69,8 +69,8 @@ class Peer:
             self.process.stdin.close()
         else:
             self.process.send_signal(number)
-        code = self.process.wait(PATIENCE)
-        self._listening.join(PATIENCE)
+        code = self.process.wait(TIMEOUT)
+        self._listening.join(TIMEOUT)
         return code
 
     @property
@@ -95,7 +95,7 @@ class Peer:
             return [line for line in self._lines if wanted(line)]
 
         with self._changed:
-            self._changed.wait_for(lambda: self._has_ended or len(found()) >= count, PATIENCE)
+            self._changed.wait_for(lambda: self._has_ended or len(found()) >= count, TIMEOUT)
             if len(found()) >= count:
                 return found()
             lines = "\n".join(map(str, self._lines))
@@ -107,8 +107,8 @@ class Peer:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(PATIENCE)
-        self._listening.join(PATIENCE)
+        self.process.wait(TIMEOUT)
+        self._listening.join(TIMEOUT)
         assert self.process.stdin is not None
         self.process.stdin.close()
         self._errors.close()

@@ -42,26 +42,28 @@ class Explainer:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._captured: list[tuple[str, Any]] = []
-        self._listens = False
+        self._is_recording = False
 
     def __enter__(self) -> Self:
-        event.listen(self._engine.sync_engine, "before_cursor_execute", self._hear)
+        event.listen(self._engine.sync_engine, "before_cursor_execute", self._record_statement)
         return self
 
     def __exit__(self, *_: object) -> None:
-        event.remove(self._engine.sync_engine, "before_cursor_execute", self._hear)
+        event.remove(self._engine.sync_engine, "before_cursor_execute", self._record_statement)
 
-    def _hear(self, _: Any, __: Any, statement: str, parameters: Any, ___: Any, many: bool) -> None:
-        if self._listens and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", statement):
+    def _record_statement(
+        self, _: Any, __: Any, statement: str, parameters: Any, ___: Any, many: bool
+    ) -> None:
+        if self._is_recording and re.match(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH)\b", statement):
             self._captured.append((statement, parameters[0] if many else parameters))
 
     @contextmanager
-    def _hearing(self) -> Iterator[None]:
-        self._listens = True
+    def _recording(self) -> Iterator[None]:
+        self._is_recording = True
         try:
             yield
         finally:
-            self._listens = False
+            self._is_recording = False
 
     async def plans(self, work: Any) -> list[Plan]:
         """Run `work` in a transaction that is rolled back; return the plans of all its statements.
@@ -71,7 +73,7 @@ class Explainer:
         """
         self._captured.clear()
         async with self._engine.connect() as connection:
-            with self._hearing():
+            with self._recording():
                 await work(from_connection(connection, None))
             await connection.rollback()
             captured = list(self._captured)
@@ -88,11 +90,11 @@ async def _sqlite_plan(connection: AsyncConnection, statement: str, parameters: 
     plan = Plan(statement, "\n".join(lines))
     for line in lines:
         if match := re.match(r"(SCAN|SEARCH) (\w+)(?: AS \w+)?(?: USING (.*))?", line):
-            how, table, using = match.groups()
+            access, table, using = match.groups()
             index = re.search(r"INDEX (\w+)", using or "")
             by = index[1] if index else "PRIMARY KEY" if "rowid=" in (using or "") else None
-            plan.scans.append((table, None if how == "SCAN" and not using else by))
-            if how == "SCAN" and table == "joblib_task" and not _is_partial(using):
+            plan.scans.append((table, None if access == "SCAN" and not using else by))
+            if access == "SCAN" and table == "joblib_task" and not _is_partial(using):
                 plan.scans.append((table, None))
         plan.materialises |= line.startswith("MATERIALIZE")
         if "USE TEMP B-TREE FOR" in line and "ORDER BY" in line:

@@ -172,11 +172,11 @@ async def test_a_host_may_handle_rooms_by_itself(host: Host) -> None:
         front, rest = await server.connect(), await server.rest()
         await front.client.call("join_room", "lab")
         await submit(rest, await register(rest))
-        assert "pending" in str(await _heard(front))
+        assert "pending" in str(await _received_events(front))
         assert (await rest.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
 
 
-async def _heard(front: Any) -> Any:
+async def _received_events(front: Any) -> Any:
     await front.client.call("join_room", "elsewhere")
     return front.received
 
@@ -193,8 +193,8 @@ async def test_the_example_guards_its_rooms(tmp_path: Path) -> None:
         ada, bob = [
             {"X-Key": (await rest.post("/users", json={"name": name})).json()["key"]} for name in ("a", "b")
         ]
-        made = await rest.put("/rooms/lab", json={"is_private": True}, headers=ada)
-        assert made.status_code == 200
+        response = await rest.put("/rooms/lab", json={"is_private": True}, headers=ada)
+        assert response.status_code == 200
         owner, other, anonymous = [
             await server.connect(auth=None, headers=headers) for headers in (ada, bob, {})
         ]

@@ -6,10 +6,10 @@ from uuid import UUID, uuid4
 
 import pytest
 from databases import every_kind
-from replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock, InternalExecutor, Replica, internal
+from replica import ADMIN, OWNER, STRANGER, SUBMITTER, InternalExecutor, ManualClock, Replica, internal
 from seeds import add_tasks, task
 
-from recovery.test_time_limits import LONG, no_safety_net, wait_until_waiting  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, no_recheck, wait_until_waiting  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import JobsInvalidate, TaskAvailable, TaskStatusEvent, room_of, workers_of
 from zndraw_joblib.contract.messages import TaskResponse, Verdict
 from zndraw_joblib.contract.names import INTERNAL
@@ -38,11 +38,11 @@ TO = {
 
 def events(replica: Replica) -> list[tuple[str, str]]:
     """Return the published events and their rooms."""
-    told = []
+    published = []
     for event, room in replica.events:
         status = f" {event.status.value}" if isinstance(event, TaskStatusEvent) else ""
-        told.append((f"{type(event).__name__}{status}", room))
-    return told
+        published.append((f"{type(event).__name__}{status}", room))
+    return published
 
 
 @every_kind
@@ -72,7 +72,7 @@ async def test_each_action_by_every_role_from_every_status(replica: Replica, wha
 
 
 @every_kind
-async def test_a_released_task_is_in_its_queue_again(timed: Replica, clock: HandClock) -> None:
+async def test_a_released_task_is_in_its_queue_again(timed: Replica, clock: ManualClock) -> None:
     """It has its old position; its room and the job's workers get events, and no attempt is used up."""
     job = await timed.register(max_attempts=1)
     first, second = await timed.submit(job), await timed.submit(job)
@@ -151,7 +151,7 @@ async def test_a_worker_releases_its_own_tasks_only(replica: Replica) -> None:
 
 @every_kind
 @pytest.mark.parametrize("how", ["failed", "cancelled", "cancelled while pending"])
-async def test_a_retried_task_gets_all_its_attempts(timed: Replica, clock: HandClock, how: str) -> None:
+async def test_a_retried_task_gets_all_its_attempts(timed: Replica, clock: ManualClock, how: str) -> None:
     """Its counters restart, its attempt number continues, its former end is cleared; then it is claimed."""
     backoff = {"base_seconds": 0}
     job = await timed.register(max_attempts=2, retry_on=["error"], backoff=backoff)
@@ -166,12 +166,12 @@ async def test_a_retried_task_gets_all_its_attempts(timed: Replica, clock: HandC
         ("TaskStatusEvent pending", room_of("lab")),
         ("TaskAvailable", workers_of(job.full_name)),
     ]
-    assert await timed.settle_expired() == 0
+    assert await timed.fail_expired() == 0
     for attempt in (claims + 1, claims + 2):
         running = await timed.start(job.worker_id)
         assert (running.id, running.attempt) == (ended.id, attempt)
-        told = await timed.report(running.id, TaskStatus.FAILED, error="again", attempt=attempt)
-    assert told.status is TaskStatus.FAILED
+        published = await timed.report(running.id, TaskStatus.FAILED, error="again", attempt=attempt)
+    assert published.status is TaskStatus.FAILED
 
 
 async def end(timed: Replica, submitted: TaskResponse, worker: UUID | None, how: str) -> TaskResponse:
@@ -195,11 +195,11 @@ async def test_a_retry_restores_a_soft_deleted_job(replica: Replica) -> None:
     replica.events.clear()
     await replica.act(task_actions.retry, running.id, by=SUBMITTER)
     assert (JobsInvalidate.__name__, room_of("@global")) in events(replica)
-    back, is_new = await replica.register_anew()
+    back, is_new = await replica.register_job()
     assert not is_new
     assert (await replica.claim_task(back.worker_id)).attempt == 2
     await replica.leave(back.worker_id)
-    _, is_new = await replica.register_anew()
+    _, is_new = await replica.register_job()
     assert is_new
 
 
@@ -221,7 +221,7 @@ async def test_cancelling_a_retried_task_deletes_its_job_again(replica: Replica)
 @every_kind
 @pytest.mark.parametrize("how", ["pending", "scheduled", "claimed", "running"])
 async def test_an_operator_fails_any_task_that_has_not_ended(
-    timed: Replica, clock: HandClock, how: str
+    timed: Replica, clock: ManualClock, how: str
 ) -> None:
     """With or without a reason; waiters are woken, and the retry policy does not apply."""
     job = await timed.register(max_attempts=9, retry_on=["error", "timeout", "worker_lost"])
@@ -239,7 +239,7 @@ async def test_an_operator_fails_any_task_that_has_not_ended(
     async with asyncio.timeout(2):
         assert await waiter == failed
     clock.advance(1000)
-    assert await timed.queue_due() == await timed.settle_overdue() == 0
+    assert await timed.enqueue_due() == await timed.recover_overdue() == 0
     assert await timed.claim(job.worker_id) is None
 
 

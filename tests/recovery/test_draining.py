@@ -6,7 +6,7 @@ import pytest
 from databases import every_kind
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica
 
-from recovery.test_time_limits import LONG, no_safety_net, wait_until_waiting  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, no_recheck, wait_until_waiting  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import JobsInvalidate
 from zndraw_joblib.contract.messages import EmptyReason
 from zndraw_joblib.contract.problems import Forbidden, JobNotFound, WorkerNotFound
@@ -113,8 +113,8 @@ async def test_a_resume_wakes_waiting_claims(replica: Replica) -> None:
         while sum(claim.done() for claim in waiting) < 3:
             await asyncio.wait([c for c in waiting if not c.done()], return_when=asyncio.FIRST_COMPLETED)
     replica.runtime.waiters.close()
-    got = [task.id for task in await asyncio.gather(*waiting) if task]
-    assert sorted(got) == sorted(task.id for task in submitted)
+    claimed_ids = [task.id for task in await asyncio.gather(*waiting) if task]
+    assert sorted(claimed_ids) == sorted(task.id for task in submitted)
 
 
 async def test_a_pause_stays_when_workers_come_and_go(replica: Replica) -> None:

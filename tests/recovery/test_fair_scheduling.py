@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from databases import every_kind
-from replica import OWNER, HandClock, Replica
+from replica import OWNER, ManualClock, Replica
 
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse
 from zndraw_joblib.contract.status import TaskStatus
@@ -42,39 +42,39 @@ def rounds(of: Mapping[str, int]) -> list[str]:
 
 
 @every_kind
-async def test_rooms_take_turns_claim_by_claim(timed: Replica, clock: HandClock) -> None:
+async def test_rooms_take_turns_claim_by_claim(timed: Replica, clock: ManualClock) -> None:
     """Each room has one claim in each round while it has tasks."""
     job = await timed.register()
-    made = await backlog(timed, job, BACKLOGS)
-    got = []
-    for _ in made:
+    submitted = await backlog(timed, job, BACKLOGS)
+    claimed = []
+    for _ in submitted:
         clock.advance(0.001)
-        got.append(await timed.claim_task(job.worker_id))
-    assert [task.room_id for task in got] == rounds(BACKLOGS)
-    assert_in_order(made, got)
+        claimed.append(await timed.claim_task(job.worker_id))
+    assert [task.room_id for task in claimed] == rounds(BACKLOGS)
+    assert_in_order(submitted, claimed)
 
 
-def assert_in_order(made: list[TaskResponse], got: list[TaskResponse]) -> None:
+def assert_in_order(submitted: list[TaskResponse], claimed: list[TaskResponse]) -> None:
     """Assert that each room's tasks were claimed in the order of arrival."""
-    for room in {task.room_id for task in made}:
-        mine = [task.id for task in got if task.room_id == room]
-        assert mine == [task.id for task in made if task.room_id == room]
+    for room in {task.room_id for task in submitted}:
+        claimed_ids = [task.id for task in claimed if task.room_id == room]
+        assert claimed_ids == [task.id for task in submitted if task.room_id == room]
 
 
 @every_kind
-async def test_rooms_take_turns_within_a_batch(timed: Replica, clock: HandClock) -> None:
+async def test_rooms_take_turns_within_a_batch(timed: Replica, clock: ManualClock) -> None:
     """Claims of one transaction follow the same rounds."""
     job = await timed.register()
-    made = await backlog(timed, job, BACKLOGS)
+    submitted = await backlog(timed, job, BACKLOGS)
     assert job.worker_id is not None
-    items = [Claim(OWNER, job.worker_id, 15, None, timed.runtime.order)] * (len(made) + 2)
+    items = [Claim(OWNER, job.worker_id, 15, None, timed.runtime.order)] * (len(submitted) + 2)
     answers: list[Any] = await timed.runtime.write(lambda tx: claims.claim(tx, items))
-    got = [answer.task for answer in answers if answer.task]
-    assert [task.room_id for task in got] == rounds(BACKLOGS)
-    assert_in_order(made, got)
+    claimed = [answer.task for answer in answers if answer.task]
+    assert [task.room_id for task in claimed] == rounds(BACKLOGS)
+    assert_in_order(submitted, claimed)
 
 
-async def test_a_new_room_has_its_turn_at_once(timed: Replica, clock: HandClock) -> None:
+async def test_a_new_room_has_its_turn_at_once(timed: Replica, clock: ManualClock) -> None:
     """Its first task waits for one of the thousand tasks of another room."""
     job = await timed.register()
     await asyncio.gather(*[timed.submit(job, room="flood") for _ in range(300)])
@@ -91,36 +91,36 @@ async def test_a_new_room_has_its_turn_at_once(timed: Replica, clock: HandClock)
     assert (await timed.claim_task(job.worker_id)).id == again.id
 
 
-async def test_priorities_hold_within_a_room(timed: Replica, clock: HandClock) -> None:
+async def test_priorities_hold_within_a_room(timed: Replica, clock: ManualClock) -> None:
     """A high priority gives a room no additional turn."""
     job = await timed.register()
     low = [await timed.submit(job, room="a") for _ in range(3)]
     high = [await timed.submit(job, room="a", priority=9) for _ in range(3)]
     other = [await timed.submit(job, room="b") for _ in range(6)]
-    got = []
+    claimed = []
     for _ in range(12):
         clock.advance(1)
-        got.append((await timed.claim_task(job.worker_id)).id)
-    assert [id_ for id_ in got if id_ not in {task.id for task in other}] == [t.id for t in high + low]
+        claimed.append((await timed.claim_task(job.worker_id)).id)
+    assert [id_ for id_ in claimed if id_ not in {task.id for task in other}] == [t.id for t in high + low]
     ahead = 0
-    for id_ in got[:10]:
+    for id_ in claimed[:10]:
         ahead += -1 if id_ in {task.id for task in other} else 1
         assert -1 <= ahead <= 2
 
 
-async def test_first_come_first_served_is_the_default(timed: Replica, clock: HandClock) -> None:
+async def test_first_come_first_served_is_the_default(timed: Replica, clock: ManualClock) -> None:
     """Without the setting the oldest tasks go first, whatever their room."""
     timed.runtime.settings.claim_order = "fifo"
     job = await timed.register()
-    made = await backlog(timed, job, BACKLOGS)
-    got = []
-    for _ in made:
+    submitted = await backlog(timed, job, BACKLOGS)
+    claimed = []
+    for _ in submitted:
         clock.advance(1)
-        got.append((await timed.claim_task(job.worker_id)).id)
-    assert got == [task.id for task in made]
+        claimed.append((await timed.claim_task(job.worker_id)).id)
+    assert claimed == [task.id for task in submitted]
 
 
-async def test_a_returning_task_takes_no_additional_turn(timed: Replica, clock: HandClock) -> None:
+async def test_a_returning_task_takes_no_additional_turn(timed: Replica, clock: ManualClock) -> None:
     """It is the first of its room again, and the rooms keep taking turns."""
     job = await timed.register()
     await backlog(timed, job, {"a": 4, "b": 4})
@@ -138,13 +138,13 @@ async def test_a_returning_task_takes_no_additional_turn(timed: Replica, clock: 
 async def test_two_replicas_let_rooms_take_turns(pair: list[Replica]) -> None:
     """Each claim sees the claims of the other replica: no room is two turns ahead."""
     job = await pair[0].register()
-    made = await backlog(pair[0], job, {"a": 12, "b": 12, "c": 3})
-    got: Counter[str] = Counter()
+    submitted = await backlog(pair[0], job, {"a": 12, "b": 12, "c": 3})
+    claimed: Counter[str] = Counter()
     for turn in range(18):
-        got[(await pair[turn % 2].claim_task(job.worker_id)).room_id] += 1
-        ahead = [got[room] for room in ("a", "b")] + ([got["c"]] if got["c"] < 3 else [])
+        claimed[(await pair[turn % 2].claim_task(job.worker_id)).room_id] += 1
+        ahead = [claimed[room] for room in ("a", "b")] + ([claimed["c"]] if claimed["c"] < 3 else [])
         assert max(ahead) - min(ahead) <= 1
-    assert len(made) - sum(got.values()) == 9
+    assert len(submitted) - sum(claimed.values()) == 9
 
 
 @every_kind
@@ -154,8 +154,8 @@ async def test_turns_of_concurrent_claims(pair: list[Replica]) -> None:
     await backlog(pair[0], job, {"a": 30, "b": 10, "c": 10})
     claimed: list[TaskResponse] = []
     for _ in range(5):
-        asked = [pair[turn % 2].claim(job.worker_id, wait=5) for turn in range(6)]
-        claimed += [task for task in await asyncio.gather(*asked) if task]
+        claim_requests = [pair[turn % 2].claim(job.worker_id, wait=5) for turn in range(6)]
+        claimed += [task for task in await asyncio.gather(*claim_requests) if task]
     assert len({task.id for task in claimed}) == len(claimed) == 30
     rooms = Counter(task.room_id for task in claimed)
     assert min(rooms.values()) >= 7
@@ -164,7 +164,7 @@ async def test_turns_of_concurrent_claims(pair: list[Replica]) -> None:
 
 
 @every_kind
-async def test_a_room_at_its_limit_misses_its_turn(timed: Replica, clock: HandClock) -> None:
+async def test_a_room_at_its_limit_misses_its_turn(timed: Replica, clock: ManualClock) -> None:
     """The other rooms keep taking turns."""
     timed.runtime.settings.room_max_in_flight = 2
     job = await timed.register()

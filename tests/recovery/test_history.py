@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 from databases import every_kind
-from replica import ADMIN, OWNER, SUBMITTER, HandClock, InternalExecutor, Replica, internal
+from replica import ADMIN, OWNER, SUBMITTER, InternalExecutor, ManualClock, Replica, internal
 
 from zndraw_joblib.contract.messages import JobResponse, TaskHistory, TaskUpdateRequest
 from zndraw_joblib.contract.names import INTERNAL
@@ -17,20 +17,20 @@ from zndraw_joblib.server.service import task_actions, task_history, tasks
 SUBMITTED = ("pending", 0, "submitted")
 
 
-async def fail_in_every_way(timed: Replica, clock: HandClock) -> UUID:
+async def fail_in_every_way(timed: Replica, clock: ManualClock) -> UUID:
     """Return a task to its queue in every possible way, and complete it at last."""
-    how = {"max_attempts": 4, "retry_on": ["error", "timeout", "worker_lost"], "timeout_seconds": 100}
-    job = await timed.register(start_timeout_seconds=10, **how)
+    policy = {"max_attempts": 4, "retry_on": ["error", "timeout", "worker_lost"], "timeout_seconds": 100}
+    job = await timed.register(start_timeout_seconds=10, **policy)
     task = await timed.submit(job)
     await timed.claim_task(job.worker_id)
     clock.advance(10)
-    await timed.settle_overdue()
+    await timed.recover_overdue()
     await timed.start(job.worker_id)
     await timed.act(task_actions.release, task.id, error="not now")
     await fail_once(timed, clock, job)
     await timed.start(job.worker_id)
     clock.advance(100)
-    await timed.settle_overdue()
+    await timed.recover_overdue()
     await make_due(timed, clock)
     await timed.start(job.worker_id)
     await timed.leave(job.worker_id)
@@ -45,10 +45,10 @@ async def fail_in_every_way(timed: Replica, clock: HandClock) -> UUID:
 
 
 @every_kind
-async def test_the_history_of_a_task_with_every_failure(timed: Replica, clock: HandClock) -> None:
+async def test_the_history_of_a_task_with_every_failure(timed: Replica, clock: ManualClock) -> None:
     """Every return to the queue has its reason, attempt, time and error."""
     task_id = await fail_in_every_way(timed, clock)
-    told: TaskHistory = await timed.runtime.database.read(task_history.history, task_id=task_id)
+    response: TaskHistory = await timed.runtime.database.read(task_history.history, task_id=task_id)
     expected = [
         (*SUBMITTED, None),
         ("claimed", 1, None, None),
@@ -60,36 +60,36 @@ async def test_the_history_of_a_task_with_every_failure(timed: Replica, clock: H
         *ran(6, ("failed", 6, "failed-by-operator", "enough"), ("pending", 6, "retried", None)),
         *ran(7, ("completed", 7, None, None)),
     ]
-    found = [(one.status.value, one.attempt, one.reason, one.error) for one in told.transitions]
+    found = [(one.status.value, one.attempt, one.reason, one.error) for one in response.transitions]
     assert found == expected
-    scheduled = [one.reason for one in told.transitions if one.run_at is not None]
+    scheduled = [one.reason for one in response.transitions if one.run_at is not None]
     assert scheduled == ["error", "run-timeout", "worker-lost"]
-    assert all((one.worker_id is None) == (one.reason in {"submitted"}) for one in told.transitions)
-    assert [one.at for one in told.transitions] == sorted(one.at for one in told.transitions)
+    assert all((one.worker_id is None) == (one.reason in {"submitted"}) for one in response.transitions)
+    assert [one.at for one in response.transitions] == sorted(one.at for one in response.transitions)
 
 
-Told = tuple[str, int, str | None, str | None]
+Entry = tuple[str, int, str | None, str | None]
 
 
-def ran(attempt: int, *rest: Told) -> list[Told]:
+def ran(attempt: int, *rest: Entry) -> list[Entry]:
     """Return a started attempt and its end."""
     return [("claimed", attempt, None, None), ("running", attempt, None, None), *rest]
 
 
-async def make_due(timed: Replica, clock: HandClock) -> None:
+async def make_due(timed: Replica, clock: ManualClock) -> None:
     """Advance the time until the next attempt is due."""
     clock.advance(3600)
-    assert await timed.queue_due() == 1
+    assert await timed.enqueue_due() == 1
 
 
-async def fail_once(timed: Replica, clock: HandClock, job: JobResponse) -> None:
+async def fail_once(timed: Replica, clock: ManualClock, job: JobResponse) -> None:
     """Fail an attempt, and make the next one due."""
     running = await timed.start(job.worker_id)
     await timed.report(running.id, TaskStatus.FAILED, error="oh")
     await make_due(timed, clock)
 
 
-async def test_a_history_starts_with_the_submit(timed: Replica, clock: HandClock) -> None:
+async def test_a_history_starts_with_the_submit(timed: Replica, clock: ManualClock) -> None:
     """It ends with the present status: pending, expired, cancelled, or of an internal task."""
     job = await timed.register()
     waiting, late, gone, back = [await timed.submit(job, expires_in_seconds=s) for s in (None, 9, None, None)]
@@ -97,7 +97,7 @@ async def test_a_history_starts_with_the_submit(timed: Replica, clock: HandClock
     await timed.report(back.id, TaskStatus.CANCELLED, by=SUBMITTER)
     await timed.act(task_actions.retry, back.id)
     clock.advance(9)
-    await timed.settle_expired()
+    await timed.fail_expired()
     assert await timed.history(waiting.id) == [SUBMITTED]
     assert await timed.history(late.id) == [SUBMITTED, ("failed", 0, "task-expired")]
     assert await timed.history(gone.id) == [SUBMITTED, ("cancelled", 0, None)]
@@ -115,8 +115,8 @@ async def test_several_steps_of_one_batch_are_all_in_the_history(timed: Replica)
     job = await timed.register(max_attempts=2, retry_on=["error"])
     await timed.submit(job)
     task = await timed.claim_task(job.worker_id)
-    said = [TaskUpdateRequest(status=status) for status in (TaskStatus.RUNNING, TaskStatus.FAILED)]
-    items = [tasks.Report(OWNER, task.id, update) for update in said]
+    explain_task = [TaskUpdateRequest(status=status) for status in (TaskStatus.RUNNING, TaskStatus.FAILED)]
+    items = [tasks.Report(OWNER, task.id, update) for update in explain_task]
     await timed.runtime.write(lambda tx: tasks.report(tx, items))
     assert await timed.history(task.id) == [
         SUBMITTED,
@@ -127,7 +127,7 @@ async def test_several_steps_of_one_batch_are_all_in_the_history(timed: Replica)
 
 
 @every_kind
-async def test_why_a_task_waits(timed: Replica, clock: HandClock) -> None:
+async def test_why_a_task_waits(timed: Replica, clock: ManualClock) -> None:
     """All reasons that apply, the most important first, and no other."""
     timed.runtime.settings.room_max_in_flight = 1
     job = await timed.register(max_in_flight=1)
@@ -148,31 +148,31 @@ async def test_why_a_task_waits(timed: Replica, clock: HandClock) -> None:
     assert await timed.explain(later.id) == ["paused", "no_worker", "scheduled"]
 
 
-async def test_the_text_of_an_explanation(timed: Replica, clock: HandClock) -> None:
+async def test_the_text_of_an_explanation(timed: Replica, clock: ManualClock) -> None:
     """For a held task, an ended one, and one that waits for another attempt."""
     job = await timed.register(max_attempts=2, retry_on=["error"])
     task = await timed.submit(job)
 
-    async def said() -> list[tuple[str, str]]:
+    async def explain_task() -> list[tuple[str, str]]:
         work = partial(task_history.explain, task_id=task.id, order=timed.runtime.order)
-        told = await timed.runtime.database.read(work)
-        return [(why.code, why.detail) for why in told.reasons]
+        response = await timed.runtime.database.read(work)
+        return [(why.code, why.detail) for why in response.reasons]
 
-    assert await said() == [("queued", "It is at position 1 of its queue, after 0 other tasks")]
+    assert await explain_task() == [("queued", "It is at position 1 of its queue, after 0 other tasks")]
     await timed.start(job.worker_id)
-    [(code, detail)] = await said()
+    [(code, detail)] = await explain_task()
     assert code == "running"
     assert f"worker {job.worker_id}, attempt 1" in detail
     await timed.report(task.id, TaskStatus.FAILED, error="oh")
-    [(code, detail)] = await said()
+    [(code, detail)] = await explain_task()
     assert code == "scheduled"
     assert detail.endswith("after: oh")
     clock.advance(3)
-    await timed.queue_due()
+    await timed.enqueue_due()
     await timed.start(job.worker_id)
     await timed.report(task.id, TaskStatus.FAILED, error="oh again")
-    assert [code for code, _ in await said()] == ["failed", "error"]
-    assert (await said())[1] == ("error", "oh again")
+    assert [code for code, _ in await explain_task()] == ["failed", "error"]
+    assert (await explain_task())[1] == ("error", "oh again")
 
 
 async def test_the_explanation_of_an_internal_task(timed: Replica) -> None:

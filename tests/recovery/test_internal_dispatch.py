@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from databases import every_kind
-from replica import ADMIN, SUBMITTER, HandClock, InternalExecutor, Replica, internal
+from replica import ADMIN, SUBMITTER, InternalExecutor, ManualClock, Replica, internal
 from sqlalchemy import delete, update
 
 from zndraw_joblib.contract.messages import TaskResponse
@@ -52,9 +52,9 @@ async def commit_only(replica: Replica, *, exclusive_start: bool = False) -> UUI
     item = tasks.Submission(
         SUBMITTER, "lab", internal(), {}, is_configured=True, exclusive_start=exclusive_start
     )
-    [made] = await replica.runtime.write(tasks.submit, items=[item])
-    assert isinstance(made, TaskResponse)
-    return made.id
+    [submitted_tasks] = await replica.runtime.write(tasks.submit, items=[item])
+    assert isinstance(submitted_tasks, TaskResponse)
+    return submitted_tasks.id
 
 
 async def start(replica: Replica, worker_id: UUID, *ids: UUID) -> list[Any]:
@@ -66,13 +66,13 @@ async def start(replica: Replica, worker_id: UUID, *ids: UUID) -> list[Any]:
 
 async def worker(replica: Replica) -> UUID:
     """Create a worker inside the server."""
-    made = await replica.runtime.write(workers.create, caller=EXECUTOR, interval=15)
-    return made.id
+    submitted_tasks = await replica.runtime.write(workers.create, caller=EXECUTOR, interval=15)
+    return submitted_tasks.id
 
 
 @pytest.mark.parametrize("exclusive_start", [False, True])
 async def test_a_crash_between_commit_and_dispatch_loses_no_task(
-    timed: Replica, clock: HandClock, exclusive_start: bool
+    timed: Replica, clock: ManualClock, exclusive_start: bool
 ) -> None:
     """When its lease ends, the task is dispatched with the same attempt, and then not again."""
     broker = await serve(timed, exclusive_start=exclusive_start, start_timeout_seconds=LEASE)
@@ -87,7 +87,7 @@ async def test_a_crash_between_commit_and_dispatch_loses_no_task(
     assert (await timed.get(task_id)).attempt == 1
 
 
-async def test_without_exclusive_start_a_task_is_dispatched_once(timed: Replica, clock: HandClock) -> None:
+async def test_without_exclusive_start_a_task_is_dispatched_once(timed: Replica, clock: ManualClock) -> None:
     """It might run twice otherwise; only `internal_task_timeout_seconds` ends it."""
     broker = await serve(timed, start_timeout_seconds=1)
     task = await timed.submit(str(internal()))
@@ -98,7 +98,7 @@ async def test_without_exclusive_start_a_task_is_dispatched_once(timed: Replica,
 
 
 async def test_with_exclusive_start_a_task_is_dispatched_until_it_starts(
-    timed: Replica, clock: HandClock
+    timed: Replica, clock: ManualClock
 ) -> None:
     """The broker may have lost it: 10, 20, 40, 80 s after its claim, and not after its start."""
     broker = await serve(timed, exclusive_start=True, start_timeout_seconds=10)
@@ -121,12 +121,12 @@ async def test_two_replicas_dispatch_a_due_task_once(pair: list[Replica]) -> Non
     """Many tasks are due; each is dispatched by one of the replicas that look at the same time."""
     brokers = [await serve(replica) for replica in pair]
     await pair[0].runtime.write(_pause, paused=True)
-    made = [await pair[0].submit(str(internal())) for _ in range(150)]
-    assert {task.status for task in made} == {TaskStatus.PENDING}
+    submitted_tasks = [await pair[0].submit(str(internal())) for _ in range(150)]
+    assert {task.status for task in submitted_tasks} == {TaskStatus.PENDING}
     await pair[0].runtime.write(_pause, paused=False)
     await asyncio.gather(*(replica.dispatcher.dispatch() for replica in pair * 2))
     calls = [call["task_id"] for broker in brokers for call in broker.calls]
-    assert sorted(calls) == sorted(str(task.id) for task in made)
+    assert sorted(calls) == sorted(str(task.id) for task in submitted_tasks)
 
 
 async def _pause(tx: Any, *, paused: bool) -> None:
@@ -142,12 +142,12 @@ async def test_tasks_wait_for_an_unavailable_broker(timed: Replica, caplog: pyte
     async def refuse(_: UUID) -> None:
         raise ConnectionError("away")
 
-    broker.meanwhile = refuse
+    broker.on_call = refuse
     for _ in range(5):
         assert not await timed.dispatcher.dispatch()
         assert (await timed.get(submitted.id)).status is TaskStatus.CLAIMED
     assert len([record for record in caplog.records if "will be dispatched later" in record.message]) == 1
-    broker.meanwhile = None
+    broker.on_call = None
     assert await timed.dispatcher.dispatch()
     assert await timed.dispatcher.dispatch()
     assert len(broker.calls) == 7
@@ -157,13 +157,13 @@ async def test_tasks_wait_for_an_unavailable_broker(timed: Replica, caplog: pyte
 async def test_the_limit_of_an_internal_job(timed: Replica) -> None:
     """At most `max_in_flight` tasks are claimed or running; the end of one dispatches the next."""
     broker = await serve(timed, max_in_flight=2)
-    made = [await timed.submit(str(internal())) for _ in range(4)]
+    submitted_tasks = [await timed.submit(str(internal())) for _ in range(4)]
     await timed.dispatcher.dispatch()
-    assert [call["task_id"] for call in broker.calls] == [str(task.id) for task in made[:2]]
+    assert [call["task_id"] for call in broker.calls] == [str(task.id) for task in submitted_tasks[:2]]
     for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED):
-        await timed.report(made[0].id, status, by=ADMIN)
+        await timed.report(submitted_tasks[0].id, status, by=ADMIN)
     await timed.dispatcher.dispatch()
-    assert [call["task_id"] for call in broker.calls] == [str(task.id) for task in made[:3]]
+    assert [call["task_id"] for call in broker.calls] == [str(task.id) for task in submitted_tasks[:3]]
 
 
 @every_kind
@@ -175,14 +175,16 @@ async def test_the_limit_of_a_room_counts_internal_tasks(replica: Replica) -> No
     await replica.submit(remote, room="busy")
     await replica.claim_task(remote.worker_id)
     rooms = ("busy", "busy", "quiet", "busy", "quiet", "quiet")
-    made = [await replica.submit(str(internal()), room=room) for room in rooms]
-    assert {task.status for task in made} == {TaskStatus.PENDING}
+    submitted_tasks = [await replica.submit(str(internal()), room=room) for room in rooms]
+    assert {task.status for task in submitted_tasks} == {TaskStatus.PENDING}
     for _ in range(2):
         await replica.dispatcher.dispatch()
-        assert [call["task_id"] for call in broker.calls] == [str(made[place].id) for place in (0, 2, 4)]
-    await replica.report(made[0].id, TaskStatus.CANCELLED, by=ADMIN)
+        assert [call["task_id"] for call in broker.calls] == [
+            str(submitted_tasks[position].id) for position in (0, 2, 4)
+        ]
+    await replica.report(submitted_tasks[0].id, TaskStatus.CANCELLED, by=ADMIN)
     await replica.dispatcher.dispatch()
-    assert broker.calls[3]["task_id"] == str(made[1].id)
+    assert broker.calls[3]["task_id"] == str(submitted_tasks[1].id)
     assert len(broker.calls) == 4
 
 
@@ -207,13 +209,13 @@ async def test_a_free_slot_of_a_room_dispatches_a_task(replica: Replica) -> None
     await asyncio.wait([running])
 
 
-async def test_rooms_take_turns_with_internal_tasks(timed: Replica, clock: HandClock) -> None:
+async def test_rooms_take_turns_with_internal_tasks(timed: Replica, clock: ManualClock) -> None:
     """A backlog that could not be dispatched is dispatched room by room."""
     timed.runtime.settings.claim_order = "fair"
     broker = await serve(timed, max_in_flight=1)
-    made = []
+    submitted_tasks = []
     for room in ("a", "a", "a", "b", "b"):
-        made.append(await timed.submit(str(internal()), room=room))
+        submitted_tasks.append(await timed.submit(str(internal()), room=room))
         clock.advance(SECOND)
     for done in range(5):
         await timed.dispatcher.dispatch()
@@ -223,7 +225,7 @@ async def test_rooms_take_turns_with_internal_tasks(timed: Replica, clock: HandC
     assert [call["room_id"] for call in broker.calls] == ["a", "b", "a", "b", "a"]
 
 
-async def test_an_internal_task_expires_before_its_dispatch(timed: Replica, clock: HandClock) -> None:
+async def test_an_internal_task_expires_before_its_dispatch(timed: Replica, clock: ManualClock) -> None:
     """It is never dispatched later."""
     broker = await serve(timed, max_in_flight=1)
     first = await timed.submit(str(internal()))
@@ -275,7 +277,7 @@ async def test_concurrent_starts_start_a_task_once(pair: list[Replica]) -> None:
     ],
 )
 async def test_a_silent_internal_worker_expires(
-    timed: Replica, clock: HandClock, policy: dict[str, Any], after: tuple[Any, ...]
+    timed: Replica, clock: ManualClock, policy: dict[str, Any], after: tuple[Any, ...]
 ) -> None:
     """Its running tasks follow their retry policy: they fail, or are dispatched again after a backoff."""
     broker = await serve(timed, **policy)
@@ -287,7 +289,7 @@ async def test_a_silent_internal_worker_expires(
     pause = None if found.run_at is None else round((found.run_at - clock.now).total_seconds(), 3)
     assert (found.status, found.error, found.error_code, pause) == after
     clock.advance(10)
-    await timed.queue_due()
+    await timed.enqueue_due()
     await timed.dispatcher.dispatch()
     assert len(broker.calls) == (2 if policy else 1)
 
@@ -299,7 +301,7 @@ async def test_a_running_internal_task_without_a_worker_is_found(timed: Replica)
     gone = await worker(timed)
     await start(timed, gone, running.id)
     await timed.execute(delete(Worker.__table__).where(Worker.__table__.c.id == gone))
-    assert await timed.settle_abandoned() == 1
+    assert await timed.recover_abandoned() == 1
     assert (await timed.get(running.id)).error_code == "worker-lost"
     assert (await timed.get(claimed.id)).status is TaskStatus.CLAIMED
 

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pytest
 from databases import every_kind
-from replica import ADMIN, OWNER, SUBMITTER, HandClock, Replica
+from replica import ADMIN, OWNER, SUBMITTER, ManualClock, Replica
 from sqlalchemy import func, select
 
-from recovery.test_time_limits import LONG, no_safety_net, wait_until_waiting  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, no_recheck, wait_until_waiting  # noqa: F401 - a fixture
 from zndraw_joblib.contract.messages import EmptyReason, JobResponse, TaskResponse
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
@@ -62,8 +62,8 @@ async def test_a_job_at_its_limit_blocks_no_other_job(replica: Replica) -> None:
     open_ = await replica.register("Open", worker=full.worker_id)
     for job in (full, full, open_, full, open_):
         await replica.submit(job)
-    got = [(await replica.claim_task(full.worker_id)).job_name.split(":")[2] for _ in range(3)]
-    assert got == ["Full", "Open", "Open"]
+    claimed_tasks = [(await replica.claim_task(full.worker_id)).job_name.split(":")[2] for _ in range(3)]
+    assert claimed_tasks == ["Full", "Open", "Open"]
     assert (await replica.claim_response(full.worker_id)).reason is EmptyReason.AT_CAPACITY
 
 
@@ -99,15 +99,15 @@ async def test_the_limit_of_a_room(replica: Replica) -> None:
     for room in ("busy", "busy", "busy", "quiet", "busy", "quiet"):
         for job in (first, second):
             await replica.submit(job, room=room)
-    got = [await replica.claim_task(first.worker_id) for _ in range(4)]
-    assert [(one.room_id, one.job_name[-1]) for one in got] == [
+    claimed_tasks = [await replica.claim_task(first.worker_id) for _ in range(4)]
+    assert [(one.room_id, one.job_name[-1]) for one in claimed_tasks] == [
         ("busy", "A"),
         ("busy", "B"),
         ("quiet", "A"),
         ("quiet", "B"),
     ]
     assert (await replica.claim_response(first.worker_id)).reason is EmptyReason.AT_CAPACITY
-    await replica.report(got[0].id, TaskStatus.CANCELLED, by=ADMIN)
+    await replica.report(claimed_tasks[0].id, TaskStatus.CANCELLED, by=ADMIN)
     assert (await replica.claim_task(first.worker_id)).room_id == "busy"
     assert (await replica.claim_response(first.worker_id)).reason is EmptyReason.AT_CAPACITY
 
@@ -207,8 +207,8 @@ async def test_several_free_slots_wake_as_many_claims(replica: Replica, cap: str
             await asyncio.wait([c for c in waiting if not c.done()], return_when=asyncio.FIRST_COMPLETED)
     await wait_until_waiting(replica, 2)
     replica.runtime.waiters.close()
-    got = [task for task in await asyncio.gather(*waiting) if task]
-    assert (len(got), await held(replica)) == (3, 3)
+    claimed_tasks = [task for task in await asyncio.gather(*waiting) if task]
+    assert (len(claimed_tasks), await held(replica)) == (3, 3)
 
 
 async def test_a_worker_at_its_limit_is_woken_by_a_free_slot(replica: Replica) -> None:
@@ -260,12 +260,12 @@ async def test_two_replicas_never_exceed_a_limit(pair: list[Replica], cap: str) 
     job = await pair[0].register()
     for _ in range(ROUNDS * most):
         await pair[0].submit(job)
-    under_way: list[TaskResponse] = []
+    held_tasks: list[TaskResponse] = []
     for _ in range(ROUNDS):
-        asked = [pair[turn % 2].claim(worker) for turn, worker in enumerate(workers * 2)]
-        under_way += [task for task in await asyncio.gather(*asked) if task is not None]
-        assert len(under_way) == await held(pair[0]) == most
-        ending = [under_way.pop() for _ in range(2)]
+        claim_requests = [pair[turn % 2].claim(worker) for turn, worker in enumerate(workers * 2)]
+        held_tasks += [task for task in await asyncio.gather(*claim_requests) if task is not None]
+        assert len(held_tasks) == await held(pair[0]) == most
+        ending = [held_tasks.pop() for _ in range(2)]
         await asyncio.gather(
             *[pair[n].report(task.id, TaskStatus.CANCELLED, by=ADMIN) for n, task in enumerate(ending)]
         )
@@ -329,7 +329,7 @@ async def test_submits_and_claims_of_several_jobs_do_not_deadlock(
     assert faults == []
 
 
-async def test_expiry_of_a_worker_frees_its_slots(timed: Replica, clock: HandClock) -> None:
+async def test_expiry_of_a_worker_frees_its_slots(timed: Replica, clock: ManualClock) -> None:
     """Also when its tasks wait for another attempt."""
     dead = await timed.register(max_in_flight=1, max_attempts=2)
     first = await timed.running(dead)
@@ -354,7 +354,7 @@ async def test_a_room_is_counted_over_jobs_and_replicas(pair: list[Replica]) -> 
     for _ in range(ROUNDS):
         for job in served:
             await pair[0].submit(job)
-        asked = [pair[turn % 2].claim(job.worker_id) for turn, job in enumerate(served)]
-        [claimed] = [task for task in await asyncio.gather(*asked) if task is not None]
+        claim_requests = [pair[turn % 2].claim(job.worker_id) for turn, job in enumerate(served)]
+        [claimed] = [task for task in await asyncio.gather(*claim_requests) if task is not None]
         assert await held(pair[0]) == 1
         await pair[0].report(claimed.id, TaskStatus.CANCELLED, by=ADMIN)

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 from databases import every_kind
-from replica import SUBMITTER, HandClock, Replica
+from replica import SUBMITTER, ManualClock, Replica
 
 from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.status import TaskStatus
@@ -116,10 +116,10 @@ class Model:
         return {id_: rank for job in "AB" for rank, id_ in enumerate(self.queue(job), 1)}
 
 
-class Story:
+class RandomActions:
     """Random actions on the queues of two jobs, in the code and in the model."""
 
-    def __init__(self, timed: Replica, clock: HandClock, seed: int) -> None:
+    def __init__(self, timed: Replica, clock: ManualClock, seed: int) -> None:
         self.timed, self.clock, self.chance = timed, clock, random.Random(seed)
         self.model = Model()
         self.held: list[tuple[str, UUID, int]] = []
@@ -137,13 +137,13 @@ class Story:
         """Submit a task, for now or for later."""
         job, priority = self.chance.choice("AB"), self.chance.choice([0, 0, 0, 0, 1, -1, 7])
         name = f"@global:modifiers:{job}"
-        made = await self.timed.submit(name, priority=priority, delay_seconds=delay)
+        submitted_task = await self.timed.submit(name, priority=priority, delay_seconds=delay)
         if delay is None:
-            self.model.add(job, made.id, priority)
+            self.model.add(job, submitted_task.id, priority)
         else:
-            self.model.order.append(made.id)
-            self.later[made.id] = (job, priority)
-        assert made.queue_position == self.model.positions().get(made.id)
+            self.model.order.append(submitted_task.id)
+            self.later[submitted_task.id] = (job, priority)
+        assert submitted_task.queue_position == self.model.positions().get(submitted_task.id)
 
     async def schedule(self) -> None:
         """Submit a task for later."""
@@ -162,7 +162,7 @@ class Story:
     async def pass_time(self) -> None:
         """Make all scheduled tasks due."""
         self.clock.advance(50)
-        assert await self.timed.queue_due() == len(self.later)
+        assert await self.timed.enqueue_due() == len(self.later)
         for task_id, (job, priority) in self.later.items():
             self.model.add(job, task_id, priority)
         self.later.clear()
@@ -184,13 +184,13 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_positions_and_claims_match_a_model(timed: Replica, clock: HandClock, seed: int) -> None:
+async def test_positions_and_claims_match_a_model(timed: Replica, clock: ManualClock, seed: int) -> None:
     """For any mixture of submits, schedules, claims, releases and cancellations."""
-    story = Story(timed, clock, seed)
-    await story.begin()
-    steps = [story.submit] * 4 + [story.claim] * 2
-    steps += [story.schedule, story.pass_time, story.release, story.cancel]
+    actions = RandomActions(timed, clock, seed)
+    await actions.begin()
+    steps = [actions.submit] * 4 + [actions.claim] * 2
+    steps += [actions.schedule, actions.pass_time, actions.release, actions.cancel]
     for _ in range(90):
-        await story.chance.choice(steps)()
+        await actions.chance.choice(steps)()
         found = {id_: position for id_, position in (await listed(timed)).items() if position is not None}
-        assert found == story.model.positions()
+        assert found == actions.model.positions()

@@ -6,9 +6,9 @@ from uuid import UUID, uuid4
 
 import pytest
 from databases import every_kind
-from replica import OWNER, HandClock, Replica
+from replica import OWNER, ManualClock, Replica
 
-from recovery.test_time_limits import LONG, no_safety_net, wait_until_waiting  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, no_recheck, wait_until_waiting  # noqa: F401 - a fixture
 from zndraw_joblib.contract.messages import EmptyReason
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
@@ -16,9 +16,9 @@ from zndraw_joblib.server.service import claims, task_actions
 from zndraw_joblib.server.service.claims import Claim, ClaimResult
 
 
-async def batch(replica: Replica, *asked: tuple[UUID | None, UUID | None]) -> list[UUID | None]:
+async def batch(replica: Replica, *requests: tuple[UUID | None, UUID | None]) -> list[UUID | None]:
     """Claim for several workers in one transaction; return the tasks."""
-    items = [Claim(OWNER, worker, 15, mark) for worker, mark in asked if worker is not None]
+    items = [Claim(OWNER, worker, 15, claim_id) for worker, claim_id in requests if worker is not None]
     answers: list[ClaimResult | ProblemException] = await replica.runtime.write(
         lambda tx: claims.claim(tx, items)
     )
@@ -30,16 +30,16 @@ async def batch(replica: Replica, *asked: tuple[UUID | None, UUID | None]) -> li
 
 
 @every_kind
-async def test_a_repeated_claim_gets_the_same_task(timed: Replica, clock: HandClock) -> None:
+async def test_a_repeated_claim_gets_the_same_task(timed: Replica, clock: ManualClock) -> None:
     """Claimed or running, with the same token and one event; another `claim_id` gets another task."""
-    job, mark = await timed.register(), uuid4()
+    job, claim_id = await timed.register(), uuid4()
     first, second = await timed.submit(job), await timed.submit(job)
-    claimed = await timed.claim_task(job.worker_id, claim_id=mark)
+    claimed = await timed.claim_task(job.worker_id, claim_id=claim_id)
     assert claimed.id == first.id
     clock.advance(1)
-    assert await timed.claim_task(job.worker_id, claim_id=mark) == claimed
+    assert await timed.claim_task(job.worker_id, claim_id=claim_id) == claimed
     running = await timed.report(claimed.id, TaskStatus.RUNNING)
-    assert await timed.claim_task(job.worker_id, claim_id=mark) == running
+    assert await timed.claim_task(job.worker_id, claim_id=claim_id) == running
     assert timed.statuses(first.id) == [TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING]
     assert (await timed.claim_task(job.worker_id, claim_id=uuid4())).id == second.id
 
@@ -47,33 +47,33 @@ async def test_a_repeated_claim_gets_the_same_task(timed: Replica, clock: HandCl
 @pytest.mark.parametrize("how", ["completed", "failed", "released", "lost"])
 async def test_a_claim_id_ends_with_its_claim(timed: Replica, how: str) -> None:
     """After the task ended, was released or claimed again, the same `claim_id` is a new claim."""
-    job, mark = await timed.register(), uuid4()
+    job, claim_id = await timed.register(), uuid4()
     first = await timed.submit(job)
-    await timed.claim_task(job.worker_id, claim_id=mark)
+    await timed.claim_task(job.worker_id, claim_id=claim_id)
     if how == "released":
         await timed.act(task_actions.release, first.id)
         assert (await timed.claim_task(job.worker_id, claim_id=uuid4())).id == first.id
     elif how == "lost":
         await timed.act(task_actions.release, first.id)
-        assert (await timed.claim_task((await timed.register()).worker_id, claim_id=mark)).attempt == 2
+        assert (await timed.claim_task((await timed.register()).worker_id, claim_id=claim_id)).attempt == 2
     else:
         await timed.report(first.id, TaskStatus.RUNNING)
         await timed.report(first.id, how)
-    assert (await timed.claim_response(job.worker_id, claim_id=mark)).reason is EmptyReason.EMPTY
+    assert (await timed.claim_response(job.worker_id, claim_id=claim_id)).reason is EmptyReason.EMPTY
     second = await timed.submit(job)
-    assert (await timed.claim_task(job.worker_id, claim_id=mark)).id == second.id
+    assert (await timed.claim_task(job.worker_id, claim_id=claim_id)).id == second.id
 
 
 async def test_a_claim_id_belongs_to_one_worker(timed: Replica) -> None:
     """Another worker with the same `claim_id` gets a task of its own."""
-    job, other, mark = await timed.register(), await timed.register(), uuid4()
+    job, other, claim_id = await timed.register(), await timed.register(), uuid4()
     first = await timed.submit(job)
-    await timed.claim_task(job.worker_id, claim_id=mark)
-    assert await timed.claim(other.worker_id, claim_id=mark) is None
+    await timed.claim_task(job.worker_id, claim_id=claim_id)
+    assert await timed.claim(other.worker_id, claim_id=claim_id) is None
     second = await timed.submit(job)
-    assert (await timed.claim_task(other.worker_id, claim_id=mark)).id == second.id
-    assert (await timed.claim_task(job.worker_id, claim_id=mark)).id == first.id
-    assert (await timed.claim_task(other.worker_id, claim_id=mark)).id == second.id
+    assert (await timed.claim_task(other.worker_id, claim_id=claim_id)).id == second.id
+    assert (await timed.claim_task(job.worker_id, claim_id=claim_id)).id == first.id
+    assert (await timed.claim_task(other.worker_id, claim_id=claim_id)).id == second.id
 
 
 @every_kind
@@ -81,20 +81,32 @@ async def test_repeats_and_new_claims_share_a_batch(timed: Replica) -> None:
     """In any order, each repeat gets its own task and each new claim the next one."""
     job, other = await timed.register(), await timed.register()
     ids = [(await timed.submit(job)).id for _ in range(6)]
-    marks = [uuid4() for _ in range(4)]
+    claim_ids = [uuid4() for _ in range(4)]
     one, two = job.worker_id, other.worker_id
-    assert await batch(timed, (one, marks[0]), (two, marks[1])) == ids[:2]
-    asked = [(one, None), (two, marks[1]), (two, marks[2]), (one, marks[0]), (one, marks[1]), (two, marks[0])]
-    assert await batch(timed, *asked) == [ids[2], ids[1], ids[3], ids[0], ids[4], ids[5]]
+    assert await batch(timed, (one, claim_ids[0]), (two, claim_ids[1])) == ids[:2]
+    requests = [
+        (one, None),
+        (two, claim_ids[1]),
+        (two, claim_ids[2]),
+        (one, claim_ids[0]),
+        (one, claim_ids[1]),
+        (two, claim_ids[0]),
+    ]
+    assert await batch(timed, *requests) == [ids[2], ids[1], ids[3], ids[0], ids[4], ids[5]]
 
 
 @every_kind
 async def test_a_claim_and_its_concurrent_repeat_get_one_task(timed: Replica) -> None:
     """Both arrive before the first is answered, in one batch or in two."""
-    job, mark = await timed.register(), uuid4()
+    job, claim_id = await timed.register(), uuid4()
     ids = [(await timed.submit(job)).id for _ in range(4)]
-    asked = [(job.worker_id, mark), (job.worker_id, None), (job.worker_id, mark), (job.worker_id, mark)]
-    assert await batch(timed, *asked) == [ids[0], ids[1], ids[0], ids[0]]
+    requests = [
+        (job.worker_id, claim_id),
+        (job.worker_id, None),
+        (job.worker_id, claim_id),
+        (job.worker_id, claim_id),
+    ]
+    assert await batch(timed, *requests) == [ids[0], ids[1], ids[0], ids[0]]
     again = uuid4()
     taken = await asyncio.gather(*[timed.claim_task(job.worker_id, claim_id=again) for _ in range(10)])
     assert {task.id for task in taken} == {ids[2]}
@@ -104,17 +116,17 @@ async def test_a_claim_and_its_concurrent_repeat_get_one_task(timed: Replica) ->
 
 async def test_a_repeat_replaces_the_waiting_claim(timed: Replica) -> None:
     """The client lost the first connection: the second one gets the task, once."""
-    job, mark = await timed.register(), uuid4()
-    assert await batch(timed, (job.worker_id, mark), (job.worker_id, mark)) == [None, None]
-    lost = asyncio.create_task(timed.claim(job.worker_id, wait=LONG, claim_id=mark))
+    job, claim_id = await timed.register(), uuid4()
+    assert await batch(timed, (job.worker_id, claim_id), (job.worker_id, claim_id)) == [None, None]
+    lost = asyncio.create_task(timed.claim(job.worker_id, wait=LONG, claim_id=claim_id))
     await wait_until_waiting(timed, 1)
-    again = asyncio.create_task(timed.claim(job.worker_id, wait=LONG, claim_id=mark))
+    again = asyncio.create_task(timed.claim(job.worker_id, wait=LONG, claim_id=claim_id))
     assert await lost is None
     await wait_until_waiting(timed, 1)
     first, second = await timed.submit(job), await timed.submit(job)
-    got = await again
-    assert got is not None
-    assert got.id == first.id
+    repeated = await again
+    assert repeated is not None
+    assert repeated.id == first.id
     assert (await timed.claim_task(job.worker_id)).id == second.id
 
 
@@ -122,13 +134,13 @@ async def test_a_repeat_replaces_the_waiting_claim(timed: Replica) -> None:
 async def test_a_repeat_needs_no_slot(timed: Replica, full: str) -> None:
     """No limit, drain or pause blocks a repeated claim."""
     how: dict[str, Any] = {full: 1} if full.startswith("max") else {}
-    job, mark = await timed.register(**how), uuid4()
+    job, claim_id = await timed.register(**how), uuid4()
     first = await timed.submit(job)
     await timed.submit(job)
-    await timed.claim_task(job.worker_id, claim_id=mark)
+    await timed.claim_task(job.worker_id, claim_id=claim_id)
     if full == "draining":
         await timed.drain(job.worker_id)
     elif full == "paused":
         await timed.pause(job)
     assert await timed.claim(job.worker_id, claim_id=uuid4()) is None
-    assert (await timed.claim_task(job.worker_id, claim_id=mark)).id == first.id
+    assert (await timed.claim_task(job.worker_id, claim_id=claim_id)).id == first.id

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 from databases import every_kind
-from replica import STRANGER, SUBMITTER, HandClock, Replica
+from replica import STRANGER, SUBMITTER, ManualClock, Replica
 
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse
 from zndraw_joblib.contract.policy import Backoff, JobPolicy
@@ -19,7 +19,7 @@ AT_ONCE = {"base_seconds": 0}
 CAUSES = ["worker_lost", "error", "timeout"]
 
 
-async def fail_attempt(timed: Replica, clock: HandClock, job: JobResponse, how: str) -> TaskResponse:
+async def fail_attempt(timed: Replica, clock: ManualClock, job: JobResponse, how: str) -> TaskResponse:
     """Start the next task of a job on a new worker, and end the attempt in one of three ways."""
     worker = (await timed.register(job.name)).worker_id
     running = await timed.start(worker)
@@ -29,18 +29,18 @@ async def fail_attempt(timed: Replica, clock: HandClock, job: JobResponse, how: 
         await timed.leave(worker)
     else:
         clock.advance(100)
-        assert await timed.settle_overdue() == 1
+        assert await timed.recover_overdue() == 1
     return await timed.get(running.id)
 
 
-async def back_in_queue(timed: Replica, clock: HandClock, task: TaskResponse) -> None:
+async def back_in_queue(timed: Replica, clock: ManualClock, task: TaskResponse) -> None:
     """Advance the time until the task is due."""
     if task.run_at is not None:
         clock.now = task.run_at
-        assert await timed.queue_due() == 1
+        assert await timed.enqueue_due() == 1
 
 
-async def attempts_until_the_end(timed: Replica, clock: HandClock, job: JobResponse, how: list[str]) -> int:
+async def attempts_until_the_end(timed: Replica, clock: ManualClock, job: JobResponse, how: list[str]) -> int:
     """Fail attempts in these ways, in turn, until the task fails; return the number of attempts."""
     for count, cause in enumerate(how, 1):
         task = await fail_attempt(timed, clock, job, cause)
@@ -56,7 +56,7 @@ async def attempts_until_the_end(timed: Replica, clock: HandClock, job: JobRespo
     [("worker_lost", "Worker disconnected", "worker-lost"), ("error", "oh", "error")],
 )
 async def test_there_is_no_retry_by_default(
-    timed: Replica, clock: HandClock, how: str, error: str, code: str
+    timed: Replica, clock: ManualClock, how: str, error: str, code: str
 ) -> None:
     """A lost worker and a failure fail the task, each with its own code."""
     job = await timed.register()
@@ -70,38 +70,38 @@ async def test_there_is_no_retry_by_default(
 @every_kind
 @pytest.mark.parametrize("retried", CAUSES)
 @pytest.mark.parametrize("how", CAUSES)
-async def test_retry_on(timed: Replica, clock: HandClock, retried: str, how: str) -> None:
+async def test_retry_on(timed: Replica, clock: ManualClock, retried: str, how: str) -> None:
     """A task is retried after each of the three failures that its job names, and after no other."""
     job = await timed.register(max_attempts=2, retry_on=[retried], timeout_seconds=100)
     await timed.submit(job)
-    told = await fail_attempt(timed, clock, job, how)
-    assert told.status is (TaskStatus.PENDING if how == retried else TaskStatus.FAILED)
-    assert (told.run_at is not None, told.queue_position) == (how == retried, None)
+    returned = await fail_attempt(timed, clock, job, how)
+    assert returned.status is (TaskStatus.PENDING if how == retried else TaskStatus.FAILED)
+    assert (returned.run_at is not None, returned.queue_position) == (how == retried, None)
     code = {"worker_lost": "worker-lost", "error": "error", "timeout": "run-timeout"}[how]
-    assert told.error_code == code
+    assert returned.error_code == code
     if how == retried:
         assert await timed.claim(job.worker_id) is None
-        await back_in_queue(timed, clock, told)
+        await back_in_queue(timed, clock, returned)
         again = await timed.start(job.worker_id)
-        assert (again.id, again.attempt) == (told.id, 2)
+        assert (again.id, again.attempt) == (returned.id, 2)
         done = await timed.report(again.id, TaskStatus.COMPLETED)
         assert (done.error, done.error_code) == (None, None)
 
 
-async def test_the_state_of_a_retried_task(timed: Replica, clock: HandClock) -> None:
+async def test_the_state_of_a_retried_task(timed: Replica, clock: ManualClock) -> None:
     """No worker holds it, its room gets an event, it is scheduled, and claimable when it is due."""
     job = await timed.register(max_attempts=2, retry_on=["error"])
     submitted = await timed.submit(job)
     timed.events.clear()
-    told = await fail_attempt(timed, clock, job, "error")
+    returned = await fail_attempt(timed, clock, job, "error")
     assert timed.statuses(submitted.id) == [TaskStatus.CLAIMED, TaskStatus.RUNNING, TaskStatus.PENDING]
-    assert (told.worker_id, told.started_at, told.completed_at) == (None, None, None)
-    assert await timed.queue_due() == 0
+    assert (returned.worker_id, returned.started_at, returned.completed_at) == (None, None, None)
+    assert await timed.enqueue_due() == 0
     assert [type(event).__name__ for event, _ in timed.events].count("TaskAvailable") == 0
     timed.events.clear()
-    await back_in_queue(timed, clock, told)
+    await back_in_queue(timed, clock, returned)
     assert [type(event).__name__ for event, _ in timed.events] == ["TaskAvailable"]
-    assert (await timed.get(told.id)).queue_position == 1
+    assert (await timed.get(returned.id)).queue_position == 1
 
 
 @every_kind
@@ -109,7 +109,7 @@ async def test_the_state_of_a_retried_task(timed: Replica, clock: HandClock) -> 
     ("of_job", "of_task", "attempts"), [(3, None, 3), (3, 2, 2), (3, 1, 1), (1, 3, 3), (2, 5, 5)]
 )
 async def test_max_attempts(
-    timed: Replica, clock: HandClock, of_job: int, of_task: int | None, attempts: int
+    timed: Replica, clock: ManualClock, of_job: int, of_task: int | None, attempts: int
 ) -> None:
     """As often as the job or the submit says, counting failures and timeouts."""
     job = await timed.register(max_attempts=of_job, retry_on=CAUSES, timeout_seconds=100)
@@ -128,7 +128,7 @@ async def test_max_attempts(
     ],
 )
 async def test_lost_workers_are_counted_apart(
-    timed: Replica, clock: HandClock, how: list[str], attempts: int
+    timed: Replica, clock: ManualClock, how: list[str], attempts: int
 ) -> None:
     """Failures and crashes do not use up each other's attempts; the third of either kind ends the task."""
     job = await timed.register(max_attempts=3, retry_on=CAUSES)
@@ -136,22 +136,22 @@ async def test_lost_workers_are_counted_apart(
     assert await attempts_until_the_end(timed, clock, job, how) == attempts
 
 
-async def test_max_crashes_of_one(timed: Replica, clock: HandClock) -> None:
+async def test_max_crashes_of_one(timed: Replica, clock: ManualClock) -> None:
     """With `max_crashes` 1 a lost worker ends the task, however often a failure is retried."""
     job = await timed.register(max_attempts=9, max_crashes=1, retry_on=CAUSES)
     await timed.submit(job)
     assert await attempts_until_the_end(timed, clock, job, ["error", "error", "worker_lost"]) == 3
 
 
-async def test_the_default_backoff(timed: Replica, clock: HandClock) -> None:
+async def test_the_default_backoff(timed: Replica, clock: ManualClock) -> None:
     """2.7 s, 7.4 s, 20 s, … and after the tenth attempt never more than six hours."""
     job = await timed.register(max_attempts=14, retry_on=["error"])
     await timed.submit(job)
     for count in range(1, 14):
-        told = await fail_attempt(timed, clock, job, "error")
-        assert told.run_at is not None
-        assert (told.run_at - clock.now).total_seconds() == pytest.approx(exp(min(10, count)), abs=1e-5)
-        await back_in_queue(timed, clock, told)
+        returned = await fail_attempt(timed, clock, job, "error")
+        assert returned.run_at is not None
+        assert (returned.run_at - clock.now).total_seconds() == pytest.approx(exp(min(10, count)), abs=1e-5)
+        await back_in_queue(timed, clock, returned)
     assert (await fail_attempt(timed, clock, job, "error")).status is TaskStatus.FAILED
 
 
@@ -165,16 +165,16 @@ async def test_the_default_backoff(timed: Replica, clock: HandClock) -> None:
     ],
 )
 async def test_a_jobs_own_backoff(
-    timed: Replica, clock: HandClock, backoff: dict[str, float], pauses: list[float]
+    timed: Replica, clock: ManualClock, backoff: dict[str, float], pauses: list[float]
 ) -> None:
     """Base, factor and cap, counting crashes and failures together."""
     job = await timed.register(max_attempts=9, retry_on=CAUSES, backoff=backoff)
     await timed.submit(job)
     for pause, how in zip(pauses, ["error", "worker_lost", "error"], strict=True):
-        told = await fail_attempt(timed, clock, job, how)
-        assert told.run_at is not None
-        assert (told.run_at - clock.now).total_seconds() == pytest.approx(pause, abs=1e-5)
-        await back_in_queue(timed, clock, told)
+        returned = await fail_attempt(timed, clock, job, how)
+        assert returned.run_at is not None
+        assert (returned.run_at - clock.now).total_seconds() == pytest.approx(pause, abs=1e-5)
+        await back_in_queue(timed, clock, returned)
 
 
 def test_jitter_shortens_the_pause() -> None:
@@ -185,26 +185,26 @@ def test_jitter_shortens_the_pause() -> None:
     assert Backoff(factor=1000, cap_seconds=60).pause(10_000, 0) == 60
 
 
-async def test_a_pause_with_jitter_is_within_its_bounds(timed: Replica, clock: HandClock) -> None:
+async def test_a_pause_with_jitter_is_within_its_bounds(timed: Replica, clock: ManualClock) -> None:
     """The pauses of many tasks differ, between half and all of the pause."""
     backoff = {"base_seconds": 100, "factor": 1, "jitter": 0.5}
     job = await timed.register(max_attempts=2, retry_on=["error"], backoff=backoff)
     pauses = []
     for _ in range(20):
         await timed.submit(job)
-        told = await fail_attempt(timed, clock, job, "error")
-        assert told.run_at is not None
-        pauses.append((told.run_at - clock.now).total_seconds())
+        returned = await fail_attempt(timed, clock, job, "error")
+        assert returned.run_at is not None
+        pauses.append((returned.run_at - clock.now).total_seconds())
     assert len(set(pauses)) > 15
     assert all(50 <= pause <= 100 for pause in pauses)
 
 
-async def test_without_a_pause_a_task_is_in_its_queue_at_once(timed: Replica, clock: HandClock) -> None:
+async def test_without_a_pause_a_task_is_in_its_queue_at_once(timed: Replica, clock: ManualClock) -> None:
     """With a base of 0 the task is claimable right after the report."""
     job = await timed.register(max_attempts=2, retry_on=["error"], backoff=AT_ONCE)
     submitted = await timed.submit(job)
-    told = await fail_attempt(timed, clock, job, "error")
-    assert (told.run_at, told.queue_position) == (None, 1)
+    returned = await fail_attempt(timed, clock, job, "error")
+    assert (returned.run_at, returned.queue_position) == (None, 1)
     again = await timed.claim_task(job.worker_id)
     assert (again.id, again.attempt) == (submitted.id, 2)
 
@@ -218,7 +218,7 @@ async def test_a_failure_may_be_final(timed: Replica) -> None:
 
 
 @every_kind
-async def test_a_repeated_failure_changes_nothing(timed: Replica, clock: HandClock) -> None:
+async def test_a_repeated_failure_changes_nothing(timed: Replica, clock: ManualClock) -> None:
     """A report that is repeated with its token gets the same answer, and no second event is published."""
     job = await timed.register(max_attempts=3, retry_on=["error"])
     running = await timed.running(job)
@@ -269,14 +269,14 @@ async def stale(timed: Replica, task_id: UUID, worker: UUID | None) -> list[str]
 
 
 @every_kind
-async def test_a_refused_report_has_the_tasks_state(timed: Replica, clock: HandClock) -> None:
+async def test_a_refused_report_has_the_tasks_state(timed: Replica, clock: ManualClock) -> None:
     """Released, taken over, finished by another worker, or cancelled before a new claim."""
     job = await timed.register(start_timeout_seconds=10)
     other = await timed.register()
     await timed.submit(job)
     lost = await timed.claim_task(job.worker_id)
     clock.advance(10)
-    assert await timed.settle_overdue() == 1
+    assert await timed.recover_overdue() == 1
     assert await stale(timed, lost.id, job.worker_id) == ["released"] * 3
     await timed.start(other.worker_id)
     assert await stale(timed, lost.id, job.worker_id) == ["taken over"] * 3
@@ -286,20 +286,20 @@ async def test_a_refused_report_has_the_tasks_state(timed: Replica, clock: HandC
     await timed.submit(job)
     lost = await timed.claim_task(job.worker_id)
     clock.advance(10)
-    assert await timed.settle_overdue() == 1
+    assert await timed.recover_overdue() == 1
     cancelled = await timed.report(lost.id, TaskStatus.CANCELLED, by=SUBMITTER)
     assert await stale(timed, lost.id, job.worker_id) == ["cancelled"] * 3
     assert await timed.get(lost.id) == cancelled
 
 
-async def test_a_failure_after_a_release_is_no_repeat(timed: Replica, clock: HandClock) -> None:
+async def test_a_failure_after_a_release_is_no_repeat(timed: Replica, clock: ManualClock) -> None:
     """Also if an earlier attempt failed with the same text."""
     job = await timed.register(start_timeout_seconds=10, max_attempts=3, retry_on=["error"], backoff=AT_ONCE)
     running = await timed.running(job)
     await timed.report(running.id, TaskStatus.FAILED, error="oh", attempt=1)
     await timed.claim_task(job.worker_id)
     clock.advance(10)
-    await timed.settle_overdue()
+    await timed.recover_overdue()
     with pytest.raises(StaleReport) as refused:
         await timed.report(running.id, TaskStatus.FAILED, error="oh", attempt=2, worker_id=job.worker_id)
     assert reason(refused.value) == "released"
@@ -343,8 +343,8 @@ async def test_omitted_policy_fields_have_their_default(replica: Replica) -> Non
 async def test_a_registration_without_a_policy_keeps_it(replica: Replica) -> None:
     """Another worker with no policy, or the same, serves the job unchanged."""
     await replica.register(**OPINIONS)
-    for said in ({}, {"priority": 9}, {"retry_on": ["timeout", "error", "error"]}, OPINIONS):
-        assert policy_of(await replica.register(by=STRANGER, **said)) == JobPolicy(**OPINIONS)
+    for fields in ({}, {"priority": 9}, {"retry_on": ["timeout", "error", "error"]}, OPINIONS):
+        assert policy_of(await replica.register(by=STRANGER, **fields)) == JobPolicy(**OPINIONS)
 
 
 @pytest.mark.parametrize("field", sorted(OPINIONS))
@@ -357,40 +357,40 @@ async def test_another_policy_of_an_active_job_is_a_conflict(replica: Replica, f
     assert (again.workers, policy_of(again)) == ([job.worker_id], JobPolicy(**OPINIONS))
 
 
-async def test_a_restored_job_has_a_new_policy(timed: Replica, clock: HandClock) -> None:
+async def test_a_restored_job_has_a_new_policy(timed: Replica, clock: ManualClock) -> None:
     """Neither the former policy nor a pause is kept."""
     job = await timed.register(**OPINIONS)
     await timed.pause(job)
     await timed.leave(job.worker_id)
-    back, is_new = await timed.register_anew(max_attempts=2)
+    back, is_new = await timed.register_job(max_attempts=2)
     assert is_new
     assert (policy_of(back), back.paused) == (JobPolicy(max_attempts=2), False)
     again = await timed.register(worker=back.worker_id)
     assert (policy_of(again), again.paused) == (JobPolicy(max_attempts=2), False)
 
 
-async def test_pending_tasks_keep_a_job_and_its_policy(timed: Replica, clock: HandClock) -> None:
+async def test_pending_tasks_keep_a_job_and_its_policy(timed: Replica, clock: ManualClock) -> None:
     """A job without workers stays while a task waits for another attempt."""
     job = await timed.register(max_attempts=3)
     submitted = await timed.submit(job)
     await timed.start(job.worker_id)
     await timed.leave(job.worker_id)
-    told = await timed.get(submitted.id)
-    assert told.status is TaskStatus.PENDING
+    returned = await timed.get(submitted.id)
+    assert returned.status is TaskStatus.PENDING
     with pytest.raises(SchemaConflict, match="max_attempts"):
         await timed.register(max_attempts=2)
-    back, is_new = await timed.register_anew()
+    back, is_new = await timed.register_job()
     assert (is_new, back.max_attempts) == (False, 3)
-    await back_in_queue(timed, clock, told)
+    await back_in_queue(timed, clock, returned)
     assert (await timed.claim_task(back.worker_id)).id == submitted.id
 
 
 @pytest.mark.parametrize("how", CAUSES)
-async def test_a_returning_task_restores_its_job(timed: Replica, clock: HandClock, how: str) -> None:
+async def test_a_returning_task_restores_its_job(timed: Replica, clock: ManualClock, how: str) -> None:
     """A worker that no longer serves the job still held a task of it."""
     job = await timed.register(max_attempts=2, retry_on=CAUSES, timeout_seconds=100)
     running = await timed.running(job)
-    await timed.leave_job(job.worker_id, job)
+    await timed.unlink_job(job.worker_id, job)
     timed.events.clear()
     if how == "error":
         await timed.report(running.id, TaskStatus.FAILED, error="oh")
@@ -398,13 +398,13 @@ async def test_a_returning_task_restores_its_job(timed: Replica, clock: HandCloc
         await timed.leave(job.worker_id)
     else:
         clock.advance(100)
-        assert await timed.settle_overdue() == 1
-    told = await timed.get(running.id)
-    assert told.status is TaskStatus.PENDING
+        assert await timed.recover_overdue() == 1
+    returned = await timed.get(running.id)
+    assert returned.status is TaskStatus.PENDING
     assert "JobsInvalidate" in [type(event).__name__ for event, _ in timed.events]
-    back, is_new = await timed.register_anew()
+    back, is_new = await timed.register_job()
     assert not is_new
-    await back_in_queue(timed, clock, told)
+    await back_in_queue(timed, clock, returned)
     assert (await timed.claim_task(back.worker_id)).id == running.id
 
 
@@ -414,13 +414,14 @@ async def test_a_task_returns_while_its_job_is_deleted(pair: list[Replica]) -> N
         job = await pair[0].register(max_attempts=9, retry_on=CAUSES, backoff=AT_ONCE)
         running = await pair[0].running(job)
         await asyncio.gather(
-            pair[0].leave_job(job.worker_id, job),
+            pair[0].unlink_job(job.worker_id, job),
             pair[1].report(running.id, TaskStatus.FAILED, error="oh", attempt=running.attempt),
         )
-        back, is_new = await pair[0].register_anew()
+        back, is_new = await pair[0].register_job()
         assert not is_new
         again = await pair[1].start(back.worker_id)
         assert (again.id, again.attempt) == (running.id, 2)
         await asyncio.gather(
-            pair[0].leave_job(back.worker_id, back), pair[1].report(again.id, TaskStatus.COMPLETED, attempt=2)
+            pair[0].unlink_job(back.worker_id, back),
+            pair[1].report(again.id, TaskStatus.COMPLETED, attempt=2),
         )

@@ -23,18 +23,18 @@ TRIES = 5
 @asynccontextmanager
 async def scheduling(replica: Replica) -> AsyncIterator[list[Any]]:
     """Run the scheduler of a server; yield the queries it has made so far."""
-    asked: list[Any] = []
+    queries: list[Any] = []
 
     async def write(work: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
         answer = await replica.runtime.write(work, *args, **kwargs)
-        asked.append(work)
+        queries.append(work)
         return answer
 
     replica.scheduler = Scheduler(write)
     minding = asyncio.create_task(replica.scheduler.run())
-    await until(lambda: len(asked) == 2)  # what is due, and when the next is
+    await until(lambda: len(queries) == 2)  # what is due, and when the next is
     try:
-        yield asked
+        yield queries
     finally:
         minding.cancel()
         with suppress(asyncio.CancelledError):
@@ -95,15 +95,15 @@ async def test_a_backoff_is_scheduled_too(replica: Replica) -> None:
 async def test_no_query_while_nothing_is_due(replica: Replica) -> None:
     """The scheduler queries at the start, and twice for each time that is due."""
     job = await replica.register()
-    async with scheduling(replica) as asked:
+    async with scheduling(replica) as queries:
         await replica.submit(job, delay_seconds=3600)
         await replica.submit(job)
         await asyncio.sleep(0.3)
-        assert len(asked) == 2
+        assert len(queries) == 2
         await lateness_of_one(replica, job)
-        await until(lambda: len(asked) >= 4)
+        await until(lambda: len(queries) >= 4)
         await asyncio.sleep(0.3)
-        assert len(asked) <= 6  # it may have looked a touch early, once
+        assert len(queries) <= 6  # it may have looked a touch early, once
 
 
 async def lateness_of_one(replica: Replica, job: JobResponse) -> None:

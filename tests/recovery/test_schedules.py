@@ -6,10 +6,10 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from databases import every_kind
 from pydantic import ValidationError
-from replica import SUBMITTER, HandClock, OpenReplica, Replica
+from replica import SUBMITTER, ManualClock, OpenReplica, Replica
 from seeds import seconds
 
-from recovery.test_time_limits import LONG, no_safety_net, wait_until_waiting  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, no_recheck, wait_until_waiting  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import TaskAvailable
 from zndraw_joblib.contract.messages import EmptyReason, TaskSubmitRequest
 from zndraw_joblib.contract.status import TaskStatus
@@ -20,7 +20,7 @@ MOMENT = 0.000001
 
 @every_kind
 @pytest.mark.parametrize("by", ["run_at", "delay_seconds"])
-async def test_a_task_is_not_claimable_before_its_time(timed: Replica, clock: HandClock, by: str) -> None:
+async def test_a_task_is_not_claimable_before_its_time(timed: Replica, clock: ManualClock, by: str) -> None:
     """Before, it has no position, workers get no event, and a claim finds nothing; then it is first."""
     job = await timed.register()
     at = clock.now + seconds(100)
@@ -28,16 +28,16 @@ async def test_a_task_is_not_claimable_before_its_time(timed: Replica, clock: Ha
     now = await timed.submit(job)
     assert (later.status, later.queue_position, later.run_at) == (TaskStatus.PENDING, None, at)
     assert now.queue_position == 1
-    told = [event for event, _ in timed.events if isinstance(event, TaskAvailable)]
-    assert [event.task_id for event in told] == [now.id]
+    published = [event for event, _ in timed.events if isinstance(event, TaskAvailable)]
+    assert [event.task_id for event in published] == [now.id]
     clock.advance(100 - MOMENT)
-    assert await timed.queue_due() == 0
+    assert await timed.enqueue_due() == 0
     assert (await timed.claim_task(job.worker_id)).id == now.id
     assert (await timed.claim_response(job.worker_id)).reason is EmptyReason.EMPTY
     clock.advance(MOMENT)
     behind = await timed.submit(job)
     timed.events.clear()
-    assert await timed.queue_due() == 1
+    assert await timed.enqueue_due() == 1
     [(event, _)] = timed.events
     assert isinstance(event, TaskAvailable)
     assert event.task_id == later.id
@@ -47,7 +47,7 @@ async def test_a_task_is_not_claimable_before_its_time(timed: Replica, clock: Ha
     assert (await timed.claim_task(job.worker_id)).id == later.id
 
 
-async def test_a_time_in_the_past_is_now(timed: Replica, clock: HandClock) -> None:
+async def test_a_time_in_the_past_is_now(timed: Replica, clock: ManualClock) -> None:
     """A delay of 0 and a past time put a task into its queue at once."""
     job = await timed.register()
     first = await timed.submit(job, delay_seconds=0)
@@ -57,16 +57,16 @@ async def test_a_time_in_the_past_is_now(timed: Replica, clock: HandClock) -> No
     assert [one.run_at for one in (first, second, third)] == [None] * 3
 
 
-async def test_a_time_may_have_any_time_zone(timed: Replica, clock: HandClock) -> None:
+async def test_a_time_may_have_any_time_zone(timed: Replica, clock: ManualClock) -> None:
     """Times are exact to the microsecond; a time without a zone is refused."""
     job = await timed.register()
     at = (clock.now + timedelta(microseconds=10_000_001)).astimezone(timezone(timedelta(hours=-7)))
     later = await timed.submit(job, run_at=at)
     assert (await timed.get(later.id)).run_at == at
     clock.advance(10)
-    assert await timed.queue_due() == 0
+    assert await timed.enqueue_due() == 0
     clock.advance(MOMENT)
-    assert await timed.queue_due() == 1
+    assert await timed.enqueue_due() == 1
     with pytest.raises(ValidationError):
         TaskSubmitRequest(run_at=datetime(2030, 1, 1))
     with pytest.raises(ValidationError):
@@ -74,7 +74,7 @@ async def test_a_time_may_have_any_time_zone(timed: Replica, clock: HandClock) -
 
 
 @every_kind
-async def test_a_schedule_outlives_the_server(timed: Replica, clock: HandClock, new_database) -> None:
+async def test_a_schedule_outlives_the_server(timed: Replica, clock: ManualClock, new_database) -> None:
     """It is in the database: another process, or the sweeper, queues the task."""
     job = await timed.register()
     later = await timed.submit(job, delay_seconds=100)
@@ -88,14 +88,14 @@ async def test_a_schedule_outlives_the_server(timed: Replica, clock: HandClock, 
     assert (await other.claim_task(job.worker_id)).id == later.id
 
 
-async def test_a_due_task_wakes_one_waiting_claim(timed: Replica, clock: HandClock) -> None:
+async def test_a_due_task_wakes_one_waiting_claim(timed: Replica, clock: ManualClock) -> None:
     """And no other."""
     job = await timed.register()
     await timed.submit(job, delay_seconds=100)
     claims = [asyncio.create_task(timed.claim(job.worker_id, wait=LONG)) for _ in range(2)]
     await wait_until_waiting(timed, 2)
     clock.advance(100)
-    await timed.queue_due()
+    await timed.enqueue_due()
     async with asyncio.timeout(2):
         await asyncio.wait(claims, return_when=asyncio.FIRST_COMPLETED)
     await wait_until_waiting(timed, 1)
@@ -104,30 +104,30 @@ async def test_a_due_task_wakes_one_waiting_claim(timed: Replica, clock: HandClo
     assert [task is None for task in await asyncio.gather(*claims)].count(True) == 1
 
 
-async def test_a_job_stays_while_a_task_is_scheduled(timed: Replica, clock: HandClock) -> None:
+async def test_a_job_stays_while_a_task_is_scheduled(timed: Replica, clock: ManualClock) -> None:
     """It is soft-deleted when its last scheduled task is cancelled."""
     job = await timed.register()
     later = await timed.submit(job, delay_seconds=100)
     await timed.leave(job.worker_id)
-    back, is_new = await timed.register_anew()
+    back, is_new = await timed.register_job()
     assert not is_new
     await timed.leave(back.worker_id)
     timed.events.clear()
     cancelled = await timed.report(later.id, TaskStatus.CANCELLED, by=SUBMITTER)
     assert (cancelled.status, cancelled.run_at) == (TaskStatus.CANCELLED, None)
     assert timed.statuses() == [TaskStatus.CANCELLED]
-    assert await timed.queue_due() == 0
-    _, is_new = await timed.register_anew()
+    assert await timed.enqueue_due() == 0
+    _, is_new = await timed.register_job()
     assert is_new
 
 
-async def test_a_cancelled_task_is_never_queued(timed: Replica, clock: HandClock) -> None:
+async def test_a_cancelled_task_is_never_queued(timed: Replica, clock: ManualClock) -> None:
     """A task that is cancelled before it is due stays cancelled."""
     job = await timed.register()
     later = await timed.submit(job, delay_seconds=100)
     await timed.report(later.id, TaskStatus.CANCELLED, by=SUBMITTER)
     clock.advance(100)
-    assert await timed.queue_due() == 0
+    assert await timed.enqueue_due() == 0
     assert await timed.claim(job.worker_id) is None
 
 
@@ -138,7 +138,7 @@ async def test_one_of_many_servers_queues_a_task(replica: Replica, open_replica:
     async with asyncio.timeout(LONG):
         done = 0
         while done < 50:
-            done += sum(await asyncio.gather(*[end.queue_due() for end in (replica, other) * 3]))
+            done += sum(await asyncio.gather(*[end.enqueue_due() for end in (replica, other) * 3]))
     assert done == 50
-    told = [e for end in (replica, other) for e, _ in end.events if isinstance(e, TaskAvailable)]
-    assert len(told) == len({event.task_id for event in told}) == 50
+    published = [e for end in (replica, other) for e, _ in end.events if isinstance(e, TaskAvailable)]
+    assert len(published) == len({event.task_id for event in published}) == 50

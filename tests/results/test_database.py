@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 from databases import OpenDatabase
-from replica import HandClock, OpenReplica, Replica
+from replica import ManualClock, OpenReplica, Replica
 from waiting import until
 
 from zndraw_joblib.contract.problems import ServiceUnavailable
@@ -85,7 +85,7 @@ async def test_a_stream_that_breaks_off_leaves_no_rows(results: DatabaseResults,
     assert await counts(replica) == (0, 0)
 
 
-async def test_expired_rows_are_pruned_in_batches(timed: Replica, clock: HandClock) -> None:
+async def test_expired_rows_are_pruned_in_batches(timed: Replica, clock: ManualClock) -> None:
     """Pruning removes the oldest values, locks and abandoned drafts, and nothing that has not expired."""
     results = DatabaseResults(timed.runtime)
     for number in range(10):
@@ -105,7 +105,7 @@ async def test_expired_rows_are_pruned_in_batches(timed: Replica, clock: HandClo
     assert len(await timed.rows(parts)) == 1
 
 
-async def test_a_pruned_draft_is_not_stored(timed: Replica, clock: HandClock) -> None:
+async def test_a_pruned_draft_is_not_stored(timed: Replica, clock: ManualClock) -> None:
     """A stream that pauses too long gets a 503, and its key keeps no shortened value."""
     results = DatabaseResults(timed.runtime, draft_seconds=30)
 

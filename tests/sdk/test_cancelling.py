@@ -54,15 +54,15 @@ def set_status(api: Connection, task_id: str, status: TaskStatus) -> None:
     RestApi(api).report_task(task_id, TaskUpdateRequest(status=status))
 
 
-@pytest.mark.parametrize("way", [1, 2], ids=["returns", "raises"])
+@pytest.mark.parametrize("ending", [1, 2], ids=["returns", "raises"])
 def test_a_heartbeat_reports_a_cancellation(
-    worker: Make, room: str, cancellable: CancellableExecute, way: int, caplog: pytest.LogCaptureFixture
+    worker: Make, room: str, cancellable: CancellableExecute, ending: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without Socket.IO; the late report is dropped without a warning, and the worker continues."""
     caplog.set_level(logging.INFO)
     manager = worker(cancellable, heartbeat_interval=0.1)
     manager.register(Add, room=room)
-    task_id = manager.submit(Add(a=way), room=room)
+    task_id = manager.submit(Add(a=ending), room=room)
     assert cancellable.running.wait(30)
     set_status(manager._rest.api, task_id, TaskStatus.CANCELLED)  # type: ignore[arg-type]
     assert cancellable.stopped.wait(30)

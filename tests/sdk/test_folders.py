@@ -110,13 +110,13 @@ def test_no_path_leads_out(home: Path, path: str) -> None:
     beside it.
     """
     folder = Folder(home)
-    asked = path.format(tmp=home.parent)
-    for read in (lambda: content(folder, asked), lambda: folder.entries(asked, 0, 9)):
+    requested = path.format(tmp=home.parent)
+    for read in (lambda: content(folder, requested), lambda: folder.entries(requested, 0, 9)):
         with pytest.raises((OSError, ValueError)) as raised:
             read()
-        said = str(raised.value).replace(repr(asked), "")
-        assert str(home.parent) not in said
-        assert SECRET not in said
+        message = str(raised.value).replace(repr(requested), "")
+        assert str(home.parent) not in message
+        assert SECRET not in message
 
 
 def test_files_inside_can_be_read(home: Path) -> None:

@@ -150,17 +150,17 @@ def test_a_failed_task_is_retried(worker: Make, room: str) -> None:
     assert manager.wait_for(manager.submit(Add(), room=room), 30).result == 3
 
 
-@pytest.mark.parametrize("way", ["raises", "says"])
-def test_a_final_failure_is_not_retried(worker: Make, room: str, way: str) -> None:
+@pytest.mark.parametrize("form", ["exception", "argument"])
+def test_a_final_failure_is_not_retried(worker: Make, room: str, form: str) -> None:
     """`NonRetryable`, or a failure with retry=False, ends the task whatever the policy is."""
 
     def execute(task: ClaimedTask) -> None:
         raise NonRetryable("no such file")
 
-    manager = worker(execute if way == "raises" else None)
+    manager = worker(execute if form == "exception" else None)
     manager.register(Add, room=room, max_attempts=5, retry_on=["error"], backoff=AT_ONCE)
     task_id = manager.submit(Add(), room=room)
-    if way == "says":
+    if form == "argument":
         task = manager.claim(5)
         assert task is not None
         manager.start(task)

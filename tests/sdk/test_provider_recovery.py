@@ -31,19 +31,19 @@ from zndraw_joblib.worker.rest import RestApi
 
 Make = Callable[..., JobManager]
 Own = Callable[..., LiveServer]
-Ask = Callable[..., Future[ProviderResult]]
+SendRequest = Callable[..., Future[ProviderResult]]
 REQUESTS = "zndraw_joblib.worker.provider_requests"
 
 
 @pytest.fixture
-def ask(worker: Make, room: str) -> Iterator[Ask]:
+def send_request(worker: Make, room: str) -> Iterator[SendRequest]:
     """Return a function that sends a request to the provider `one` in a thread."""
     with ThreadPoolExecutor(4) as pool:
 
-        def ask(manager: JobManager | None = None, **params: Any) -> Future[ProviderResult]:
+        def send_request(manager: JobManager | None = None, **params: Any) -> Future[ProviderResult]:
             return pool.submit((manager or worker()).read_provider, f"{room}:calls:one", params)
 
-        yield ask
+        yield send_request
 
 
 @pytest.mark.parametrize("lose", [lose_connection, time_out, bad_gateway])
@@ -52,7 +52,7 @@ def test_a_claim_is_repeated_with_its_id(
 ) -> None:
     """No claimed request is lost, and the provider is called once."""
     ids: list[str] = []
-    words: list[str] = []
+    seen: list[str] = []
     is_lost = threading.Event()
 
     def watch(response: httpx.Response) -> None:
@@ -66,15 +66,13 @@ def test_a_claim_is_repeated_with_its_id(
     with server.connect() as api:
         api.http.event_hooks["response"].append(watch)
         manager = worker(at=api)
-        manager.register_provider(
-            Call, name="one", handler=lambda word: words.append(word) or b"1", room=room
-        )
+        manager.register_provider(Call, name="one", handler=lambda word: seen.append(word) or b"1", room=room)
         for word in ("a", "b"):
             began = time.monotonic()
             assert manager.read_provider(f"{room}:calls:one", {"word": word}).content == b"1"
             assert time.monotonic() - began < 20
         manager.disconnect()
-    assert words == ["a", "b"]
+    assert seen == ["a", "b"]
     assert len(ids) == len(dict.fromkeys(ids)) + 1
 
 
@@ -83,10 +81,10 @@ def refuse_connection(request: httpx.Request) -> None:
     raise httpx.ConnectError("gone")
 
 
-def last_part(way: httpx.Request | httpx.Response) -> str:
+def last_part(message: httpx.Request | httpx.Response) -> str:
     """Return the last part of the requested URL."""
-    asked = way if isinstance(way, httpx.Request) else way.request
-    return asked.url.path.rpartition("/")[2]
+    sent_request = message if isinstance(message, httpx.Request) else message.request
+    return sent_request.url.path.rpartition("/")[2]
 
 
 LOSSES = [("request", refuse_connection), ("response", lose_connection), ("response", bad_gateway)]
@@ -102,13 +100,13 @@ def test_a_lost_upload_is_repeated(
     sent = threading.Semaphore(0)
     is_lost = threading.Event()
 
-    def watch(way: Any) -> None:
-        if last_part(way) != "results":
+    def watch(message: Any) -> None:
+        if last_part(message) != "results":
             return
         sent.release()
         if not is_lost.is_set():
             is_lost.set()
-            lose(way)
+            lose(message)
 
     def handler(word: str) -> Any:
         read.append(word)
@@ -145,7 +143,7 @@ def test_a_lost_upload_of_an_error_is_repeated(worker: Make, room: str, server: 
 
 
 def test_a_removed_worker_registers_its_providers_again(
-    worker: Make, room: str, api: Connection, ask: Ask
+    worker: Make, room: str, api: Connection, send_request: SendRequest
 ) -> None:
     """With a new id; the provider can be unregistered by the new or the old one; jobs are registered again
     too.
@@ -153,12 +151,12 @@ def test_a_removed_worker_registers_its_providers_again(
     manager = worker(lambda task: 7, heartbeat_interval=0.1)
     manager.register(Add, room=room)
     first = manager.register_provider(Call, name="one", handler=lambda word: b"1", room=room)
-    assert ask().result().content == b"1"
+    assert send_request().result().content == b"1"
     old = manager.worker_id
     assert old is not None
     RestApi(api).remove_worker(old, 5)
     wait_until(lambda: manager.worker_id not in {None, old})
-    assert ask(word="again").result().content == b"1"
+    assert send_request(word="again").result().content == b"1"
     assert manager.wait_for(manager.submit(Add(), room=room), 30).result == 7
     [shown] = [one for one in manager.providers(room).items if one.room_id == room]
     assert shown.id != first
@@ -184,14 +182,14 @@ def test_a_server_that_restarts_during_a_request(own_server: Own, worker: Make, 
 
 
 def test_a_provider_that_another_worker_took_over(
-    worker: Make, room: str, ask: Ask, caplog: pytest.LogCaptureFixture
+    worker: Make, room: str, send_request: SendRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first worker's late result is refused without a warning; the client gets the second one's."""
     caplog.set_level(logging.INFO, REQUESTS)
     gate = Gate()
     first, second = worker(), worker()
     first.register_provider(Call, name="one", handler=gate, room=room)
-    answer = ask(word="x")
+    answer = send_request(word="x")
     assert gate.entered.acquire(timeout=30)
     second.register_provider(Call, name="one", handler=lambda word: b"second", room=room)
     gate.may_end.set()
@@ -201,15 +199,17 @@ def test_a_provider_that_another_worker_took_over(
     assert "StaleResult" in logged.getMessage()
     assert answer.result().content == b"second"
     second.disconnect()
-    assert ask(word="y").result().content == b"y"
+    assert send_request(word="y").result().content == b"y"
 
 
-def test_a_disconnect_waits_for_running_requests(worker: Make, room: str, ask: Ask, api: Connection) -> None:
+def test_a_disconnect_waits_for_running_requests(
+    worker: Make, room: str, send_request: SendRequest, api: Connection
+) -> None:
     """They are answered while heartbeats continue; then provider and worker are removed."""
     gate = Gate()
     manager = worker(heartbeat_interval=0.1)
     manager.register_provider(Call, name="one", handler=gate, room=room)
-    answer = ask(word="x")
+    answer = send_request(word="x")
     assert gate.entered.acquire(timeout=30)
     leaving = threading.Thread(target=manager.disconnect)
     leaving.start()
@@ -220,11 +220,11 @@ def test_a_disconnect_waits_for_running_requests(worker: Make, room: str, ask: A
     assert not leaving.is_alive()
     assert answer.result().content == b"x"
     with pytest.raises(ProviderNotFound):
-        ask(word="y").result()
+        send_request(word="y").result()
     assert manager.worker_id is None
     assert not manager.handlers
     manager.register_provider(Call, name="one", handler=gate, room=room)
-    assert ask(word="y").result().content == b"y"
+    assert send_request(word="y").result().content == b"y"
 
 
 def test_an_idle_provider_disconnects_at_once(worker: Make, room: str, server: LiveServer) -> None:
@@ -243,14 +243,14 @@ def test_an_idle_provider_disconnects_at_once(worker: Make, room: str, server: L
 
 
 def test_a_disconnect_with_a_timeout_abandons_requests(
-    worker: Make, room: str, ask: Ask, caplog: pytest.LogCaptureFixture
+    worker: Make, room: str, send_request: SendRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The client learns that the provider is gone; the late result changes nothing."""
     caplog.set_level(logging.INFO, REQUESTS)
     gate = Gate()
     manager = worker()
     manager.register_provider(Call, name="one", handler=gate, room=room)
-    answer = ask(word="x")
+    answer = send_request(word="x")
     assert gate.entered.acquire(timeout=30)
     began = time.monotonic()
     manager.disconnect(timeout=0.2)
@@ -261,7 +261,9 @@ def test_a_disconnect_with_a_timeout_abandons_requests(
     wait_until(lambda: "did not take the result" in caplog.text)
 
 
-def test_a_provider_may_disconnect_its_own_manager(worker: Make, room: str, ask: Ask) -> None:
+def test_a_provider_may_disconnect_its_own_manager(
+    worker: Make, room: str, send_request: SendRequest
+) -> None:
     """The disconnect does not wait for itself."""
     done = threading.Event()
 
@@ -272,19 +274,21 @@ def test_a_provider_may_disconnect_its_own_manager(worker: Make, room: str, ask:
 
     manager = worker()
     manager.register_provider(Call, name="one", handler=handler, room=room)
-    answer = ask()
+    answer = send_request()
     assert done.wait(30)
     with pytest.raises(ProviderNotFound):
         answer.result()
     assert manager.worker_id is None
 
 
-def test_a_drained_worker_answers_and_disconnects(worker: Make, room: str, ask: Ask, api: Connection) -> None:
+def test_a_drained_worker_answers_and_disconnects(
+    worker: Make, room: str, send_request: SendRequest, api: Connection
+) -> None:
     """It claims no more, answers its running requests, and is removed."""
     gate = Gate()
     manager = worker(heartbeat_interval=0.1)
     manager.register_provider(Call, name="one", handler=gate, room=room)
-    answer = ask(word="x")
+    answer = send_request(word="x")
     assert gate.entered.acquire(timeout=30)
     RestApi(api).send("POST", f"/workers/{manager.worker_id}/drain", WorkerResponse)
     waiting = threading.Thread(target=manager.wait)
@@ -298,9 +302,9 @@ def test_a_drained_worker_answers_and_disconnects(worker: Make, room: str, ask: 
     assert manager.worker_id is None
 
 
-@pytest.mark.parametrize("way", ["disconnect", "drain"])
+@pytest.mark.parametrize("trigger", ["disconnect", "drain"])
 def test_providers_leave_before_the_last_task_ends(
-    worker: Make, room: str, api: Connection, way: str
+    worker: Make, room: str, api: Connection, trigger: str
 ) -> None:
     """A worker that disconnects unregisters its providers first: its last task may take hours."""
     running, may_end = threading.Event(), threading.Event()
@@ -309,8 +313,8 @@ def test_providers_leave_before_the_last_task_ends(
     manager.register_provider(Echo, name="one", handler=0, room=room)
     task_id = manager.submit(Add(), room=room)
     assert running.wait(30)
-    leaving = threading.Thread(target=manager.disconnect if way == "disconnect" else manager.wait)
-    if way == "drain":
+    leaving = threading.Thread(target=manager.disconnect if trigger == "disconnect" else manager.wait)
+    if trigger == "drain":
         RestApi(api).send("POST", f"/workers/{manager.worker_id}/drain", WorkerResponse)
     leaving.start()
     wait_until(lambda: not [one for one in manager.providers(room).items if one.room_id == room])
@@ -371,10 +375,10 @@ def script(server: LiveServer, room: str, tmp_path: Path) -> Iterator[subprocess
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_a_request_finish(
-    script: subprocess.Popen[bytes], ask: Ask, tmp_path: Path, number: signal.Signals
+    script: subprocess.Popen[bytes], send_request: SendRequest, tmp_path: Path, number: signal.Signals
 ) -> None:
     """Its result is uploaded, then the process exits with code 0."""
-    answer = ask(word="slow")
+    answer = send_request(word="slow")
     wait_until((tmp_path / "running").exists)
     script.send_signal(number)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -385,12 +389,14 @@ def test_a_signal_lets_a_request_finish(
     assert (tmp_path / "left").exists()
 
 
-def test_a_large_result_is_streamed(script: subprocess.Popen[bytes], ask: Ask, tmp_path: Path) -> None:
+def test_a_large_result_is_streamed(
+    script: subprocess.Popen[bytes], send_request: SendRequest, tmp_path: Path
+) -> None:
     """60 MiB, from a stream or a file, pass through a worker whose memory grows by a few MiB."""
     whole = b"".join(bytes([n]) * (1024 * 1024) for n in range(60))
     (tmp_path / "big").write_bytes(whole)
     wanted = hashlib.sha256(whole).hexdigest()
     for word in ("file", "big"):
-        assert hashlib.sha256(ask(word=word).result().content).hexdigest() == wanted
+        assert hashlib.sha256(send_request(word=word).result().content).hexdigest() == wanted
     before, peak = (int((tmp_path / name).read_text()) for name in ("before", "peak"))
     assert peak - before < 20 * 1024

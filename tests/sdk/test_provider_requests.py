@@ -49,8 +49,8 @@ def test_a_request_gets_its_result(worker: Make, room: str) -> None:
     name = f"{room}:echoes:one"
     answer = worker().read_provider(name, {"word": "ä&=?", "ratio": 0.5, "is_loud": True})
     assert answer.content_type == "application/json"
-    said = {"word": "ä&=?", "numbers": [], "ratio": 0.5, "is_loud": True, "handler": "of the worker"}
-    assert answer.json() == said
+    expected_json = {"word": "ä&=?", "numbers": [], "ratio": 0.5, "is_loud": True, "handler": "of the worker"}
+    assert answer.json() == expected_json
     assert dict(manager.handlers) == {name: "of the worker"}
     [listed] = [one for one in manager.providers(room).items if one.full_name == name]
     assert (listed.id, listed.worker_id, listed.schema_) == (

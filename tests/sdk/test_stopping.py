@@ -82,27 +82,27 @@ class StopBeforeResponse:
             assert self.stopped.wait(30)
 
 
-@pytest.mark.parametrize("way", ["serving", "by hand"])
+@pytest.mark.parametrize("mode", ["serving", "by hand"])
 def test_a_task_that_comes_after_the_stop_is_released(
-    worker: Make, room: str, server: LiveServer, way: str
+    worker: Make, room: str, server: LiveServer, mode: str
 ) -> None:
     """The open long-poll gets a task just then: it is neither run nor failed, and no attempt is lost."""
-    got: list[object] = []
+    claimed: list[object] = []
     with server.connect() as api:
-        manager, other = worker(got.append if way == "serving" else None, at=api), worker()
+        manager, other = worker(claimed.append if mode == "serving" else None, at=api), worker()
         for each in (manager, other):
             each.register(Add, room=room, max_attempts=2, retry_on=[])
-        claiming = threading.Thread(target=lambda: got.append(manager.claim(20)))
-        if way == "by hand":
+        claiming = threading.Thread(target=lambda: claimed.append(manager.claim(20)))
+        if mode == "by hand":
             claiming.start()
         wait_until(lambda: server.open_polls == 1)
         stop = StopBeforeResponse(api, manager.disconnect)
         task_id = other.submit(Add(), room=room)
         assert stop.stopped.wait(30)
         stop.leaving.join(30)
-        if way == "by hand":
+        if mode == "by hand":
             claiming.join(30)
-    assert got == ([None] if way == "by hand" else [])
+    assert claimed == ([None] if mode == "by hand" else [])
     assert not stop.went_too_soon
     assert other.get_task(task_id).status == TaskStatus.PENDING
     reasons = [step.reason for step in other.history(task_id).transitions]

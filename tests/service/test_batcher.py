@@ -195,9 +195,9 @@ async def test_too_many_waiting_items_are_refused(recorder: RecordingDatabase) -
     first = await recorder.busy(batcher)
     waiting = [asyncio.create_task(batcher.put(item)) for item in range(3)]
     await asyncio.sleep(0)
-    with pytest.raises(ServiceUnavailable) as told:
+    with pytest.raises(ServiceUnavailable) as raised:
         await batcher.put("too much")
-    assert told.value.headers == {"Retry-After": "1"}
+    assert raised.value.headers == {"Retry-After": "1"}
     recorder.open.set()
     assert await asyncio.gather(first, *waiting) == ["done first", "done 0", "done 1", "done 2"]
 

@@ -4,7 +4,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from replica import ADMIN, OWNER, STRANGER, HandClock, InternalExecutor, Replica, internal
+from replica import ADMIN, OWNER, STRANGER, InternalExecutor, ManualClock, Replica, internal
 from seeds import add_tasks, task
 from sqlalchemy import insert, update
 
@@ -31,9 +31,9 @@ async def claim_all(replica: Replica, worker: UUID | None) -> list[UUID]:
     return ids
 
 
-async def batch(replica: Replica, *asked: tuple[Identity, UUID]) -> list[ClaimResult | ProblemException]:
+async def batch(replica: Replica, *requests: tuple[Identity, UUID]) -> list[ClaimResult | ProblemException]:
     """Claim for several workers in one transaction."""
-    items = [Claim(caller, worker_id, 15) for caller, worker_id in asked]
+    items = [Claim(caller, worker_id, 15) for caller, worker_id in requests]
     return await replica.runtime.write(lambda tx: claims.claim(tx, items))
 
 
@@ -134,7 +134,7 @@ async def test_claims_of_a_batch_are_served_in_their_order(replica: Replica) -> 
         (OWNER, first),
         (OWNER, first),
     )
-    assert _got(answers) == [ids[0], WorkerNotFound, ids[1], Forbidden, last, ids[2], None]
+    assert results(answers) == [ids[0], WorkerNotFound, ids[1], Forbidden, last, ids[2], None]
 
 
 async def test_a_batch_over_several_jobs_leaves_no_task_unclaimed(replica: Replica) -> None:
@@ -147,17 +147,18 @@ async def test_a_batch_over_several_jobs_leaves_no_task_unclaimed(replica: Repli
     assert second is not None
     ids = await add_tasks(replica, [task(served[turn].id) for turn in (1, 0, 1)])
     answers = await batch(replica, (OWNER, first), (OWNER, second), (OWNER, first), (OWNER, second))
-    assert _got(answers) == [ids[0], ids[2], ids[1], None]
+    assert results(answers) == [ids[0], ids[2], ids[1], None]
 
 
-def _got(answers: list[ClaimResult | ProblemException]) -> list[Any]:
-    got: list[Any] = []
+def results(answers: list[ClaimResult | ProblemException]) -> list[Any]:
+    """Return each result: the id of the claimed task, None, or the class of the problem."""
+    found: list[Any] = []
     for answer in answers:
         if isinstance(answer, ProblemException):
-            got.append(type(answer))
+            found.append(type(answer))
         else:
-            got.append(answer.task and answer.task.id)
-    return got
+            found.append(answer.task and answer.task.id)
+    return found
 
 
 async def test_an_empty_claim_returns_the_jobs_to_wait_for(replica: Replica) -> None:
@@ -187,7 +188,7 @@ async def test_an_internal_task_is_never_claimed(replica: Replica) -> None:
     assert await replica.claim(remote.worker_id) is None
 
 
-async def test_a_claim_is_a_sign_of_life(timed: Replica, clock: HandClock) -> None:
+async def test_a_claim_is_a_sign_of_life(timed: Replica, clock: ManualClock) -> None:
     """A claim counts as a heartbeat, which is not written for every claim."""
     job = await timed.register()
     interval = timed.runtime.settings.heartbeat_seconds
@@ -210,7 +211,7 @@ async def test_tasks_wait_for_the_next_worker_of_the_job(replica: Replica) -> No
 
 
 @pytest.mark.parametrize("says_who", [True, False])
-async def test_a_report_is_a_sign_of_life(timed: Replica, clock: HandClock, says_who: bool) -> None:
+async def test_a_report_is_a_sign_of_life(timed: Replica, clock: ManualClock, says_who: bool) -> None:
     """A report counts as a heartbeat, also from clients that send no worker id; a cancellation does not."""
     job = await timed.register()
     running, other = await timed.running(job), await timed.running(job)

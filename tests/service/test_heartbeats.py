@@ -41,11 +41,18 @@ async def test_a_task_of_another_claim_is_lost(replica: Replica) -> None:
     job = await replica.register()
     other = await replica.register(worker=None)
     assert other.worker_id != job.worker_id
-    held, cancelled, theirs, pending = [await replica.submit(job) for _ in range(4)]
+    held, cancelled, others_task, pending = [await replica.submit(job) for _ in range(4)]
     for worker in (job.worker_id, job.worker_id, other.worker_id):
         await replica.claim(worker)
     await replica.report(cancelled.id, TaskStatus.CANCELLED)
-    named = [(held.id, 1), (held.id, 0), (held.id, 2), (cancelled.id, 2), (theirs.id, 1), (pending.id, 0)]
+    named = [
+        (held.id, 1),
+        (held.id, 0),
+        (held.id, 2),
+        (cancelled.id, 2),
+        (others_task.id, 1),
+        (pending.id, 0),
+    ]
     verdicts = await replica.verdicts(job.worker_id, *named, (uuid4(), 1), (held.id, 1))
     assert [verdict for _, verdict in verdicts] == [CONTINUE, LOST, LOST, LOST, LOST, LOST, LOST, CONTINUE]
     assert [verdict for _, verdict in await replica.verdicts(other.worker_id, *named)] == [
@@ -72,40 +79,40 @@ async def test_one_statement_reads_the_tasks_of_a_batch(
     """Each heartbeat gets its own verdicts; the tasks of refused heartbeats are not read."""
     job = await replica.register()
     other = await replica.register(worker=None)
-    mine, theirs = [await replica.submit(job) for _ in range(2)]
+    own_task, others_task = [await replica.submit(job) for _ in range(2)]
     for worker in (job.worker_id, other.worker_id):
         await replica.claim(worker)
     secret = uuid4()
 
-    def beat(worker: UUID | None, *named: UUID, by: object = OWNER) -> Heartbeat:
+    def item(worker: UUID | None, *named: UUID, by: object = OWNER) -> Heartbeat:
         return Heartbeat(by, worker, 15, [NamedTask(id=task_id, attempt=1) for task_id in named])  # type: ignore[arg-type]
 
     items = [
-        beat(job.worker_id, mine.id, theirs.id),
-        beat(other.worker_id, mine.id, theirs.id),
-        beat(job.worker_id),
-        beat(job.worker_id, secret, by=STRANGER),
-        beat(uuid4(), secret),
+        item(job.worker_id, own_task.id, others_task.id),
+        item(other.worker_id, own_task.id, others_task.id),
+        item(job.worker_id),
+        item(job.worker_id, secret, by=STRANGER),
+        item(uuid4(), secret),
     ]
-    asked: list[list[UUID]] = []
+    read_ids: list[list[UUID]] = []
     read = store.states
 
-    async def noted(tx: object, ids: list[UUID]) -> object:
-        asked.append(ids)
+    async def record_ids(tx: object, ids: list[UUID]) -> object:
+        read_ids.append(ids)
         return await read(tx, ids)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store, "states", noted)
+    monkeypatch.setattr(store, "states", record_ids)
     first, second, third, *refused = await replica.runtime.write(lambda tx: workers.heartbeat(tx, items))
-    assert asked == [[mine.id, theirs.id]]
-    said = [
+    assert read_ids == [[own_task.id, others_task.id]]
+    verdicts = [
         [task.verdict for task in answer.tasks]
         for answer in (first, second, third)
         if isinstance(answer, WorkerResponse)
     ]
-    assert said == [[CONTINUE, LOST], [LOST, CONTINUE], []]
+    assert verdicts == [[CONTINUE, LOST], [LOST, CONTINUE], []]
     assert [type(problem) for problem in refused] == [Forbidden, WorkerNotFound]
     await replica.runtime.write(lambda tx: workers.heartbeat(tx, items[2:]))
-    assert len(asked) == 1
+    assert len(read_ids) == 1
 
 
 async def test_more_tasks_can_be_named_than_a_statement_takes(replica: Replica) -> None:

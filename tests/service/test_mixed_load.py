@@ -49,7 +49,7 @@ class Actor:
             self.report: 14,
             self.beat: 4,
             self.leave: 2,
-            self.leave_job: 2,
+            self.unlink_job: 2,
             self.fall_silent: 2,
             sweeper.cycle: 3,
             self.read: 3,
@@ -109,10 +109,10 @@ class Actor:
         """Remove a worker."""
         await self.replica.leave(self.any_of("jobs").worker_id, by=self.chance.choice(PEOPLE))
 
-    async def leave_job(self) -> None:
+    async def unlink_job(self) -> None:
         """Remove a job from a worker."""
         job: JobResponse = self.any_of("jobs")
-        await self.replica.leave_job(job.worker_id, job, by=self.chance.choice(PEOPLE))
+        await self.replica.unlink_job(job.worker_id, job, by=self.chance.choice(PEOPLE))
 
     async def fall_silent(self) -> None:
         """Make a worker silent for long, or move its heartbeat into the future."""
@@ -160,10 +160,10 @@ async def test_two_replicas_under_mixed_load(
     answers = sum((actor.answers for actor in actors), Counter())
     assert {"register", "submit", "claim", "report", "leave", "cycle"} <= set(answers), answers
     events = [event for replica in replicas for event, _ in replica.events]
-    told = Counter((event.id, event.status) for event in events if isinstance(event, TaskStatusEvent))
+    published = Counter((event.id, event.status) for event in events if isinstance(event, TaskStatusEvent))
     for row in await replicas[0].rows(Task.__table__):
-        endings = {status: told[row.id, status] for status in TERMINAL if told[row.id, status]}
+        endings = {status: published[row.id, status] for status in TERMINAL if published[row.id, status]}
         assert endings == ({TaskStatus(row.status): 1} if row.status in TERMINAL else {})
-        assert told[row.id, TaskStatus.CLAIMED] == row.attempt
+        assert published[row.id, TaskStatus.CLAIMED] == row.attempt
         assert row.status not in HELD or row.completed_at is None
     assert await deadlocks(engine) == before

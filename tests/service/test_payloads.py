@@ -93,9 +93,9 @@ def test_expensive_checks_leave_the_event_loop(schema: Any, payload: dict[str, A
 async def test_of_too_many_errors_only_the_first_is_returned(checker: PayloadValidator) -> None:
     """If the paths of all errors would take too much memory, one error is returned."""
     schema = to_json({"additionalProperties": {"items": {"type": "string"}}}).decode()
-    with pytest.raises(InvalidPayload, match="not of type") as told:
+    with pytest.raises(InvalidPayload, match="not of type") as raised:
         await checker.check(schema, {"k" * 200_000: list(range(4000))})
-    assert len((told.value.problem.model_extra or {})["errors"]) == 1
+    assert len((raised.value.problem.model_extra or {})["errors"]) == 1
     await checker.check(schema, {"k": ["fits"]})
 
 
@@ -123,9 +123,9 @@ async def test_a_recursive_schema_is_checked_in_full(replica: Replica) -> None:
     tree = await replica.register("Tree", schema=TREE)
     fits = {"name": "a", "children": [{"name": "b", "children": []}]}
     assert (await replica.submit(tree, fits)).payload == fits
-    with pytest.raises(InvalidPayload) as told:
+    with pytest.raises(InvalidPayload) as raised:
         await replica.submit(tree, {"name": "a", "children": [{"name": 1}, {"name": 2}]})
-    faults = (told.value.problem.model_extra or {})["errors"]
+    faults = (raised.value.problem.model_extra or {})["errors"]
     assert [fault["pointer"] for fault in faults] == ["/children/0/name", "/children/1/name"]
     await replica.runtime.finish()
 

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from databases import every_kind
-from replica import OWNER, PATIENCE, STRANGER, SUBMITTER, Replica
+from replica import OWNER, STRANGER, SUBMITTER, TIMEOUT, Replica
 from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -35,7 +35,7 @@ ROUNDS = 8
 
 async def at_once(*requests: Any) -> list[Any]:
     """Send all requests at the same time; return their answers or exceptions."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         return await asyncio.gather(*requests, return_exceptions=True)
 
 
@@ -77,8 +77,8 @@ async def test_two_hundred_claims_of_a_hundred_tasks(pair: Pair, job_count: int)
     assert Counter(one.id for one in claimed) == Counter(ids)
     held = {row.id: (row.worker_id, row.attempt) for row in await first.rows(tasks)}
     assert held == {one.id: (one.worker_id, 1) for one in claimed}
-    told = [status for replica in dict.fromkeys(pair) for status in replica.statuses()]
-    assert told == [TaskStatus.CLAIMED] * 100
+    published = [status for replica in dict.fromkeys(pair) for status in replica.statuses()]
+    assert published == [TaskStatus.CLAIMED] * 100
 
 
 async def test_one_worker_with_many_claims_gets_as_many_tasks(pair: Pair) -> None:
@@ -95,18 +95,18 @@ async def test_claims_during_submissions_miss_nothing(pair: Pair) -> None:
     job = await pair[0].register()
     crowd = await make_workers(pair[0], [job.id], 8)
     submitting = asyncio.gather(*[pair[turn % 2].submit(job) for turn in range(60)])
-    got: list[UUID] = []
+    claimed_ids: list[UUID] = []
 
-    async def ask(replica: Replica, worker: UUID) -> None:
-        while len(got) < 60:
+    async def claim_until_done(replica: Replica, worker: UUID) -> None:
+        while len(claimed_ids) < 60:
             claimed = await replica.claim(worker, wait=0.05)
             if claimed is not None:
-                got.append(claimed.id)
+                claimed_ids.append(claimed.id)
 
-    async with asyncio.timeout(PATIENCE):
-        await asyncio.gather(*[ask(pair[turn % 2], worker) for turn, worker in enumerate(crowd)])
+    async with asyncio.timeout(TIMEOUT):
+        await asyncio.gather(*[claim_until_done(pair[turn % 2], worker) for turn, worker in enumerate(crowd)])
         submitted = await submitting
-    assert Counter(got) == Counter(one.id for one in submitted)
+    assert Counter(claimed_ids) == Counter(one.id for one in submitted)
 
 
 async def test_of_completed_and_cancelled_one_wins(pair: Pair) -> None:
@@ -164,8 +164,8 @@ async def silent(replica: Replica) -> None:
 async def test_of_a_report_and_the_sweeper_one_wins(pair: Pair) -> None:
     """An accepted result stays; a late report is a conflict, and the task has failed."""
     for _ in range(ROUNDS):
-        made = [await pair[0].register() for _ in range(3)]
-        held = [await pair[0].running(job) for job in made]
+        registered = [await pair[0].register() for _ in range(3)]
+        held = [await pair[0].running(job) for job in registered]
         await silent(pair[0])
         *answers, retired = await at_once(
             *[pair[0].report(one.id, TaskStatus.COMPLETED, attempt=1) for one in held], pair[1].retire_stale()
@@ -215,19 +215,19 @@ async def test_two_sweepers_retire_each_worker_once(pair: Pair) -> None:
     """They share the silent workers: each is counted once, and each task fails with one event."""
     job = await pair[0].register()
     crowd = [job.worker_id, *await make_workers(pair[0], [job.id], 299)]
-    mine = {"worker_owner_id": OWNER.id}
-    ids = await add_tasks(pair[0], [task(job.id, TaskStatus.RUNNING, worker_id=w, **mine) for w in crowd])
+    owner = {"worker_owner_id": OWNER.id}
+    ids = await add_tasks(pair[0], [task(job.id, TaskStatus.RUNNING, worker_id=w, **owner) for w in crowd])
     await silent(pair[0])
     counts = await at_once(*[replica.retire_stale() for replica in pair])
     assert sum(counts) == 300
     assert await pair[0].rows(workers) == []
-    told = Counter(
+    published = Counter(
         event.id
         for replica in dict.fromkeys(pair)
         for event, _ in replica.events
         if isinstance(event, TaskStatusEvent) and event.status in TERMINAL
     )
-    assert told == Counter(ids)
+    assert published == Counter(ids)
 
 
 @pytest.mark.parametrize("kind", ["postgresql"])
@@ -260,7 +260,7 @@ async def test_of_many_removals_of_a_worker_one_succeeds(pair: Pair) -> None:
 
 async def test_twenty_first_registrations_at_once(pair: Pair) -> None:
     """One creates the job, all serve it, and none gets an error."""
-    answers = await at_once(*[pair[turn % 2].register_anew() for turn in range(20)])
+    answers = await at_once(*[pair[turn % 2].register_job() for turn in range(20)])
     assert Counter(is_new for _, is_new in answers) == {True: 1, False: 19}
     assert len({job.id for job, _ in answers}) == 1
     served = {row.worker_id for row in await pair[0].rows(links)}
@@ -271,7 +271,7 @@ async def test_twenty_first_registrations_at_once(pair: Pair) -> None:
 async def test_the_same_registration_twenty_times_at_once(pair: Pair) -> None:
     """A worker that registers one job many times serves it once."""
     worker = await pair[0].worker()
-    answers = await at_once(*[pair[turn % 2].register_anew(worker=worker) for turn in range(20)])
+    answers = await at_once(*[pair[turn % 2].register_job(worker=worker) for turn in range(20)])
     assert Counter(is_new for _, is_new in answers) == {True: 1, False: 19}
     assert len(await pair[0].rows(links)) == 1
 
@@ -280,7 +280,7 @@ async def test_of_two_schemas_at_once_one_wins(pair: Pair) -> None:
     """All workers with that schema serve the job; the others get a conflict and leave no worker row."""
     schemas = [{"title": "A"}, {"title": "B"}]
     answers = await at_once(
-        *[pair[turn % 2].register_anew(schema=schemas[turn // 2 % 2]) for turn in range(20)]
+        *[pair[turn % 2].register_job(schema=schemas[turn // 2 % 2]) for turn in range(20)]
     )
     assert set(kinds(answers)) == {tuple, SchemaConflict}
     [row] = await pair[0].rows(jobs)
@@ -322,7 +322,7 @@ async def test_a_new_schema_against_the_deletion_of_its_job_replaces_it_or_is_re
         assert await is_deleted(pair[0], job)
 
 
-@pytest.mark.parametrize("going", ["leave", "leave_job", "retire_stale"])
+@pytest.mark.parametrize("going", ["leave", "unlink_job", "retire_stale"])
 async def test_a_submission_against_the_deletion_of_its_job_waits_or_is_refused(
     pair: Pair, going: str
 ) -> None:
@@ -335,7 +335,7 @@ async def test_a_submission_against_the_deletion_of_its_job_waits_or_is_refused(
         elif going == "leave":
             go = pair[0].leave(job.worker_id)
         else:
-            go = pair[0].leave_job(job.worker_id, job)
+            go = pair[0].unlink_job(job.worker_id, job)
         gone, submitted = await at_once(go, pair[1].submit(job))
         assert not isinstance(gone, Exception)
         if isinstance(submitted, TaskResponse):
@@ -370,7 +370,7 @@ async def test_a_claim_against_the_removal_of_its_job_leaves_no_orphan(pair: Pai
     for _ in range(ROUNDS):
         job = await pair[0].register()
         submitted = await pair[0].submit(job)
-        claimed, gone = await at_once(pair[0].claim(job.worker_id), pair[1].leave_job(job.worker_id, job))
+        claimed, gone = await at_once(pair[0].claim(job.worker_id), pair[1].unlink_job(job.worker_id, job))
         assert gone is None
         assert not isinstance(claimed, Exception)
         assert await is_deleted(pair[0], job) == (claimed is not None)
@@ -413,7 +413,7 @@ async def test_a_sweep_beside_work_loses_nothing(pair: Pair) -> None:
         count = 0
         for _ in range(5):
             count += (
-                await replica.retire_stale() + await replica.settle_abandoned() + await replica.settle_stuck()
+                await replica.retire_stale() + await replica.recover_abandoned() + await replica.fail_stuck()
             )
         return count
 
@@ -432,15 +432,15 @@ async def test_removing_a_provider_waits_for_an_open_request(replica: Replica) -
     provider, _ = await write(providers.register, item=item)
     waits = select(func.count()).select_from(text("pg_locks")).where(text("NOT granted"))
 
-    async def ask(tx: Any) -> None:
+    async def insert_request(tx: Any) -> None:
         [found] = await provider_store.lock(tx, [provider.id], shared=True)
         leave = partial(providers.remove, caller=OWNER, provider_id=provider.id)
         leaving.append(asyncio.create_task(write(leave)))
-        while not (await tx.execute(waits)).scalar_one():  # noqa: ASYNC110 - a lock tells no event
+        while not (await tx.execute(waits)).scalar_one():  # noqa: ASYNC110 - a lock has no event
             await asyncio.sleep(0.01)
         await request_store.add(tx, found, "hash", "{}", await tx.now() + timedelta(seconds=60))
 
-    async with asyncio.timeout(PATIENCE):
-        await write(ask)
+    async with asyncio.timeout(TIMEOUT):
+        await write(insert_request)
         await leaving[0]
     assert await replica.rows(ProviderRequest.__table__) == []

@@ -32,9 +32,9 @@ async def active(replica: Replica) -> list[str]:
 
 async def test_the_first_registration_creates_the_job(replica: Replica) -> None:
     """Only the first one is new; each adds its own worker, and all are listed."""
-    first, is_new = await replica.register_anew(schema=SCHEMA)
+    first, is_new = await replica.register_job(schema=SCHEMA)
     assert is_new
-    again, is_new = await replica.register_anew(schema=SCHEMA)
+    again, is_new = await replica.register_job(schema=SCHEMA)
     assert not is_new
     assert again.id == first.id
     assert again.worker_id != first.worker_id
@@ -45,7 +45,7 @@ async def test_the_first_registration_creates_the_job(replica: Replica) -> None:
 async def test_a_repeat_by_the_same_worker_changes_nothing(replica: Replica) -> None:
     """A worker that registers a job twice serves it once."""
     first = await replica.register()
-    again, is_new = await replica.register_anew(worker=first.worker_id)
+    again, is_new = await replica.register_job(worker=first.worker_id)
     assert not is_new
     assert (again.worker_id, again.workers) == (first.worker_id, [first.worker_id])
     assert len(await replica.rows(WorkerJobLink.__table__)) == 1
@@ -54,7 +54,7 @@ async def test_a_repeat_by_the_same_worker_changes_nothing(replica: Replica) -> 
 async def test_equal_schemas_are_equal_in_any_order_of_keys(replica: Replica) -> None:
     """The order of the keys in a schema does not matter."""
     await replica.register(schema=SCHEMA)
-    _, is_new = await replica.register_anew(schema=dict(reversed(SCHEMA.items())))
+    _, is_new = await replica.register_job(schema=dict(reversed(SCHEMA.items())))
     assert not is_new
 
 
@@ -139,7 +139,7 @@ async def test_a_registration_restores_a_soft_deleted_job(replica: Replica) -> N
     done = await replica.running(job)
     await replica.report(done.id, TaskStatus.COMPLETED, result=7)
     await replica.leave(job.worker_id)
-    back, is_new = await replica.register_anew(room="lab", schema=SCHEMA)
+    back, is_new = await replica.register_job(room="lab", schema=SCHEMA)
     assert is_new
     assert (back.id, back.schema_) == (job.id, SCHEMA)
     assert back.workers == [back.worker_id]
@@ -182,19 +182,19 @@ async def test_one_job_is_removed_from_a_worker(replica: Replica) -> None:
     other = await replica.register("B", "lab", worker=job.worker_id)
     held = await replica.running(job)
     replica.events.clear()
-    await replica.leave_job(job.worker_id, job)
+    await replica.unlink_job(job.worker_id, job)
     assert await active(replica) == [other.full_name]
     assert replica.events == [Emission(JobsInvalidate(), room_of("lab"))]
     assert (await replica.report(held.id, TaskStatus.COMPLETED)).status == TaskStatus.COMPLETED
     with pytest.raises(JobNotFound):
-        await replica.leave_job(job.worker_id, job)
+        await replica.unlink_job(job.worker_id, job)
 
 
 async def test_tasks_of_a_removed_job_are_not_claimed(replica: Replica) -> None:
     """Its pending tasks wait for other workers."""
     job = await replica.register("A", "lab")
     waiting = await replica.submit(job)
-    await replica.leave_job(job.worker_id, job)
+    await replica.unlink_job(job.worker_id, job)
     assert await replica.claim(job.worker_id) is None
     other = await replica.register("A", "lab")
     claimed = await replica.claim(other.worker_id)
@@ -206,10 +206,10 @@ async def test_a_job_is_removed_by_the_owner_or_a_superuser(replica: Replica) ->
     """Other users are refused; an unknown worker and a job that it does not serve are not found."""
     job, other = await replica.register("A"), await replica.register("B")
     with pytest.raises(Forbidden):
-        await replica.leave_job(job.worker_id, job, by=STRANGER)
+        await replica.unlink_job(job.worker_id, job, by=STRANGER)
     with pytest.raises(WorkerNotFound):
-        await replica.leave_job(uuid4(), job)
+        await replica.unlink_job(uuid4(), job)
     with pytest.raises(JobNotFound):
-        await replica.leave_job(job.worker_id, other)
-    await replica.leave_job(job.worker_id, job, by=ADMIN)
+        await replica.unlink_job(job.worker_id, other)
+    await replica.unlink_job(job.worker_id, job, by=ADMIN)
     assert await active(replica) == [other.full_name]

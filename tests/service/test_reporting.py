@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from replica import ADMIN, OWNER, STRANGER, SUBMITTER, HandClock, Replica
+from replica import ADMIN, OWNER, STRANGER, SUBMITTER, ManualClock, Replica
 from seeds import add_tasks, task
 from sqlalchemy import update
 
@@ -72,7 +72,7 @@ async def test_every_report_from_every_status_by_every_role(replica: Replica) ->
         assert replica.statuses(id_) == ([target] if moved else []), case
 
 
-async def test_the_times_and_events_of_a_task(timed: Replica, clock: HandClock) -> None:
+async def test_the_times_and_events_of_a_task(timed: Replica, clock: ManualClock) -> None:
     """Start and end have timestamps, the result is stored, and each step has one event."""
     job = await timed.register()
     await timed.submit(job)
@@ -114,7 +114,7 @@ async def test_an_error_text_is_cut_and_marked(replica: Replica) -> None:
     assert (await replica.get(running.id)).error == ended.error
 
 
-async def test_a_repeated_report_changes_nothing(timed: Replica, clock: HandClock) -> None:
+async def test_a_repeated_report_changes_nothing(timed: Replica, clock: ManualClock) -> None:
     """A repeated report gets the task as it is, and publishes no event."""
     job = await timed.register()
     running = await timed.running(job)

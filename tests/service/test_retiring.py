@@ -4,7 +4,7 @@ from collections import Counter
 from uuid import uuid4
 
 import pytest
-from replica import ADMIN, OWNER, STRANGER, HandClock, InternalExecutor, Replica, internal
+from replica import ADMIN, OWNER, STRANGER, InternalExecutor, ManualClock, Replica, internal
 from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import delete, update
 
@@ -54,9 +54,12 @@ async def test_each_room_gets_one_event_about_its_jobs(replica: Replica) -> None
     held = [await replica.running(first) for _ in range(3)]
     replica.events.clear()
     await replica.leave(first.worker_id)
-    told = [(type(event), room) for event, room in replica.events]
-    assert told[:3] == [(TaskStatusEvent, room_of("lab"))] * 3
-    assert Counter(told[3:]) == {(JobsInvalidate, room_of("lab")): 1, (JobsInvalidate, room_of("other")): 1}
+    published = [(type(event), room) for event, room in replica.events]
+    assert published[:3] == [(TaskStatusEvent, room_of("lab"))] * 3
+    assert Counter(published[3:]) == {
+        (JobsInvalidate, room_of("lab")): 1,
+        (JobsInvalidate, room_of("other")): 1,
+    }
     assert [event.id for event, _ in replica.events[:3]] == [task.id for task in held]
 
 
@@ -77,14 +80,14 @@ async def test_only_the_owner_or_a_superuser_removes_a_worker(replica: Replica) 
 async def test_a_removal_does_not_touch_history(replica: Replica) -> None:
     """Thousands of ended tasks keep their worker id and do not slow down its removal."""
     job = await replica.register()
-    mine = {"worker_id": job.worker_id, "worker_owner_id": OWNER.id}
-    await add_tasks(replica, [task(job.id, TaskStatus.COMPLETED, **mine) for _ in range(2000)])
+    owner = {"worker_id": job.worker_id, "worker_owner_id": OWNER.id}
+    await add_tasks(replica, [task(job.id, TaskStatus.COMPLETED, **owner) for _ in range(2000)])
     await replica.leave(job.worker_id)
     rows = await replica.rows(Task.__table__)
     assert Counter((row.status, row.worker_id) for row in rows) == {("completed", job.worker_id): 2000}
 
 
-async def test_a_worker_expires_by_its_last_heartbeat(timed: Replica, clock: HandClock) -> None:
+async def test_a_worker_expires_by_its_last_heartbeat(timed: Replica, clock: ManualClock) -> None:
     """After exactly the timeout it stays; a moment later it expires."""
     born = clock.now
     job, beating = await timed.register(), await timed.register()
@@ -98,7 +101,7 @@ async def test_a_worker_expires_by_its_last_heartbeat(timed: Replica, clock: Han
         await timed.heartbeat(job.worker_id)
 
 
-async def test_only_the_owner_sends_heartbeats(timed: Replica, clock: HandClock) -> None:
+async def test_only_the_owner_sends_heartbeats(timed: Replica, clock: ManualClock) -> None:
     """A refused heartbeat, also a superuser's, writes nothing."""
     job = await timed.register()
     born = clock.now
@@ -116,7 +119,7 @@ async def test_only_the_owner_sends_heartbeats(timed: Replica, clock: HandClock)
     assert row.last_heartbeat == clock.now
 
 
-async def test_expiry_has_the_same_effect_as_leaving(timed: Replica, clock: HandClock) -> None:
+async def test_expiry_has_the_same_effect_as_leaving(timed: Replica, clock: ManualClock) -> None:
     """The statuses, the texts and the events are the same."""
     outcomes = []
     for go in ("leave", "silence"):
@@ -134,7 +137,7 @@ async def test_expiry_has_the_same_effect_as_leaving(timed: Replica, clock: Hand
     assert outcomes[0] == outcomes[1]
 
 
-async def test_a_heartbeat_in_the_future_is_set_to_now(timed: Replica, clock: HandClock) -> None:
+async def test_a_heartbeat_in_the_future_is_set_to_now(timed: Replica, clock: ManualClock) -> None:
     """Up to 5 s ahead is tolerated; beyond that the clock was set back, and the heartbeat counts from now."""
     job, near = await timed.register(), await timed.register()
     far = clock.now + seconds(3600)
@@ -150,7 +153,7 @@ async def test_a_heartbeat_in_the_future_is_set_to_now(timed: Replica, clock: Ha
     assert await timed.retire_stale(TIMEOUT) == 1
 
 
-async def test_many_silent_workers_expire_in_batches(timed: Replica, clock: HandClock) -> None:
+async def test_many_silent_workers_expire_in_batches(timed: Replica, clock: ManualClock) -> None:
     """The longest silent expire first, a bounded number in each transaction."""
     count = WORKERS_PER_BATCH + 50
     job = await timed.register()
@@ -174,7 +177,7 @@ async def test_many_silent_workers_expire_in_batches(timed: Replica, clock: Hand
     assert [row.id for row in await timed.rows(workers)] == [job.worker_id]
 
 
-async def test_one_silent_worker_can_be_removed_alone(timed: Replica, clock: HandClock) -> None:
+async def test_one_silent_worker_can_be_removed_alone(timed: Replica, clock: ManualClock) -> None:
     """If a batch fails, each worker is removed alone; one that is not silent stays."""
     job, other = await timed.register(), await timed.register()
     clock.advance(2 * TIMEOUT)
@@ -189,7 +192,7 @@ async def test_one_silent_worker_can_be_removed_alone(timed: Replica, clock: Han
     await timed.retire_stale(TIMEOUT)
 
 
-async def test_a_survey_changes_nothing(timed: Replica, clock: HandClock) -> None:
+async def test_a_survey_changes_nothing(timed: Replica, clock: ManualClock) -> None:
     """It counts all workers and the silent ones with the sweep's own condition."""
     job = await timed.register()
     held = await timed.running(job)
@@ -213,15 +216,15 @@ async def test_a_held_task_without_a_worker_fails(replica: Replica) -> None:
     )
     await replica.execute(delete(workers).where(workers.c.id == job.worker_id))
     replica.events.clear()
-    assert await replica.settle_abandoned() == 2
+    assert await replica.recover_abandoned() == 2
     ended = await replica.get(lost.id)
     assert (ended.status, ended.error) == (TaskStatus.FAILED, "Worker disconnected")
     assert (await replica.get(kept.id)).status is TaskStatus.RUNNING
     assert replica.statuses() == [TaskStatus.FAILED] * 2
-    assert await replica.settle_abandoned() == 0
+    assert await replica.recover_abandoned() == 0
 
 
-async def test_an_internal_task_fails_after_its_timeout(timed: Replica, clock: HandClock) -> None:
+async def test_an_internal_task_fails_after_its_timeout(timed: Replica, clock: ManualClock) -> None:
     """The time counts from its start, or from its submit if it never started."""
     await timed.register("Render", INTERNAL, by=ADMIN)
     timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
@@ -231,20 +234,20 @@ async def test_an_internal_task_fails_after_its_timeout(timed: Replica, clock: H
         await timed.report(one.id, TaskStatus.RUNNING, by=ADMIN)
     await timed.report(done.id, TaskStatus.COMPLETED, by=ADMIN)
     clock.advance(2600)
-    assert await timed.settle_stuck(3600) == 0
+    assert await timed.fail_stuck(3600) == 0
     clock.advance(0.000001)
     timed.events.clear()
-    assert await timed.settle_stuck(3600) == 1
+    assert await timed.fail_stuck(3600) == 1
     ended = await timed.get(never.id)
     assert (ended.status, ended.error) == (TaskStatus.FAILED, "Internal worker timeout")
     assert timed.statuses() == [TaskStatus.FAILED]
     assert (await timed.get(started.id)).status is TaskStatus.RUNNING
     clock.advance(1000)
-    assert await timed.settle_stuck(3600) == 1
+    assert await timed.fail_stuck(3600) == 1
     assert (await timed.get(done.id)).status is TaskStatus.COMPLETED
 
 
-async def test_a_remote_task_may_run_for_days(timed: Replica, clock: HandClock) -> None:
+async def test_a_remote_task_may_run_for_days(timed: Replica, clock: ManualClock) -> None:
     """It may run as long as its worker sends heartbeats."""
     job = await timed.register()
     running = await timed.running(job)
@@ -252,8 +255,8 @@ async def test_a_remote_task_may_run_for_days(timed: Replica, clock: HandClock) 
         clock.advance(86_400)
         await timed.heartbeat(job.worker_id)
         assert await timed.retire_stale(TIMEOUT) == 0
-        assert await timed.settle_stuck(3600) == 0
-        assert await timed.settle_abandoned() == 0
+        assert await timed.fail_stuck(3600) == 0
+        assert await timed.recover_abandoned() == 0
     assert (await timed.get(running.id)).status is TaskStatus.RUNNING
 
 
@@ -261,6 +264,6 @@ async def test_internal_jobs_are_never_soft_deleted(timed: Replica) -> None:
     """An internal job has no worker, and stays when its tasks end."""
     await timed.register("Render", INTERNAL, by=ADMIN)
     timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
-    made = await timed.submit(str(internal()))
-    await timed.report(made.id, TaskStatus.CANCELLED, by=ADMIN)
+    submitted = await timed.submit(str(internal()))
+    await timed.report(submitted.id, TaskStatus.CANCELLED, by=ADMIN)
     assert [row.deleted for row in await timed.rows(Job.__table__)] == [False]

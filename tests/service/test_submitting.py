@@ -53,10 +53,10 @@ async def test_positions_within_a_batch_continue(replica: Replica) -> None:
     names = [(await replica.register(name)).full_name for name in ("A", "B")]
     await replica.submit(names[0])
     batch = [submission(names[turn]) for turn in (0, 1, 0, 0, 1)]
-    made = await replica.runtime.write(lambda tx: tasks.submit(tx, batch))
-    assert all(isinstance(task, TaskResponse) for task in made)
-    assert [task.queue_position for task in made] == [2, 1, 3, 4, 2]
-    for task in made:
+    submitted = await replica.runtime.write(lambda tx: tasks.submit(tx, batch))
+    assert all(isinstance(task, TaskResponse) for task in submitted)
+    assert [task.queue_position for task in submitted] == [2, 1, 3, 4, 2]
+    for task in submitted:
         assert await replica.get(task.id) == task
 
 
@@ -80,9 +80,9 @@ async def test_invalid_items_of_a_batch_are_refused_alone(replica: Replica) -> N
     ]
     answers = await replica.runtime.write(lambda tx: tasks.submit(tx, [item for item, _ in batch]))
     assert [type(answer) for answer in answers] == [expected for _, expected in batch]
-    made = [answer.id for answer in answers if isinstance(answer, TaskResponse)]
-    assert [row.id for row in await replica.rows(Task.__table__)] == made
-    assert Counter(replica.statuses()) == {TaskStatus.PENDING: len(made)}
+    submitted = [answer.id for answer in answers if isinstance(answer, TaskResponse)]
+    assert [row.id for row in await replica.rows(Task.__table__)] == submitted
+    assert Counter(replica.statuses()) == {TaskStatus.PENDING: len(submitted)}
 
 
 async def test_an_item_that_breaks_its_batch_fails_alone(replica: Replica) -> None:
@@ -107,8 +107,8 @@ async def test_every_error_of_a_payload_is_returned(replica: Replica) -> None:
     job = await replica.register(schema=schema)
     with pytest.raises(InvalidPayload) as refused:
         await replica.submit(job, {"a/b": "x", "c": ["ok", 5]})
-    told = refused.value.problem.model_dump()["errors"]
-    assert sorted(error["pointer"] for error in told) == ["/a~1b", "/c/1"]
+    errors = refused.value.problem.model_dump()["errors"]
+    assert sorted(error["pointer"] for error in errors) == ["/a~1b", "/c/1"]
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ async def test_an_internal_task_is_committed_before_it_is_dispatched(
 ) -> None:
     """It is committed as claimed, has one event, and wakes no remote worker."""
 
-    async def look(task_id: UUID) -> None:
+    async def check_row(task_id: UUID) -> None:
         assert (await replica.get(task_id)).status == TaskStatus.CLAIMED
 
-    executor.meanwhile = look
+    executor.on_call = check_row
     task = await replica.submit(str(internal()), {"frame": 1})
     assert (task.status, task.queue_position, task.worker_id) == (TaskStatus.CLAIMED, None, None)
     assert executor.calls == [{"task_id": str(task.id), "room_id": "lab", "payload": {"frame": 1}}]
@@ -171,7 +171,7 @@ async def test_an_executor_may_report_before_the_submit_returns(
         for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED):
             await replica.report(task_id, status, by=ADMIN)
 
-    executor.meanwhile = run
+    executor.on_call = run
     task = await replica.submit(str(internal()))
     assert (await replica.get(task.id)).status == TaskStatus.COMPLETED
     assert replica.statuses() == [TaskStatus.CLAIMED, TaskStatus.RUNNING, TaskStatus.COMPLETED]
@@ -185,7 +185,7 @@ async def test_a_refused_dispatch_fails_the_task(
     async def refuse(_: UUID) -> None:
         raise ConnectionError("no broker")
 
-    executor.meanwhile = refuse
+    executor.on_call = refuse
     task = await replica.submit(str(internal()))
     assert (task.status, task.error) == (TaskStatus.FAILED, "Failed to dispatch to internal executor")
     assert task.completed_at is not None
@@ -202,7 +202,7 @@ async def test_a_broker_error_after_the_start_does_not_fail_the_task(
         await replica.report(task_id, TaskStatus.RUNNING, by=ADMIN)
         raise ConnectionError("the answer was lost")
 
-    executor.meanwhile = run_and_break
+    executor.on_call = run_and_break
     task = await replica.submit(str(internal()))
     assert task.status == TaskStatus.RUNNING
     await replica.report(task.id, TaskStatus.COMPLETED, by=ADMIN)

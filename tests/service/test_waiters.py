@@ -29,7 +29,7 @@ async def enter(waiters: Waiters) -> AsyncIterator[Enter]:
         yield lambda *keys: stack.enter_context(waiters.register(keys))
 
 
-def look(waiters: Waiters, waiter: Waiter) -> None:
+def begin_check(waiters: Waiters, waiter: Waiter) -> None:
     """Begin a check of the database, as the runtime does."""
     waiters.begin_check(waiter)
 
@@ -39,17 +39,17 @@ def found_nothing(waiters: Waiters, waiter: Waiter) -> None:
     waiter.found(None)
 
 
-async def is_waiting(sleeping: "asyncio.Task[bool]") -> bool:
+async def is_waiting(waiting: "asyncio.Task[bool]") -> bool:
     """Return whether a waiter still waits after all scheduled callbacks have run."""
     for _ in range(5):
         await asyncio.sleep(0)
-    return not sleeping.done()
+    return not waiting.done()
 
 
 async def test_a_wake_up_between_check_and_wait_is_not_lost(waiters: Waiters, enter: Enter) -> None:
     """A waiter that registered before its check does not wait if it was woken since."""
     waiter = enter("job")
-    look(waiters, waiter)
+    begin_check(waiters, waiter)
     waiters.wake("job", 1)
     async with asyncio.timeout(1):
         assert await waiter.wait(LONG)
@@ -59,7 +59,7 @@ async def test_a_wake_up_before_the_check_does_not_count(waiters: Waiters, enter
     """The check covers it, so the waiter may wait."""
     waiter = enter("job")
     waiters.wake("job", 1)
-    look(waiters, waiter)
+    begin_check(waiters, waiter)
     found_nothing(waiters, waiter)
     assert not await waiter.wait(0.01)
 
@@ -67,12 +67,12 @@ async def test_a_wake_up_before_the_check_does_not_count(waiters: Waiters, enter
 async def test_a_wake_up_during_a_later_check_is_not_lost(waiters: Waiters, enter: Enter) -> None:
     """A woken waiter checks again; a wake-up during that check wakes it again."""
     waiter = enter("job")
-    look(waiters, waiter)
+    begin_check(waiters, waiter)
     found_nothing(waiters, waiter)
     waiters.wake("job", 1)
     async with asyncio.timeout(1):
         assert await waiter.wait(LONG)
-    look(waiters, waiter)
+    begin_check(waiters, waiter)
     waiters.wake("job", 1)
     found_nothing(waiters, waiter)
     assert await waiter.wait(0.05)
@@ -80,13 +80,13 @@ async def test_a_wake_up_during_a_later_check_is_not_lost(waiters: Waiters, ente
 
 async def test_waiters_wake_in_the_order_they_came(waiters: Waiters, enter: Enter) -> None:
     """One wake-up wakes the waiter that has waited longest."""
-    sleeping = [asyncio.create_task(enter("job").wait(LONG)) for _ in range(4)]
+    waiting = [asyncio.create_task(enter("job").wait(LONG)) for _ in range(4)]
     for index in range(4):
-        assert await is_waiting(sleeping[index])
+        assert await is_waiting(waiting[index])
         waiters.wake("job", 1)
         async with asyncio.timeout(1):
-            assert await sleeping[index]
-        assert [task.done() for task in sleeping] == [True] * (index + 1) + [False] * (3 - index)
+            assert await waiting[index]
+        assert [task.done() for task in waiting] == [True] * (index + 1) + [False] * (3 - index)
 
 
 @pytest.mark.parametrize(("count", "woken"), [(0, 0), (1, 1), (2, 2), (9, 3), (None, 3)])
@@ -94,13 +94,13 @@ async def test_a_wake_up_wakes_its_number_of_waiters(
     waiters: Waiters, enter: Enter, count: int | None, woken: int
 ) -> None:
     """A number wakes that many, no number wakes all; waiters of other keys keep waiting."""
-    sleeping = [asyncio.create_task(enter("job").wait(LONG)) for _ in range(3)]
+    waiting = [asyncio.create_task(enter("job").wait(LONG)) for _ in range(3)]
     other = asyncio.create_task(enter("other").wait(LONG))
     assert await is_waiting(other)
     waiters.notify([Wake("job", count), Wake("nobody", 3)])
     assert await is_waiting(other)
-    assert sum(task.done() for task in sleeping) == woken
-    for task in [*sleeping, other]:
+    assert sum(task.done() for task in waiting) == woken
+    for task in [*waiting, other]:
         task.cancel()
 
 
@@ -126,7 +126,7 @@ async def test_a_used_wake_up_is_not_passed_on(waiters: Waiters, enter: Enter) -
     with waiters.register(["job", "other"]) as first:
         second = enter("job")
         waiters.wake("job", 1)
-        look(waiters, first)
+        begin_check(waiters, first)
         first.found("job")
     assert not second.is_woken
 
@@ -136,7 +136,7 @@ async def test_a_wake_up_for_another_job_is_passed_on(waiters: Waiters, enter: E
     with waiters.register(["a", "b"]) as first:
         second = enter("a")
         waiters.wake("a", 1)
-        look(waiters, first)
+        begin_check(waiters, first)
         first.found("b")
     assert second.is_woken
 
@@ -145,7 +145,7 @@ async def test_a_wake_up_during_another_claim_is_passed_on(waiters: Waiters, ent
     """A check that found an earlier task does not use up a wake-up that came during it."""
     with waiters.register(["job"]) as first:
         second = enter("job")
-        look(waiters, first)  # the look begins, and finds a task that was there already
+        begin_check(waiters, first)  # the look begins, and finds a task that was there already
         waiters.wake("job", 1)  # another one is committed meanwhile
         first.found("job")
     assert second.is_woken
@@ -156,7 +156,7 @@ async def test_a_wake_up_for_all_is_not_passed_on(waiters: Waiters, enter: Enter
     with waiters.register(["job"]):
         second = enter("job")
         waiters.wake("job")
-        look(waiters, second)
+        begin_check(waiters, second)
     assert not second.is_woken
 
 
@@ -166,7 +166,7 @@ async def test_a_waiter_that_found_nothing_keeps_its_place(waiters: Waiters, ent
     for _ in range(3):
         waiters.wake("job", 1)
         assert (first.is_woken, second.is_woken) == (True, False)
-        look(waiters, first)
+        begin_check(waiters, first)
         found_nothing(waiters, first)
         assert not await first.wait(0.001)
 
@@ -176,12 +176,12 @@ async def test_a_disconnected_client_passes_its_wake_up_on(waiters: Waiters, ent
     gone = asyncio.get_running_loop().create_future()
     with waiters.register(["job"]) as first:
         second = enter("job")
-        sleeping = asyncio.create_task(first.wait(LONG, gone))
-        assert await is_waiting(sleeping)
+        waiting = asyncio.create_task(first.wait(LONG, gone))
+        assert await is_waiting(waiting)
         gone.set_result(None)
         waiters.wake("job", 1)
         async with asyncio.timeout(1):
-            await sleeping
+            await waiting
     assert second.is_woken
 
 
@@ -224,9 +224,9 @@ async def test_too_many_waiters_are_refused(waiters: Waiters) -> None:
     few = Waiters(lambda: 2)
     with few.register(["a"]), few.register(["b"]):
         assert len(few) == 2
-        with pytest.raises(ServiceUnavailable) as told, few.register(["c"]):
+        with pytest.raises(ServiceUnavailable) as raised, few.register(["c"]):
             pass
-        assert told.value.headers["Retry-After"].isdigit()
+        assert raised.value.headers["Retry-After"].isdigit()
     with few.register(["c"]):
         assert len(few) == 1
     assert len(few) == 0
@@ -237,7 +237,7 @@ async def test_waiters_that_left_use_no_memory(waiters: Waiters) -> None:
     with waiters.register(["a", "b"]) as first, waiters.register(["b"]):
         assert sorted(waiters.waited_keys) == ["a", "b"]
         waiters.wake("b", 1)
-        look(waiters, first)
+        begin_check(waiters, first)
         found_nothing(waiters, first)
     assert waiters.waited_keys == []
     assert len(waiters) == 0
@@ -245,20 +245,20 @@ async def test_waiters_that_left_use_no_memory(waiters: Waiters) -> None:
 
 async def test_a_stop_wakes_all(waiters: Waiters, enter: Enter) -> None:
     """When the server stops, all waiters wake, whatever their keys."""
-    sleeping = [asyncio.create_task(enter(key).wait(LONG)) for key in "abca"]
-    assert await is_waiting(sleeping[-1])
+    waiting = [asyncio.create_task(enter(key).wait(LONG)) for key in "abca"]
+    assert await is_waiting(waiting[-1])
     waiters.close()
     async with asyncio.timeout(1):
-        assert await asyncio.gather(*sleeping) == [True] * 4
+        assert await asyncio.gather(*waiting) == [True] * 4
     assert waiters.is_closed
 
 
 async def test_a_wake_up_from_another_thread_arrives(waiters: Waiters, enter: Enter) -> None:
     """A commit in another thread wakes a waiter of this loop at once."""
-    sleeping = asyncio.create_task(enter("job").wait(LONG))
-    assert await is_waiting(sleeping)
+    waiting = asyncio.create_task(enter("job").wait(LONG))
+    assert await is_waiting(waiting)
     waker = threading.Thread(target=waiters.wake, args=("job", 1))
     waker.start()
     async with asyncio.timeout(1):
-        assert await sleeping
+        assert await waiting
     waker.join()

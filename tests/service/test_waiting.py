@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from databases import every_kind
-from replica import OWNER, SUBMITTER, HandClock, OpenReplica, Replica
+from replica import OWNER, SUBMITTER, ManualClock, OpenReplica, Replica
 from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -25,7 +25,7 @@ AT_ONCE = 2.0
 
 
 @pytest.fixture(autouse=True)
-def no_safety_net(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the slow re-check, which would hide a lost wake-up."""
     monkeypatch.setattr(Replica, "recheck_seconds", (3600.0, 3600.0))
 
@@ -246,7 +246,7 @@ async def test_a_waiting_worker_stops_waiting_for_a_removed_job(replica: Replica
     await replica.register("A")
     claim = start_waiting(replica, job.worker_id)
     await wait_until_waiting(replica, 1)
-    await replica.leave_job(job.worker_id, job)
+    await replica.unlink_job(job.worker_id, job)
     await replica.submit(job)
     submitted = await replica.submit(other)
     assert (await soon(claim)).id == submitted.id
@@ -289,7 +289,9 @@ async def test_removing_a_waiting_worker_ends_its_claim(replica: Replica) -> Non
 
 
 @pytest.mark.parametrize("ending", ["completed", "failed", "cancelled", "left", "silent"])
-async def test_the_end_of_a_task_wakes_all_its_waiters(timed: Replica, clock: HandClock, ending: str) -> None:
+async def test_the_end_of_a_task_wakes_all_its_waiters(
+    timed: Replica, clock: ManualClock, ending: str
+) -> None:
     """The commit of any status change to an end wakes them."""
     job = await timed.register()
     running = await timed.running(job)
@@ -358,12 +360,12 @@ async def test_waiters_cost_no_queries_and_hold_no_connection(
     job = await replica.register()
     claims = [start_waiting(replica, job.worker_id) for _ in range(100)]
     await wait_until_waiting(replica, 100)
-    asked = 0
+    queries = 0
 
     def counted(act: Any) -> Any:
         async def count(*work: Any, **given: Any) -> Any:
-            nonlocal asked
-            asked += 1
+            nonlocal queries
+            queries += 1
             return await act(*work, **given)
 
         return count
@@ -372,12 +374,12 @@ async def test_waiters_cost_no_queries_and_hold_no_connection(
     for name in ("write", "write_short", "read", "read_short"):
         monkeypatch.setattr(database, name, counted(getattr(database, name)))
     await asyncio.sleep(0.2)
-    assert asked == 0
+    assert queries == 0
     assert len(replica.runtime.waiters) == 100
     submitted = await replica.submit(job)
     done, _ = await asyncio.wait(claims, timeout=AT_ONCE, return_when=asyncio.FIRST_COMPLETED)
     assert [one.result().id for one in done] == [submitted.id]
-    assert asked == 2
+    assert queries == 2
     replica.runtime.waiters.close()
     await soon(asyncio.gather(*claims))
 
@@ -447,17 +449,17 @@ async def test_an_event_is_published_after_its_commit(replica: Replica) -> None:
     """A client that gets an event can read the task in that status."""
     seen: list[tuple[TaskStatus, TaskStatus]] = []
 
-    async def look(emissions: Sequence[Emission]) -> None:
+    async def read_task(emissions: Sequence[Emission]) -> None:
         for event, _ in emissions:
             if hasattr(event, "status"):
                 seen.append((event.status, (await replica.get(event.id)).status))
 
-    replica.publish = look
+    replica.publish = read_task
     job = await replica.register()
     running = await replica.running(job)
     await replica.report(running.id, TaskStatus.COMPLETED)
-    assert [told for told, _ in seen] == list(TaskStatus)[:4]
-    assert all(told is found for told, found in seen)
+    assert [published for published, _ in seen] == list(TaskStatus)[:4]
+    assert all(published is found for published, found in seen)
 
 
 async def test_a_failing_publisher_fails_no_request(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from databases import OpenDatabase
-from replica import PATIENCE
+from replica import TIMEOUT
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -84,11 +84,11 @@ async def test_a_short_write_waits_for_a_lock_in_a_thread(database: Database, en
     async with engine.connect() as other:
         await other.exec_driver_sql("BEGIN IMMEDIATE")
         writing = asyncio.create_task(add(database))
-        async with asyncio.timeout(PATIENCE / 4):
+        async with asyncio.timeout(TIMEOUT / 4):
             await count(database)
         assert not writing.done()
         await other.rollback()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await writing
     assert await count(database) == 1
 
@@ -141,7 +141,7 @@ def test_event_loops_of_several_threads_share_a_database(kind: str, database_url
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
     assert failures == []
     assert asyncio.run(count(database)) == 400
     asyncio.run(database.close())

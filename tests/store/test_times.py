@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-from replica import HandClock, Replica
+from replica import ManualClock, Replica
 from seeds import LONG_AGO, add_tasks, task
 from sqlalchemy import text
 
@@ -64,7 +64,7 @@ async def test_a_transaction_has_one_time_of_the_database(replica: Replica) -> N
     assert abs(first - datetime.now(UTC)) < timedelta(seconds=10)
 
 
-async def test_the_clock_is_a_parameter(timed: Replica, clock: HandClock) -> None:
+async def test_the_clock_is_a_parameter(timed: Replica, clock: ManualClock) -> None:
     """With a test's clock, every time that is written is that clock's."""
     job = await timed.register()
     times = []

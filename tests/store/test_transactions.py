@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from databases import OpenDatabase, every_kind
-from replica import OWNER, PATIENCE, Replica
+from replica import OWNER, TIMEOUT, Replica
 from seeds import LONG_AGO
 from sqlalchemy import create_engine, insert, make_url, select, text, update
 from sqlalchemy.exc import IntegrityError
@@ -83,7 +83,7 @@ async def test_a_violated_constraint_rolls_the_transaction_back(
 async def test_a_reader_waits_for_no_writer(database: Database, engine: AsyncEngine) -> None:
     """A list is read while another process writes, and contains what was committed before."""
     await database.write(workers.add, owner_id="first")
-    async with engine.connect() as other, asyncio.timeout(PATIENCE):
+    async with engine.connect() as other, asyncio.timeout(TIMEOUT):
         if other.dialect.name == "sqlite":
             await other.exec_driver_sql("BEGIN IMMEDIATE")
         row = {"id": uuid4(), "owner_id": "second", "created_at": LONG_AGO, "last_heartbeat": LONG_AGO}
@@ -102,7 +102,7 @@ async def test_a_writer_waits_for_another_process(database: Database, engine: As
         done, _ = await asyncio.wait({writing}, timeout=0.1)
         assert not done
         await other.rollback()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await writing
     assert await owners(engine) == ["patient"]
 
@@ -120,7 +120,7 @@ async def test_writers_lose_no_update(
         row = (await tx.execute(select(jobs.c.pending).where(jobs.c.id == job.id).with_for_update())).one()
         await tx.execute(update(jobs).where(jobs.c.id == job.id).values(pending=row.pending + 1))
 
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await asyncio.gather(*[databases[turn % ends].write(increment) for turn in range(40)])
     [row] = await replica.rows(jobs)
     assert row.pending == 40
@@ -143,7 +143,7 @@ async def test_a_deadlock_is_retried(database: Database, replica: Replica) -> No
             await both_hold_one.wait()
         await tx.execute(update(jobs).where(jobs.c.id == second).values(schema={"by": str(first)}))
 
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await asyncio.gather(
             database.write(work, first=ids[0], second=ids[1]),
             database.write(work, first=ids[1], second=ids[0]),
@@ -179,19 +179,19 @@ async def test_closed_idle_connections_are_replaced(
 ) -> None:
     """After PostgreSQL has closed all pooled connections, the next requests succeed."""
 
-    async def ask() -> list[Any]:
+    async def send_requests() -> list[Any]:
         act = database.read if what == "read" else database.write
         return await asyncio.gather(*[act(workers.count) for _ in range(5)], return_exceptions=True)
 
-    await ask()
+    await send_requests()
     async with engine.connect() as other:
         others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
         await other.execute(text(f"{others} AND pid <> pg_backend_pid()"))
-    assert [answer for answer in await ask() if isinstance(answer, Exception)] == []
+    assert [answer for answer in await send_requests() if isinstance(answer, Exception)] == []
 
 
 @pytest.fixture
-async def impatient(kind: str, database_url: str) -> AsyncIterator[Database]:
+async def short_timeouts(kind: str, database_url: str) -> AsyncIterator[Database]:
     """Return the test's database with one connection and short timeouts."""
     url = database_url.replace("postgresql:", "postgresql+asyncpg:")
     if kind == "sqlite":
@@ -211,19 +211,19 @@ async def impatient(kind: str, database_url: str) -> AsyncIterator[Database]:
 
 
 @only_sqlite
-async def test_a_lock_timeout_is_reported(impatient: Database, engine: AsyncEngine) -> None:
+async def test_a_lock_timeout_is_reported(short_timeouts: Database, engine: AsyncEngine) -> None:
     """A writer that gets no lock in time is asked to retry, and nothing is written."""
     async with engine.connect() as other:
         await locked_by_another_process(other)
         with pytest.raises(ServiceUnavailable) as raised:
-            await impatient.write(workers.add, owner_id="unlucky")
+            await short_timeouts.write(workers.add, owner_id="unlucky")
         assert raised.value.headers == {"Retry-After": "1"}
-    await impatient.write(workers.add, owner_id="lucky")
+    await short_timeouts.write(workers.add, owner_id="lucky")
     assert await owners(engine) == ["lucky"]
 
 
 @only_postgresql
-async def test_an_exhausted_pool_is_reported(impatient: Database) -> None:
+async def test_an_exhausted_pool_is_reported(short_timeouts: Database) -> None:
     """A request that gets no connection in time is asked to retry."""
     taken, free = asyncio.Event(), asyncio.Event()
 
@@ -232,13 +232,13 @@ async def test_an_exhausted_pool_is_reported(impatient: Database) -> None:
         taken.set()
         await free.wait()
 
-    holding = asyncio.create_task(impatient.read(hold))
-    await asyncio.wait_for(taken.wait(), PATIENCE)
+    holding = asyncio.create_task(short_timeouts.read(hold))
+    await asyncio.wait_for(taken.wait(), TIMEOUT)
     with pytest.raises(ServiceUnavailable):
-        await impatient.read(workers.count)
+        await short_timeouts.read(workers.count)
     free.set()
     await holding
-    assert await impatient.read(workers.count) == 0
+    assert await short_timeouts.read(workers.count) == 0
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])

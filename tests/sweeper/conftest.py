@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 from fastapi import FastAPI
-from replica import HandClock
+from replica import ManualClock
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from sweeper.mounted_queue import EventRecorder, MonotonicClock, MountedQueue, identify
@@ -19,7 +19,9 @@ def sessions(engine: AsyncEngine) -> async_sessionmaker[AsyncSession]:
 
 
 @pytest.fixture
-async def queue(sessions: async_sessionmaker[AsyncSession], clock: HandClock) -> AsyncIterator[MountedQueue]:
+async def queue(
+    sessions: async_sessionmaker[AsyncSession], clock: ManualClock
+) -> AsyncIterator[MountedQueue]:
     """Return a queue on each database, without background loops."""
     settings, monotonic, events = JobLibSettings(), MonotonicClock(), EventRecorder()
     joblib = JobLib(

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 from pydantic import BaseModel
-from replica import HandClock
+from replica import ManualClock
 from rest import V1
 from sqlalchemy import Executable, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
@@ -73,7 +73,7 @@ class MountedQueue:
     client: httpx.AsyncClient
     joblib: JobLib
     sessions: async_sessionmaker[AsyncSession]
-    clock: HandClock
+    clock: ManualClock
     monotonic: MonotonicClock
     events: EventRecorder
     app: FastAPI
