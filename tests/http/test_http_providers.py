@@ -27,7 +27,7 @@ from zndraw_joblib.server.store.tables import ProviderRecord, ProviderRequest
 
 BOUND = 10
 NAME = "lab:files:home"
-READ = f"{V1}/rooms/lab/providers/{NAME}"
+URL = f"{V1}/rooms/lab/providers/{NAME}"
 NOW = {"Prefer": "wait=0"}
 
 
@@ -61,11 +61,11 @@ async def upload(
 
 async def serve(client: httpx.AsyncClient, provider: Any, content: bytes, **headers: str) -> Any:
     """Wait for one provider request and upload its result; return the request."""
-    read = await claim_request(client, provider["worker_id"], wait=BOUND)
-    assert read is not None
-    answer = await upload(client, provider, read["request_id"], content, **headers)
+    claimed_request = await claim_request(client, provider["worker_id"], wait=BOUND)
+    assert claimed_request is not None
+    answer = await upload(client, provider, claimed_request["request_id"], content, **headers)
     assert answer.status_code == 204, answer.text
-    return read
+    return claimed_request
 
 
 def hashed(**params: Any) -> str:
@@ -103,7 +103,7 @@ async def test_a_second_registration_replaces_the_first(client: httpx.AsyncClien
     assert (second["id"], second["created_at"]) == (first["id"], first["created_at"])
     assert (second["schema"], second["content_type"]) == ({"x": 1}, "image/png")
     assert second["worker_id"] != first["worker_id"]
-    assert (await client.get(f"{READ}/info")).json() == second
+    assert (await client.get(f"{URL}/info")).json() == second
 
 
 async def test_permissions_to_register_a_provider(client: httpx.AsyncClient, as_user: AsUser) -> None:
@@ -119,7 +119,7 @@ async def test_permissions_to_register_a_provider(client: httpx.AsyncClient, as_
         403,
         "forbidden",
     )
-    assert (await ada.get(f"{READ}/info")).json() == provider
+    assert (await ada.get(f"{URL}/info")).json() == provider
     assert (await register_provider(client))["id"] == provider["id"]
     expect_problem(await ada.delete(f"{V1}/providers/{provider['id']}"), 403, "forbidden")
 
@@ -190,7 +190,7 @@ async def test_the_room_guards_of_a_host_apply(client: httpx.AsyncClient, app: F
     )
     assert (await client.get(f"{V1}/rooms/lab/providers")).status_code == 200
     app.dependency_overrides[verify_readable_room] = locked
-    for url in (f"{V1}/rooms/lab/providers", READ, f"{READ}/info"):
+    for url in (f"{V1}/rooms/lab/providers", URL, f"{URL}/info"):
         expect_problem(await client.get(url), 423, "locked")
     app.dependency_overrides.clear()
 
@@ -201,7 +201,7 @@ async def test_concurrent_registrations_of_one_provider(client: httpx.AsyncClien
     answers = await asyncio.gather(*[client.put(f"{V1}/rooms/lab/providers", json=body) for _ in range(20)])
     assert sorted(answer.status_code for answer in answers) == [200] * 19 + [201]
     assert len({answer.json()["id"] for answer in answers}) == 1
-    last = (await client.get(f"{READ}/info")).json()
+    last = (await client.get(f"{URL}/info")).json()
     assert last["worker_id"] in {answer.json()["worker_id"] for answer in answers}
 
 
@@ -272,8 +272,8 @@ async def test_the_worker_that_claims_a_request_answers_it(
     """The caller gets bytes and content type; the room gets one event with the hash of the parameters."""
     provider = await register_provider(client, content_type="text/csv")
     events.clear()
-    url, headers = f"{READ}?b=2&a=1", {"Prefer": "wait=7"}
-    answer, read = await asyncio.gather(
+    url, headers = f"{URL}?b=2&a=1", {"Prefer": "wait=7"}
+    answer, claimed_request = await asyncio.gather(
         client.get(url, headers=headers), serve(client, provider, b"x,y\n1,2\n")
     )
     assert (answer.status_code, answer.content) == (200, b"x,y\n1,2\n")
@@ -282,7 +282,7 @@ async def test_the_worker_that_claims_a_request_answers_it(
     params = '{"a":"1","b":"2"}'
     request_id = hashed(a="1", b="2")
     request_body = {"request_id": request_id, "provider_name": NAME, "params": params}
-    assert read == {**request_body, "provider_id": provider["id"]}
+    assert claimed_request == {**request_body, "provider_id": provider["id"]}
     emission = [(event.event_name, event.model_dump(), room) for event, room in events]
     assert emission == [
         ("provider_request", request_body, f"providers:{NAME}"),
@@ -293,9 +293,9 @@ async def test_the_worker_that_claims_a_request_answers_it(
 async def test_a_result_is_cached(client: httpx.AsyncClient, events: list[Emission]) -> None:
     """The second request is answered from the cache, with the parameters in any order."""
     provider = await register_provider(client)
-    await asyncio.gather(client.get(f"{READ}?a=1&b=2"), serve(client, provider, b"{}"))
+    await asyncio.gather(client.get(f"{URL}?a=1&b=2"), serve(client, provider, b"{}"))
     events.clear()
-    answer = await client.get(f"{READ}?b=2&a=1", headers={"Prefer": "wait=5"})
+    answer = await client.get(f"{URL}?b=2&a=1", headers={"Prefer": "wait=5"})
     assert (answer.status_code, answer.content) == (200, b"{}")
     assert "preference-applied" not in answer.headers
     assert events == []
@@ -308,9 +308,9 @@ async def test_repeated_parameters_are_a_list(client: httpx.AsyncClient) -> None
     queries = ["x=1&x=2", "x=2&x=1", "x=1", "x=", "x=1&y=%5B%221%22%5D", "x=%C3%A4&x=%C3%A4", ""]
     seen = {}
     for query in queries:
-        expect_problem(await client.get(f"{READ}?{query}", headers=NOW), 504, "provider-timeout")
-        read = await claim_request(client, provider["worker_id"])
-        seen[read["request_id"]] = json.loads(read["params"])
+        expect_problem(await client.get(f"{URL}?{query}", headers=NOW), 504, "provider-timeout")
+        claimed_request = await claim_request(client, provider["worker_id"])
+        seen[claimed_request["request_id"]] = json.loads(claimed_request["params"])
     assert list(seen.values()) == [
         {"x": ["1", "2"]},
         {"x": ["2", "1"]},
@@ -327,10 +327,10 @@ async def test_repeated_parameters_are_a_list(client: httpx.AsyncClient) -> None
 async def test_parameters_have_at_most_32_kib(client: httpx.AsyncClient) -> None:
     """413 names the limit; no worker is notified."""
     provider = await register_provider(client)
-    expect_problem(await client.get(READ, params={"x": "y" * 40_000}, headers=NOW), 413, "content-too-large")
-    expect_problem(await client.get(READ, params={"x": "y" * 30_000}, headers=NOW), 504, "provider-timeout")
-    read = await claim_request(client, provider["worker_id"])
-    assert len(json.loads(read["params"])["x"]) == 30_000
+    expect_problem(await client.get(URL, params={"x": "y" * 40_000}, headers=NOW), 413, "content-too-large")
+    expect_problem(await client.get(URL, params={"x": "y" * 30_000}, headers=NOW), 504, "provider-timeout")
+    claimed_request = await claim_request(client, provider["worker_id"])
+    assert len(json.loads(claimed_request["params"])["x"]) == 30_000
 
 
 async def test_two_hundred_identical_requests_reach_the_provider_once(
@@ -340,13 +340,13 @@ async def test_two_hundred_identical_requests_reach_the_provider_once(
     provider = await register_provider(client)
     await claim_request(client, provider["worker_id"])  # the worker is connected
     events.clear()
-    reading = [
-        asyncio.ensure_future(client.get(f"{READ}?x=1", headers={"Prefer": "wait=20"})) for _ in range(200)
+    waiting = [
+        asyncio.ensure_future(client.get(f"{URL}?x=1", headers={"Prefer": "wait=20"})) for _ in range(200)
     ]
-    read = await claim_request(client, provider["worker_id"], wait=BOUND)
+    claimed_request = await claim_request(client, provider["worker_id"], wait=BOUND)
     second = asyncio.ensure_future(claim_request(client, provider["worker_id"], wait=1))
-    await upload(client, provider, read["request_id"], b"the same")
-    answers = await asyncio.gather(*reading)
+    await upload(client, provider, claimed_request["request_id"], b"the same")
+    answers = await asyncio.gather(*waiting)
     assert {(answer.status_code, answer.content) for answer in answers} == {(200, b"the same")}
     assert await second is None
     assert [event.event_name for event, _ in events].count("provider_request") == 1
@@ -356,14 +356,14 @@ async def test_repeated_requests_for_a_slow_result_reach_the_provider_once(clien
     """504 with Retry-After until the result arrives; then it is cached."""
     provider = await register_provider(client)
     for _ in range(3):
-        answer = await client.get(READ, headers=NOW)
+        answer = await client.get(URL, headers=NOW)
         expect_problem(answer, 504, "provider-timeout")
         assert answer.headers["retry-after"] == "2"
         assert "preference-applied" not in answer.headers
-    read = await claim_request(client, provider["worker_id"])
+    claimed_request = await claim_request(client, provider["worker_id"])
     assert await claim_request(client, provider["worker_id"]) is None
-    await upload(client, provider, read["request_id"], b"late")
-    assert (await client.get(READ, headers=NOW)).content == b"late"
+    await upload(client, provider, claimed_request["request_id"], b"late")
+    assert (await client.get(URL, headers=NOW)).content == b"late"
 
 
 @on_sqlite
@@ -375,7 +375,7 @@ async def test_a_wait_is_bounded(client: httpx.AsyncClient, runtime: Runtime) ->
     runtime.settings.provider_long_poll_default_seconds = 0.1
     for headers, least, most in (({"Prefer": "wait=60"}, 0.2, 3), ({}, 0.1, 3)):
         began = time.monotonic()
-        answer = await client.get(READ, headers=headers)
+        answer = await client.get(URL, headers=headers)
         expect_problem(answer, 504, "provider-timeout")
         assert least <= time.monotonic() - began < most
 
@@ -384,12 +384,12 @@ async def test_a_provider_without_a_connected_worker_is_503(client: httpx.AsyncC
     """503 with Retry-After, long before the end of the wait."""
     await register_provider(client)
     began = time.monotonic()
-    answer = await client.get(READ, headers={"Prefer": "wait=30"})
+    answer = await client.get(URL, headers={"Prefer": "wait=30"})
     expect_problem(answer, 503, "provider-not-connected")
     assert int(answer.headers["retry-after"]) >= 1
     assert time.monotonic() - began < BOUND
     began = time.monotonic()
-    expect_problem(await client.get(READ, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
+    expect_problem(await client.get(URL, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
     assert time.monotonic() - began < 2
 
 
@@ -402,7 +402,7 @@ async def test_a_worker_that_closes_its_claim_is_not_connected(
     with pytest.raises(httpx.ReadTimeout):
         await _close_waiting_claim(client, provider["worker_id"])
     began = time.monotonic()
-    expect_problem(await client.get(READ, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
+    expect_problem(await client.get(URL, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
     assert time.monotonic() - began < BOUND
 
 
@@ -424,14 +424,14 @@ async def _close_waiting_claim(client: httpx.AsyncClient, worker_id: str) -> Non
         "headers": headers,
     }
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
-    sleeps = app.state.joblib.runtime.waiters
+    waiters = app.state.joblib.runtime.waiters
 
     async def receive() -> dict[str, Any]:
         message = next(messages, None)
         if message is not None:
             return message
         async with asyncio.timeout(BOUND):
-            while not sleeps.has(f"requests:{worker_id}"):  # noqa: ASYNC110 - there is no event to await
+            while not waiters.has(f"requests:{worker_id}"):  # noqa: ASYNC110 - there is no event to await
                 await asyncio.sleep(0.005)
         return {"type": "http.disconnect"}
 
@@ -445,13 +445,13 @@ async def test_a_provider_error_reaches_the_caller(client: httpx.AsyncClient) ->
     """The problem has the text of the worker; a new request reaches the provider again."""
     provider = await register_provider(client)
     failure = json.dumps({"error": "FileNotFoundError", "detail": "no such file: /x"}).encode()
-    reading = [asyncio.ensure_future(client.get(f"{READ}?path=/x")) for _ in range(5)]
+    waiting = [asyncio.ensure_future(client.get(f"{URL}?path=/x")) for _ in range(5)]
     await serve(client, provider, failure, **{"X-Result-Status": "error"})
-    for answer in await asyncio.gather(*reading):
+    for answer in await asyncio.gather(*waiting):
         body = expect_problem(answer, 502, "provider-failed")
         assert body["error"] == "FileNotFoundError"
         assert "no such file: /x" in body["detail"]
-    answer, _ = await asyncio.gather(client.get(f"{READ}?path=/x"), serve(client, provider, b"found"))
+    answer, _ = await asyncio.gather(client.get(f"{URL}?path=/x"), serve(client, provider, b"found"))
     assert (answer.status_code, answer.content) == (200, b"found")
 
 
@@ -461,7 +461,7 @@ async def test_invalid_parameters_are_422(client: httpx.AsyncClient) -> None:
     provider = await register_provider(client)
     failure = json.dumps({"error": "ValidationError", "detail": "frame: not a number", "is_invalid": True})
     answer, _ = await asyncio.gather(
-        client.get(f"{READ}?frame=x"),
+        client.get(f"{URL}?frame=x"),
         serve(client, provider, failure.encode(), **{"X-Result-Status": "error"}),
     )
     assert "frame: not a number" in expect_problem(answer, 422, "invalid-request")["detail"]
@@ -483,7 +483,7 @@ async def test_a_provider_error_may_have_any_text(client: httpx.AsyncClient, bod
     """A long text is truncated."""
     provider = await register_provider(client)
     answer, _ = await asyncio.gather(
-        client.get(READ), serve(client, provider, body, **{"X-Result-Status": "error"})
+        client.get(URL), serve(client, provider, body, **{"X-Result-Status": "error"})
     )
     problem = expect_problem(answer, 502, "provider-failed")
     assert len(problem["detail"]) < 70_000
@@ -492,67 +492,69 @@ async def test_a_provider_error_may_have_any_text(client: httpx.AsyncClient, bod
 async def test_a_new_registration_never_serves_old_bytes(client: httpx.AsyncClient) -> None:
     """The worker or the content type changed, or the provider was removed before."""
     provider = await register_provider(client, content_type="text/plain")
-    await asyncio.gather(client.get(READ), serve(client, provider, b"old"))
-    assert (await client.get(READ, headers=NOW)).content == b"old"
+    await asyncio.gather(client.get(URL), serve(client, provider, b"old"))
+    assert (await client.get(URL, headers=NOW)).content == b"old"
     renewed = await register_provider(client, content_type="text/html")
-    expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
-    answer, _ = await asyncio.gather(client.get(READ), serve(client, renewed, b"new"))
+    expect_problem(await client.get(URL, headers=NOW), 504, "provider-timeout")
+    answer, _ = await asyncio.gather(client.get(URL), serve(client, renewed, b"new"))
     assert (answer.content, answer.headers["content-type"]) == (b"new", "text/html")
     await client.delete(f"{V1}/providers/{provider['id']}")
-    expect_problem(await client.get(READ), 404, "provider-not-found")
+    expect_problem(await client.get(URL), 404, "provider-not-found")
     again = await register_provider(client)
-    expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
-    answer, _ = await asyncio.gather(client.get(READ), serve(client, again, b"newest"))
+    expect_problem(await client.get(URL, headers=NOW), 504, "provider-timeout")
+    answer, _ = await asyncio.gather(client.get(URL), serve(client, again, b"newest"))
     assert answer.content == b"newest"
 
 
 async def test_a_pending_request_moves_to_the_new_registration(client: httpx.AsyncClient) -> None:
     """The result of the old worker is refused and reaches no caller."""
     old = await register_provider(client)
-    reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
-    read = await claim_request(client, old["worker_id"], wait=BOUND)
+    waiting = asyncio.ensure_future(client.get(URL, headers={"Prefer": "wait=20"}))
+    claimed_request = await claim_request(client, old["worker_id"], wait=BOUND)
     new = await register_provider(client)
-    answer = await upload(client, old, read["request_id"], b"old", **{"X-Worker-ID": old["worker_id"]})
+    answer = await upload(
+        client, old, claimed_request["request_id"], b"old", **{"X-Worker-ID": old["worker_id"]}
+    )
     expect_problem(answer, 409, "stale-result")
     await serve(client, new, b"new", **{"X-Worker-ID": new["worker_id"]})
-    assert (await reading).content == b"new"
+    assert (await waiting).content == b"new"
 
 
 async def test_the_previous_worker_takes_over(client: httpx.AsyncClient, events: list[Emission]) -> None:
     """The provider stays while a worker is registered, with the registration of that worker."""
     first = await register_provider(client, content_type="text/plain")
     second = await register_provider(client, content_type="text/csv")
-    reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
+    waiting = asyncio.ensure_future(client.get(URL, headers={"Prefer": "wait=20"}))
     await claim_request(client, second["worker_id"], wait=BOUND)
     events.clear()
     await client.delete(f"{V1}/workers/{second['worker_id']}")
     assert [event.event_name for event, _ in events].count("providers_invalidate") == 1
-    assert (await client.get(f"{READ}/info")).json() == first
+    assert (await client.get(f"{URL}/info")).json() == first
     await serve(client, first, b"of the first")
-    answer = await reading
+    answer = await waiting
     assert (answer.content, answer.headers["content-type"]) == (b"of the first", "text/plain")
     await client.delete(f"{V1}/workers/{first['worker_id']}")
-    expect_problem(await client.get(f"{READ}/info"), 404, "provider-not-found")
+    expect_problem(await client.get(f"{URL}/info"), 404, "provider-not-found")
 
 
 async def test_removing_the_worker_ends_waiting_requests(client: httpx.AsyncClient) -> None:
     """The problem says that the provider does not exist; it comes at once."""
     provider = await register_provider(client)
     began = time.monotonic()
-    reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=30"}))
+    waiting = asyncio.ensure_future(client.get(URL, headers={"Prefer": "wait=30"}))
     assert await claim_request(client, provider["worker_id"], wait=BOUND) is not None
     await client.delete(f"{V1}/workers/{provider['worker_id']}")
-    expect_problem(await reading, 404, "provider-not-found")
+    expect_problem(await waiting, 404, "provider-not-found")
     assert time.monotonic() - began < BOUND
 
 
 async def test_a_recreated_provider_is_requested_at_once(client: httpx.AsyncClient) -> None:
     """The lock of an unanswered request to the old one does not delay it."""
     provider = await register_provider(client)
-    expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
+    expect_problem(await client.get(URL, headers=NOW), 504, "provider-timeout")
     await client.delete(f"{V1}/providers/{provider['id']}")
     provider = await register_provider(client)
-    expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
+    expect_problem(await client.get(URL, headers=NOW), 504, "provider-timeout")
     assert await claim_request(client, provider["worker_id"]) is not None
 
 
@@ -562,16 +564,16 @@ async def test_a_recreated_provider_is_requested_at_once(client: httpx.AsyncClie
 async def test_who_has_it_already_is_told_so(client: httpx.AsyncClient) -> None:
     """304 without a body for the current ETag; new bytes have another one."""
     provider = await register_provider(client)
-    answer, _ = await asyncio.gather(client.get(READ), serve(client, provider, b"one"))
+    answer, _ = await asyncio.gather(client.get(URL), serve(client, provider, b"one"))
     etag = answer.headers["etag"]
     assert answer.headers["cache-control"] == "private, no-cache"
     for known in (etag, f"W/{etag}", f'"x", {etag}', "*"):
-        again = await client.get(READ, headers={"If-None-Match": known})
+        again = await client.get(URL, headers={"If-None-Match": known})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
-    assert (await client.get(READ, headers={"If-None-Match": '"other"'})).status_code == 200
+    assert (await client.get(URL, headers={"If-None-Match": '"other"'})).status_code == 200
     renewed = await register_provider(client)
     answer, _ = await asyncio.gather(
-        client.get(READ, headers={"If-None-Match": etag}), serve(client, renewed, b"two")
+        client.get(URL, headers={"If-None-Match": etag}), serve(client, renewed, b"two")
     )
     assert (answer.status_code, answer.content) == (200, b"two")
     assert answer.headers["etag"] != etag
@@ -581,7 +583,7 @@ async def test_who_has_it_already_is_told_so(client: httpx.AsyncClient) -> None:
 async def test_a_browser_runs_nothing_of_it(client: httpx.AsyncClient) -> None:
     """What a provider gives is data, whatever it calls itself."""
     provider = await register_provider(client, content_type="text/html")
-    answer, _ = await asyncio.gather(client.get(READ), serve(client, provider, b"<script>"))
+    answer, _ = await asyncio.gather(client.get(URL), serve(client, provider, b"<script>"))
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["content-security-policy"] == "sandbox"
 
@@ -591,14 +593,14 @@ async def test_a_result_lives_for_a_while(client: httpx.AsyncClient, runtime: Ru
     """After `provider_result_ttl_seconds` the provider is asked again."""
     runtime.settings.provider_result_ttl_seconds = 1
     provider = await register_provider(client)
-    await asyncio.gather(client.get(READ), serve(client, provider, b"one"))
+    await asyncio.gather(client.get(URL), serve(client, provider, b"one"))
     answer, _ = await asyncio.gather(_until_new(client), serve(client, provider, b"two"))
     assert answer.content == b"two"
 
 
 async def _until_new(client: httpx.AsyncClient) -> httpx.Response:
     async with asyncio.timeout(BOUND):
-        while (answer := await client.get(READ)).content == b"one":  # noqa: ASYNC110 - there is no event to await
+        while (answer := await client.get(URL)).content == b"one":  # noqa: ASYNC110 - there is no event to await
             await asyncio.sleep(0.05)
     return answer
 
@@ -606,18 +608,18 @@ async def _until_new(client: httpx.AsyncClient) -> httpx.Response:
 @on_sqlite
 async def test_a_host_may_override_the_result_backend(client: httpx.AsyncClient, app: FastAPI) -> None:
     """The override of `get_result_backend` gets the keys of the contract, and its values are served."""
-    own = Own()
-    app.dependency_overrides[get_result_backend] = lambda: own
+    backend = HostBackend()
+    app.dependency_overrides[get_result_backend] = lambda: backend
     provider = await register_provider(client, content_type="text/plain")
-    answer, read = await asyncio.gather(client.get(READ), serve(client, provider, b"kept"))
+    answer, claimed_request = await asyncio.gather(client.get(URL), serve(client, provider, b"kept"))
     assert answer.content == b"kept"
-    assert await own.get(f"provider-result:{NAME}:{read['request_id']}") == b"kept"
-    assert f"provider-inflight:{NAME}:{read['request_id']}" in own.locks
-    order = [what for what in own.log if what[1].endswith(read["request_id"])]
+    assert await backend.get(f"provider-result:{NAME}:{claimed_request['request_id']}") == b"kept"
+    assert f"provider-inflight:{NAME}:{claimed_request['request_id']}" in backend.locks
+    order = [what for what in backend.log if what[1].endswith(claimed_request["request_id"])]
     end = [what for what, key in order if key.startswith(("provider-result", "provider-inflight"))]
     assert end[-3:] == ["store", "release", "notify"]
-    await own.store(f"provider-result:{NAME}:{hashed(frame='7')}", b"of the host", 60)
-    answer = await client.get(f"{READ}?frame=7", headers=NOW)
+    await backend.store(f"provider-result:{NAME}:{hashed(frame='7')}", b"of the host", 60)
+    answer = await client.get(f"{URL}?frame=7", headers=NOW)
     assert (answer.content, answer.headers["content-type"]) == (b"of the host", "text/plain")
 
 
@@ -628,41 +630,43 @@ async def test_a_result_is_served_though_its_provider_is_removed(
 ) -> None:
     """The provider is removed when the waiters are notified."""
 
-    class Hasty(MemoryResults):
+    class RemovesProvider(MemoryResults):
         async def notify_key(self, key: str) -> None:
             await client.delete(f"{V1}/providers/{provider['id']}")
             await super().notify_key(key)
 
-    own = Hasty(2**20)
-    app.dependency_overrides[get_result_backend] = lambda: own
+    backend = RemovesProvider(2**20)
+    app.dependency_overrides[get_result_backend] = lambda: backend
     provider = await register_provider(client)
-    reading = asyncio.ensure_future(client.get(READ))
-    read = await claim_request(client, provider["worker_id"], wait=BOUND)
-    await upload(client, provider, read["request_id"], b"last words", **{"X-Result-Status": status})
-    answer = await reading
+    waiting = asyncio.ensure_future(client.get(URL))
+    claimed_request = await claim_request(client, provider["worker_id"], wait=BOUND)
+    await upload(
+        client, provider, claimed_request["request_id"], b"last words", **{"X-Result-Status": status}
+    )
+    answer = await waiting
     assert answer.status_code == code
     assert content in {None, answer.content}
-    expect_problem(await client.get(READ), 404, "provider-not-found")
+    expect_problem(await client.get(URL), 404, "provider-not-found")
 
 
 @on_sqlite
 async def test_a_host_may_hold_the_lock_of_a_request(client: httpx.AsyncClient, app: FastAPI) -> None:
     """Other callers wait for its result, and the server sends no provider request."""
-    own = Own()
-    app.dependency_overrides[get_result_backend] = lambda: own
+    backend = HostBackend()
+    app.dependency_overrides[get_result_backend] = lambda: backend
     provider = await register_provider(client)
     request_id = hashed(frame="1")
-    await own.acquire_inflight(f"provider-inflight:{NAME}:{request_id}", 30)
+    await backend.acquire_inflight(f"provider-inflight:{NAME}:{request_id}", 30)
     await claim_request(client, provider["worker_id"])
     app.state.joblib.runtime.settings.provider_inflight_ttl_seconds = 1
     await asyncio.sleep(1)  # else the lock could be of an earlier provider of this name
-    reading = asyncio.ensure_future(client.get(f"{READ}?frame=1", headers={"Prefer": "wait=20"}))
+    waiting = asyncio.ensure_future(client.get(f"{URL}?frame=1", headers={"Prefer": "wait=20"}))
     assert await claim_request(client, provider["worker_id"], wait=1) is None
     assert (await upload(client, provider, request_id, b"frame")).status_code == 204
-    assert (await reading).content == b"frame"
+    assert (await waiting).content == b"frame"
 
 
-class Own:
+class HostBackend:
     """A backend of a host with the seven operations of the contract and nothing else."""
 
     def __init__(self) -> None:
@@ -730,7 +734,7 @@ async def test_one_worker_is_removed_from_a_provider(client: httpx.AsyncClient) 
     url = f"{V1}/providers/{first['id']}"
     expect_problem(await client.delete(url, params={"worker_id": UNKNOWN_ID}), 404, "provider-not-found")
     assert (await client.delete(url, params={"worker_id": second["worker_id"]})).status_code == 204
-    assert (await client.get(f"{READ}/info")).json()["worker_id"] == first["worker_id"]
+    assert (await client.get(f"{URL}/info")).json()["worker_id"] == first["worker_id"]
     expect_problem(await client.delete(url, params={"worker_id": "x"}), 422, "invalid-request")
 
 
@@ -774,9 +778,9 @@ async def test_a_result_is_bounded(client: httpx.AsyncClient, runtime: Runtime) 
     expect_problem(await upload(client, provider, request_id, endless()), 413, "content-too-large")
     assert taken <= 120_000
     await claim_request(client, provider["worker_id"])  # the worker stays connected, however slow the machine
-    expect_problem(await client.get(READ, headers=NOW), 504, "provider-timeout")
+    expect_problem(await client.get(URL, headers=NOW), 504, "provider-timeout")
     assert (await upload(client, provider, request_id, b"x" * 100_000)).status_code == 204
-    assert len((await client.get(READ)).content) == 100_000
+    assert len((await client.get(URL)).content) == 100_000
 
 
 async def test_large_results_are_streamed(client: httpx.AsyncClient) -> None:
@@ -789,7 +793,7 @@ async def test_large_results_are_streamed(client: httpx.AsyncClient) -> None:
             yield whole[start : start + 77_777]
 
     assert (await upload(client, provider, hashed(), parts())).status_code == 204
-    answer = await client.get(READ)
+    answer = await client.get(URL)
     assert answer.content == whole
     assert answer.headers["content-length"] == str(len(whole))
 
@@ -813,21 +817,21 @@ async def test_each_request_is_claimed_once_and_the_oldest_first(client: httpx.A
     """Also by concurrent claims; each worker gets requests to its own providers."""
     own_provider, other = await register_provider(client), await register_provider(client, name="other")
     for n in range(5):
-        await client.get(f"{READ}?n={n}", headers=NOW)
+        await client.get(f"{URL}?n={n}", headers=NOW)
     await client.get(f"{V1}/rooms/lab/providers/lab:files:other", headers=NOW)
     first = await claim_request(client, own_provider["worker_id"])
     assert json.loads(first["params"]) == {"n": "0"}
     rest = await asyncio.gather(*[claim_request(client, own_provider["worker_id"]) for _ in range(10)])
-    claimed = sorted(json.loads(read["params"])["n"] for read in rest if read)
-    assert claimed == ["1", "2", "3", "4"]
+    numbers = sorted(json.loads(claimed["params"])["n"] for claimed in rest if claimed)
+    assert numbers == ["1", "2", "3", "4"]
     assert (await claim_request(client, other["worker_id"]))["provider_name"] == "lab:files:other"
 
 
 async def test_a_claim_with_a_lost_response_is_repeated(client: httpx.AsyncClient) -> None:
     """The same `claim_id` returns the same request until it is answered."""
     provider = await register_provider(client)
-    await client.get(f"{READ}?n=1", headers=NOW)
-    await client.get(f"{READ}?n=2", headers=NOW)
+    await client.get(f"{URL}?n=1", headers=NOW)
+    await client.get(f"{URL}?n=2", headers=NOW)
     claim_id = UNKNOWN_ID
     first = await claim_request(client, provider["worker_id"], claim_id=claim_id)
     assert await claim_request(client, provider["worker_id"], claim_id=claim_id) == first
@@ -849,7 +853,7 @@ async def test_claims_keep_a_worker_alive(client: httpx.AsyncClient, runtime: Ru
 async def test_a_worker_with_a_claimed_request_is_connected(client: httpx.AsyncClient, app: FastAPI) -> None:
     """Also longer than between two claims, because all its threads may be busy."""
     provider = await register_provider(client)
-    await client.get(READ, headers=NOW)
+    await client.get(URL, headers=NOW)
     assert await claim_request(client, provider["worker_id"]) is not None
 
     async def connected_for(tx: Any) -> float:
@@ -872,12 +876,12 @@ async def test_waiting_requests_are_bounded(client: httpx.AsyncClient, runtime: 
             await request_store.add(tx, row, f"read-{n}", "{}", until)
 
     await runtime.write(insert_requests)
-    answer = await client.get(f"{READ}?n=3", headers=NOW)
+    answer = await client.get(f"{URL}?n=3", headers=NOW)
     expect_problem(answer, 429, "too-many-requests")
     assert "retry-after" in answer.headers
-    read = await claim_request(client, provider["worker_id"])
-    await upload(client, provider, read["request_id"], b"")
-    expect_problem(await client.get(f"{READ}?n=3", headers=NOW), 504, "provider-timeout")
+    claimed_request = await claim_request(client, provider["worker_id"])
+    await upload(client, provider, claimed_request["request_id"], b"")
+    expect_problem(await client.get(f"{URL}?n=3", headers=NOW), 504, "provider-timeout")
 
 
 @on_sqlite
@@ -889,9 +893,9 @@ async def test_a_request_wakes_a_waiting_claim(client: httpx.AsyncClient) -> Non
     ]
     began = time.monotonic()
     for n in range(3):
-        await client.get(f"{READ}?n={n}", headers=NOW)
-    claimed = await asyncio.gather(*waiting)
-    assert sorted(json.loads(read["params"])["n"] for read in claimed) == ["0", "1", "2"]
+        await client.get(f"{URL}?n={n}", headers=NOW)
+    claimed_requests = await asyncio.gather(*waiting)
+    assert sorted(json.loads(claimed["params"])["n"] for claimed in claimed_requests) == ["0", "1", "2"]
     assert time.monotonic() - began < 2
 
 
@@ -912,7 +916,7 @@ async def test_the_sweeper_deletes_abandoned_requests(
     """Requests without a waiter for an hour are deleted; others stay."""
     provider = await register_provider(client)
     for n in range(3):
-        await client.get(f"{READ}?n={n}", headers=NOW)
+        await client.get(f"{URL}?n={n}", headers=NOW)
     hour = timedelta(hours=1)
 
     async def age(tx: Any) -> None:
@@ -946,12 +950,12 @@ async def test_concurrent_operations_cause_no_errors(client: httpx.AsyncClient) 
             body = {"category": "files", "name": "home"}
             provider = (await note(client.put(f"{V1}/rooms/lab/providers", json=body))).json()
             for _ in range(3):
-                await note(client.get(f"{READ}?n={chance.randrange(3)}", headers=NOW))
+                await note(client.get(f"{URL}?n={chance.randrange(3)}", headers=NOW))
                 claim = {"worker_id": provider["worker_id"]}
-                claimed = await note(client.post(f"{V1}/providers/requests/claim", json=claim))
-                read = claimed.json().get("request")
-                if read:
-                    await note(upload(client, provider, read["request_id"], b"data"))
+                response = await note(client.post(f"{V1}/providers/requests/claim", json=claim))
+                claimed_request = response.json().get("request")
+                if claimed_request:
+                    await note(upload(client, provider, claimed_request["request_id"], b"data"))
             gone = chance.choice([f"workers/{provider['worker_id']}", f"providers/{provider['id']}"])
             await note(client.delete(f"{V1}/{gone}"))
 
@@ -965,17 +969,17 @@ async def test_a_result_that_cannot_be_stored_is_requested_again(
     client: httpx.AsyncClient, app: FastAPI
 ) -> None:
     """A failing backend leaves no lock: the callers request again and get the next result."""
-    own = Own()
-    app.dependency_overrides[get_result_backend] = lambda: own
+    backend = HostBackend()
+    app.dependency_overrides[get_result_backend] = lambda: backend
     provider = await register_provider(client)
-    reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
-    read = await claim_request(client, provider["worker_id"], wait=BOUND)
-    own.is_broken = True
-    answer = await upload(client, provider, read["request_id"], b"lost")
+    waiting = asyncio.ensure_future(client.get(URL, headers={"Prefer": "wait=20"}))
+    claimed_request = await claim_request(client, provider["worker_id"], wait=BOUND)
+    backend.is_broken = True
+    answer = await upload(client, provider, claimed_request["request_id"], b"lost")
     expect_problem(answer, 500, "internal-server-error")
-    own.is_broken = False
-    assert await serve(client, provider, b"kept") == read
-    assert (await reading).content == b"kept"
+    backend.is_broken = False
+    assert await serve(client, provider, b"kept") == claimed_request
+    assert (await waiting).content == b"kept"
 
 
 async def test_callers_are_notified_of_a_result_that_is_too_large(
@@ -984,10 +988,12 @@ async def test_callers_are_notified_of_a_result_that_is_too_large(
     """They get the problem with the limit at once."""
     runtime.settings.max_result_bytes = 1000
     provider = await register_provider(client)
-    reading = asyncio.ensure_future(client.get(READ, headers={"Prefer": "wait=20"}))
-    read = await claim_request(client, provider["worker_id"], wait=BOUND)
-    expect_problem(await upload(client, provider, read["request_id"], b"x" * 1001), 413, "content-too-large")
-    problem = expect_problem(await reading, 502, "provider-failed")
+    waiting = asyncio.ensure_future(client.get(URL, headers={"Prefer": "wait=20"}))
+    claimed_request = await claim_request(client, provider["worker_id"], wait=BOUND)
+    expect_problem(
+        await upload(client, provider, claimed_request["request_id"], b"x" * 1001), 413, "content-too-large"
+    )
+    problem = expect_problem(await waiting, 502, "provider-failed")
     assert problem["error"] == "ContentTooLarge"
     assert "1000 bytes" in problem["detail"]
 
@@ -996,8 +1002,8 @@ async def test_callers_are_notified_of_a_result_that_is_too_large(
 async def test_one_upload_at_a_time(client: httpx.AsyncClient) -> None:
     """Of two concurrent uploads the second is refused: retry, or too late."""
     old = await register_provider(client, content_type="text/plain")
-    await client.get(READ, headers=NOW)
-    read = await claim_request(client, old["worker_id"])
+    await client.get(URL, headers=NOW)
+    claimed_request = await claim_request(client, old["worker_id"])
     go_on, begun = asyncio.Event(), asyncio.Event()
 
     async def slow() -> Any:
@@ -1006,11 +1012,13 @@ async def test_one_upload_at_a_time(client: httpx.AsyncClient) -> None:
         await go_on.wait()
         yield b"bytes"
 
-    coming = asyncio.ensure_future(upload(client, old, read["request_id"], slow()))
+    uploading = asyncio.ensure_future(upload(client, old, claimed_request["request_id"], slow()))
     await begun.wait()
-    expect_problem(await upload(client, old, read["request_id"], b"more"), 503, "service-unavailable")
+    expect_problem(
+        await upload(client, old, claimed_request["request_id"], b"more"), 503, "service-unavailable"
+    )
     new = await register_provider(client, content_type="text/csv")
     go_on.set()
-    expect_problem(await coming, 409, "stale-result")
-    answer, _ = await asyncio.gather(client.get(READ), serve(client, new, b"new"))
+    expect_problem(await uploading, 409, "stale-result")
+    answer, _ = await asyncio.gather(client.get(URL), serve(client, new, b"new"))
     assert (answer.content, answer.headers["content-type"]) == (b"new", "text/csv")

@@ -27,10 +27,10 @@ NOTHING = {"task": None, "reason": "empty"}
 TRANSPORTS = [["websocket"], ["polling"], ["polling", "websocket"]]
 
 
-class Place(NamedTuple):
-    """A running server, a user's token, and a superuser's access."""
+class LiveServer(NamedTuple):
+    """A running server, a user's token, and a superuser's connection."""
 
-    server: RunningServer
+    running_server: RunningServer
     token: str
     connection: Connection
 
@@ -55,23 +55,25 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Return one server for all tests that do not change it; each test works in a room of its own."""
     program = Program(tmp_path_factory.mktemp("peers"))
-    with RunningServer(program) as server, server.connect() as connection:
-        token = program.ok("token", "create", "user", URL=server.url).strip()
-        yield Place(server, token, connection)
+    with RunningServer(program) as running_server, running_server.connect() as connection:
+        token = program.ok("token", "create", "user", URL=running_server.url).strip()
+        yield LiveServer(running_server, token, connection)
 
 
 @pytest.fixture
-def own_place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
+def own_server(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
     """Return a function that starts a server for this test alone; its token is a superuser's."""
     with ExitStack() as stack:
 
-        def start(port: int = 0, **settings: str) -> Place:
-            server = stack.enter_context(RunningServer(Program(tmp_path), port=port, **settings))
-            assert server.token
-            return Place(server, server.token, stack.enter_context(server.connect()))
+        def start(port: int = 0, **settings: str) -> LiveServer:
+            running_server = stack.enter_context(RunningServer(Program(tmp_path), port=port, **settings))
+            assert running_server.token
+            return LiveServer(
+                running_server, running_server.token, stack.enter_context(running_server.connect())
+            )
 
         yield start
 
@@ -83,31 +85,31 @@ def room() -> str:
 
 
 @pytest.fixture
-def old_worker(place: Place) -> Iterator[Callable[..., Peer]]:
+def old_worker(server: LiveServer) -> Iterator[Callable[..., Peer]]:
     """Return a function that starts a worker of version 0.1.7.
 
     It connects with `transports`, None for no Socket.IO. By default it neither polls nor sends heartbeats.
     """
     with ExitStack() as stack:
 
-        def start(*, at: Place = place, token: str | None = None, **options: Any) -> Peer:
+        def start(*, at: LiveServer = server, token: str | None = None, **options: Any) -> Peer:
             defaults = {"transports": None, "serves": True, "max_startup_retries": 1}
             intervals = {"polling_interval": NEVER, "heartbeat_interval": NEVER}
-            who = {"url": at.server.url, "token": token or at.token}
-            argument = json.dumps({**defaults, **intervals, **who, **options})
+            access = {"url": at.running_server.url, "token": token or at.token}
+            argument = json.dumps({**defaults, **intervals, **access, **options})
             return stack.enter_context(Peer(OLD / "bin" / "python", "-I", PEERS / "old_worker.py", argument))
 
         yield start
 
 
 @pytest.fixture
-def front_end(place: Place) -> Iterator[Callable[..., Peer]]:
+def front_end(server: LiveServer) -> Iterator[Callable[..., Peer]]:
     """Return a function that starts a front-end in rooms."""
     with ExitStack() as stack:
 
-        def start(*rooms: str, at: Place = place, token: str | None = None, **options: Any) -> Peer:
-            who = {"url": at.server.url, "token": token or at.token, "rooms": rooms}
-            argument = json.dumps({"transports": ["websocket"], **who, **options})
+        def start(*rooms: str, at: LiveServer = server, token: str | None = None, **options: Any) -> Peer:
+            access = {"url": at.running_server.url, "token": token or at.token, "rooms": rooms}
+            argument = json.dumps({"transports": ["websocket"], **access, **options})
             peer = stack.enter_context(
                 Peer(NODE, PEERS / "js" / "watch.mjs", argument, needs=PEERS / "js" / "node_modules")
             )
@@ -118,13 +120,13 @@ def front_end(place: Place) -> Iterator[Callable[..., Peer]]:
         yield start
 
 
-def submit_until_woken(place: Place, worker: Peer, room: str) -> None:
+def submit_until_woken(server: LiveServer, worker: Peer, room: str) -> None:
     """Submit tasks until the worker runs one: that shows that its socket has joined its room."""
     calls: list[str] = []
     ran = len(worker.events("ran"))
 
     def runs() -> bool:
-        calls.append(place.client.submit(f"{room}:analysis:Sum"))
+        calls.append(server.client.submit(f"{room}:analysis:Sum"))
         return len(worker.events("ran")) > ran
 
     wait_until(runs)

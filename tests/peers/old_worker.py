@@ -1,6 +1,6 @@
 """A worker that uses `zndraw-joblib` 0.1.7 as documented, in an environment of its own.
 
-Its argument is a JSON object of options. Each line of standard input is an order, in JSON; each line of
+Its argument is a JSON object of options. Each line of standard input is a command, in JSON; each line of
 standard output is an answer or an event.
 """
 
@@ -131,8 +131,8 @@ class Api:
         )
 
 
-class Orders:
-    """The orders; each method is the order of its name."""
+class Commands:
+    """The commands; each method implements the command of its name."""
 
     def __init__(self, manager: JobManager) -> None:
         self._manager = manager
@@ -147,11 +147,11 @@ class Orders:
         self._manager.register(EXTENSIONS[name], **where)
         return str(self._manager.worker_id)
 
-    def provide(self, kind: str, name: str, handler: str, **where: Any) -> str:
+    def register_provider(self, kind: str, name: str, handler: str, **where: Any) -> str:
         """Register a provider; return its id."""
         return str(self._manager.register_provider(PROVIDERS[kind], name=name, handler=handler, **where))
 
-    def withdraw(self, full_name: str) -> None:
+    def unregister_provider(self, full_name: str) -> None:
         """Unregister a provider."""
         self._manager.unregister_provider(full_name)
 
@@ -204,13 +204,13 @@ def execute(task: ClaimedTask) -> None:
     write(event="ran", task_id=task.task_id, job_name=task.job_name, room_id=task.room_id, value=value)
 
 
-def follow_orders(manager: JobManager) -> None:
-    """Follow the orders of standard input, and disconnect at its end."""
-    orders = Orders(manager)
+def run_commands(manager: JobManager) -> None:
+    """Run the commands from standard input, and disconnect at its end."""
+    commands = Commands(manager)
     for line in sys.stdin:
-        order = json.loads(line)
+        command = json.loads(line)
         try:
-            write(answer=getattr(orders, order.pop("do"))(**order))
+            write(answer=getattr(commands, command.pop("do"))(**command))
         except Exception as error:
             write(raised=type(error).__name__, text=str(error))
     manager.disconnect()
@@ -227,7 +227,7 @@ def main(url: str, token: str, transports: list[str] | None, serves: bool, **opt
     """Work until standard input ends or a signal comes."""
     tsio = connected(url, token, transports) if transports else None
     with JobManager(Api(url, token), tsio, execute=execute if serves else None, **options) as manager:
-        threading.Thread(target=follow_orders, args=[manager], daemon=True).start()
+        threading.Thread(target=run_commands, args=[manager], daemon=True).start()
         manager.wait()
     if tsio is not None:
         tsio.disconnect()

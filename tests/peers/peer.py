@@ -1,4 +1,4 @@
-"""Another program in a process, which gets orders and writes answers and events as lines of JSON."""
+"""Another program in a process, which gets commands and writes answers and events as lines of JSON."""
 
 import json
 import os
@@ -12,8 +12,8 @@ TIMEOUT = 30.0
 ROOT = Path(__file__).parents[2]
 
 
-class Refused(Exception):
-    """The order raised an exception in the other program."""
+class CommandError(Exception):
+    """The command raised an exception in the other program."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -39,18 +39,18 @@ class Peer:
         self._answered = 0
         self._changed = threading.Condition()
         self._has_ended = False
-        self._listening = threading.Thread(target=self._listen, daemon=True)
-        self._listening.start()
+        self._reader = threading.Thread(target=self._read_lines, daemon=True)
+        self._reader.start()
 
-    def ask(self, do: str, **arguments: Any) -> Any:
-        """Return the answer to an order. Raises `Refused` with the exception of the other program."""
+    def call(self, do: str, **arguments: Any) -> Any:
+        """Send a command; return its answer, or raise the exception of the other program as `CommandError`."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self.process.stdin.flush()
         answer = self._wait(lambda line: "event" not in line, self._answered + 1, do)[-1]
         self._answered += 1
         if "raised" in answer:
-            raise Refused(answer["raised"], answer["text"])
+            raise CommandError(answer["raised"], answer["text"])
         return answer["answer"]
 
     def events(self, what: str, **having: Any) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ class Peer:
         else:
             self.process.send_signal(number)
         code = self.process.wait(TIMEOUT)
-        self._listening.join(TIMEOUT)
+        self._reader.join(TIMEOUT)
         return code
 
     @property
@@ -79,7 +79,7 @@ class Peer:
         self._errors.seek(0)
         return self._errors.read()
 
-    def _listen(self) -> None:
+    def _read_lines(self) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
@@ -108,7 +108,7 @@ class Peer:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(TIMEOUT)
-        self._listening.join(TIMEOUT)
+        self._reader.join(TIMEOUT)
         assert self.process.stdin is not None
         self.process.stdin.close()
         self._errors.close()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from peers.conftest import TRANSPORTS, Place
+from peers.conftest import TRANSPORTS, LiveServer
 from peers.peer import Peer
 from peers.watching import LIFE, run_task, statuses_seen
 from zndraw_joblib.contract.messages import JobRegisterRequest
@@ -13,38 +13,40 @@ from zndraw_joblib.contract.messages import JobRegisterRequest
 
 @pytest.mark.parametrize("transports", TRANSPORTS, ids="+".join)
 def test_it_gets_the_events_of_a_task(
-    place: Place, room: str, front_end: Callable[..., Peer], transports: list[str]
+    server: LiveServer, room: str, front_end: Callable[..., Peer], transports: list[str]
 ) -> None:
     """Every status once, in order, with the same fields as the REST response."""
     watching = front_end(room, transports=transports)
     assert watching.events("connect")[0]["transport"] in transports
-    call = run_task(place, room)
+    task_id = run_task(server, room)
     watching.wait_for("task_status_event", 4)
-    later = run_task(place, room)
+    later = run_task(server, room)
     watching.wait_for("task_status_event", 8)
-    assert statuses_seen(watching) == [(id_, status) for id_ in (call, later) for status in LIFE]
+    assert statuses_seen(watching) == [(id_, status) for id_ in (task_id, later) for status in LIFE]
     last = watching.events("task_status_event")[3]["data"]
-    task = place.client.get_task(call).model_dump(mode="json")
+    task = server.client.get_task(task_id).model_dump(mode="json")
     assert last == {"name": task["job_name"], **{name: task[name] for name in last if name != "name"}}
     assert len(watching.events("connect")) == 1
 
 
-def test_it_gets_no_events_of_other_rooms(place: Place, room: str, front_end: Callable[..., Peer]) -> None:
+def test_it_gets_no_events_of_other_rooms(
+    server: LiveServer, room: str, front_end: Callable[..., Peer]
+) -> None:
     """Only events of the rooms that it has joined and not left."""
     here, there = front_end(room), front_end(f"{room}-2")
-    run_task(place, room)
+    run_task(server, room)
     here.wait_for("task_status_event", 4)
-    assert here.ask("leave_room", room_id=room) == {}
-    run_task(place, room)
-    call = run_task(place, f"{room}-2")
+    assert here.call("leave_room", room_id=room) == {}
+    run_task(server, room)
+    task_id = run_task(server, f"{room}-2")
     there.wait_for("task_status_event", 4)
-    assert statuses_seen(there) == [(call, status) for status in LIFE]
-    assert here.ask("join_room", room_id=f"{room}-2") == {}
+    assert statuses_seen(there) == [(task_id, status) for status in LIFE]
+    assert here.call("join_room", room_id=f"{room}-2") == {}
     assert len(statuses_seen(here)) == 4
 
 
 @pytest.mark.parametrize(
-    ("order", "status", "type_"),
+    ("command", "status", "type_"),
     [
         ({"do": "join_room", "room_id": "a:b"}, 400, "/v1/problems/invalid-room-id"),
         ({"do": "join_room"}, 422, None),
@@ -61,16 +63,16 @@ def test_it_gets_no_events_of_other_rooms(place: Place, room: str, front_end: Ca
     ids=["bad room", "no room", "no such worker"],
 )
 def test_a_refused_join(
-    front_end: Callable[..., Peer], order: dict[str, Any], status: int, type_: str | None
+    front_end: Callable[..., Peer], command: dict[str, Any], status: int, type_: str | None
 ) -> None:
     """The answer is a problem, the socket gets the same problem as an event, and it stays connected."""
     watching = front_end()
-    answer = watching.ask(**order)
+    answer = watching.call(**command)
     assert {"type", "title", "status", "detail"} <= answer.keys()
     assert (answer["status"], answer["type"]) == (status, type_ or answer["type"])
     [event] = watching.wait_for("problem")
     assert event["data"] == answer
-    assert watching.ask("join_room", room_id="lab") == {}
+    assert watching.call("join_room", room_id="lab") == {}
 
 
 @pytest.mark.parametrize("transports", TRANSPORTS, ids="+".join)
@@ -84,23 +86,23 @@ def test_a_wrong_token(front_end: Callable[..., Peer], transports: list[str]) ->
     assert refused.events("connect") == []
 
 
-def test_from_another_origin(place: Place, room: str, front_end: Callable[..., Peer]) -> None:
+def test_from_another_origin(server: LiveServer, room: str, front_end: Callable[..., Peer]) -> None:
     """A page of another origin may connect with a token: there is no cookie that it could abuse."""
     watching = front_end(room, origin="https://lab.example")
-    run_task(place, room)
+    run_task(server, room)
     watching.wait_for("task_status_event", 4)
 
 
-def test_jobs_of_the_global_room(place: Place, room: str, front_end: Callable[..., Peer]) -> None:
+def test_jobs_of_the_global_room(server: LiveServer, room: str, front_end: Callable[..., Peer]) -> None:
     """A room's front-end gets events when the jobs of @global or of its room change, not of another room."""
     watching = front_end(room)
     request = JobRegisterRequest(category="analysis", name=f"Job-{room}")
     for job_room in ("@global", f"{room}-2"):
-        job = place.rest.register(job_room, request)
+        job = server.rest.register(job_room, request)
         assert job.worker_id is not None
-        place.rest.remove_worker(job.worker_id, 10)
-    run_task(place, room)
+        server.rest.remove_worker(job.worker_id, 10)
+    run_task(server, room)
     # A registration and a removal in @global, and the same in the room.
     watching.wait_for("jobs_invalidate", 4)
-    assert watching.ask("leave_room", room_id=room) == {}
+    assert watching.call("leave_room", room_id=room) == {}
     assert [line["data"] for line in watching.events("jobs_invalidate")] == [{}] * 4

@@ -3,48 +3,48 @@
 import time
 from collections.abc import Callable
 
-from peers.conftest import TRANSPORTS, Place, submit_until_woken
+from peers.conftest import TRANSPORTS, LiveServer, submit_until_woken
 from peers.peer import Peer
 from peers.watching import LIFE, run_task, statuses_seen
 
 
 def test_front_ends_reconnect(
-    own_place: Callable[..., Place], room: str, front_end: Callable[..., Peer]
+    own_server: Callable[..., LiveServer], room: str, front_end: Callable[..., Peer]
 ) -> None:
     """The stop does not wait for them; they connect and join again by themselves, and get the next events."""
-    place = own_place()
-    watching = [front_end(room, at=place, transports=transports) for transports in TRANSPORTS]
-    first = run_task(place, room)
+    server = own_server()
+    watching = [front_end(room, at=server, transports=transports) for transports in TRANSPORTS]
+    first = run_task(server, room)
     for one in watching:
         one.wait_for("task_status_event", 4)
-    assert place.jobs(room) == {}  # after this response the polls are open again
+    assert server.jobs(room) == {}  # after this response the polls are open again
     began = time.monotonic()
-    place.server.stop()
+    server.running_server.stop()
     assert time.monotonic() - began < 4
-    again = own_place(place.server.port)
+    again = own_server(server.running_server.port)
     for one in watching:
         one.wait_for("joined", 2, answer={})
     second = run_task(again, room)
     for one in watching:
         one.wait_for("task_status_event", 8)
-        assert statuses_seen(one) == [(call, status) for call in (first, second) for status in LIFE]
+        assert statuses_seen(one) == [(task_id, status) for task_id in (first, second) for status in LIFE]
 
 
 def test_old_workers_reconnect(
-    own_place: Callable[..., Place], room: str, old_worker: Callable[..., Peer]
+    own_server: Callable[..., LiveServer], room: str, old_worker: Callable[..., Peer]
 ) -> None:
     """With WebSocket or polling they keep their ids, join again by themselves, and are woken."""
-    place = own_place()
+    server = own_server()
     workers = {}
     for transports in TRANSPORTS:
-        worker = old_worker(at=place, transports=transports)
+        worker = old_worker(at=server, transports=transports)
         home = f"{room}-{len(workers)}"
-        workers[worker.ask("register", name="Sum", room=home)] = (home, worker)
-        submit_until_woken(place, worker, home)
-    place.server.stop()
-    again = own_place(place.server.port)
+        workers[worker.call("register", name="Sum", room=home)] = (home, worker)
+        submit_until_woken(server, worker, home)
+    server.running_server.stop()
+    again = own_server(server.running_server.port)
     for worker_id, (home, worker) in workers.items():
         submit_until_woken(again, worker, home)
-        call = again.client.submit(f"{home}:analysis:Sum")
-        assert str(again.client.wait_for(call, timeout=10).worker_id) == worker_id
+        task_id = again.client.submit(f"{home}:analysis:Sum")
+        assert str(again.client.wait_for(task_id, timeout=10).worker_id) == worker_id
     assert again.workers() == workers.keys()

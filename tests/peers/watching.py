@@ -1,26 +1,26 @@
 """The events that a front-end gets of one task."""
 
-from peers.conftest import Place
+from peers.conftest import LiveServer
 from peers.peer import Peer
 from zndraw_joblib.contract.messages import JobRegisterRequest, TaskUpdateRequest
 
 LIFE = ["pending", "claimed", "running", "completed"]
 
 
-def run_task(place: Place, room: str, job_room: str | None = None) -> str:
+def run_task(server: LiveServer, room: str, job_room: str | None = None) -> str:
     """Register a job, submit a task from a room, and complete it, all over REST; return its id."""
-    rest = place.rest
+    rest = server.rest
     job = rest.register(job_room or room, JobRegisterRequest(category="analysis", name="Area"))
     assert job.worker_id is not None
-    call = str(rest.submit(room, job.full_name, {}).id)
+    task_id = str(rest.submit(room, job.full_name, {}).id)
     claimed, _ = rest.claim(job.worker_id)
     task = claimed.task
     assert task is not None
-    assert str(task.id) == call
+    assert str(task.id) == task_id
     for status in LIFE[2:]:
-        rest.report_task(call, TaskUpdateRequest(status=status))
+        rest.report_task(task_id, TaskUpdateRequest(status=status))
     rest.remove_worker(job.worker_id, 10)
-    return call
+    return task_id
 
 
 def statuses_seen(peer: Peer) -> list[tuple[str, str]]:

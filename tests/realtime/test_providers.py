@@ -17,7 +17,7 @@ from zndraw_joblib.server.settings import ServerSettings
 
 WAIT_SECONDS = 10
 NAME = "lab:files:home"
-READ = f"{V1}/rooms/lab/providers/{NAME}"
+URL = f"{V1}/rooms/lab/providers/{NAME}"
 LONG = {"Prefer": "wait=20"}
 
 
@@ -58,7 +58,7 @@ async def test_a_socket_receives_a_request_once(server: LiveServer) -> None:
     rest, socket, front = await server.rest(), await server.connect(), await server.connect("lab")
     provider = await register_provider(rest)
     assert await join(socket, provider) == {}
-    request_task = [asyncio.ensure_future(rest.get(f"{READ}?x=1", headers=LONG)) for _ in range(20)]
+    request_task = [asyncio.ensure_future(rest.get(f"{URL}?x=1", headers=LONG)) for _ in range(20)]
     [request] = await wait_for_requests(socket)
     assert (request["provider_name"], request["params"]) == (NAME, '{"x":"1"}')
     await upload(rest, provider, request["request_id"], b"answer")
@@ -90,7 +90,7 @@ async def test_a_pending_request_is_sent_to_a_socket_that_joins(server: LiveServ
     """A request that no socket has received is not lost."""
     rest, socket = await server.rest(), await server.connect()
     provider = await register_provider(rest)
-    request_task = asyncio.ensure_future(rest.get(READ, headers=LONG))
+    request_task = asyncio.ensure_future(rest.get(URL, headers=LONG))
     await until(lambda: _waits(server, provider))
     await join(socket, provider)
     [request] = await wait_for_requests(socket)
@@ -107,7 +107,7 @@ async def test_a_request_during_a_join_is_sent(server: LiveServer, monkeypatch: 
 
     async def enter_late(sid: str, room: str) -> None:
         if room == f"providers:{NAME}":
-            assert (await rest.get(READ, headers={"Prefer": "wait=0"})).status_code == 504
+            assert (await rest.get(URL, headers={"Prefer": "wait=0"})).status_code == 504
         await enter_room(sid, room)
 
     monkeypatch.setattr(server.rooms.sio, "enter_room", enter_late)
@@ -125,19 +125,19 @@ async def test_a_provider_that_disconnects_during_a_request(server: LiveServer) 
     provider = await register_provider(rest)
     await join(socket, provider)
     began = time.monotonic()
-    request_task = asyncio.ensure_future(rest.get(READ, headers=LONG))
+    request_task = asyncio.ensure_future(rest.get(URL, headers=LONG))
     await wait_for_requests(socket)
     await socket.disconnect()
     answer = await request_task
     assert (answer.status_code, answer.json()["type"]) == (503, "/v1/problems/provider-not-connected")
     assert time.monotonic() - began < WAIT_SECONDS
-    again = await rest.get(READ, headers=LONG)
+    again = await rest.get(URL, headers=LONG)
     assert again.status_code == 503
     back = await server.connect()
     await join(back, provider)
     [request] = await wait_for_requests(back)  # of the first call
     await upload(rest, provider, request["request_id"], b"back")
-    assert (await rest.get(READ, headers=LONG)).content == b"back"
+    assert (await rest.get(URL, headers=LONG)).content == b"back"
 
 
 async def test_a_short_disconnect_does_not_end_a_request(server: LiveServer) -> None:
@@ -145,7 +145,7 @@ async def test_a_short_disconnect_does_not_end_a_request(server: LiveServer) -> 
     rest, socket = await server.rest(), await server.connect()
     provider = await register_provider(rest)
     await join(socket, provider)
-    request_task = asyncio.ensure_future(rest.get(READ, headers=LONG))
+    request_task = asyncio.ensure_future(rest.get(URL, headers=LONG))
     await wait_for_requests(socket)
     await socket.disconnect()
     back = await server.connect()
@@ -160,20 +160,20 @@ async def test_an_upload_that_breaks_off_is_requested_again(server: LiveServer) 
     rest = await server.rest()
     provider = await register_provider(rest)
     claim, url = {"worker_id": provider["worker_id"]}, f"{V1}/providers/requests/claim"
-    request_task = asyncio.ensure_future(rest.get(READ, headers=LONG))
-    read = (await rest.post(url, json=claim, headers=LONG)).json()["request"]
+    request_task = asyncio.ensure_future(rest.get(URL, headers=LONG))
+    claimed_request = (await rest.post(url, json=claim, headers=LONG)).json()["request"]
     host, port = server.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
     head = (
         f"POST {V1}/providers/{provider['id']}/results HTTP/1.1\r\nHost: {host}\r\n"
-        f"Authorization: Bearer {server.token}\r\nX-Request-Hash: {read['request_id']}\r\n"
+        f"Authorization: Bearer {server.token}\r\nX-Request-Hash: {claimed_request['request_id']}\r\n"
         "Content-Length: 100\r\n\r\nhalf"
     )
     writer.write(head.encode())
     await writer.drain()
     writer.close()
-    assert (await rest.post(url, json=claim, headers=LONG)).json()["request"] == read
-    await upload(rest, provider, read["request_id"], b"whole")
+    assert (await rest.post(url, json=claim, headers=LONG)).json()["request"] == claimed_request
+    await upload(rest, provider, claimed_request["request_id"], b"whole")
     assert (await request_task).content == b"whole"
 
 
@@ -184,7 +184,7 @@ async def test_a_provider_with_another_socket_stays_connected(server: LiveServer
     await join(first, provider)
     await join(second, provider)
     await first.disconnect()
-    request_task = asyncio.ensure_future(rest.get(READ, headers=LONG))
+    request_task = asyncio.ensure_future(rest.get(URL, headers=LONG))
     [request] = await wait_for_requests(second)
     await upload(rest, provider, request["request_id"], b"second")
     assert (await request_task).content == b"second"
@@ -197,7 +197,7 @@ async def test_a_socket_that_left_the_room_gets_no_requests(server: LiveServer) 
     await join(socket, provider)
     left = {"provider_name": NAME, "worker_id": provider["worker_id"]}
     assert await socket.call("leave_provider_room", **left) == {}
-    assert (await rest.get(READ, headers=LONG)).status_code == 503
+    assert (await rest.get(URL, headers=LONG)).status_code == 503
     assert await socket.new_events() == []
 
 
@@ -210,7 +210,7 @@ async def test_the_newest_worker_gets_the_requests(server: LiveServer) -> None:
     await join(new_one, new)
     assert new["id"] == old["id"]
     await until(lambda: _left(server, old_one))
-    request_task = asyncio.ensure_future(rest.get(READ, headers=LONG))
+    request_task = asyncio.ensure_future(rest.get(URL, headers=LONG))
     await wait_for_requests(new_one)
     assert names(await old_one.new_events()) == []
     await rest.delete(f"{V1}/workers/{new['worker_id']}")
@@ -247,7 +247,7 @@ async def test_a_disconnected_worker_loses_its_providers(
     await socket.disconnect()
 
     async def is_gone() -> bool:
-        return (await rest.get(f"{READ}/info")).status_code == 404
+        return (await rest.get(f"{URL}/info")).status_code == 404
 
     await until(is_gone)
     assert names(await front.new_events()) == ["providers_invalidate"]
@@ -295,12 +295,12 @@ async def test_a_host_may_handle_the_rooms_of_providers(
     provider = await register_provider(rest)
     assert await join(socket, provider) == {"by": "the host"}
     await asyncio.sleep(2.1)  # longer than the grace period of a new provider without a socket
-    request_task = asyncio.ensure_future(rest.get(READ, headers=LONG))
+    request_task = asyncio.ensure_future(rest.get(URL, headers=LONG))
     [request] = await wait_for_requests(socket)
     await upload(rest, provider, request["request_id"], b"hosted")
     assert (await request_task).content == b"hosted"
     began = time.monotonic()
-    assert (await rest.get(f"{READ}?x=1", headers={"Prefer": "wait=1"})).status_code == 504
+    assert (await rest.get(f"{URL}?x=1", headers={"Prefer": "wait=1"})).status_code == 504
     assert time.monotonic() - began >= 1
 
 
@@ -309,9 +309,9 @@ async def test_a_host_may_replace_the_join_handler_later(server: LiveServer) -> 
     rest = await server.rest()
     await register_provider(rest)
     assert server.rooms is not None
-    assert (await rest.get(READ, headers={"Prefer": "wait=3"})).status_code == 503
+    assert (await rest.get(URL, headers={"Prefer": "wait=3"})).status_code == 503
     server.rooms.sio.on("join_provider_room", lambda sid, data: None)
-    assert (await rest.get(READ, headers={"Prefer": "wait=1"})).status_code == 504
+    assert (await rest.get(URL, headers={"Prefer": "wait=1"})).status_code == 504
 
 
 async def test_a_server_restart_during_a_request(settings: ServerSettings) -> None:
@@ -322,14 +322,14 @@ async def test_a_server_restart_during_a_request(settings: ServerSettings) -> No
         rest, socket = await server.rest(), await server.connect()
         provider = await register_provider(rest)
         await join(socket, provider)
-        request_task = asyncio.ensure_future(rest.get(READ, headers=LONG))
+        request_task = asyncio.ensure_future(rest.get(URL, headers=LONG))
         [request] = await wait_for_requests(socket)
         server.runtime.waiters.close()  # as a stop does
         assert (await request_task).status_code in {503, 504}
     app = create_app(settings)
     async with serve(app, app, token) as server:
         rest, socket = await server.rest(), await server.connect()
-        request_task = asyncio.ensure_future(rest.get(READ, headers=LONG))
+        request_task = asyncio.ensure_future(rest.get(URL, headers=LONG))
         assert await join(socket, provider) == {}
         assert (await wait_for_requests(socket))[0] == request
         await upload(rest, provider, request["request_id"], b"after the restart")

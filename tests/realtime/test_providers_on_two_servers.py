@@ -9,7 +9,7 @@ import pytest
 from rest import V1
 
 from realtime.sockets import LiveServer, serve
-from realtime.test_providers import LONG, READ, join, register_provider, upload, wait_for_requests
+from realtime.test_providers import LONG, URL, join, register_provider, upload, wait_for_requests
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.providers.results.database_results import DatabaseResults
 from zndraw_joblib.server.providers.results.redis_results import RedisResults
@@ -54,7 +54,7 @@ async def test_callers_of_both_servers_share_one_request(pair: Pair) -> None:
     provider = await register_provider(rest)
     await join(socket, provider)
     requests = [
-        asyncio.ensure_future(client.get(f"{READ}?n=1", headers=LONG)) for client in (here_rest, rest) * 50
+        asyncio.ensure_future(client.get(f"{URL}?n=1", headers=LONG)) for client in (here_rest, rest) * 50
     ]
     [request] = await wait_for_requests(socket)
     await upload(here_rest, provider, request["request_id"], b"x" * 3_000_000)
@@ -71,9 +71,9 @@ async def test_a_claim_at_the_other_server_gets_the_request(pair: Pair) -> None:
     body = {"worker_id": provider["worker_id"]}
     for status, expected in (("ok", 200), ("error", 502)):
         claiming = asyncio.ensure_future(rest.post(f"{V1}/providers/requests/claim", json=body, headers=LONG))
-        requests = asyncio.ensure_future(here_rest.get(f"{READ}?s={status}", headers=LONG))
-        read = (await claiming).json()["request"]
-        headers = {"X-Request-Hash": read["request_id"], "X-Result-Status": status}
+        requests = asyncio.ensure_future(here_rest.get(f"{URL}?s={status}", headers=LONG))
+        claimed_request = (await claiming).json()["request"]
+        headers = {"X-Request-Hash": claimed_request["request_id"], "X-Result-Status": status}
         url = f"{V1}/providers/{provider['id']}/results"
         assert (await rest.post(url, content=b"{}", headers=headers)).status_code == 204
         assert (await requests).status_code == expected
@@ -85,7 +85,7 @@ async def test_a_removed_worker_ends_requests_at_the_other_server(pair: Pair) ->
     here_rest, rest, socket = await here.rest(), await there.rest(), await there.connect()
     provider = await register_provider(rest)
     await join(socket, provider)
-    requests = asyncio.ensure_future(here_rest.get(READ, headers=LONG))
+    requests = asyncio.ensure_future(here_rest.get(URL, headers=LONG))
     await wait_for_requests(socket)
     await rest.delete(f"{V1}/workers/{provider['worker_id']}")
     assert (await asyncio.wait_for(requests, 10)).status_code == 404

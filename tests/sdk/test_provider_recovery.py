@@ -96,7 +96,7 @@ def test_a_lost_upload_is_repeated(
     worker: Make, room: str, server: LiveServer, kind: str, hook: str, lose: Callable[..., None]
 ) -> None:
     """For a stream the provider is called again; for complete bytes it is not."""
-    read: list[str] = []
+    words: list[str] = []
     sent = threading.Semaphore(0)
     is_lost = threading.Event()
 
@@ -109,7 +109,7 @@ def test_a_lost_upload_is_repeated(
             lose(message)
 
     def handler(word: str) -> Any:
-        read.append(word)
+        words.append(word)
         return b"123" if kind == "bytes" else iter([b"12", b"3"])
 
     with server.connect() as api:
@@ -119,7 +119,7 @@ def test_a_lost_upload_is_repeated(
         assert manager.read_provider(f"{room}:calls:one").content == b"123"
         assert all(sent.acquire(timeout=30) for _ in range(2))
         manager.disconnect()
-    assert len(read) == (2 if kind == "stream" else 1)
+    assert len(words) == (2 if kind == "stream" else 1)
     assert not sent.acquire(blocking=False)
 
 

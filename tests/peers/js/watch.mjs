@@ -24,9 +24,9 @@ socket.on("disconnect", (reason) => write({ event: "disconnect", reason }));
 socket.on("connect_error", (error) => write({ event: "connect_error", message: error.message, data: error.data }));
 socket.onAny((event, data) => write({ event, data }));
 
-const orders = createInterface({ input: process.stdin });
-orders.on("line", (line) => {
+const commands = createInterface({ input: process.stdin });
+commands.on("line", (line) => {
   const { do: event, ...data } = JSON.parse(line);
   socket.emit(event, data, (answer) => write({ answer }));
 });
-orders.on("close", () => socket.disconnect());
+commands.on("close", () => socket.disconnect());
