@@ -119,5 +119,5 @@ class FaultInjector:
         self._environment.proxy.close_connections()
 
     async def drop(self, direction: Direction) -> None:
-        """Drop the next requests before they reach the server, or the next responses on their way back."""
+        """Drop the next requests before they reach the server, or the next responses of the server."""
         self._environment.proxy.drop(direction, _DROPPED_AT_ONCE)

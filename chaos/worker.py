@@ -22,7 +22,7 @@ _OVERLONG_SECONDS = 2.5
 
 
 class PlannedFailure(Exception):
-    """The submission asked for this attempt to fail."""
+    """The submission requested that this attempt fails."""
 
 
 class LoggedConnection(Connection):

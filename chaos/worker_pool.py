@@ -22,7 +22,7 @@ _PAUSE_SECONDS = 5.0
 
 @dataclass
 class WorkerSlot:
-    """A place for one worker process at a time, and the jobs that it serves."""
+    """A slot for one worker process at a time, and the jobs that it serves."""
 
     jobs: Sequence[jobs.Job]
     process: ForkServerProcess | None = None

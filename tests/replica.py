@@ -1,4 +1,4 @@
-"""One server process as its clients see it, in short words; and a clock that goes when it is told."""
+"""`Replica`, one server process without HTTP and with short methods for requests, and a manual clock."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -40,27 +40,27 @@ SUBMITTER = Identity("submitter", is_superuser=False)
 STRANGER = Identity("stranger", is_superuser=False)
 ADMIN = Identity("admin", is_superuser=True)
 
-# No single request of these tests may take longer, whatever the machine does beside it.
+# The longest duration of one request, also on a busy machine.
 TIMEOUT = 20.0
 
 
 class ManualClock:
-    """A clock that stands still until it is moved."""
+    """A clock that shows the same time until a test advances it."""
 
     def __init__(self) -> None:
         self.now = datetime(2030, 1, 1, tzinfo=UTC)
 
     def __call__(self) -> datetime:
-        """Return the time."""
+        """Return the current time of the clock."""
         return self.now
 
     def advance(self, seconds: float) -> None:
-        """Move on, or back."""
+        """Advance the time; a negative number sets it back."""
         self.now += timedelta(seconds=seconds)
 
 
 class Replica:
-    """A runtime on a database, what it published, and the words of its clients; `engine` is a back door."""
+    """A runtime on a database. `events` has what it published; `engine` bypasses the code under test."""
 
     # The first and the longest interval of the re-check for lost wake-ups.
     recheck_seconds = (1.0, 5.0)
@@ -92,26 +92,26 @@ class Replica:
         self.events += emissions
 
     def statuses(self, task_id: UUID | None = None) -> list[TaskStatus]:
-        """Return the statuses that events told of one task, or of all, in their order."""
+        """Return the statuses in the published events of one task, or of all tasks, in order."""
         events = [event for event, _ in self.events if isinstance(event, TaskStatusEvent)]
         return [event.status for event in events if task_id in (None, event.id)]
 
     def final_statuses(self, task_id: UUID) -> list[TaskStatus]:
-        """Return what events told of a task's end."""
+        """Return the terminal statuses in the published events of a task."""
         return [status for status in self.statuses(task_id) if status in TERMINAL]
 
     async def execute(self, statement: Executable) -> Any:
-        """Run one statement past the code under test, and commit it."""
+        """Execute one statement directly in the database, and commit it."""
         async with self.engine.begin() as connection:
             return await connection.execute(statement)
 
     async def add(self, table: Any, rows: Sequence[dict[str, Any]]) -> None:
-        """Insert rows past the code under test."""
+        """Insert rows directly into the database."""
         async with self.engine.begin() as connection:
             await connection.execute(insert(table), list(rows))
 
     async def rows(self, table: Any, *where: Any) -> list[Any]:
-        """Return rows as the database has them."""
+        """Return rows of a table."""
         async with self.engine.connect() as connection:
             return list(await connection.execute(select(table).where(*where)))
 
@@ -125,7 +125,7 @@ class Replica:
         schema: dict[str, Any] | None = None,
         **policy: Any,
     ) -> JobResponse:
-        """Register a job, as its `by`; without `worker`, with a new one."""
+        """Register a job as user `by`, for `worker` or for a new worker."""
         job, _ = await self.register_job(name, room, by=by, worker=worker, schema=schema, **policy)
         return job
 
@@ -139,7 +139,7 @@ class Replica:
         schema: dict[str, Any] | None = None,
         **policy: Any,
     ) -> tuple[JobResponse, bool]:
-        """Register a job. Tell whether it is new, or shown again."""
+        """Register a job. Return it, and whether it is new or restored."""
         request = JobRegisterRequest(
             category="modifiers", name=name, schema=schema or {}, worker_id=worker, **policy
         )
@@ -148,7 +148,7 @@ class Replica:
             return await self.runtime.write(jobs.register, item=item)
 
     async def worker(self, by: Identity = OWNER) -> UUID:
-        """Make a worker that serves nothing yet."""
+        """Create a worker without jobs."""
         async with asyncio.timeout(TIMEOUT):
             worker_response: WorkerResponse = await self.runtime.write(workers.create, caller=by, interval=15)
         return worker_response.id
@@ -162,7 +162,7 @@ class Replica:
         by: Identity = SUBMITTER,
         **options: Any,
     ) -> TaskResponse:
-        """Call a job."""
+        """Submit a task of a job."""
         name = parse_job_name(job if isinstance(job, str) else job.full_name)
         async with asyncio.timeout(TIMEOUT):
             return await self.dispatcher.submit(
@@ -178,7 +178,7 @@ class Replica:
         disconnected: Disconnected = None,
         claim_id: UUID | None = None,
     ) -> TaskResponse | None:
-        """Claim a task for a worker."""
+        """Claim a task for a worker; return None if there is none."""
         return (
             await self.claim_response(worker, by=by, wait=wait, disconnected=disconnected, claim_id=claim_id)
         ).task
@@ -186,7 +186,7 @@ class Replica:
     async def claim_response(
         self, worker: UUID | None, *, by: Identity = OWNER, wait: float = 0, **options: Any
     ) -> TaskClaimResponse:
-        """Claim a task for a worker; where there is none, learn why."""
+        """Claim a task for a worker; return the response, which has the reason if there is no task."""
         assert worker is not None
         async with asyncio.timeout(TIMEOUT):
             return await self.runtime.claim(by, worker, wait, **options)
@@ -199,20 +199,20 @@ class Replica:
             return answer
 
     async def drain(self, worker: UUID | None, *, by: Identity = ADMIN) -> WorkerResponse:
-        """Ask a worker to claim no more."""
+        """Drain a worker."""
         assert worker is not None
         async with asyncio.timeout(TIMEOUT):
             return await self.runtime.write(workers.drain, caller=by, worker_id=worker, interval=15)
 
     async def pause(self, job: JobResponse, *, paused: bool = True) -> JobResponse:
-        """Stop the claims of a job, or let them go on."""
+        """Pause or resume a job."""
         work = partial(jobs.pause, name=parse_job_name(job.full_name), paused=paused)
         async with asyncio.timeout(TIMEOUT):
             answer: JobResponse = await self.runtime.write(work)
             return answer
 
     async def explain(self, task_id: UUID) -> list[str]:
-        """Return why a task is where it is, by the codes alone."""
+        """Return the codes of the reasons why a task has its status."""
         work = partial(task_history.explain, task_id=task_id, order=self.runtime.order)
         return [why.code for why in (await self.runtime.database.read(work)).reasons]
 
@@ -231,14 +231,14 @@ class Replica:
             return await self.runtime.report(by, task_id, update)
 
     async def heartbeat(self, worker: UUID, *, by: Identity = OWNER) -> WorkerResponse:
-        """Show that a worker lives."""
+        """Send a heartbeat."""
         async with asyncio.timeout(TIMEOUT):
             return await self.runtime.heartbeat(by, worker)
 
     async def verdicts(
         self, worker: UUID | None, *named: tuple[UUID, int], by: Identity = OWNER
     ) -> list[tuple[UUID, Verdict]]:
-        """Show that a worker lives, and ask what became of tasks by their ids and tokens."""
+        """Send a heartbeat that names tasks by id and attempt; return their verdicts."""
         assert worker is not None
         tasks = [NamedTask(id=task_id, attempt=attempt) for task_id, attempt in named]
         async with asyncio.timeout(TIMEOUT):
@@ -252,7 +252,7 @@ class Replica:
             await self.runtime.write(workers.remove, caller=by, worker_id=worker)
 
     async def unlink_job(self, worker: UUID | None, job: JobResponse, *, by: Identity = OWNER) -> None:
-        """Take a job off a worker."""
+        """Remove a job from a worker."""
         assert worker is not None
         name = parse_job_name(job.full_name)
         async with asyncio.timeout(TIMEOUT):
@@ -264,27 +264,27 @@ class Replica:
             return await self.runtime.get_task(task_id, wait, disconnected)
 
     async def retire_stale(self, seconds: float = 60) -> int:
-        """Retire all workers that are silent for longer than `seconds`."""
+        """Remove all workers that were silent for longer than `seconds`; return their number."""
         return await self._until_done(partial(sweep.retire_stale, timeout=timedelta(seconds=seconds)))
 
     async def fail_stuck(self, seconds: float = 3600) -> int:
-        """End the internal tasks that are held for longer than `seconds`."""
+        """Fail the internal tasks that are held for longer than `seconds`."""
         return await self._until_done(partial(sweep.fail_stuck, timeout=timedelta(seconds=seconds)))
 
     async def recover_abandoned(self) -> int:
-        """Settle the held tasks whose worker does not exist."""
+        """Recover the held tasks whose worker does not exist."""
         return await self._until_done(sweep.recover_abandoned)
 
     async def recover_overdue(self) -> int:
-        """Settle the held tasks that were not started, or did not end, in time."""
+        """Recover the held tasks that were not started, or did not end, in time."""
         return await self._until_done(sweep.recover_overdue)
 
     async def fail_expired(self) -> int:
-        """Fail the tasks that nobody claimed in time."""
+        """Fail the tasks that no worker claimed in time."""
         return await self._until_done(sweep.fail_expired)
 
     async def enqueue_due(self) -> int:
-        """Let the tasks into their queues whose time has come."""
+        """Enqueue the scheduled tasks that are due."""
         return await self._until_done(sweep.enqueue_due)
 
     async def _until_done(self, batch: Any) -> int:
@@ -295,18 +295,18 @@ class Replica:
         return count
 
     async def claim_task(self, worker: UUID | None, **options: Any) -> TaskResponse:
-        """Claim a task for a worker, which must be there."""
+        """Claim a task, which must be available, for a worker."""
         claimed = await self.claim(worker, **options)
         assert claimed is not None
         return claimed
 
     async def start(self, worker: UUID | None, *, by: Identity = OWNER) -> TaskResponse:
-        """Let a worker claim a task, which must be there, and start it."""
+        """Claim a task, which must be available, for a worker, and start it."""
         claimed = await self.claim_task(worker, by=by)
         return await self.report(claimed.id, TaskStatus.RUNNING, by=by, attempt=claimed.attempt)
 
     async def running(self, job: JobResponse, *, by: Identity = SUBMITTER) -> TaskResponse:
-        """Submit a task of a job and let the job's first worker start it."""
+        """Submit a task of a job; claim and start it with the job's first worker."""
         await self.submit(job, by=by)
         return await self.start(job.worker_id)
 
@@ -315,14 +315,14 @@ OpenReplica = Callable[[], Replica]
 
 
 class InternalExecutor:
-    """Takes internal tasks as a broker would, and does with them what it is told."""
+    """A broker that records the dispatched tasks, and awaits `on_call` with the id of each."""
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
         self.on_call: Any = None
 
     async def kiq(self, *, task_id: str, room_id: str, payload: dict[str, Any]) -> object:
-        """Take one call."""
+        """Record one dispatched task."""
         self.calls.append({"task_id": task_id, "room_id": room_id, "payload": payload})
         if self.on_call is not None:
             await self.on_call(UUID(task_id))

@@ -1,4 +1,4 @@
-"""REST requests that many tests send, and checks of every answer."""
+"""REST requests that many tests send, and checks of their responses."""
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 V1 = "/v1/joblib"
-# The answer to a claim while no task is pending.
+# The response to a claim while no task is pending.
 NO_TASK = {"task": None, "reason": "empty"}
 AsUser = Callable[..., Awaitable[httpx.AsyncClient]]
 ROTATE = {"category": "modifiers", "name": "Rotate"}
@@ -47,7 +47,7 @@ async def claim(
 async def report(
     client: httpx.AsyncClient, task: dict[str, Any], status: str, **fields: Any
 ) -> httpx.Response:
-    """Report on a task; return the answer, which may be a problem."""
+    """Report on a task; return the response, which may be a problem."""
     return await client.patch(f"{V1}/tasks/{task['id']}", json={"status": status, **fields})
 
 
@@ -74,7 +74,7 @@ async def run_task(client: httpx.AsyncClient, room: str = "lab") -> dict[str, An
 
 
 def expect_problem(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
-    """Check that an answer is a complete problem of this kind; return its body."""
+    """Check that a response is a complete problem of this kind; return its body."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body = answer.json()

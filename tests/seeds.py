@@ -1,4 +1,4 @@
-"""Rows for tests, put in past the code under test: many tasks at once, in any state, of any time."""
+"""Rows that tests insert directly into the database: many tasks at once, in any status, of any time."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ _STARTED = {TaskStatus.RUNNING, TaskStatus.COMPLETED}
 
 
 def task(job_id: UUID, status: TaskStatus = TaskStatus.PENDING, **fields: Any) -> dict[str, Any]:
-    """Return a row that its table takes; `fields` win."""
+    """Return a valid row of a task; `fields` override the defaults."""
     row = {
         "id": uuid4(),
         "job_id": job_id,
@@ -36,7 +36,7 @@ def task(job_id: UUID, status: TaskStatus = TaskStatus.PENDING, **fields: Any) -
 
 
 async def add_tasks(replica: Replica, rows: Iterable[dict[str, Any]]) -> list[UUID]:
-    """Insert tasks in their order, and count those in the queue as the code under test would."""
+    """Insert tasks in order, and update the counts of pending tasks of their jobs."""
     listed = list(rows)
     await replica.add(Task.__table__, listed)
     jobs = Job.__table__
@@ -48,5 +48,5 @@ async def add_tasks(replica: Replica, rows: Iterable[dict[str, Any]]) -> list[UU
 
 
 def seconds(count: float) -> timedelta:
-    """Return a span of time."""
+    """Return a timedelta."""
     return timedelta(seconds=count)

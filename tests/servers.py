@@ -25,13 +25,13 @@ with suppress(KeyboardInterrupt):
 
 
 class ServerProcess:
-    """The standalone server; it runs while the `with` block does. Settings come as keywords."""
+    """The standalone server in a process, during a `with` block. Settings are keyword arguments."""
 
     def __init__(self, database_url: str, **settings: object) -> None:
         given = {"database_url": database_url, "admin_token": "a-token-for-a-real-server", **settings}
         self.token = given["admin_token"]
         environment = {f"ZNDRAW_JOBLIB_{name.upper()}": str(value) for name, value in given.items()}
-        # Requests that arrive before the server listens wait in the socket: no test polls for the start.
+        # The socket listens before the server starts, so that early requests wait and no test has to poll.
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             self.process = subprocess.Popen(

@@ -92,7 +92,7 @@ def test_an_import_of_sqlalchemy_is_noticed_in_every_package(tmp_path: Path) -> 
 
 
 def test_a_worker_loads_no_server_library() -> None:
-    """A new process imports the package, connects and builds a manager without any server library.
+    """A worker imports the package, connects and creates a manager without importing a server library.
 
     It loads Socket.IO only on request.
     """
@@ -119,7 +119,7 @@ def test_one_module_writes_the_status_of_a_task() -> None:
 
 
 def test_no_sql_is_written_as_text_outside_the_store() -> None:
-    """A status that is written in plain SQL would escape the check above."""
+    """The test above would not find a status that is written as SQL text."""
     for path in FILES:
         if not name_of(path).startswith("server/store/"):
             found = path.read_text(encoding="utf-8")
@@ -145,7 +145,7 @@ def test_files_and_functions_are_short(path: Path) -> None:
 
 
 def test_every_exception_is_still_needed() -> None:
-    """A function that is short enough is not listed."""
+    """The list of exceptions has no function that is short enough."""
     long = {name for path in FILES for name, lines in functions(path) if lines > MAX_FUNCTION}
     assert set(LONG_FUNCTIONS) <= long
 

@@ -10,8 +10,8 @@ async def test_a_task_runs_to_its_result(client: httpx.AsyncClient) -> None:
     assert (ended["payload"], ended["attempt"], ended["error"]) == ({"x": 1}, 1, None)
 
 
-async def test_a_submitted_task_has_a_place_in_the_queue(client: httpx.AsyncClient) -> None:
-    """The answer to a submission names the task, its state and its position."""
+async def test_a_submitted_task_has_a_position_in_its_queue(client: httpx.AsyncClient) -> None:
+    """The response to a submission has the task, its status and its position."""
     job = await register(client)
     positions = [(await submit(client, job, angle=angle))["queue_position"] for angle in (3, 4)]
     assert positions == [1, 2]

@@ -10,7 +10,7 @@ import pytest
 import zndraw_joblib
 from zndraw_joblib.contract import events, problems
 
-# A new name must be kept for ever and a removed one breaks callers, so every change is made here on purpose.
+# A public name is a promise to users, so each added or removed name must be changed here too.
 NAMES = """
 ApiManager Backoff Category ClaimedProviderRequest ClaimedTask Conflict ContentTooLarge
 DispatchFailed Emission EmptyReason Event Extension FailedByOperator FileContent Folder

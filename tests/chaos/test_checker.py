@@ -120,7 +120,7 @@ def accept_a_stale_report(record: RunRecord) -> None:
 
 
 def fail_without_a_reason(record: RunRecord) -> None:
-    """Let a task fail whose submission asks for no failure."""
+    """Let a task fail although its submission requests no failure."""
     record.tasks[0].status = FAILED
 
 
@@ -136,7 +136,7 @@ def remove_a_live_worker(record: RunRecord) -> None:
 
 
 def remove_a_worker_after_a_pause(record: RunRecord) -> None:
-    """Remove a worker right after the server came back."""
+    """Remove a worker right after the server works again."""
     record.faults.append(Fault("server paused", 15, 22, server_back_at=22))
     lose_the_worker(record, 23)
 

@@ -98,7 +98,7 @@ def test_a_fresh_database_replaces_the_token_of_its_url(
 def test_a_token_that_cannot_be_saved_is_still_returned(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The problem names the credentials file."""
+    """The error names the credentials file."""
     (program.folder / "file").touch()
     monkeypatch.setenv("ZNDRAW_JOBLIB_CREDENTIALS", str(program.folder / "file" / "credentials.json"))
     token = _start(program.folder / "fresh.db")

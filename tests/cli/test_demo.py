@@ -18,7 +18,7 @@ def start(program: Program, *arguments: str, **settings: str) -> subprocess.Pope
 
 
 def test_the_demo_accounts_for_every_task(program: Program) -> None:
-    """One worker is killed, its task fails, all others complete. The user's settings do not matter."""
+    """One worker is killed, its task fails, all others complete. The user's settings are not used."""
     with start(program, "--limit", "150", WORKER_TIMEOUT_SECONDS="x", TOKEN="x") as demo:
         out, err = demo.communicate(timeout=TIMEOUT)
     assert (demo.returncode, err) == (0, "")

@@ -58,7 +58,7 @@ class Forwarder:
                     half.cancel()
                 to_backend.close()
         except asyncio.CancelledError:
-            pass  # the end of the test; asyncio would log it as an error
+            pass  # at the end of the test; asyncio would log it as an error
         finally:
             to_client.close()
             self._connections.discard(task)

@@ -58,7 +58,7 @@ def test_services_and_their_dependencies() -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_variable_is_known(name: str) -> None:
-    """A renamed setting would be ignored silently."""
+    """The server would silently ignore a misspelled setting."""
     assert set(PROGRAMS[name].get("environment", {})) <= SETTINGS | OTHER_VARIABLES
 
 

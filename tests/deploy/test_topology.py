@@ -105,7 +105,7 @@ class Deployment:
     def compute_through(self, kill: Kill) -> None:
         """Kill a server while a task runs; check that the task and new tasks complete."""
         task_id = self.client.submit(HOLD, {"pipe": str(self._pipe)}, room=ROOM)
-        with self._pipe.open("w") as end:  # opens when the task has opened its end
+        with self._pipe.open("w") as end:  # returns when the task has opened the other end
             kill()
             end.write("held")
             end.flush()
@@ -124,7 +124,7 @@ class Deployment:
         assert self._worker.wait(TIMEOUT) == 0
 
     def _submit(self, number: int) -> str:
-        # A submit without an answer may be committed, so the SDK does not repeat it.
+        # A submit without a response may be committed, so the SDK does not repeat it.
         def submit() -> str | None:
             try:
                 return self.client.submit(SQUARE, {"number": number}, room=ROOM)

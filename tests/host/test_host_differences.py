@@ -33,7 +33,7 @@ class Base(DeclarativeBase):
 
 
 class Account(Base):
-    """Whom the host knows."""
+    """A user account of the host."""
 
     __tablename__ = "account"
 
@@ -43,7 +43,7 @@ class Account(Base):
 
 @dataclass
 class Person:
-    """Somebody that no table knows."""
+    """A user without a row in any table."""
 
     id: Any
     is_superuser: bool = False
@@ -79,7 +79,7 @@ def mounted(session_maker: Any, identity: Callable[..., Any], **options: Any) ->
 
 
 def in_dependency(sessions: Any) -> Callable[..., Any]:
-    """Return an identity whose session FastAPI keeps open, and which commits at its end."""
+    """Return an identity dependency whose session stays open during the request and commits at its end."""
 
     async def open_session() -> AsyncIterator[AsyncSession]:
         async with sessions() as session:
@@ -157,7 +157,7 @@ def test_each_request_may_have_its_own_event_loop(send_request: Callable[..., ht
     """A synchronous test client works like this; waiting works too."""
     job = send_request("PUT", "/rooms/lab/jobs", json=ROTATE).json()
     worker = {"worker_id": job["worker_id"]}
-    # The loop is not closed while the re-check looks, which it does after 1 s and after 2.5.
+    # The wait of 2 s ends between two rechecks, at 1 s and 2.5 s: no query runs when the loop is closed.
     for wait in (0, 2):
         assert send_request("POST", "/tasks/claim", wait, json=worker).json() == {
             "task": None,
@@ -178,7 +178,7 @@ def test_each_request_may_have_its_own_event_loop(send_request: Callable[..., ht
 
 @on_sqlite
 async def test_a_host_may_change_settings_at_run_time(engine: AsyncEngine, start: Start) -> None:
-    """Every request reads them again."""
+    """Each request reads the current settings."""
     settings = JobLibSettings()
     client = await start(
         mounted(async_sessionmaker(engine), person_from_header(), settings=settings), **{"X-Id": "7"}
@@ -257,7 +257,7 @@ async def test_the_routes_of_a_host_keep_their_errors(engine: AsyncEngine, start
 
 @on_sqlite
 async def test_a_host_handles_its_own_exceptions(engine: AsyncEngine, start: Start) -> None:
-    """Its identity and its guards may raise them, and its handler answers."""
+    """Its identity and its guards may raise them, and its exception handler responds."""
 
     class NotHere(Exception):
         pass
@@ -279,7 +279,7 @@ async def test_a_host_handles_its_own_exceptions(engine: AsyncEngine, start: Sta
 
 @on_sqlite
 async def test_dependencies_of_the_whole_app_apply(engine: AsyncEngine, start: Start) -> None:
-    """A host may guard all routes in one place."""
+    """A dependency of the host's app applies to the routes of the queue too."""
 
     async def gate(x_gate: Annotated[str, Header()] = "") -> None:
         if x_gate != "open":

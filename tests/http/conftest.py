@@ -1,4 +1,4 @@
-"""The standalone app as several people see it, and what it tells."""
+"""The standalone app, clients of several users, and the events that it publishes."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -26,7 +26,7 @@ def app(client: httpx.AsyncClient) -> FastAPI:
 
 @pytest.fixture
 def runtime(app: FastAPI) -> Runtime:
-    """Return what the server behind `client` is made of."""
+    """Return the runtime of the server behind `client`."""
     found: Runtime = app.state.joblib.runtime
     return found
 
@@ -45,7 +45,7 @@ def events(app: FastAPI) -> list[Emission]:
 
 @pytest.fixture
 async def as_user(client: httpx.AsyncClient, app: FastAPI, runtime: Runtime) -> AsyncIterator[AsUser]:
-    """Return a function that makes a user and gives their client; without a name, nobody's."""
+    """Return a function that creates a user and returns a client; without a name the client has no token."""
     async with AsyncExitStack() as stack:
 
         async def make(name: str | None = None, *, is_superuser: bool = False) -> httpx.AsyncClient:

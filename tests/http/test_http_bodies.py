@@ -219,7 +219,7 @@ async def test_deep_nesting_is_refused_or_kept(
 
 @on_sqlite
 async def test_the_last_of_repeated_keys_counts(client: httpx.AsyncClient, url: str) -> None:
-    """JSON parsers behave like this."""
+    """The server behaves like most JSON parsers."""
     answer = await client.post(url, content=b'{"payload":{"a":1},"payload":{"a":2,"a":3}}', headers=JSON)
     assert (answer.status_code, answer.json()["payload"]) == (202, {"a": 3})
 

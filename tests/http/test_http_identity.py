@@ -34,7 +34,7 @@ def operations(app: FastAPI) -> list[tuple[str, str]]:
 async def test_every_operation_needs_an_identity(
     client: httpx.AsyncClient, app: FastAPI, as_user: AsUser
 ) -> None:
-    """Reads too: the problem 401 explains how to authenticate."""
+    """GET requests too. The 401 problem explains how to authenticate."""
     anonymous = await as_user()
     job = await register(client)
     await submit(client, job)

@@ -17,7 +17,7 @@ SUBMIT = f"{V1}/rooms/lab/tasks/{NAME}"
 
 
 class Broker:
-    """A kind of task that the server can hand on; `act` is what an executor does with it at once."""
+    """A broker that records dispatched tasks; it awaits `act`, if set, before the dispatch returns."""
 
     def __init__(self, act: Any = None) -> None:
         self.calls: list[dict[str, Any]] = []

@@ -36,7 +36,7 @@ def percent_encode(text: str) -> str:
 
 
 def expect_client_error(answer: httpx.Response) -> None:
-    """Check that the answer is a 4xx problem."""
+    """Check that the response is a 4xx problem."""
     assert 400 <= answer.status_code < 500, (answer.request.url, answer.text)
     assert answer.headers["content-type"] == "application/problem+json", answer.request.url
 
@@ -52,7 +52,7 @@ async def test_invalid_job_names_are_refused(client: httpx.AsyncClient) -> None:
 
 
 async def test_every_valid_job_name_can_be_used(client: httpx.AsyncClient) -> None:
-    """The job can be read, called and listed under the same characters."""
+    """The job can be read and listed, and tasks can be submitted, under exactly this name."""
     combined = unicodedata.normalize("NFD", "é")
     for name in [*NAMES, combined, "क्षि", "a\u200db"]:
         body = {"category": "modifiers", "name": name}

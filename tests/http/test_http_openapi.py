@@ -1,4 +1,4 @@
-"""The published description of the API changes only on purpose.
+"""The OpenAPI document equals its snapshot, so that each change of the API is deliberate.
 
 Renew the snapshot with: .venv/bin/python tests/http/test_http_openapi.py
 """

@@ -86,7 +86,7 @@ async def test_unknown_paths_are_problems_too(client: httpx.AsyncClient) -> None
 
 @on_sqlite
 async def test_a_validation_problem_lists_every_error(client: httpx.AsyncClient) -> None:
-    """422 has the place of each error and does not repeat the input."""
+    """422 has the location of each error and does not repeat the input."""
     body = {"category": 5, "schema": "secret-text", "worker_id": "x"}
     problem = expect_problem(await client.put(f"{V1}/rooms/lab/jobs", json=body), 422, "invalid-request")
     assert [fault["loc"] for fault in problem["errors"]] == [

@@ -54,7 +54,7 @@ async def claim_request(client: httpx.AsyncClient, worker_id: str, wait: float =
 async def upload(
     client: httpx.AsyncClient, provider: Any, request_id: str, content: Any, **headers: str
 ) -> httpx.Response:
-    """Upload a result; return the answer, which may be a problem."""
+    """Upload a result; return the response, which may be a problem."""
     url = f"{V1}/providers/{provider['id']}/results"
     return await client.post(url, content=content, headers={"X-Request-Hash": request_id, **headers})
 
@@ -73,7 +73,7 @@ def hashed(**params: Any) -> str:
     return hashlib.sha256(json.dumps(params, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-# P1: registration
+# Registration
 
 
 async def test_a_provider_is_registered(client: httpx.AsyncClient, events: list[Emission]) -> None:
@@ -205,7 +205,7 @@ async def test_concurrent_registrations_of_one_provider(client: httpx.AsyncClien
     assert last["worker_id"] in {answer.json()["worker_id"] for answer in answers}
 
 
-# P2, P3: lists
+# Lists
 
 
 async def test_a_room_sees_its_own_and_global_providers(client: httpx.AsyncClient) -> None:
@@ -263,7 +263,7 @@ async def test_an_unknown_provider_is_not_found(client: httpx.AsyncClient, name:
         expect_problem(await client.get(f"{V1}/rooms/lab/providers/{name}{end}"), 404, "provider-not-found")
 
 
-# P4, P6: reads
+# Requests and results
 
 
 async def test_the_worker_that_claims_a_request_answers_it(
@@ -291,7 +291,7 @@ async def test_the_worker_that_claims_a_request_answers_it(
 
 
 async def test_a_result_is_cached(client: httpx.AsyncClient, events: list[Emission]) -> None:
-    """The second request is answered from the cache, with the parameters in any order."""
+    """The second request gets the cached result, with the parameters in any order."""
     provider = await register_provider(client)
     await asyncio.gather(client.get(f"{URL}?a=1&b=2"), serve(client, provider, b"{}"))
     events.clear()
@@ -490,7 +490,7 @@ async def test_a_provider_error_may_have_any_text(client: httpx.AsyncClient, bod
 
 
 async def test_a_new_registration_never_serves_old_bytes(client: httpx.AsyncClient) -> None:
-    """The worker or the content type changed, or the provider was removed before."""
+    """Neither after a change of the worker or the content type, nor after a removal of the provider."""
     provider = await register_provider(client, content_type="text/plain")
     await asyncio.gather(client.get(URL), serve(client, provider, b"old"))
     assert (await client.get(URL, headers=NOW)).content == b"old"
@@ -521,7 +521,7 @@ async def test_a_pending_request_moves_to_the_new_registration(client: httpx.Asy
 
 
 async def test_the_previous_worker_takes_over(client: httpx.AsyncClient, events: list[Emission]) -> None:
-    """The provider stays while a worker is registered, with the registration of that worker."""
+    """A provider stays while one worker is registered for it, with that worker's fields."""
     first = await register_provider(client, content_type="text/plain")
     second = await register_provider(client, content_type="text/csv")
     waiting = asyncio.ensure_future(client.get(URL, headers={"Prefer": "wait=20"}))
@@ -538,7 +538,7 @@ async def test_the_previous_worker_takes_over(client: httpx.AsyncClient, events:
 
 
 async def test_removing_the_worker_ends_waiting_requests(client: httpx.AsyncClient) -> None:
-    """The problem says that the provider does not exist; it comes at once."""
+    """They fail at once with the problem `provider-not-found`."""
     provider = await register_provider(client)
     began = time.monotonic()
     waiting = asyncio.ensure_future(client.get(URL, headers={"Prefer": "wait=30"}))
@@ -549,7 +549,7 @@ async def test_removing_the_worker_ends_waiting_requests(client: httpx.AsyncClie
 
 
 async def test_a_recreated_provider_is_requested_at_once(client: httpx.AsyncClient) -> None:
-    """The lock of an unanswered request to the old one does not delay it."""
+    """The lock of a pending request to the removed provider does not delay it."""
     provider = await register_provider(client)
     expect_problem(await client.get(URL, headers=NOW), 504, "provider-timeout")
     await client.delete(f"{V1}/providers/{provider['id']}")
@@ -561,8 +561,8 @@ async def test_a_recreated_provider_is_requested_at_once(client: httpx.AsyncClie
 # Caching
 
 
-async def test_who_has_it_already_is_told_so(client: httpx.AsyncClient) -> None:
-    """304 without a body for the current ETag; new bytes have another one."""
+async def test_a_request_with_the_current_etag_is_304(client: httpx.AsyncClient) -> None:
+    """The response has no body; a new result has another ETag."""
     provider = await register_provider(client)
     answer, _ = await asyncio.gather(client.get(URL), serve(client, provider, b"one"))
     etag = answer.headers["etag"]
@@ -580,8 +580,8 @@ async def test_who_has_it_already_is_told_so(client: httpx.AsyncClient) -> None:
 
 
 @on_sqlite
-async def test_a_browser_runs_nothing_of_it(client: httpx.AsyncClient) -> None:
-    """What a provider gives is data, whatever it calls itself."""
+async def test_a_browser_does_not_execute_a_result(client: httpx.AsyncClient) -> None:
+    """The headers prevent it, whatever the content type is."""
     provider = await register_provider(client, content_type="text/html")
     answer, _ = await asyncio.gather(client.get(URL), serve(client, provider, b"<script>"))
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -589,8 +589,8 @@ async def test_a_browser_runs_nothing_of_it(client: httpx.AsyncClient) -> None:
 
 
 @on_sqlite
-async def test_a_result_lives_for_a_while(client: httpx.AsyncClient, runtime: Runtime) -> None:
-    """After `provider_result_ttl_seconds` the provider is asked again."""
+async def test_a_cached_result_expires(client: httpx.AsyncClient, runtime: Runtime) -> None:
+    """After `provider_result_ttl_seconds` the provider gets a new request."""
     runtime.settings.provider_result_ttl_seconds = 1
     provider = await register_provider(client)
     await asyncio.gather(client.get(URL), serve(client, provider, b"one"))
@@ -659,7 +659,8 @@ async def test_a_host_may_hold_the_lock_of_a_request(client: httpx.AsyncClient, 
     await backend.acquire_inflight(f"provider-inflight:{NAME}:{request_id}", 30)
     await claim_request(client, provider["worker_id"])
     app.state.joblib.runtime.settings.provider_inflight_ttl_seconds = 1
-    await asyncio.sleep(1)  # else the lock could be of an earlier provider of this name
+    # A lock is never left over from an earlier provider once this provider is older than the ttl of a lock.
+    await asyncio.sleep(1)
     waiting = asyncio.ensure_future(client.get(f"{URL}?frame=1", headers={"Prefer": "wait=20"}))
     assert await claim_request(client, provider["worker_id"], wait=1) is None
     assert (await upload(client, provider, request_id, b"frame")).status_code == 204
@@ -667,7 +668,7 @@ async def test_a_host_may_hold_the_lock_of_a_request(client: httpx.AsyncClient, 
 
 
 class HostBackend:
-    """A backend of a host with the seven operations of the contract and nothing else."""
+    """A host's backend with only the seven operations of the contract."""
 
     def __init__(self) -> None:
         self._kept = MemoryResults(10**6)
@@ -676,41 +677,41 @@ class HostBackend:
         self.is_broken = False
 
     async def store(self, key: str, data: bytes, ttl: int) -> None:
-        """Keep."""
+        """Store a value."""
         if self.is_broken and key.startswith("provider-result"):
             raise OSError("no space left")
         self.log.append(("store", key))
         await self._kept.store(key, data, ttl)
 
     async def get(self, key: str) -> bytes | None:
-        """Give."""
+        """Return a value."""
         return await self._kept.get(key)
 
     async def delete(self, key: str) -> None:
-        """Forget."""
+        """Delete a value."""
         await self._kept.delete(key)
 
     async def acquire_inflight(self, key: str, ttl: int) -> bool:
-        """Lock."""
+        """Acquire a lock."""
         self.locks.append(key)
         return await self._kept.acquire_inflight(key, ttl)
 
     async def release_inflight(self, key: str) -> None:
-        """Unlock."""
+        """Release a lock."""
         self.log.append(("release", key))
         await self._kept.release_inflight(key)
 
     async def wait_for_key(self, key: str, timeout: float) -> bytes | None:
-        """Wait."""
+        """Wait for a notification."""
         return await self._kept.wait_for_key(key, timeout)
 
     async def notify_key(self, key: str) -> None:
-        """Wake."""
+        """Wake the waiters of a key."""
         self.log.append(("notify", key))
         await self._kept.notify_key(key)
 
 
-# P5, P6: what is refused
+# Uploads and removals
 
 
 async def test_permissions_to_upload_and_remove(client: httpx.AsyncClient, as_user: AsUser) -> None:
@@ -798,7 +799,7 @@ async def test_large_results_are_streamed(client: httpx.AsyncClient) -> None:
     assert answer.headers["content-length"] == str(len(whole))
 
 
-# Claims of reads
+# Claims of provider requests
 
 
 async def test_only_the_owner_claims_provider_requests(client: httpx.AsyncClient, as_user: AsUser) -> None:
@@ -828,7 +829,7 @@ async def test_each_request_is_claimed_once_and_the_oldest_first(client: httpx.A
 
 
 async def test_a_claim_with_a_lost_response_is_repeated(client: httpx.AsyncClient) -> None:
-    """The same `claim_id` returns the same request until it is answered."""
+    """The same `claim_id` returns the same request until its result is uploaded."""
     provider = await register_provider(client)
     await client.get(f"{URL}?n=1", headers=NOW)
     await client.get(f"{URL}?n=2", headers=NOW)
@@ -851,7 +852,7 @@ async def test_claims_keep_a_worker_alive(client: httpx.AsyncClient, runtime: Ru
 
 @on_sqlite
 async def test_a_worker_with_a_claimed_request_is_connected(client: httpx.AsyncClient, app: FastAPI) -> None:
-    """Also longer than between two claims, because all its threads may be busy."""
+    """It may claim nothing for long, because all its threads may be busy."""
     provider = await register_provider(client)
     await client.get(URL, headers=NOW)
     assert await claim_request(client, provider["worker_id"]) is not None
@@ -985,7 +986,7 @@ async def test_a_result_that_cannot_be_stored_is_requested_again(
 async def test_callers_are_notified_of_a_result_that_is_too_large(
     client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
-    """They get the problem with the limit at once."""
+    """They get a problem that names the limit at once."""
     runtime.settings.max_result_bytes = 1000
     provider = await register_provider(client)
     waiting = asyncio.ensure_future(client.get(URL, headers={"Prefer": "wait=20"}))
@@ -1000,7 +1001,7 @@ async def test_callers_are_notified_of_a_result_that_is_too_large(
 
 @on_sqlite
 async def test_one_upload_at_a_time(client: httpx.AsyncClient) -> None:
-    """Of two concurrent uploads the second is refused: retry, or too late."""
+    """A concurrent upload gets a 503; an upload that ends after a new registration gets a 409."""
     old = await register_provider(client, content_type="text/plain")
     await client.get(URL, headers=NOW)
     claimed_request = await claim_request(client, old["worker_id"])

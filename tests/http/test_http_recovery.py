@@ -119,7 +119,7 @@ async def test_an_action_on_a_changed_task_is_refused(client: httpx.AsyncClient)
 
 
 async def test_history_and_explanation_need_a_readable_room(client: httpx.AsyncClient, app: FastAPI) -> None:
-    """The host decides, as for the task itself."""
+    """The host's guard applies, as for the task itself."""
     job = await register(client, max_attempts=2, retry_on=["error"])
     task = await submit(client, job)
     await claim(client, job["worker_id"])

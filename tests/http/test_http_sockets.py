@@ -50,7 +50,7 @@ async def port(settings: ServerSettings) -> AsyncIterator[tuple[httpx.AsyncClien
 
 
 async def close_sockets(request: "asyncio.Task[Any]") -> None:
-    """Close the connection of a request before it is answered."""
+    """Close the connection of a request before its response."""
     request.cancel()
     with suppress(asyncio.CancelledError):
         await request
@@ -113,7 +113,7 @@ async def test_ctrl_c_stops_a_server_with_waiting_requests(sqlite_url: str, sett
                 asyncio.create_task(client.get(f"{V1}/tasks/{task['id']}", headers=wait)),
                 asyncio.create_task(client.post(f"{V1}/tasks/claim", json=worker, headers=wait)),
             ]
-            # Both are asleep once a later request of the same kind was answered.
+            # After the response to a later request, the server has received both requests and they wait.
             await client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": "wait=1"})
             started = time.monotonic()
             server.interrupt()

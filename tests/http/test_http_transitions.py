@@ -177,7 +177,7 @@ async def test_the_report_of_a_removed_worker_changes_nothing(client: httpx.Asyn
 
 
 async def test_a_submitter_may_only_cancel(client: httpx.AsyncClient, as_user: AsUser) -> None:
-    """Its own task, at any time before the end; the next report of the worker returns that."""
+    """Its own task, at any time before the end; the worker's next report is a 409 with that reason."""
     ada, bob = await as_user("ada"), await as_user("bob")
     job = await register(client)
     for steps in ([], ["claim"], ["claim", "running"]):

@@ -77,7 +77,7 @@ async def test_room_max_in_flight_runs_internal_tasks_one_by_one(
 
 
 async def test_the_worker_of_the_server_cannot_be_drained(client: httpx.AsyncClient) -> None:
-    """The problem explains what to do instead; the worker goes on."""
+    """The problem explains what to do instead; the worker continues."""
     await wait_for_end(client, await submit(client, END_AS))
     [worker] = await workers(client)
     refused = await client.post(f"{V1}/workers/{worker['id']}/drain")

@@ -30,7 +30,7 @@ async def centred(client: httpx.AsyncClient) -> object:
     return (await wait_for_end(client, await submit(client, NAME, positions=[[0, 0], [2, 4]])))["result"]
 
 
-async def test_it_runs_in_a_standalone_server(example: ModuleType, database_url: str) -> None:
+async def test_the_example_runs_in_a_standalone_server(example: ModuleType, database_url: str) -> None:
     """The setting `internal_extensions` names the job; nothing else is needed."""
     settings = ServerSettings(
         database_url=database_url, admin_token=TOKEN, internal_extensions=f"{example.__name__}:Center"
@@ -39,7 +39,7 @@ async def test_it_runs_in_a_standalone_server(example: ModuleType, database_url:
         assert await centred(client) == [[-1, -2], [1, 2]]
 
 
-async def test_it_runs_in_a_hosts_app(example: ModuleType, engine: AsyncEngine) -> None:
+async def test_the_example_runs_in_a_hosts_app(example: ModuleType, engine: AsyncEngine) -> None:
     """The host passes its own broker."""
     app, sessions = FastAPI(), async_sessionmaker(engine)
     JobLib(session_maker=sessions, identity=lambda: Identity("host", is_superuser=True)).mount(app)

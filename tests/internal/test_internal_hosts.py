@@ -30,7 +30,7 @@ Sessions = async_sessionmaker[AsyncSession]
 
 
 class Double:
-    """An extension that is no subclass of `Extension`; it only has the same attributes."""
+    """An extension that is no subclass of `Extension`, but has the same attributes."""
 
     category: ClassVar[str] = "modifiers"
     policy: ClassVar[JobPolicy] = JobPolicy(priority=3)

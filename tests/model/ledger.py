@@ -1,4 +1,4 @@
-"""A model of the queue in dicts and lists: what every request must do, written as simply as possible."""
+"""A model of the queue in dicts and lists: the effect of each request, as simple as possible."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -22,7 +22,7 @@ STUCK = timedelta(seconds=3600)
 INTERVAL = timedelta(seconds=15)
 JITTER = timedelta(seconds=5)
 ENDED = {"completed", "failed", "cancelled"}
-# The transition table again, independent of the code.
+# A copy of the transition table, independent of the code.
 TRANSITIONS = {
     "pending": {"cancelled"},
     "claimed": {"running", "failed", "cancelled"},
@@ -146,7 +146,7 @@ class Ledger:
     def check_registration(
         self, by: Identity, name: JobName, schema: dict[str, Any], worker: UUID | None
     ) -> Refusal | None:
-        """Return the problem of a registration, if it has one."""
+        """Return the problem of a registration, or None."""
         job = self.jobs.get(name)
         if job and not job.is_deleted and job.schema != schema:
             return SchemaConflict
@@ -166,7 +166,7 @@ class Ledger:
         return is_new
 
     def check_submission(self, name: JobName, room: str) -> Refusal | None:
-        """Return the problem of a submission, if it has one."""
+        """Return the problem of a submission, or None."""
         job = self.jobs.get(name)
         is_visible = name.room_id.startswith("@") or name.room_id == room
         return None if job and not job.is_deleted and is_visible else JobNotFound

@@ -1,4 +1,4 @@
-"""The whole queue against a simple model: both return and hold the same after any sequence of requests."""
+"""The queue and a simple model have the same results and rows after any sequence of requests."""
 
 import asyncio
 import shutil
@@ -48,13 +48,13 @@ SCHEMAS = st.sampled_from([{}, {}, {}, {"title": "another"}])
 USERS = [OWNER, STRANGER, SUBMITTER, ADMIN]
 OWNERS = st.sampled_from([OWNER, OWNER, STRANGER])
 SUBMITTERS = st.sampled_from([SUBMITTER, SUBMITTER, *USERS])
-# None stands for the right caller: the owner of the worker, the holder of the task.
+# None means the permitted caller: the owner of the worker, or the holder of the task.
 CALLERS = st.sampled_from([None, None, None, None, *USERS])
 ROOMS = st.sampled_from(["lab", "lab", "lab", "other"])
-# None stands for the next step of a successful task.
+# None means the next step of a successful task.
 REPORTED = st.sampled_from([None, None, None, None, *TaskStatus])
 TOKENS = st.sampled_from(["", "right", "right", "old", "other"])
-# Claim ids; None for a claim without one.
+# None means a claim without a claim id.
 CLAIM_IDS = st.sampled_from([None, None, UUID(int=1), UUID(int=2)])
 POLICIES = {
     B: Policy(attempts=2, after_errors=True, crashes=2),
@@ -102,7 +102,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
 
     @initialize(target=known_workers)
     def set_up(self) -> Any:
-        """Start with the internal job, which has no worker, and two workers of two owners."""
+        """Register the internal job, which has no worker, and two workers of two owners."""
         self._register(ADMIN, INTERNAL_JOB, {}, None)
         first, second = self._register(OWNER, A, {}, None), self._register(STRANGER, A, {}, None)
         self._register(OWNER, B, {}, first)
@@ -330,7 +330,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
 
 
 def _policy_fields(name: JobName) -> dict[str, Any]:
-    """Return what a worker says of a job's policy."""
+    """Return the policy fields of a registration."""
     policy = POLICIES.get(name, Policy())
     causes = [policy.after_losses and "worker_lost", policy.after_errors and "error"]
     return {
@@ -358,7 +358,7 @@ def profile(examples: int, steps: int) -> settings:
 
 @pytest.mark.slow
 def test_the_queue_on_sqlite_matches_the_model(sqlite_template: Path, tmp_path: Path) -> None:
-    """Fifty random sequences of requests: after each step everything is as in the model."""
+    """After each step of fifty random sequences of requests, results, rows and events match the model."""
 
     def begin() -> QueueAgainstLedger:
         return QueueAgainstLedger(f"sqlite:///{shutil.copy(sqlite_template, tmp_path / f'{uuid4()}.db')}")

@@ -121,7 +121,7 @@ def front_end(server: LiveServer) -> Iterator[Callable[..., Peer]]:
 
 
 def submit_until_woken(server: LiveServer, worker: Peer, room: str) -> None:
-    """Submit tasks until the worker runs one: that shows that its socket has joined its room."""
+    """Submit tasks until the worker runs one, which shows that its socket has joined its room."""
     calls: list[str] = []
     ran = len(worker.events("ran"))
 

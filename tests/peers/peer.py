@@ -43,7 +43,7 @@ class Peer:
         self._reader.start()
 
     def call(self, do: str, **arguments: Any) -> Any:
-        """Send a command; return its answer, or raise the exception of the other program as `CommandError`."""
+        """Send a command; return its answer. Raise `CommandError` if the command raised an exception."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self.process.stdin.flush()

@@ -12,7 +12,7 @@ from zndraw_joblib.contract.messages import JobRegisterRequest
 
 
 @pytest.mark.parametrize("transports", TRANSPORTS, ids="+".join)
-def test_it_gets_the_events_of_a_task(
+def test_a_front_end_gets_the_events_of_a_task(
     server: LiveServer, room: str, front_end: Callable[..., Peer], transports: list[str]
 ) -> None:
     """Every status once, in order, with the same fields as the REST response."""
@@ -29,7 +29,7 @@ def test_it_gets_the_events_of_a_task(
     assert len(watching.events("connect")) == 1
 
 
-def test_it_gets_no_events_of_other_rooms(
+def test_a_front_end_gets_no_events_of_other_rooms(
     server: LiveServer, room: str, front_end: Callable[..., Peer]
 ) -> None:
     """Only events of the rooms that it has joined and not left."""
@@ -62,7 +62,7 @@ def test_it_gets_no_events_of_other_rooms(
     ],
     ids=["bad room", "no room", "no such worker"],
 )
-def test_a_refused_join(
+def test_a_refused_join_returns_a_problem(
     front_end: Callable[..., Peer], command: dict[str, Any], status: int, type_: str | None
 ) -> None:
     """The answer is a problem, the socket gets the same problem as an event, and it stays connected."""
@@ -76,7 +76,7 @@ def test_a_refused_join(
 
 
 @pytest.mark.parametrize("transports", TRANSPORTS, ids="+".join)
-def test_a_wrong_token(front_end: Callable[..., Peer], transports: list[str]) -> None:
+def test_a_wrong_token_is_refused(front_end: Callable[..., Peer], transports: list[str]) -> None:
     """The connection is refused with a problem."""
     refused = front_end(token="an-unknown-token", transports=transports)
     [error] = refused.wait_for("connect_error")
@@ -86,14 +86,16 @@ def test_a_wrong_token(front_end: Callable[..., Peer], transports: list[str]) ->
     assert refused.events("connect") == []
 
 
-def test_from_another_origin(server: LiveServer, room: str, front_end: Callable[..., Peer]) -> None:
+def test_another_origin_may_connect(server: LiveServer, room: str, front_end: Callable[..., Peer]) -> None:
     """A page of another origin may connect with a token: there is no cookie that it could abuse."""
     watching = front_end(room, origin="https://lab.example")
     run_task(server, room)
     watching.wait_for("task_status_event", 4)
 
 
-def test_jobs_of_the_global_room(server: LiveServer, room: str, front_end: Callable[..., Peer]) -> None:
+def test_a_front_end_gets_events_of_global_jobs(
+    server: LiveServer, room: str, front_end: Callable[..., Peer]
+) -> None:
     """A room's front-end gets events when the jobs of @global or of its room change, not of another room."""
     watching = front_end(room)
     request = JobRegisterRequest(category="analysis", name=f"Job-{room}")

@@ -18,7 +18,7 @@ from zndraw_joblib.worker.client import ProviderResult
 
 
 def read_until_joined(server: LiveServer, name: str, path: str) -> ProviderResult:
-    """Send requests until one has a result: that shows that the worker's socket has joined its room."""
+    """Send requests until one has a result, which shows that the worker's socket has joined its room."""
 
     def answer() -> ProviderResult | None:
         try:
@@ -32,7 +32,7 @@ def read_until_joined(server: LiveServer, name: str, path: str) -> ProviderResul
 
 
 @pytest.mark.parametrize("transports", TRANSPORTS, ids="+".join)
-def test_it_serves(
+def test_an_old_provider_serves_requests(
     server: LiveServer, room: str, old_worker: Callable[..., Peer], transports: list[str]
 ) -> None:
     """JSON and bytes, each with its content type; a second equal request gets the cached result."""
@@ -55,7 +55,7 @@ def test_it_serves(
     assert {line["status"] for line in uploads} == {204}
 
 
-def test_a_request_that_fails(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
+def test_a_failed_request_times_out(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
     """Version 0.1.7 reports no errors: the client gets a timeout. Other requests continue."""
     worker = old_worker(transports=["websocket"])
     worker.call("register_provider", kind="Words", name="one", handler="it", room=room)
@@ -66,7 +66,7 @@ def test_a_request_that_fails(server: LiveServer, room: str, old_worker: Callabl
     assert server.client.read_provider(name, {"path": "/b"}).json() == ["it", "/b"]
 
 
-def test_it_unregisters(
+def test_an_old_provider_unregisters(
     server: LiveServer, room: str, old_worker: Callable[..., Peer], front_end: Callable[..., Peer]
 ) -> None:
     """The provider is removed, its worker stays, and the room gets an event."""
@@ -84,7 +84,7 @@ def test_it_unregisters(
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGKILL], ids=["end", "SIGTERM", "SIGKILL"])
-def test_it_disconnects(
+def test_a_disconnected_provider_is_removed(
     own_server: Callable[..., LiveServer],
     room: str,
     old_worker: Callable[..., Peer],
@@ -104,10 +104,10 @@ def test_it_disconnects(
 
 
 @pytest.mark.parametrize("transports", TRANSPORTS, ids="+".join)
-def test_it_serves_again_after_a_restart(
+def test_an_old_provider_serves_again_after_a_restart(
     own_server: Callable[..., LiveServer], room: str, old_worker: Callable[..., Peer], transports: list[str]
 ) -> None:
-    """After a restart of the server on the same port it joins again by itself."""
+    """The server restarts on the same port; the worker reconnects and joins its room again."""
     server = own_server()
     worker = old_worker(at=server, transports=transports)
     worker.call("register_provider", kind="Words", name="one", handler="it", room=room)
@@ -121,7 +121,7 @@ def test_it_serves_again_after_a_restart(
 def test_two_workers_serve_one_provider(
     server: LiveServer, room: str, old_worker: Callable[..., Peer]
 ) -> None:
-    """The newest one answers; after it disconnects, the other one does."""
+    """The newest worker gets the requests; after it disconnects, the other one gets them."""
     first, second = (old_worker(transports=["websocket"]) for _ in range(2))
     name = f"{room}:raws:one"
     for worker, handler in ((first, "first"), (second, "second")):

@@ -10,7 +10,7 @@ from peers.conftest import CLAIM, NOTHING, OLD, TRANSPORTS, V1, LiveServer, subm
 from peers.peer import CommandError, Peer
 
 
-def test_it_is_the_other_package(old_worker: Callable[..., Peer]) -> None:
+def test_the_old_worker_uses_the_old_package(old_worker: Callable[..., Peer]) -> None:
     """The worker does not import this repository."""
     about = old_worker().call("about")
     assert about["version"] == "0.1.7"
@@ -18,7 +18,7 @@ def test_it_is_the_other_package(old_worker: Callable[..., Peer]) -> None:
 
 
 @pytest.mark.parametrize("transports", TRANSPORTS, ids="+".join)
-def test_an_event_wakes_it(
+def test_an_event_wakes_an_old_worker(
     server: LiveServer, room: str, old_worker: Callable[..., Peer], transports: list[str]
 ) -> None:
     """It polls every ten minutes; a task runs at once, because of the server's event."""
@@ -38,7 +38,9 @@ def test_an_event_wakes_it(
     ]
 
 
-def test_it_works_without_a_socket(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
+def test_an_old_worker_works_without_a_socket(
+    server: LiveServer, room: str, old_worker: Callable[..., Peer]
+) -> None:
     """Without Socket.IO it polls every 50 ms; each task runs once, in the order of submission."""
     worker = old_worker(polling_interval=0.05)
     worker.call("register", name="Sum", room=room)
@@ -51,7 +53,7 @@ def test_it_works_without_a_socket(server: LiveServer, room: str, old_worker: Ca
     )
 
 
-def test_one_job_and_two_workers(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
+def test_two_old_workers_share_a_job(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
     """A task goes to one of the two workers of a job; both get some of many."""
     workers = [old_worker(transports=["websocket"]) for _ in range(2)]
     for worker in workers:
@@ -70,7 +72,7 @@ def test_one_job_and_two_workers(server: LiveServer, room: str, old_worker: Call
     assert sorted(ran["task_id"] for worker in workers for ran in worker.events("ran")) == sorted(task_ids)
 
 
-def test_a_task_that_fails(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
+def test_an_exception_fails_the_task(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
     """The extension's exception is the task's error; the worker continues."""
     worker = old_worker(polling_interval=0.05)
     worker.call("register", name="Break", room=room)
@@ -82,7 +84,7 @@ def test_a_task_that_fails(server: LiveServer, room: str, old_worker: Callable[.
     assert (after.status, after.worker_id) == ("completed", failed.worker_id)
 
 
-def test_by_hand(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
+def test_a_program_runs_tasks_itself(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
     """Without `execute` its program claims, starts and completes tasks; `submit` submits one."""
     worker = old_worker(serves=False)
     worker_id = worker.call("create_worker")
@@ -105,7 +107,7 @@ def test_by_hand(server: LiveServer, room: str, old_worker: Callable[..., Peer])
     assert (task.status, str(task.worker_id)) == ("completed", worker_id)
 
 
-def test_ends_by_hand(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
+def test_a_program_ends_tasks_itself(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
     """A task from `listen` is completed, failed or cancelled; that status is final."""
     worker = old_worker(serves=False)
     worker.call("register", name="Sum", room=room)
@@ -124,7 +126,7 @@ def test_ends_by_hand(server: LiveServer, room: str, old_worker: Callable[..., P
             worker.call("report", how="start", task_id=submitted_id)
 
 
-def test_it_fails_a_task_by_its_id(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
+def test_a_task_is_failed_by_its_id(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
     """A claimed task that has not started can be failed."""
     worker = old_worker(serves=False)
     worker.call("register", name="Sum", room=room)
@@ -135,7 +137,9 @@ def test_it_fails_a_task_by_its_id(server: LiveServer, room: str, old_worker: Ca
     assert (task.status, task.error) == ("failed", "not today")
 
 
-def test_a_global_job(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
+def test_an_old_worker_serves_a_global_job(
+    server: LiveServer, room: str, old_worker: Callable[..., Peer]
+) -> None:
     """A superuser registers it without a room; a user of any room submits tasks to it."""
     worker = old_worker(token=server.running_server.token, transports=["websocket"], polling_interval=0.05)
     worker.call("register", name="Sum")
@@ -160,7 +164,9 @@ def test_another_schema_is_a_conflict(server: LiveServer, room: str, old_worker:
     assert server.jobs(room) == {f"{room}:analysis:Sum": [worker_id]}
 
 
-def test_refusals(server: LiveServer, room: str, old_worker: Callable[..., Peer]) -> None:
+def test_problems_become_the_old_exceptions(
+    server: LiveServer, room: str, old_worker: Callable[..., Peer]
+) -> None:
     """Each problem of the server becomes the exception that users of version 0.1.7 know."""
     worker = old_worker(serves=False)
     for kind, problem, command in [
@@ -178,7 +184,7 @@ def test_refusals(server: LiveServer, room: str, old_worker: Callable[..., Peer]
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGTERM], ids=["end", "SIGTERM"])
-def test_it_disconnects(
+def test_a_disconnected_worker_is_removed(
     server: LiveServer,
     room: str,
     old_worker: Callable[..., Peer],
@@ -199,7 +205,7 @@ def test_it_disconnects(
     watching.wait_for("jobs_invalidate", 2)
 
 
-def test_heartbeats_keep_it(
+def test_heartbeats_keep_an_old_worker(
     own_server: Callable[..., LiveServer], room: str, old_worker: Callable[..., Peer]
 ) -> None:
     """The sweeper removes a silent worker, and keeps one that sends heartbeats."""
@@ -223,14 +229,14 @@ def test_heartbeats_keep_it(
     ],
     ids=["sweeper", "lost socket"],
 )
-def test_it_is_killed(
+def test_the_task_of_a_killed_worker_fails(
     own_server: Callable[..., LiveServer],
     room: str,
     old_worker: Callable[..., Peer],
     transports: list[str] | None,
     settings: dict[str, str],
 ) -> None:
-    """Its task fails: by the sweeper, or sooner by the lost socket."""
+    """The sweeper fails it, or the server does so sooner because of the closed socket."""
     server = own_server(**settings)
     worker = old_worker(at=server, transports=transports, polling_interval=0.05, heartbeat_interval=0.2)
     worker_id = worker.call("register", name="Wait", room=room)

@@ -11,13 +11,13 @@ from peers.watching import LIFE, run_task, statuses_seen
 def test_front_ends_reconnect(
     own_server: Callable[..., LiveServer], room: str, front_end: Callable[..., Peer]
 ) -> None:
-    """The stop does not wait for them; they connect and join again by themselves, and get the next events."""
+    """The stop does not wait for front-ends; they reconnect, join again and get the next events."""
     server = own_server()
     watching = [front_end(room, at=server, transports=transports) for transports in TRANSPORTS]
     first = run_task(server, room)
     for one in watching:
         one.wait_for("task_status_event", 4)
-    assert server.jobs(room) == {}  # after this response the polls are open again
+    assert server.jobs(room) == {}  # after this response the long-polls are open again
     began = time.monotonic()
     server.running_server.stop()
     assert time.monotonic() - began < 4
@@ -33,7 +33,7 @@ def test_front_ends_reconnect(
 def test_old_workers_reconnect(
     own_server: Callable[..., LiveServer], room: str, old_worker: Callable[..., Peer]
 ) -> None:
-    """With WebSocket or polling they keep their ids, join again by themselves, and are woken."""
+    """With WebSocket or polling they keep their ids, join again, and are woken by events."""
     server = own_server()
     workers = {}
     for transports in TRANSPORTS:

@@ -20,7 +20,7 @@ KINDS = ["without statistics", "with statistics"]
 
 @pytest.fixture(scope="session")
 def seeded_sqlite(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the URLs of two equal databases full of tasks, without and with statistics."""
+    """Return the URLs of two equal databases with many tasks, without and with statistics."""
     folder = tmp_path_factory.mktemp("plans")
     plain, analysed = folder / "plain.db", folder / "analysed.db"
     shutil.copy(sqlite_template, plain)
@@ -32,7 +32,7 @@ def seeded_sqlite(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def seeded_postgresql(postgres: PostgresDatabases) -> dict[str, str]:
-    """Return the URLs of two equal databases full of tasks, without and with statistics."""
+    """Return the URLs of two equal databases with many tasks, without and with statistics."""
     plain, analysed = postgres.url.format("plans_plain"), postgres.url.format("plans_analysed")
 
     async def seed() -> None:
@@ -58,7 +58,7 @@ async def _run(url: str, statements: list[str]) -> None:
 
 @pytest.fixture(params=[(kind, known) for kind in ("sqlite", "postgresql") for known in KINDS], ids="-".join)
 def full_url(request: pytest.FixtureRequest) -> str:
-    """Return the URL of a full database."""
+    """Return the URL of a database with many tasks."""
     kind, known = request.param
     seeded: dict[str, str] = request.getfixturevalue(f"seeded_{kind}")
     return seeded[known]
@@ -66,7 +66,7 @@ def full_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def engine(full_url: str) -> AsyncIterator[AsyncEngine]:
-    """Return an engine on a full database. The explainer rolls back every transaction."""
+    """Return an engine on a database with many tasks. The explainer rolls back every transaction."""
     engine = open_engine(full_url)
     yield engine
     assert engine.pool.checkedout() == 0

@@ -1,4 +1,4 @@
-"""Captures the statements of the code under test and asks the database for their plans."""
+"""Capture the statements of the code under test, and get their plans with EXPLAIN."""
 
 import json
 import re

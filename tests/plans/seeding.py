@@ -1,4 +1,4 @@
-"""SQL that inserts a long history, a long backlog, some held tasks and many rooms.
+"""SQL statements that insert a long history, a long backlog, some held tasks and many rooms.
 
 Of 100,000 tasks 60,000 have ended, 38,000 are pending and 2,000 are held. One job has most of the backlog,
 one has three tasks at its end, one is internal, one has only a history; there are 20,000 workers.

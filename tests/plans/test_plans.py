@@ -1,6 +1,6 @@
-"""No request reads or sorts what it does not need: costs grow neither with the backlog nor with the history.
+"""No request reads or sorts more rows than it needs: its cost does not grow with backlog or history.
 
-The statements are those that the code runs, caught as it runs them; a full scan of the tasks fails the test.
+The tests explain the statements that the code executes; a full scan of the tasks fails a test.
 """
 
 import re
@@ -44,9 +44,9 @@ def describe(plan: Plan) -> str:
 
 
 def assert_reads(plans: list[Plan], *indexes: set[str] | str) -> None:
-    """Check that the tasks are read by these indexes alone, and that they come in order.
+    """Check that only these indexes read the tasks, and that no large result is sorted.
 
-    What is looked up by its key, or held at this moment, is little, and may be sorted.
+    Rows found by key, and held tasks, are few and may be sorted.
     """
     allowed = set().union(*[{index} if isinstance(index, str) else index for index in indexes])
     for plan in plans:
@@ -57,7 +57,7 @@ def assert_reads(plans: list[Plan], *indexes: set[str] | str) -> None:
 
 
 def assert_bounded(plans: list[Plan]) -> None:
-    """Check that neither workers nor links are read as a whole, nor a join of all of them made."""
+    """Check that no plan scans all workers or all links, and none joins all of them."""
     for plan in plans:
         assert not plan.materialises, describe(plan)
         for table in ("joblib_worker", "joblib_worker_job"):
@@ -147,8 +147,8 @@ async def test_a_heartbeat_finds_the_tasks_that_it_names_by_their_keys(
 
 
 @pytest.mark.parametrize("count", [1, 200])
-async def test_a_removed_worker_costs_what_it_holds(explainer: Explainer, count: int) -> None:
-    """Its tasks are found among the held ones; its history is not read."""
+async def test_a_removal_reads_only_the_held_tasks_of_its_worker(explainer: Explainer, count: int) -> None:
+    """The removal finds its tasks among the held ones and does not read its history."""
     ids = [worker_id(turn) for turn in range(count)]
     plans = await explainer.plans(partial(workers.retire, worker_ids=ids))
     assert_reads(plans, HELD, KEY)
@@ -221,7 +221,7 @@ async def test_a_page_of_a_job_reads_that_jobs_tasks(
 async def test_a_position_is_counted_in_the_queue(explainer: Explainer, seq: int) -> None:
     """The rank of a task in front, far behind, or in the middle is read from the queue of its job alone.
 
-    What lies behind the task PostgreSQL may also read by the key, from the task on.
+    PostgreSQL may also read the tasks behind it by the primary key.
     """
     assert_no_full_scan(await explainer.plans(partial(tasks.get, task_id=task_id(seq))))
 
@@ -242,7 +242,7 @@ def assert_no_full_scan(plans: list[Plan]) -> None:
         assert not re.search(r"SCAN joblib_task(?! USING)", plan.text), describe(plan)
 
 
-async def test_a_re_check_reads_only_the_awaited_tasks(explainer: Explainer) -> None:
+async def test_a_recheck_reads_only_the_awaited_tasks(explainer: Explainer) -> None:
     """The tasks that waiters wait for are read by their ids."""
     ids = [task_id(seq) for seq in range(1, 500)]
     assert_reads(await explainer.plans(partial(store.finished, ids=ids)), KEY)

@@ -99,7 +99,7 @@ async def test_a_pending_request_is_sent_to_a_socket_that_joins(server: LiveServ
 
 
 async def test_a_request_during_a_join_is_sent(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker counts as connected before its socket is in the room; the server sends the request after."""
+    """The worker counts as connected before its socket is in the room; then the socket gets the request."""
     rest, socket = await server.rest(), await server.connect()
     provider = await register_provider(rest)
     assert server.rooms is not None
@@ -289,7 +289,7 @@ async def host(sqlite_url: str) -> AsyncIterator[tuple[LiveServer, socketio.Asyn
 async def test_a_host_may_handle_the_rooms_of_providers(
     host: tuple[LiveServer, socketio.AsyncServer],
 ) -> None:
-    """The server cannot know which sockets are connected, so callers wait for as long as they ask."""
+    """The server does not know which sockets are connected, so callers wait for their whole wait time."""
     server, _ = host
     rest, socket = await server.rest(), await server.connect()
     provider = await register_provider(rest)

@@ -1,4 +1,4 @@
-"""The private parts of python-socketio and python-engineio still are what the server expects."""
+"""The private parts of python-socketio and python-engineio behave as the server expects."""
 
 import asyncio
 import json

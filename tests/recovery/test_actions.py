@@ -96,7 +96,7 @@ async def test_a_released_task_is_in_its_queue_again(timed: Replica, clock: Manu
 
 
 async def test_the_reason_of_a_release_is_kept(replica: Replica) -> None:
-    """It stays with the task until its next attempt has ended."""
+    """The task keeps the reason until its next attempt has ended."""
     running = await replica.running(await replica.register())
     released = await replica.act(task_actions.release, running.id, error="the disk is full")
     assert (released.error, released.error_code) == ("the disk is full", "released")
@@ -188,7 +188,7 @@ async def end(timed: Replica, submitted: TaskResponse, worker: UUID | None, how:
 
 
 async def test_a_retry_restores_a_soft_deleted_job(replica: Replica) -> None:
-    """The job's rooms get an event; the next worker gets the task; then the job may be deleted again."""
+    """The job's room gets an event; the next worker gets the task; then the job may be deleted again."""
     job = await replica.register()
     running = await replica.running(job)
     await replica.leave(job.worker_id)
@@ -291,7 +291,7 @@ async def test_an_internal_task_follows_its_retry_policy(replica: Replica) -> No
     assert [call["task_id"] for call in executor.calls] == [str(submitted.id)] * 2
 
 
-async def test_of_a_release_and_a_report_one_wins(pair: list[Replica]) -> None:
+async def test_a_release_and_a_report_exclude_each_other(pair: list[Replica]) -> None:
     """Either the task has ended and is not released, or it is released and the report is refused."""
     job = await pair[0].register()
     for _ in range(6):

@@ -15,7 +15,7 @@ from zndraw_joblib.contract.status import TaskStatus
 
 @every_kind
 async def test_a_draining_worker_gets_no_task(replica: Replica) -> None:
-    """Its claims have that reason, its heartbeats that flag; other workers of its job continue."""
+    """Its claims return the reason `draining`, its heartbeats `drain`; other workers of its job continue."""
     job, other = await replica.register(), await replica.register()
     await replica.submit(job)
     await replica.submit(job)

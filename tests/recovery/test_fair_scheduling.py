@@ -1,4 +1,4 @@
-"""With `claim_order` "fair" rooms take turns, however long the backlog of one of them is."""
+"""With `claim_order` "fair" rooms take turns, however long the backlog of one room is."""
 
 import asyncio
 from collections import Counter
@@ -75,7 +75,7 @@ async def test_rooms_take_turns_within_a_batch(timed: Replica, clock: ManualCloc
 
 
 async def test_a_new_room_has_its_turn_at_once(timed: Replica, clock: ManualClock) -> None:
-    """Its first task waits for one of the thousand tasks of another room."""
+    """Its first task waits for at most one of the thousand tasks of another room."""
     job = await timed.register()
     await asyncio.gather(*[timed.submit(job, room="flood") for _ in range(300)])
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The history of a task lists every transition; its explanation says why it has its status."""
+"""The history of a task lists every transition; its explanation has the reasons for its status."""
 
 from functools import partial
 from uuid import UUID
@@ -127,7 +127,7 @@ async def test_several_steps_of_one_batch_are_all_in_the_history(timed: Replica)
 
 
 @every_kind
-async def test_why_a_task_waits(timed: Replica, clock: ManualClock) -> None:
+async def test_the_reasons_why_a_task_is_pending(timed: Replica, clock: ManualClock) -> None:
     """All reasons that apply, the most important first, and no other."""
     timed.runtime.settings.room_max_in_flight = 1
     job = await timed.register(max_in_flight=1)
@@ -176,7 +176,7 @@ async def test_the_text_of_an_explanation(timed: Replica, clock: ManualClock) ->
 
 
 async def test_the_explanation_of_an_internal_task(timed: Replica) -> None:
-    """The server itself holds it."""
+    """The explanation says that the server holds the task."""
     await timed.register("Render", INTERNAL, by=ADMIN)
     timed.registry = InternalRegistry({str(internal()): InternalExecutor()})
     inside = await timed.submit(str(internal()))

@@ -118,7 +118,7 @@ async def test_with_exclusive_start_a_task_is_dispatched_until_it_starts(
 
 
 async def test_two_replicas_dispatch_a_due_task_once(pair: list[Replica]) -> None:
-    """Many tasks are due; each is dispatched by one of the replicas that look at the same time."""
+    """Many tasks are due; each is dispatched once, although both replicas check at the same time."""
     brokers = [await serve(replica) for replica in pair]
     await pair[0].runtime.write(_pause, paused=True)
     submitted_tasks = [await pair[0].submit(str(internal())) for _ in range(150)]
@@ -190,7 +190,7 @@ async def test_the_limit_of_a_room_counts_internal_tasks(replica: Replica) -> No
 
 @every_kind
 async def test_a_free_slot_of_a_room_dispatches_a_task(replica: Replica) -> None:
-    """Without a sweep, however the slot became free."""
+    """At once, without a sweep."""
     replica.runtime.settings.room_max_in_flight = 1
     broker = await serve(replica)
     running = asyncio.create_task(replica.dispatcher.run())
@@ -202,7 +202,7 @@ async def test_a_free_slot_of_a_room_dispatches_a_task(replica: Replica) -> None
     assert broker.calls == []
     await replica.report(first.id, TaskStatus.CANCELLED, by=ADMIN)
     async with asyncio.timeout(5):
-        while not broker.calls:  # noqa: ASYNC110 - a broker tells no event
+        while not broker.calls:  # noqa: ASYNC110 - a broker has no event to await
             await asyncio.sleep(0.01)
     assert broker.calls[0]["task_id"] == str(waiting.id)
     running.cancel()
@@ -251,7 +251,7 @@ async def test_a_start_is_strict_and_exclusive(timed: Replica) -> None:
     mine, *others = await start(timed, first, one.id, ended.id, remote.id, uuid4())
     assert (mine.worker_id, mine.worker_owner_id, others) == (first, "@internal", [None] * 3)
     assert await start(timed, second, one.id) == [None]
-    assert await start(timed, first, one.id) == [mine]  # whose answer may have been lost
+    assert await start(timed, first, one.id) == [mine]  # repeated, because the response may have been lost
     await timed.act(task_actions.release, one.id)
     assert await start(timed, second, one.id) == [None]
     [refused] = await start(timed, uuid4(), one.id)
@@ -306,8 +306,8 @@ async def test_a_running_internal_task_without_a_worker_is_found(timed: Replica)
     assert (await timed.get(claimed.id)).status is TaskStatus.CLAIMED
 
 
-async def test_offering_restores_a_soft_deleted_internal_job(timed: Replica) -> None:
-    """With the schema and the policy of the offer."""
+async def test_a_registration_restores_a_soft_deleted_internal_job(timed: Replica) -> None:
+    """With the schema and the policy of the new registration."""
     await serve(timed)
     await timed.execute(update(Job.__table__).values(deleted=True))
     with pytest.raises(JobNotFound):
@@ -316,7 +316,7 @@ async def test_offering_restores_a_soft_deleted_internal_job(timed: Replica) -> 
     assert (await timed.submit(str(internal()))).priority == 7
 
 
-async def test_why_an_internal_task_waits(timed: Replica) -> None:
+async def test_the_reasons_why_an_internal_task_is_pending(timed: Replica) -> None:
     """The reasons never say that the job has no worker."""
     await serve(timed, max_in_flight=1)
     for _ in range(2):

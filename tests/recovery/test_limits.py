@@ -155,7 +155,7 @@ FREEING = [free_by_report, free_by_cancel, free_by_removal, free_by_release]
 @pytest.mark.parametrize("cap", ["job", "room"])
 @pytest.mark.parametrize("free", FREEING)
 async def test_a_free_slot_wakes_one_waiting_claim(replica: Replica, free: Any, cap: str) -> None:
-    """However it became free; other waiters do not check the database."""
+    """Whatever frees the slot. Other waiters do not check the database."""
     replica.runtime.settings.room_max_in_flight = 1 if cap == "room" else None
     dead = await replica.register(**({"max_in_flight": 1} if cap == "job" else {}))
     job = await replica.register()
@@ -244,7 +244,7 @@ async def test_a_worker_at_its_limit_blocks_no_other_worker(replica: Replica) ->
 
 
 async def make_workers(replica: Replica, count: int, **how: Any) -> list[UUID | None]:
-    """Register that many workers of the job."""
+    """Register `count` workers for the job."""
     return [(await replica.register(**how)).worker_id for _ in range(count)]
 
 

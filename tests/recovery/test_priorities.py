@@ -1,4 +1,4 @@
-"""Higher priorities are claimed first, equal ones in order of arrival; positions say the same."""
+"""Tasks are claimed by priority, equal ones in order of arrival; positions have the same order."""
 
 import random
 from functools import partial
@@ -101,7 +101,7 @@ class Model:
         self.waiting: dict[UUID, tuple[str, int]] = {}
 
     def add(self, job: str, task_id: UUID, priority: int) -> None:
-        """Add a task; a new one goes to the end, a returning one to its old place."""
+        """Add a task; a new one goes to the end, a returning one to its old position."""
         if task_id not in self.order:
             self.order.append(task_id)
         self.waiting[task_id] = (job, priority)

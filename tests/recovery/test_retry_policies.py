@@ -70,7 +70,9 @@ async def test_there_is_no_retry_by_default(
 @every_kind
 @pytest.mark.parametrize("retried", CAUSES)
 @pytest.mark.parametrize("how", CAUSES)
-async def test_retry_on(timed: Replica, clock: ManualClock, retried: str, how: str) -> None:
+async def test_retry_on_selects_the_retried_failures(
+    timed: Replica, clock: ManualClock, retried: str, how: str
+) -> None:
     """A task is retried after each of the three failures that its job names, and after no other."""
     job = await timed.register(max_attempts=2, retry_on=[retried], timeout_seconds=100)
     await timed.submit(job)
@@ -108,10 +110,10 @@ async def test_the_state_of_a_retried_task(timed: Replica, clock: ManualClock) -
 @pytest.mark.parametrize(
     ("of_job", "of_task", "attempts"), [(3, None, 3), (3, 2, 2), (3, 1, 1), (1, 3, 3), (2, 5, 5)]
 )
-async def test_max_attempts(
+async def test_max_attempts_limits_failures_and_timeouts(
     timed: Replica, clock: ManualClock, of_job: int, of_task: int | None, attempts: int
 ) -> None:
-    """As often as the job or the submit says, counting failures and timeouts."""
+    """The limit of the job or of the submit counts failures and timeouts."""
     job = await timed.register(max_attempts=of_job, retry_on=CAUSES, timeout_seconds=100)
     await timed.submit(job, max_attempts=of_task)
     how = ["error", "timeout"] * 5
@@ -136,7 +138,7 @@ async def test_lost_workers_are_counted_apart(
     assert await attempts_until_the_end(timed, clock, job, how) == attempts
 
 
-async def test_max_crashes_of_one(timed: Replica, clock: ManualClock) -> None:
+async def test_with_max_crashes_of_one_a_lost_worker_is_final(timed: Replica, clock: ManualClock) -> None:
     """With `max_crashes` 1 a lost worker ends the task, however often a failure is retried."""
     job = await timed.register(max_attempts=9, max_crashes=1, retry_on=CAUSES)
     await timed.submit(job)
@@ -210,7 +212,7 @@ async def test_without_a_pause_a_task_is_in_its_queue_at_once(timed: Replica, cl
 
 
 async def test_a_failure_may_be_final(timed: Replica) -> None:
-    """A report with `retry` false ends the task, whatever the policy says."""
+    """A report with `retry` false ends the task, whatever the policy is."""
     job = await timed.register(max_attempts=5, retry_on=CAUSES)
     running = await timed.running(job)
     ended = await timed.report(running.id, TaskStatus.FAILED, error="bad input", retry=False)
@@ -254,7 +256,7 @@ async def test_another_failure_of_the_same_attempt_is_no_repeat(timed: Replica) 
 
 
 def reason(problem: InvalidTaskTransition) -> Any:
-    """Return why a report was refused."""
+    """Return the reason why a report was refused."""
     return problem.problem.model_dump()["reason"]
 
 

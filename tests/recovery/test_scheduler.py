@@ -16,7 +16,7 @@ from zndraw_joblib.server.background.scheduler import Scheduler
 
 LONG = 15.0
 PROMPT = 0.05
-# A machine that is busy with other things may miss a time once; every time it does not.
+# A busy machine may be late once, but not every time.
 TRIES = 5
 
 
@@ -32,7 +32,7 @@ async def scheduling(replica: Replica) -> AsyncIterator[list[Any]]:
 
     replica.scheduler = Scheduler(write)
     minding = asyncio.create_task(replica.scheduler.run())
-    await until(lambda: len(queries) == 2)  # what is due, and when the next is
+    await until(lambda: len(queries) == 2)  # one query for due tasks, one for the next due time
     try:
         yield queries
     finally:
@@ -103,7 +103,7 @@ async def test_no_query_while_nothing_is_due(replica: Replica) -> None:
         await lateness_of_one(replica, job)
         await until(lambda: len(queries) >= 4)
         await asyncio.sleep(0.3)
-        assert len(queries) <= 6  # it may have looked a touch early, once
+        assert len(queries) <= 6  # one query may have been slightly too early
 
 
 async def lateness_of_one(replica: Replica, job: JobResponse) -> None:

@@ -89,7 +89,7 @@ async def test_a_schedule_outlives_the_server(timed: Replica, clock: ManualClock
 
 
 async def test_a_due_task_wakes_one_waiting_claim(timed: Replica, clock: ManualClock) -> None:
-    """And no other."""
+    """It wakes no other claim."""
     job = await timed.register()
     await timed.submit(job, delay_seconds=100)
     claims = [asyncio.create_task(timed.claim(job.worker_id, wait=LONG)) for _ in range(2)]

@@ -19,14 +19,14 @@ MOMENT = 0.000001
 
 @pytest.fixture(autouse=True)
 def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable the slow re-check, which would hide a lost wake-up."""
+    """Disable the periodic recheck, which would hide a lost wake-up."""
     monkeypatch.setattr(Replica, "recheck_seconds", (3600.0, 3600.0))
 
 
 async def wait_until_waiting(replica: Replica, count: int) -> None:
-    """Return once that many claims wait."""
+    """Wait until `count` claims wait."""
     async with asyncio.timeout(LONG):
-        while len(replica.runtime.waiters) < count or any(  # noqa: ASYNC110 - nothing tells of a sleep
+        while len(replica.runtime.waiters) < count or any(  # noqa: ASYNC110 - there is no event to await
             waiter._future is None for queue in replica.runtime.waiters._queues.values() for waiter in queue
         ):
             await asyncio.sleep(0.002)
@@ -39,7 +39,7 @@ def state_of(task: TaskResponse) -> tuple[TaskStatus, str | None, str | None]:
 
 @every_kind
 async def test_a_task_that_is_not_started_returns_to_its_queue(timed: Replica, clock: ManualClock) -> None:
-    """At its old position, with an event and its own code; not a moment too early."""
+    """At its old position, with an event and its own code; not too early."""
     job = await timed.register(start_timeout_seconds=10)
     first, second = await timed.submit(job), await timed.submit(job)
     held = await timed.claim_task(job.worker_id)
@@ -94,8 +94,8 @@ async def test_a_start_timeout_wakes_a_waiting_claim(timed: Replica, clock: Manu
         assert (await claim).id == held.id
 
 
-async def test_a_start_timeout_of_zero_is_none(timed: Replica, clock: ManualClock) -> None:
-    """0 disables it; after the start it does not apply any longer."""
+async def test_a_start_timeout_of_zero_disables_it(timed: Replica, clock: ManualClock) -> None:
+    """Nor does a start timeout apply after the start."""
     job = await timed.register(start_timeout_seconds=0)
     other = await timed.register("Other", start_timeout_seconds=10)
     await timed.submit(job)
@@ -209,7 +209,7 @@ async def test_many_expired_tasks_delay_no_claim(timed: Replica, clock: ManualCl
 
 
 async def test_expiry_wakes_the_waiters_of_a_task(timed: Replica, clock: ManualClock) -> None:
-    """Whether the sweeper or a claim finds it."""
+    """Whether the sweeper or a claim finds the expired task."""
     job = await timed.register()
     for find in (timed.fail_expired, lambda: timed.claim(job.worker_id)):
         submitted = await timed.submit(job, expires_in_seconds=10)
@@ -256,7 +256,7 @@ async def test_a_scheduled_internal_task_is_not_stuck(timed: Replica, clock: Man
 
 
 async def test_a_lost_worker_has_its_text_and_code(timed: Replica, clock: ManualClock) -> None:
-    """Whether it left, was silent for too long, or has no row."""
+    """Whether the worker was removed, was silent for too long, or has no row."""
     job = await timed.register(start_timeout_seconds=0)
     running = await timed.running(job)
     clock.advance(61)

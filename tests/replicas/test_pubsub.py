@@ -98,7 +98,7 @@ async def test_concurrent_wake_ups_share_one_message(add_peer: AddPeer) -> None:
 
 
 async def test_a_replica_without_peers_sends_nothing(add_peer: AddPeer) -> None:
-    """It sends only its greeting; a replica that joins later receives nothing of before."""
+    """It announces only itself; a replica that joins later receives no earlier messages."""
     sender = add_peer()
     await until(lambda: sender.frames)
     for number in range(100):
@@ -136,7 +136,7 @@ async def test_too_many_keys_become_one_recheck(add_peer: AddPeer) -> None:
 
 
 async def test_a_stopped_replica_is_forgotten(add_peer: AddPeer) -> None:
-    """It says goodbye when it stops."""
+    """A replica announces its stop to the others."""
     remaining, stopping = add_peer(), add_peer()
     await connected(remaining, stopping)
     await stopping.stop()
@@ -184,7 +184,7 @@ async def test_invalid_frames_are_ignored(add_peer: AddPeer, open_connection: Op
 
 
 async def test_one_cancellation_stops_it(open_connection: OpenConnection) -> None:
-    """Also if `send` turns the cancellation into a time-out."""
+    """Also if `send` raises a timeout error in place of the cancellation."""
     is_sending = asyncio.Event()
 
     @asynccontextmanager

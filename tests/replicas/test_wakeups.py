@@ -79,10 +79,10 @@ async def test_a_completion_wakes_all_submitters_at_another_replica(two: tuple[R
     assert [ended.status for ended in await soon(asyncio.gather(*waits))] == [TaskStatus.COMPLETED] * 3
 
 
-async def test_waiters_of_the_own_replica_are_first(
+async def test_waiters_of_the_same_replica_are_first(
     two: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replica forwards only the wake-ups that none of its own waiters can use."""
+    """A replica forwards only those wake-ups that none of its own waiters uses."""
     here, there = two
     job, other = await here.register(), await there.register()
     local, remote = claim(here, job.worker_id), claim(there, other.worker_id)

@@ -171,7 +171,7 @@ async def test_waiting_callers_hold_no_connection(replica: Replica) -> None:
     await results.notify_key("a")
     found = await asyncio.wait_for(asyncio.gather(*waiting), 10)
     assert set(found) == {data}
-    # The moment of each wake-up decides how many callers share a read.
+    # How many callers share a read depends on the times of their wake-ups.
     assert len({id(one) for one in found}) < 100
     assert len(replica.runtime.waiters) == 0
 

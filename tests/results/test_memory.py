@@ -1,4 +1,4 @@
-"""The memory backend is bounded, gives memory back, and serves every event loop and thread of a process."""
+"""The memory backend is bounded, frees memory, and serves every event loop and thread of a process."""
 
 import asyncio
 import gc

@@ -18,7 +18,7 @@ class Add(Extension):
 
 
 class Picky(Extension):
-    """Refuses what its JSON Schema allows."""
+    """Rejects a value that its JSON Schema allows."""
 
     category = Category.ANALYSIS
     word: str
@@ -26,7 +26,7 @@ class Picky(Extension):
     @field_validator("word")
     @classmethod
     def check(cls, word: str) -> str:
-        """Refuse a word."""
+        """Reject one word."""
         if word == "bad":
             raise ValueError("that word is bad")
         return word

@@ -1,4 +1,4 @@
-"""A running task learns that it was cancelled or lost: at once by Socket.IO, or with the next heartbeat."""
+"""A running task is marked as cancelled or lost: at once by Socket.IO, or with the next heartbeat."""
 
 import copy
 import logging
@@ -31,7 +31,7 @@ class CancellableExecute:
         self.running, self.stopped = threading.Event(), threading.Event()
 
     def __call__(self, task: ClaimedTask) -> int:
-        """Wait for the cancellation, if the task asks for that."""
+        """Wait for the cancellation if the payload requests it."""
         if not task.extension.a:
             return 0
         self.task = task

@@ -105,10 +105,8 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("path", ESCAPES)
-def test_no_path_leads_out(home: Path, path: str) -> None:
-    """Neither a file nor a list outside can be read, and no error shows where the folder is or what is
-    beside it.
-    """
+def test_no_path_leaves_the_folder(home: Path, path: str) -> None:
+    """Nothing outside can be read or listed, and no error reveals the folder's path or its neighbours."""
     folder = Folder(home)
     requested = path.format(tmp=home.parent)
     for read in (lambda: content(folder, requested), lambda: folder.entries(requested, 0, 9)):
@@ -138,7 +136,7 @@ def test_files_inside_can_be_read(home: Path) -> None:
         folder.entries("a.txt", 0, 9)
 
 
-def test_a_list_hides_the_target_of_a_link_that_leads_out(home: Path) -> None:
+def test_a_list_hides_the_target_of_a_link_to_the_outside(home: Path) -> None:
     """Such a link has a name, and neither type nor size nor time."""
     entries, total = Folder(home).entries("", 0, 100)
     found = {entry.name: entry for entry in entries}
@@ -177,7 +175,7 @@ def test_a_folder_replaced_by_a_link_while_reading_is_refused(
 
 
 def test_the_shared_folder_may_be_a_link(home: Path) -> None:
-    """It is the folder that the link leads to."""
+    """The target of the link is shared."""
     link = home.parent / "link"
     link.symlink_to(home)
     assert content(Folder(link), "a.txt") == b"0123456789"
@@ -205,7 +203,7 @@ def test_slashes_around_a_path_are_ignored(path: str, plain: str) -> None:
 
 
 def test_other_file_systems(tmp_path: Path) -> None:
-    """Any that fsspec knows: here memory, and an archive."""
+    """Each file system of fsspec works: here memory and an archive."""
     memory = fsspec.filesystem("memory")
     memory.pipe({"/box/a.txt": b"12345", "/box/d/b.txt": b"z", "/boxes": b"o", "/other": b"o"})
     box = Folder("memory://box")

@@ -119,7 +119,7 @@ def test_listen_continues_after_a_restart(
 
 
 def test_a_stale_report_raises(worker: Make, room: str) -> None:
-    """The caller of complete() learns that the worker no longer holds the task."""
+    """complete() raises an error if the worker no longer holds the task."""
     manager = worker()
     manager.register(Add, room=room)
     manager.submit(Add(), room=room)

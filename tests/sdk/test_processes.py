@@ -102,7 +102,7 @@ def test_a_second_signal_ends_all_processes(worker: Make, room: str, start: Star
     task = caller.submit(f"{room}:analysis:Work", {"wait_for": "never"})
     wait_until(lambda: caller.get_task(task).status == "running")
     parent.send_signal(signal.SIGTERM)
-    # The busy one has got the signal too: it has unregistered its job.
+    # The busy process has received the signal too, because it has unregistered its job.
     wait_until(lambda: not workers_of(caller, room))
     parent.send_signal(signal.SIGTERM)
     parent.wait(30)
@@ -110,7 +110,7 @@ def test_a_second_signal_ends_all_processes(worker: Make, room: str, start: Star
 
 
 def test_a_refusal_ends_all_processes(start: Start) -> None:
-    """A process that cannot load its target is not restarted; the exit code is 2."""
+    """A process that cannot load its extensions is not restarted; the exit code is 2."""
     assert start(1, "absent").wait(20) == 2
 
 

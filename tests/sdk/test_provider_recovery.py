@@ -164,7 +164,7 @@ def test_a_removed_worker_registers_its_providers_again(
     assert not [one for one in manager.providers(room).items if one.room_id == room]
 
 
-def test_a_server_that_restarts_during_a_request(own_server: Own, worker: Make, room: str) -> None:
+def test_a_request_survives_a_restart_of_the_server(own_server: Own, worker: Make, room: str) -> None:
     """The result is uploaded after the restart, and the client gets it."""
     live = own_server()
     gate = Gate()
@@ -181,7 +181,7 @@ def test_a_server_that_restarts_during_a_request(own_server: Own, worker: Make, 
         manager.disconnect()
 
 
-def test_a_provider_that_another_worker_took_over(
+def test_another_worker_takes_over_a_provider(
     worker: Make, room: str, send_request: SendRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first worker's late result is refused without a warning; the client gets the second one's."""

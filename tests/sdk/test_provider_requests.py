@@ -183,7 +183,7 @@ def test_an_exception_of_a_provider_reaches_the_client(
 
 
 def test_invalid_parameters_are_named(worker: Make, room: str) -> None:
-    """The error tells the client which parameter is invalid."""
+    """The client's error names the invalid parameter."""
     manager = worker()
     manager.register_provider(Echo, name="one", handler=0, room=room)
     with pytest.raises(InvalidRequest, match=r"numbers.1: .*integer") as raised:
@@ -245,8 +245,8 @@ def test_requests_run_beside_each_other_and_beside_tasks(worker: Make, room: str
         manager.disconnect()
 
 
-def test_with_realtime_an_event_brings_the_request(own_server: Own, worker: Make, room: str) -> None:
-    """Where claims do not wait on the server, the event brings the request, once; the room is left again."""
+def test_with_realtime_an_event_wakes_the_worker(own_server: Own, worker: Make, room: str) -> None:
+    """If claims do not wait on the server, an event starts the claim. The room is left at the end."""
     live = own_server()
     seen: list[str] = []
     with live.connect(realtime=True) as api:
@@ -323,7 +323,7 @@ def test_read_provider_ends_after_its_timeout(worker: Make, room: str) -> None:
 
 
 def test_read_provider_repeats_the_request(own_server: Own, worker: Make, room: str) -> None:
-    """Where the server lets no request wait, the client waits."""
+    """If the server does not let a request wait, the client repeats it."""
     live = own_server(provider_long_poll_max_seconds=0)
     gate = Gate()
     with live.connect() as api, ThreadPoolExecutor(1) as pool:
@@ -373,7 +373,7 @@ def test_a_timeout_with_a_hosts_own_errors(worker: Make, room: str, api: Connect
 
 
 def test_a_result_that_is_too_large(own_server: Own, worker: Make, room: str) -> None:
-    """The client learns the limit, for bytes and for a stream."""
+    """The client's error names the limit, for bytes and for a stream."""
     live = own_server(max_result_bytes=1000)
     with live.connect() as api:
         manager = worker(at=api)

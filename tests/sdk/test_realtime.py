@@ -56,7 +56,7 @@ def wait_until_joined(live: LiveServer, manager: JobManager, room: str) -> None:
 
 
 def assert_fast(manager: JobManager, room: str) -> None:
-    """Check that a task ends long before the worker would ask by itself."""
+    """Check that a task ends long before the worker's next poll."""
     began = time.monotonic()
     assert manager.wait_for(manager.submit(Add(), room=room), 30).result == 1
     assert time.monotonic() - began < 30
@@ -69,7 +69,7 @@ def lines(caplog: pytest.LogCaptureFixture, least: int) -> list[str]:
 
 @pytest.mark.parametrize("transports", [["websocket"], ["polling"], ["polling", "websocket"]], ids=str)
 def test_an_event_wakes_the_worker(own_server: Own, worker: Make, room: str, transports: list[str]) -> None:
-    """With each transport of the server, tasks come at once where claims do not wait on the server."""
+    """With each transport a task starts at once, although claims do not wait on the server."""
     live = own_server(socketio_transports=transports)
     with live.connect(realtime=True) as api:
         manager = worker(lambda task: 1, at=api, **ON_POLL)
@@ -83,7 +83,7 @@ def test_an_event_wakes_the_worker(own_server: Own, worker: Make, room: str, tra
 def test_rooms_are_joined_again_after_a_restart_of_the_server(
     own_server: Own, worker: Make, room: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """On the same port; the log says once that the connection is lost, and once that it is open again."""
+    """On the same port. The log has one line for the lost connection and one for the new one."""
     caplog.set_level(logging.INFO)
     live = own_server()
     with live.connect(realtime=True) as api:
@@ -117,7 +117,7 @@ def test_the_server_may_start_later(own_server: Own, worker: Make, room: str) ->
 def test_a_server_without_socketio(
     tmp_path: Path, worker: Make, room: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is tried again with growing pauses; the log says so once, and never shows the token."""
+    """The client retries with growing pauses, logs that once, and never logs the token."""
     caplog.set_level(logging.DEBUG)
     live = HostWithoutSocketIo(tmp_path)
     try:

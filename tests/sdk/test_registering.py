@@ -70,7 +70,7 @@ def test_a_schema_conflict_raises_at_once(worker: Make, room: str) -> None:
 
 
 def test_a_wrong_token_raises_at_once(server: LiveServer, worker: Make, room: str) -> None:
-    """401 at the start is a mistake to show, not an outage to wait for."""
+    """The registration does not retry a 401."""
     with connect(server.url, "wrong") as api, pytest.raises(Unauthorized):
         worker(at=api).register(Add, room=room)
 
@@ -144,7 +144,7 @@ def test_a_worker_without_jobs_sends_heartbeats(own_server: Callable[..., LiveSe
         assert manager.worker_id == worker_id
 
 
-def test_a_task_may_come_before_the_response_to_its_registration(worker: Make, room: str) -> None:
+def test_a_task_may_arrive_before_the_response_to_the_registration(worker: Make, room: str) -> None:
     """A worker with an open poll gets the waiting tasks of a job while it still registers the job."""
     manager, other = worker(lambda task: task.job_name), worker()
     manager.register(Add, room=room)
@@ -174,7 +174,7 @@ def test_a_removed_worker_registers_again(worker: Make, room: str, api: Connecti
         assert job.workers == [manager.worker_id]
 
 
-def test_a_long_heartbeat_interval_is_warned_about(
+def test_a_long_heartbeat_interval_logs_a_warning(
     worker: Make, room: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server's interval is the default; a longer one of the program is used, with a warning."""
@@ -200,7 +200,7 @@ class PlainHost:
 
 @pytest.mark.parametrize("errors", [{}, {404: KeyError, 409: ValueError}], ids=["silent", "builtins"])
 def test_hosts_that_raise_their_own_errors(worker: Make, room: str, api: Connection, errors: Any) -> None:
-    """A host that only logs, or raises plain builtins, breaks neither recovery nor reports."""
+    """Recovery and reports work if a host only logs, or raises builtin exceptions."""
     manager = worker(lambda task: task.extension.a, at=PlainHost(api, errors))
     manager.register(Add, room=room)
     with pytest.raises(KeyError) as caught:

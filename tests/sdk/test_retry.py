@@ -60,7 +60,7 @@ def test_a_hosts_error_is_classified_by_its_cause() -> None:
 
 
 def test_a_resumed_machine_ends_the_sleep() -> None:
-    """The wall clock ends a sleep that the monotonic clock, which stood still, would not."""
+    """The monotonic clock stops while a machine is suspended; the sleep ends by the wall clock."""
     clock = count(0, 3600)
     sleeping = threading.Thread(
         target=sleep_until, args=(threading.Event(), 3600, lambda: next(clock)), daemon=True

@@ -126,7 +126,7 @@ def test_a_report_is_repeated_until_the_server_is_back(
 
 
 class RotatingTokenHost:
-    """A host whose token expires, and is fresh again after every kind of request was refused."""
+    """A host whose token expires, and becomes valid after each kind of request was refused once."""
 
     def __init__(self, api: Connection) -> None:
         self.http, self.base_url = api.http, api.base_url
@@ -140,7 +140,7 @@ class RotatingTokenHost:
         return self._api.get_headers() if good else {"Authorization": "Bearer expired"}
 
     def raise_for_status(self, response: httpx.Response) -> None:
-        """Record the refused requests, and those that succeeded later."""
+        """Record the refused requests and their later successes."""
         if self.refused is not None:
             path = response.request.url.path
             kind = "claim" if path.endswith("/claim") else path.split("/")[3]
@@ -149,7 +149,7 @@ class RotatingTokenHost:
 
 
 def test_requests_with_an_expired_token_are_retried(worker: Make, room: str, api: Connection) -> None:
-    """401 ends neither heartbeats, nor claims, nor reports; the host is asked for its headers again."""
+    """A 401 ends neither heartbeats, claims nor reports: each retry calls the host's `get_headers` again."""
     host = RotatingTokenHost(api)
 
     both = threading.Barrier(2)
@@ -200,7 +200,7 @@ def test_a_lost_task_is_dropped(worker: Make, room: str, api: Connection) -> Non
 def test_a_server_with_too_many_waiting_requests_is_polled(
     own_server: Callable[..., LiveServer], worker: Make, room: str
 ) -> None:
-    """Where the server cannot let a claim wait, the worker asks every polling_interval seconds."""
+    """If the server has no room for a waiting claim, the worker polls every polling_interval seconds."""
     live = own_server(max_waiting_requests=0)
     with live.connect() as api:
         manager = worker(add, at=api, polling_interval=0.05)
@@ -214,7 +214,7 @@ def test_a_server_with_too_many_waiting_requests_is_polled(
 def test_a_server_that_does_not_wait_is_polled(
     own_server: Callable[..., LiveServer], worker: Make, room: str
 ) -> None:
-    """Where the server ignores Prefer, there is a claim every polling_interval seconds."""
+    """If the server ignores Prefer, the worker polls every polling_interval seconds."""
     live = own_server(long_poll_max_wait_seconds=0)
     claims: list[Any] = []
     with live.connect() as api:

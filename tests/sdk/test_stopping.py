@@ -37,7 +37,7 @@ def test_an_idle_worker_disconnects_at_once(worker: Make, room: str, server: Liv
 
 
 def test_a_worker_that_disconnects_loses_no_task(worker: Make, room: str) -> None:
-    """Workers come and go while tasks are submitted: each task runs, none is lost on its way to a claim."""
+    """Workers register and disconnect while tasks are submitted: every task runs."""
     other = worker()
     other.register(Add, room=room)
     stop = threading.Event()
@@ -86,7 +86,7 @@ class StopBeforeResponse:
 def test_a_task_that_comes_after_the_stop_is_released(
     worker: Make, room: str, server: LiveServer, mode: str
 ) -> None:
-    """The open long-poll gets a task just then: it is neither run nor failed, and no attempt is lost."""
+    """The long-poll returns a task during the stop: the worker releases it, and no attempt is used up."""
     claimed: list[object] = []
     with server.connect() as api:
         manager, other = worker(claimed.append if mode == "serving" else None, at=api), worker()
@@ -112,9 +112,7 @@ def test_a_task_that_comes_after_the_stop_is_released(
 def test_a_task_that_could_not_start_does_not_delay_the_stop(
     own_server: Callable[..., LiveServer], worker: Make, room: str
 ) -> None:
-    """The server went away right after the claim: a stop ends the retries of the start, and the task does
-    not run.
-    """
+    """A stop ends the retries of a start that the server does not receive; the task does not run."""
     live = own_server()
     ran: list[str] = []
     tried = threading.Event()
@@ -143,9 +141,7 @@ def test_a_task_that_could_not_start_does_not_delay_the_stop(
 def test_a_signal_during_a_registration_leaves_no_worker(
     server: LiveServer, room: str, number: signal.Signals
 ) -> None:
-    """The server has created the worker, whose id the process has not read yet: the process removes it all
-    the same.
-    """
+    """The process has not received the id of the new worker yet, and removes the worker nevertheless."""
     with server.connect() as api:
 
         def send_signal(response: httpx.Response) -> None:
@@ -159,7 +155,7 @@ def test_a_signal_during_a_registration_leaves_no_worker(
 
 @pytest.mark.signals
 def test_a_signal_ends_the_wait_for_a_server(room: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Without the 30 s for which a registration is retried."""
+    """It does not wait for the 30 s of registration retries."""
     caplog.set_level(logging.WARNING)
     threading.Thread(
         target=lambda: (
@@ -338,7 +334,7 @@ def test_the_second_signal_ends_the_process_at_once(
     task_id = caller.submit(f"{room}:modifiers:Add", room=room)
     child.wait_for_file("running")
     child.process.send_signal(signal.SIGINT)
-    # Two signals sent at once may arrive as one: this one has arrived when the job has no worker.
+    # Two signals sent at once may arrive as one, so wait for the effect of the first: the job has no worker.
     wait_until(lambda: not [job for job in caller.jobs(room).items if job.full_name.startswith(room)])
     child.process.send_signal(second)
     assert child.process.wait(30) != 0

@@ -1,4 +1,4 @@
-"""Socket.IO only makes a worker faster; a real Socket.IO server."""
+"""A worker with the Socket.IO client of a host, on a real Socket.IO server."""
 
 import socket
 import threading
@@ -133,7 +133,7 @@ class Wrapper:
 def test_an_event_wakes_the_worker(
     worker: Make, room: str, host: HostServer, host_api: Connection, tsio: socketio.Client, wrap: Any
 ) -> None:
-    """Where claims do not wait on the server, task_available brings the task long before the next poll."""
+    """If claims do not wait on the server, task_available starts a claim long before the next poll."""
     connect_client(tsio, host)
     manager = worker(lambda task: 1, at=host_api, tsio=wrap(tsio), long_poll=0, polling_interval=60)
     manager.register(Add, room=room)

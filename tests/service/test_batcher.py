@@ -14,7 +14,7 @@ from zndraw_joblib.server.batcher import Batcher
 
 
 class RecordingDatabase:
-    """Commits each batch when a test allows it, and records the items."""
+    """Commits each batch when the test allows it, and records the items."""
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
@@ -84,7 +84,7 @@ async def put_all(batcher: "Batcher[Any, Any]", items: Sequence[Any]) -> list[An
 async def test_a_single_item_is_written_at_once(
     batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
 ) -> None:
-    """At low load an item is a batch of its own, started within a few turns of the event loop."""
+    """At low load an item is a batch of its own, which starts within a few iterations of the event loop."""
     waiting = asyncio.create_task(batcher.put(1))
     for _ in range(10):
         await asyncio.sleep(0)
@@ -220,7 +220,7 @@ async def test_a_cancelled_commit_cancels_all_waiting_items(
 
 
 def test_one_batcher_serves_several_event_loops() -> None:
-    """A host's test client may run each request in a loop of its own; the batcher keeps none of them."""
+    """A host's test client may run each request in its own event loop; the batcher keeps no loop."""
 
     async def commit(items: Sequence[int]) -> list[int]:
         await asyncio.sleep(0)

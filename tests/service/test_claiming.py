@@ -188,8 +188,8 @@ async def test_an_internal_task_is_never_claimed(replica: Replica) -> None:
     assert await replica.claim(remote.worker_id) is None
 
 
-async def test_a_claim_is_a_sign_of_life(timed: Replica, clock: ManualClock) -> None:
-    """A claim counts as a heartbeat, which is not written for every claim."""
+async def test_a_claim_counts_as_a_heartbeat(timed: Replica, clock: ManualClock) -> None:
+    """The server does not write a heartbeat for every claim."""
     job = await timed.register()
     interval = timed.runtime.settings.heartbeat_seconds
     born = clock.now
@@ -211,8 +211,8 @@ async def test_tasks_wait_for_the_next_worker_of_the_job(replica: Replica) -> No
 
 
 @pytest.mark.parametrize("says_who", [True, False])
-async def test_a_report_is_a_sign_of_life(timed: Replica, clock: ManualClock, says_who: bool) -> None:
-    """A report counts as a heartbeat, also from clients that send no worker id; a cancellation does not."""
+async def test_a_report_counts_as_a_heartbeat(timed: Replica, clock: ManualClock, says_who: bool) -> None:
+    """Also from clients that send no worker id. A cancellation does not count."""
     job = await timed.register()
     running, other = await timed.running(job), await timed.running(job)
     born, interval = clock.now, timed.runtime.settings.heartbeat_seconds

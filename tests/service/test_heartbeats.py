@@ -21,7 +21,7 @@ tasks = Task.__table__
 
 @every_kind
 async def test_a_held_task_continues(replica: Replica) -> None:
-    """The verdict is `continue` from claim to end, `cancel` after a cancellation, else `lost`."""
+    """The verdict is `continue` from claim to end, `cancel` after a cancellation, and `lost` otherwise."""
     job = await replica.register()
     for ending, verdict in (("cancelled", CANCEL), ("completed", LOST), ("failed", LOST)):
         await replica.submit(job)
@@ -37,7 +37,7 @@ async def test_a_held_task_continues(replica: Replica) -> None:
 
 @every_kind
 async def test_a_task_of_another_claim_is_lost(replica: Replica) -> None:
-    """Other workers' tasks, other attempts, pending tasks and unknown ids are all just `lost`."""
+    """Other workers' tasks, other attempts, pending tasks and unknown ids are all `lost`."""
     job = await replica.register()
     other = await replica.register(worker=None)
     assert other.worker_id != job.worker_id

@@ -33,7 +33,7 @@ workers = Worker.__table__
 
 
 class Actor:
-    """Sends one random request after another, about the rows that all actors know."""
+    """Sends random requests in sequence, about rows that all actors know."""
 
     def __init__(self, replica: Replica, chance: random.Random, known: dict[str, list[Any]]) -> None:
         self.replica = replica
@@ -115,7 +115,7 @@ class Actor:
         await self.replica.unlink_job(job.worker_id, job, by=self.chance.choice(PEOPLE))
 
     async def fall_silent(self) -> None:
-        """Make a worker silent for long, or move its heartbeat into the future."""
+        """Set the last heartbeat of a worker to long ago, or to the future."""
         worker: UUID = self.any_of("jobs").worker_id
         beat = LONG_AGO.replace(year=self.chance.choice([2020, 2099]))
         await self.replica.execute(update(workers).where(workers.c.id == worker).values(last_heartbeat=beat))
@@ -142,7 +142,7 @@ async def deadlocks(engine: AsyncEngine) -> int:
 async def test_two_replicas_under_mixed_load(
     open_replica: OpenReplica, engine: AsyncEngine, seed: int
 ) -> None:
-    """Every answer is one that the contract defines, and the end of each task is published once."""
+    """Every response is one that the contract defines, and the end of each task is published once."""
     replicas = [open_replica(), open_replica()]
     await replicas[0].register("Render", INTERNAL, by=ADMIN)
     for replica in replicas:

@@ -65,7 +65,7 @@ async def checker() -> AsyncIterator[PayloadValidator]:
     ],
 )
 def test_the_effort_counts_every_subschema_as_often_as_it_is_used(schema: Any, count: float) -> None:
-    """A reference counts like its target; a schema that contains itself counts as infinite."""
+    """A reference counts like its target; a recursive schema counts as infinite."""
     assert payloads.estimate_effort(to_json(schema).decode()) == count
 
 
@@ -137,7 +137,7 @@ async def test_a_crashed_validator_process_is_replaced(checker: PayloadValidator
     [child] = [each for each in psutil.Process().children() if "payload_validator" in str(each.cmdline())]
     child.kill()
     await until(lambda: not psutil.pid_exists(child.pid))
-    await asyncio.sleep(0.1)  # asyncio learns of the exit after the process table does
+    await asyncio.sleep(0.1)  # asyncio notices the exit later than the process table shows it
     with pytest.raises(InvalidPayload, match="string"):
         await checker.check(schema, {"name": 1})
 

@@ -1,6 +1,6 @@
-"""Requests that meet: one wins, the others learn of it, and nobody gets an error that was not foreseen.
+"""Concurrent requests: one wins, the others get a documented problem, and none gets an unexpected error.
 
-Each is tried through one process and through two, as two replicas would on the same database.
+Each test runs with one replica, and with two replicas on the same database.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ ROUNDS = 8
 
 
 async def at_once(*requests: Any) -> list[Any]:
-    """Send all requests at the same time; return their answers or exceptions."""
+    """Send all requests at the same time; return their results or exceptions."""
     async with asyncio.timeout(TIMEOUT):
         return await asyncio.gather(*requests, return_exceptions=True)
 
 
 def kinds(answers: list[Any]) -> Counter[type]:
-    """Count answers by their class."""
+    """Count results by their class."""
     return Counter(type(answer) for answer in answers)
 
 
@@ -146,7 +146,7 @@ async def test_of_a_claim_and_a_cancellation_both_may_succeed_but_in_order(pair:
 
 
 async def test_of_many_equal_reports_one_moves_the_task(pair: Pair) -> None:
-    """Each repeated report is answered; the event is published once."""
+    """Each repeated report succeeds; the event is published once."""
     job = await pair[0].register()
     held = await pair[0].running(job)
     reports = [pair[turn % 2].report(held.id, TaskStatus.COMPLETED, attempt=1) for turn in range(10)]
@@ -233,7 +233,7 @@ async def test_two_sweepers_retire_each_worker_once(pair: Pair) -> None:
 @pytest.mark.parametrize("kind", ["postgresql"])
 @pytest.mark.parametrize("beat", ["long ago", "in the future"])
 async def test_a_sweep_waits_for_no_lock(replica: Replica, engine: AsyncEngine, beat: str) -> None:
-    """It skips a worker that is locked at the moment: a sweep that waited could deadlock."""
+    """It skips a worker whose row is locked, because waiting for the lock could cause a deadlock."""
     held, other = await replica.register(), await replica.register()
     last = LONG_AGO if beat == "long ago" else LONG_AGO.replace(year=2099)
     await replica.execute(update(workers).values(last_heartbeat=last))
@@ -295,7 +295,7 @@ async def is_deleted(replica: Replica, job: JobResponse) -> bool:
     return bool(row.deleted)
 
 
-async def test_a_registration_against_the_deletion_of_its_job_serves_it(pair: Pair) -> None:
+async def test_a_registration_during_the_deletion_of_its_job_serves_it(pair: Pair) -> None:
     """If a worker registers while the last one leaves, the job is active and the new worker serves it."""
     job = await pair[0].register()
     for _ in range(ROUNDS):
@@ -306,7 +306,7 @@ async def test_a_registration_against_the_deletion_of_its_job_serves_it(pair: Pa
         job = came
 
 
-async def test_a_new_schema_against_the_deletion_of_its_job_replaces_it_or_is_refused(pair: Pair) -> None:
+async def test_a_new_schema_during_the_deletion_of_its_job_replaces_it_or_is_refused(pair: Pair) -> None:
     """The job was soft-deleted and is restored with the new schema, or it is still active."""
     for turn in range(ROUNDS):
         job = await pair[0].register(schema={"title": f"old {turn}"})
@@ -323,7 +323,7 @@ async def test_a_new_schema_against_the_deletion_of_its_job_replaces_it_or_is_re
 
 
 @pytest.mark.parametrize("going", ["leave", "unlink_job", "retire_stale"])
-async def test_a_submission_against_the_deletion_of_its_job_waits_or_is_refused(
+async def test_a_submission_during_the_deletion_of_its_job_is_pending_or_refused(
     pair: Pair, going: str
 ) -> None:
     """The task keeps the job, or the job is gone and no task exists; no task is left without a job."""
@@ -347,7 +347,7 @@ async def test_a_submission_against_the_deletion_of_its_job_waits_or_is_refused(
         assert await is_deleted(pair[0], job)
 
 
-async def test_a_submission_against_the_last_cancellation_waits_or_is_refused(pair: Pair) -> None:
+async def test_a_submission_during_the_last_cancellation_is_pending_or_refused(pair: Pair) -> None:
     """Cancelling the last pending task soft-deletes a job without workers, or a new task keeps it."""
     for _ in range(ROUNDS):
         job = await pair[0].register()
@@ -365,7 +365,7 @@ async def test_a_submission_against_the_last_cancellation_waits_or_is_refused(pa
         assert await is_deleted(pair[0], job)
 
 
-async def test_a_claim_against_the_removal_of_its_job_leaves_no_orphan(pair: Pair) -> None:
+async def test_a_claim_during_the_removal_of_its_job_leaves_no_orphan(pair: Pair) -> None:
     """The task is claimed or stays pending; a job without workers and pending tasks is soft-deleted."""
     for _ in range(ROUNDS):
         job = await pair[0].register()
@@ -387,7 +387,7 @@ async def test_concurrent_submits_get_different_positions(pair: Pair) -> None:
         assert (await pair[0].get(answer.id)).queue_position == answer.queue_position
 
 
-async def test_arrival_is_the_order_of_the_queue(pair: Pair) -> None:
+async def test_tasks_are_claimed_in_the_order_of_their_arrival(pair: Pair) -> None:
     """A task that was accepted before another was sent is claimed before it, on any replica."""
     job = await pair[0].register()
     ids = [(await pair[turn % 2].submit(job)).id for turn in range(10)]
@@ -395,8 +395,8 @@ async def test_arrival_is_the_order_of_the_queue(pair: Pair) -> None:
     assert [one.id for one in claimed if one] == ids
 
 
-async def test_a_sweep_beside_work_loses_nothing(pair: Pair) -> None:
-    """Two sweepers settle stuck, abandoned and silent work while workers register, claim and report."""
+async def test_sweeps_during_other_requests_lose_no_task(pair: Pair) -> None:
+    """Two sweepers fail stuck and abandoned tasks and remove silent workers while others claim and report."""
     job = await pair[0].register()
     await add_tasks(pair[0], [task(job.id) for _ in range(20)])
 

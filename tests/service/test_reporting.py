@@ -1,4 +1,4 @@
-"""A report moves a task as the transition table says, for the callers that it names, and once."""
+"""A report changes the status as the transition table allows, for the permitted callers, and once."""
 
 import asyncio
 from itertools import product
@@ -103,7 +103,7 @@ async def test_only_a_completed_task_has_a_result(replica: Replica, status: Task
     assert ended.result == (1 if status is TaskStatus.COMPLETED else None)
 
 
-async def test_an_error_text_is_cut_and_marked(replica: Replica) -> None:
+async def test_a_long_error_text_is_truncated_and_marked(replica: Replica) -> None:
     """It has at most 64 KiB, no partial character, and no byte that PostgreSQL cannot store."""
     running = await replica.running(await replica.register())
     ended = await replica.report(running.id, TaskStatus.FAILED, error="\x00ä" * MAX_ERROR_BYTES)
@@ -126,7 +126,7 @@ async def test_a_repeated_report_changes_nothing(timed: Replica, clock: ManualCl
         assert timed.events == []
 
 
-async def test_a_failure_of_another_cause_is_no_repeat(replica: Replica) -> None:
+async def test_a_failure_with_another_error_is_no_repeat(replica: Replica) -> None:
     """A worker whose task failed for another reason gets a conflict with that reason."""
     running = await replica.running(await replica.register())
     failed = await replica.report(running.id, TaskStatus.FAILED, error="mine")

@@ -1,4 +1,4 @@
-"""However a worker leaves, its tasks are settled, its jobs are unlinked, and its history stays."""
+"""When a worker is removed or expires, its tasks fail, its jobs are unlinked, and its history stays."""
 
 from collections import Counter
 from uuid import uuid4
@@ -119,7 +119,7 @@ async def test_only_the_owner_sends_heartbeats(timed: Replica, clock: ManualCloc
     assert row.last_heartbeat == clock.now
 
 
-async def test_expiry_has_the_same_effect_as_leaving(timed: Replica, clock: ManualClock) -> None:
+async def test_expiry_has_the_same_effect_as_a_removal(timed: Replica, clock: ManualClock) -> None:
     """The statuses, the texts and the events are the same."""
     outcomes = []
     for go in ("leave", "silence"):
@@ -192,7 +192,7 @@ async def test_one_silent_worker_can_be_removed_alone(timed: Replica, clock: Man
     await timed.retire_stale(TIMEOUT)
 
 
-async def test_a_survey_changes_nothing(timed: Replica, clock: ManualClock) -> None:
+async def test_counting_silent_workers_changes_nothing(timed: Replica, clock: ManualClock) -> None:
     """It counts all workers and the silent ones with the sweep's own condition."""
     job = await timed.register()
     held = await timed.running(job)

@@ -102,7 +102,7 @@ async def test_an_item_that_breaks_its_batch_fails_alone(replica: Replica) -> No
 
 
 async def test_every_error_of_a_payload_is_returned(replica: Replica) -> None:
-    """Each error has the JSON pointer of its place."""
+    """Each error has the JSON pointer of its location."""
     schema = {"properties": {"a/b": {"type": "integer"}, "c": {"items": {"type": "string"}}}}
     job = await replica.register(schema=schema)
     with pytest.raises(InvalidPayload) as refused:
@@ -196,7 +196,7 @@ async def test_a_refused_dispatch_fails_the_task(
 async def test_a_broker_error_after_the_start_does_not_fail_the_task(
     replica: Replica, executor: InternalExecutor
 ) -> None:
-    """A task that was started all the same keeps its status."""
+    """A task that was started despite the error keeps its status."""
 
     async def run_and_break(task_id: UUID) -> None:
         await replica.report(task_id, TaskStatus.RUNNING, by=ADMIN)

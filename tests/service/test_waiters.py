@@ -97,7 +97,7 @@ async def test_a_wake_up_wakes_its_number_of_waiters(
     waiting = [asyncio.create_task(enter("job").wait(LONG)) for _ in range(3)]
     other = asyncio.create_task(enter("other").wait(LONG))
     assert await is_waiting(other)
-    waiters.notify([Wake("job", count), Wake("nobody", 3)])
+    waiters.notify([Wake("job", count), Wake("unknown", 3)])
     assert await is_waiting(other)
     assert sum(task.done() for task in waiting) == woken
     for task in [*waiting, other]:
@@ -145,8 +145,8 @@ async def test_a_wake_up_during_another_claim_is_passed_on(waiters: Waiters, ent
     """A check that found an earlier task does not use up a wake-up that came during it."""
     with waiters.register(["job"]) as first:
         second = enter("job")
-        begin_check(waiters, first)  # the look begins, and finds a task that was there already
-        waiters.wake("job", 1)  # another one is committed meanwhile
+        begin_check(waiters, first)  # the check begins, and finds a task that was already pending
+        waiters.wake("job", 1)  # another task is committed during the check
         first.found("job")
     assert second.is_woken
 
@@ -186,7 +186,7 @@ async def test_a_disconnected_client_passes_its_wake_up_on(waiters: Waiters, ent
 
 
 async def test_a_client_that_disconnected_before_does_not_wait(enter: Enter) -> None:
-    """A client that disconnects during the check is not waited for."""
+    """The wait of a client that disconnects during the check ends at once."""
     gone = asyncio.get_running_loop().create_future()
     gone.set_result(None)
     async with asyncio.timeout(1):

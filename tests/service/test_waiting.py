@@ -26,7 +26,7 @@ AT_ONCE = 2.0
 
 @pytest.fixture(autouse=True)
 def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable the slow re-check, which would hide a lost wake-up."""
+    """Disable the periodic recheck, which would hide a lost wake-up."""
     monkeypatch.setattr(Replica, "recheck_seconds", (3600.0, 3600.0))
 
 
@@ -167,7 +167,7 @@ async def test_a_submit_during_the_check_of_a_woken_worker_is_not_missed(
     assert await soon(claim) is not None
 
 
-async def test_a_worker_that_found_an_earlier_task_leaves_the_next_to_others(
+async def test_a_worker_that_found_an_earlier_task_passes_its_wake_up_on(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wake-up that comes while it claims is passed on to another waiter."""
@@ -401,7 +401,7 @@ async def test_waiting_claims_of_one_worker_are_bounded(replica: Replica) -> Non
     assert [one.id for one in claimed] == [one.id for one in submitted]
 
 
-async def test_a_waiting_claim_is_a_sign_of_life(replica: Replica) -> None:
+async def test_a_waiting_claim_counts_as_a_heartbeat(replica: Replica) -> None:
     """A worker with an open claim does not expire, however long it waits."""
     replica.runtime.settings.worker_timeout_seconds = 0.2
     job = await replica.register()
@@ -431,7 +431,7 @@ async def test_the_re_check_finds_what_another_process_did(replica: Replica) -> 
     assert (await soon(wait)).status is TaskStatus.FAILED
 
 
-async def test_the_re_check_runs_while_a_request_waits(
+async def test_the_recheck_runs_while_a_request_waits(
     open_replica: OpenReplica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A waiter gets what another process submitted without a wake-up, again and again."""

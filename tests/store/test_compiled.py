@@ -44,7 +44,7 @@ def test_values_are_converted_both_ways() -> None:
     assert tuple(row) == (1, {"angle": 3}, now)
 
 
-def test_a_default_of_python_is_refused() -> None:
+def test_a_python_side_default_is_refused() -> None:
     """Column defaults that SQLAlchemy would compute per row raise an error instead of being skipped."""
     table = Table(
         "counted", MetaData(), Column("id", Integer, primary_key=True), Column("n", Integer, default=3)

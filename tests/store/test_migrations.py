@@ -119,7 +119,7 @@ async def test_an_upgrade_sets_the_version(empty: AsyncEngine) -> None:
 
 
 async def test_downgrade_and_upgrade(empty: AsyncEngine) -> None:
-    """A downgrade to nothing drops all our tables, and a new upgrade creates them again."""
+    """A downgrade to base drops all tables of the queue, and a new upgrade creates them again."""
     await schema.upgrade(SessionDatabase(open_sessions(empty)))
     before = await described(empty)
     async with empty.begin() as connection:

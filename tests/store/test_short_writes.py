@@ -1,4 +1,4 @@
-"""Short transactions on our own SQLite file run on the event loop and never block it."""
+"""Short transactions on the standalone server's SQLite file run on the event loop and never block it."""
 
 import asyncio
 import threading

@@ -212,7 +212,7 @@ async def short_timeouts(kind: str, database_url: str) -> AsyncIterator[Database
 
 @only_sqlite
 async def test_a_lock_timeout_is_reported(short_timeouts: Database, engine: AsyncEngine) -> None:
-    """A writer that gets no lock in time is asked to retry, and nothing is written."""
+    """A writer that gets no lock in time raises `ServiceUnavailable`, and writes nothing."""
     async with engine.connect() as other:
         await locked_by_another_process(other)
         with pytest.raises(ServiceUnavailable) as raised:
@@ -224,7 +224,7 @@ async def test_a_lock_timeout_is_reported(short_timeouts: Database, engine: Asyn
 
 @only_postgresql
 async def test_an_exhausted_pool_is_reported(short_timeouts: Database) -> None:
-    """A request that gets no connection in time is asked to retry."""
+    """A request that gets no connection in time raises `ServiceUnavailable`."""
     taken, free = asyncio.Event(), asyncio.Event()
 
     async def hold(tx: Transaction) -> None:
@@ -277,7 +277,7 @@ async def test_events_are_kept_in_order_and_once(database: Database) -> None:
 async def test_a_hosts_session_can_be_used_as_a_transaction(
     engine: AsyncEngine, replica: Replica, before: str
 ) -> None:
-    """Our statements join the host's transaction; the host commits both or neither."""
+    """The queue's statements join the host's transaction; the host commits both or neither."""
     job = await replica.register()
     assert job.worker_id is not None
 

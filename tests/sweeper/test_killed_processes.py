@@ -26,7 +26,7 @@ from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.engine import open_database, open_engine
 
 TOKEN = "a-token-of-the-tests"
-# A server on a busy machine must not take itself for absent: it starts a cycle within two intervals.
+# Long enough that a busy server starts each cycle within two intervals, so no startup grace begins.
 TIMEOUT, INTERVAL = 2.0, 1.0
 # The duration of one cycle on a busy machine.
 SLACK = 1.0
