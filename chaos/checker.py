@@ -306,7 +306,7 @@ def _registered_workers(record: RunRecord, at: float) -> set[str]:
 
 
 def _executing(record: RunRecord, ids: set[str]) -> list[Interval]:
-    """Return when each attempt was executed whose final report was accepted: it held the task throughout."""
+    """Return the execution intervals of attempts with an accepted final report."""
     started = {(it.task_id, it.attempt): it.at for it in record.executions if it.event == "started"}
     finished = {(it.task_id, it.attempt): it.at for it in record.executions if it.event == "finished"}
     reported = {
@@ -345,7 +345,7 @@ def _claimed(record: RunRecord, ids: set[str]) -> list[Interval]:
 
 
 def _max_overlap(intervals: Iterable[Interval]) -> tuple[int, str]:
-    """Return how many intervals overlap at most, and the task whose start reaches this maximum."""
+    """Return the maximum number of overlapping intervals, and the task that reaches it by its start."""
     steps = sorted(
         step for begin, end, task_id in set(intervals) for step in ((begin, 1, task_id), (end, -1, task_id))
     )

@@ -98,7 +98,7 @@ async def submit_all(
 async def submit(
     client: httpx.AsyncClient, submission: Submission, duration: float = 0.0, release_file: str = ""
 ) -> None:
-    """Submit once. Repeat only while the server answers that the job does not exist."""
+    """Submit once. Repeat only while the server responds that the job does not exist."""
     payload = {
         "number": submission.number,
         "seconds": duration,

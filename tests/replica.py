@@ -62,7 +62,7 @@ class ManualClock:
 class Replica:
     """A runtime on a database. `events` has what it published; `engine` bypasses the code under test."""
 
-    # The first and the longest interval of the re-check for lost wake-ups.
+    # The first and the longest interval of the recheck for lost wake-ups.
     recheck_seconds = (1.0, 5.0)
 
     def __init__(
@@ -195,8 +195,8 @@ class Replica:
         """Release, retry or fail a task by hand."""
         work = partial(what, caller=by, task_id=task_id, action=TaskActionRequest(**action))
         async with asyncio.timeout(TIMEOUT):
-            answer: TaskResponse = await self.runtime.write(work)
-            return answer
+            result: TaskResponse = await self.runtime.write(work)
+            return result
 
     async def drain(self, worker: UUID | None, *, by: Identity = ADMIN) -> WorkerResponse:
         """Drain a worker."""
@@ -208,8 +208,8 @@ class Replica:
         """Pause or resume a job."""
         work = partial(jobs.pause, name=parse_job_name(job.full_name), paused=paused)
         async with asyncio.timeout(TIMEOUT):
-            answer: JobResponse = await self.runtime.write(work)
-            return answer
+            result: JobResponse = await self.runtime.write(work)
+            return result
 
     async def explain(self, task_id: UUID) -> list[str]:
         """Return the codes of the reasons why a task has its status."""
@@ -242,8 +242,8 @@ class Replica:
         assert worker is not None
         tasks = [NamedTask(id=task_id, attempt=attempt) for task_id, attempt in named]
         async with asyncio.timeout(TIMEOUT):
-            answer = await self.runtime.heartbeat(by, worker, tasks)
-        return [(task.id, task.verdict) for task in answer.tasks]
+            result = await self.runtime.heartbeat(by, worker, tasks)
+        return [(task.id, task.verdict) for task in result.tasks]
 
     async def leave(self, worker: UUID | None, *, by: Identity = OWNER) -> None:
         """Remove a worker."""

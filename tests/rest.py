@@ -19,9 +19,9 @@ async def register(
 ) -> dict[str, Any]:
     """Register a job and return it."""
     body = {"category": "modifiers", "name": name, **fields}
-    answer = await client.put(f"{V1}/rooms/{room}/jobs", json=body)
-    assert answer.status_code in {200, 201}, answer.text
-    return answer.json()
+    response = await client.put(f"{V1}/rooms/{room}/jobs", json=body)
+    assert response.status_code in {200, 201}, response.text
+    return response.json()
 
 
 async def submit(
@@ -29,9 +29,9 @@ async def submit(
 ) -> dict[str, Any]:
     """Submit a task and return it."""
     url = f"{V1}/rooms/{room}/tasks/{job['full_name']}"
-    answer = await client.post(url, json={"payload": payload})
-    assert answer.status_code == 202, answer.text
-    return answer.json()
+    response = await client.post(url, json={"payload": payload})
+    assert response.status_code == 202, response.text
+    return response.json()
 
 
 async def claim(
@@ -39,9 +39,9 @@ async def claim(
 ) -> dict[str, Any] | None:
     """Claim a task; return it, or None if none was pending."""
     headers = {} if wait is None else {"Prefer": f"wait={wait}"}
-    answer = await client.post(f"{V1}/tasks/claim", json={"worker_id": worker_id}, headers=headers)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["task"]
+    response = await client.post(f"{V1}/tasks/claim", json={"worker_id": worker_id}, headers=headers)
+    assert response.status_code == 200, response.text
+    return response.json()["task"]
 
 
 async def report(
@@ -53,9 +53,9 @@ async def report(
 
 async def get_task(client: httpx.AsyncClient, task: dict[str, Any]) -> dict[str, Any]:
     """Return the current state of a task."""
-    answer = await client.get(f"{V1}/tasks/{task['id']}")
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    response = await client.get(f"{V1}/tasks/{task['id']}")
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 async def run_task(client: httpx.AsyncClient, room: str = "lab") -> dict[str, Any]:
@@ -66,18 +66,18 @@ async def run_task(client: httpx.AsyncClient, room: str = "lab") -> dict[str, An
     assert claimed is not None
     assert claimed["id"] == task["id"]
     for status in ("running", "completed"):
-        answer = await report(client, task, status, attempt=claimed["attempt"], result=[1])
-        assert answer.status_code == 200, answer.text
+        response = await report(client, task, status, attempt=claimed["attempt"], result=[1])
+        assert response.status_code == 200, response.text
     ended = await get_task(client, task)
     assert (ended["status"], ended["result"]) == ("completed", [1])
     return ended
 
 
-def expect_problem(answer: httpx.Response, status: int, kind: str) -> dict[str, Any]:
+def expect_problem(response: httpx.Response, status: int, kind: str) -> dict[str, Any]:
     """Check that a response is a complete problem of this kind; return its body."""
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    body = answer.json()
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body = response.json()
     assert body["type"] == f"/v1/problems/{kind}"
     assert body["status"] == status
     assert body["title"]

@@ -1,4 +1,4 @@
-"""`serve` stops cleanly, and `serve --workers N` acts like one server: a process that dies is replaced."""
+"""`serve` stops cleanly, and `serve --workers N` acts like one server: a process that exits is replaced."""
 
 import os
 import signal
@@ -101,7 +101,7 @@ def polling(server: RunningServer, count: int) -> Iterator[list[tuple[object, in
 
 
 def test_one_process_stops_with_long_polls_open(program: Program) -> None:
-    """Ctrl-C answers the long-poll without a task, and prints no traceback."""
+    """Ctrl-C ends the long-poll without a task, and prints no traceback."""
     with RunningServer(program, WORKER_TIMEOUT_SECONDS="0.4") as server, polling(server, 1) as answers:
         started = time.monotonic()
         done = server.stop()
@@ -111,7 +111,7 @@ def test_one_process_stops_with_long_polls_open(program: Program) -> None:
 
 
 def test_several_processes_stop_with_long_polls_open(server: TwoProcesses) -> None:
-    """SIGTERM answers all long-polls without a task; the exit code is 0."""
+    """SIGTERM ends all long-polls without a task; the exit code is 0."""
     children = server.children
     with polling(server, 4) as answers:
         started = time.monotonic()
@@ -133,7 +133,7 @@ def test_each_process_serves_and_is_replaced(server: TwoProcesses) -> None:
         assert other.is_running()
     first.kill()
     wait_until(lambda: len(server.children) == 2 and first not in server.children)
-    second.suspend()  # so that the new process answers
+    second.suspend()  # so that the new process serves the next requests
     assert server.is_ready()
     second.resume()
     [third] = [child for child in server.children if child not in before]

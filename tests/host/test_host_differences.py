@@ -191,8 +191,8 @@ async def test_a_host_may_change_settings_at_run_time(engine: AsyncEngine, start
     settings.validate_payload = False
     assert (await client.post(url, json={})).status_code == 202
     settings.allowed_categories = ["analysis"]
-    answer = await client.put(f"{V1}/rooms/lab/jobs", json={**ROTATE, "name": "Other"})
-    assert answer.json()["type"] == "/v1/problems/invalid-category"
+    response = await client.put(f"{V1}/rooms/lab/jobs", json={**ROTATE, "name": "Other"})
+    assert response.json()["type"] == "/v1/problems/invalid-category"
     settings.worker_timeout_seconds = 8
     assert (await client.post(f"{V1}/workers")).json()["heartbeat_interval_seconds"] == 2
 
@@ -231,8 +231,8 @@ async def test_an_identity_that_is_none_is_refused(engine: AsyncEngine, start: S
         return None
 
     client = await start(mounted(async_sessionmaker(engine), no_identity))
-    answer = await client.get(f"{V1}/workers")
-    assert (answer.status_code, answer.json()["type"]) == (401, "/v1/problems/unauthorized")
+    response = await client.get(f"{V1}/workers")
+    assert (response.status_code, response.json()["type"]) == (401, "/v1/problems/unauthorized")
 
 
 @on_sqlite
@@ -248,9 +248,9 @@ async def test_the_routes_of_a_host_keep_their_errors(engine: AsyncEngine, start
     assert (await client.get("/nowhere")).json() == {"detail": "Not Found"}
     assert (await client.post("/own/1")).json() == {"detail": "Method Not Allowed"}
     assert (await client.get("/own/1")).json() == {"detail": {"own": "shape"}}
-    answer = await client.get("/own/x")
-    assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["path", "number"])
-    assert answer.headers["content-type"] == "application/json"
+    response = await client.get("/own/x")
+    assert (response.status_code, response.json()["detail"][0]["loc"]) == (422, ["path", "number"])
+    assert response.headers["content-type"] == "application/json"
     ours = await client.get(f"{V1}/workers", params={"limit": "x"})
     assert ours.headers["content-type"] == "application/problem+json"
 
@@ -273,8 +273,8 @@ async def test_a_host_handles_its_own_exceptions(engine: AsyncEngine, start: Sta
 
     app.dependency_overrides[verify_writable_room] = guard
     client = await start(app, **{"X-Id": "7"})
-    answer = await client.put(f"{V1}/rooms/lab/jobs", json=ROTATE)
-    assert (answer.status_code, answer.json()) == (423, {"own": "lab"})
+    response = await client.put(f"{V1}/rooms/lab/jobs", json=ROTATE)
+    assert (response.status_code, response.json()) == (423, {"own": "lab"})
 
 
 @on_sqlite
@@ -335,8 +335,8 @@ async def test_a_router_without_joblib_logs_what_is_missing(
     app = FastAPI()
     app.include_router(router)
     client = await start(app)
-    answer = await client.get(f"{V1}/workers")
-    assert (answer.status_code, answer.json()["type"]) == (500, "/v1/problems/internal-server-error")
+    response = await client.get(f"{V1}/workers")
+    assert (response.status_code, response.json()["type"]) == (500, "/v1/problems/internal-server-error")
     assert "JobLib" in caplog.text
 
 
@@ -364,9 +364,9 @@ async def test_a_middleware_of_the_host_delays_no_waiter(engine: AsyncEngine, st
 
     @app.middleware("http")
     async def stamp(request: Request, call_next: Callable[[Request], Any]) -> Response:
-        answer: Response = await call_next(request)
-        answer.headers["X-Stamp"] = "1"
-        return answer
+        response: Response = await call_next(request)
+        response.headers["X-Stamp"] = "1"
+        return response
 
     client = await start(app, **{"X-Id": "7"})
     job = await register(client, room="lab")
@@ -396,8 +396,8 @@ async def test_the_queue_may_be_mounted_anywhere(engine: AsyncEngine, start: Sta
     ended = await run_task(client)
     assert (await client.get("/elsewhere")).json() == "elsewhere"
     job = await register(client, room="lab")
-    answer = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={})
-    assert answer.headers["location"] == f"{V1}/tasks/{answer.json()['id']}"
+    response = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={})
+    assert response.headers["location"] == f"{V1}/tasks/{response.json()['id']}"
     assert ended["room_id"] == "lab"
 
 

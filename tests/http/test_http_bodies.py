@@ -36,8 +36,8 @@ def url(job: dict[str, Any]) -> str:
 async def test_a_payload_has_at_most_one_mebibyte(client: httpx.AsyncClient, url: str) -> None:
     """One byte more is 413, and no task is submitted."""
     for fill in ("x", "é", "名"):
-        answer = await client.post(url, json={"payload": sized(MIB, fill)})
-        assert (answer.status_code, answer.json().get("payload")) == (202, sized(MIB, fill))
+        response = await client.post(url, json={"payload": sized(MIB, fill)})
+        assert (response.status_code, response.json().get("payload")) == (202, sized(MIB, fill))
         expect_problem(
             await client.post(url, json={"payload": sized(MIB + 1, fill)}), 413, "content-too-large"
         )
@@ -49,19 +49,19 @@ async def test_escapes_count_as_the_characters_they_encode(client: httpx.AsyncCl
     """Clients may send ASCII only."""
     for fill in ("é", "名"):
         body = json.dumps({"payload": sized(MIB, fill)}, ensure_ascii=True)
-        answer = await client.post(url, content=body, headers=JSON)
-        assert (answer.status_code, answer.json().get("payload")) == (202, sized(MIB, fill))
+        response = await client.post(url, content=body, headers=JSON)
+        assert (response.status_code, response.json().get("payload")) == (202, sized(MIB, fill))
 
 
 @on_sqlite
 async def test_a_schema_has_at_most_one_mebibyte(client: httpx.AsyncClient) -> None:
     """A larger schema is 413; no job and no worker is registered."""
     body = {"category": "modifiers", "name": "Big"}
-    answer = await client.put(f"{V1}/rooms/lab/jobs", json={**body, "schema": sized(MIB + 1)})
-    expect_problem(answer, 413, "content-too-large")
+    response = await client.put(f"{V1}/rooms/lab/jobs", json={**body, "schema": sized(MIB + 1)})
+    expect_problem(response, 413, "content-too-large")
     assert (await client.get(f"{V1}/workers")).json()["total"] == 0
-    answer = await client.put(f"{V1}/rooms/lab/jobs", json={**body, "schema": sized(MIB)})
-    assert (answer.status_code, answer.json()["schema"]) == (201, sized(MIB))
+    response = await client.put(f"{V1}/rooms/lab/jobs", json={**body, "schema": sized(MIB)})
+    assert (response.status_code, response.json()["schema"]) == (201, sized(MIB))
 
 
 async def test_a_result_has_at_most_one_mebibyte(client: httpx.AsyncClient, job: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ async def test_a_result_has_at_most_one_mebibyte(client: httpx.AsyncClient, job:
 
 @on_sqlite
 async def test_a_body_that_is_too_large_is_not_read_completely(client: httpx.AsyncClient, url: str) -> None:
-    """The server answers 413 at the limit, whether the length was announced or not."""
+    """The server responds with 413 at the limit, with or without a Content-Length."""
     sent = 0
 
     async def stream() -> AsyncIterator[bytes]:
@@ -95,9 +95,9 @@ async def test_a_long_error_is_truncated(client: httpx.AsyncClient, job: dict[st
     for text in ("e" * CUT, "e" * (CUT + 1), "é" * CUT, "x" + "名" * CUT, "🧪" * CUT, "e" * 500_000):
         await submit(client, job)
         task = await claim(client, job["worker_id"])
-        answer = await report(client, task, "failed", error=text)
-        assert answer.status_code == 200
-        kept = answer.json()["error"]
+        response = await report(client, task, "failed", error=text)
+        assert response.status_code == 200
+        kept = response.json()["error"]
         assert (await get_task(client, task))["error"] == kept
         if len(text.encode()) <= CUT:
             assert kept == text
@@ -116,8 +116,8 @@ async def test_control_characters_of_an_error_are_replaced(
     """NUL is replaced, because not every database stores it; other characters stay."""
     await submit(client, job)
     task = await claim(client, job["worker_id"])
-    answer = await report(client, task, "failed", error="a\x00b\x1b[31m\u2028\U0010ffff\r\n")
-    assert answer.json()["error"] == "a\ufffdb\x1b[31m\u2028\U0010ffff\r\n"
+    response = await report(client, task, "failed", error="a\x00b\x1b[31m\u2028\U0010ffff\r\n")
+    assert response.json()["error"] == "a\ufffdb\x1b[31m\u2028\U0010ffff\r\n"
     assert (
         await report(client, task, "failed", error="a\x00b\x1b[31m\u2028\U0010ffff\r\n")
     ).status_code == 200
@@ -191,9 +191,9 @@ async def test_invalid_json_is_refused(client: httpx.AsyncClient, job: dict[str,
         if text not in NO_NUMBERS:
             bodies.append(("POST", url, text))
         for method, address, content in bodies:
-            answer = await client.request(method, address, content=content, headers=JSON)
-            assert answer.status_code == 422, (method, text[:40], answer.text[:300])
-            expect_problem(answer, 422, "invalid-request")
+            response = await client.request(method, address, content=content, headers=JSON)
+            assert response.status_code == 422, (method, text[:40], response.text[:300])
+            expect_problem(response, 422, "invalid-request")
     assert (await get_task(client, task))["status"] == "running"
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
 
@@ -204,14 +204,14 @@ async def test_deep_nesting_is_refused_or_kept(
     """A deeply nested value returns unchanged or is 4xx, never 500."""
     for depth in (50, 120, 180, 195, 199, 200, 201, 220, 250, 253, 254, 255, 256, 260, 300, 500, 1000):
         for text in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
-            answer = await client.post(url, content=f'{{"payload":{{"x":{text}}}}}', headers=JSON)
-            if answer.status_code != 202:
-                assert answer.status_code in {413, 422}, (depth, answer.text)
-                expect_problem(answer, answer.status_code, answer.json()["type"].rsplit("/", 1)[1])
+            response = await client.post(url, content=f'{{"payload":{{"x":{text}}}}}', headers=JSON)
+            if response.status_code != 202:
+                assert response.status_code in {413, 422}, (depth, response.text)
+                expect_problem(response, response.status_code, response.json()["type"].rsplit("/", 1)[1])
                 continue
-            assert json.dumps(answer.json()["payload"]["x"], separators=(",", ":")) == text
+            assert json.dumps(response.json()["payload"]["x"], separators=(",", ":")) == text
             listed = (await client.get(f"{V1}/rooms/lab/tasks", params={"limit": 1})).json()["items"][0]
-            assert listed["payload"] == answer.json()["payload"]
+            assert listed["payload"] == response.json()["payload"]
             body = f'{{"category":"modifiers","name":"D{depth}{len(text)}","schema":{{"default":{text}}}}}'
             put = await client.put(f"{V1}/rooms/lab/jobs", content=body, headers=JSON)
             assert put.status_code in {201, 413, 422}, (depth, put.text)
@@ -220,16 +220,16 @@ async def test_deep_nesting_is_refused_or_kept(
 @on_sqlite
 async def test_the_last_of_repeated_keys_counts(client: httpx.AsyncClient, url: str) -> None:
     """The server behaves like most JSON parsers."""
-    answer = await client.post(url, content=b'{"payload":{"a":1},"payload":{"a":2,"a":3}}', headers=JSON)
-    assert (answer.status_code, answer.json()["payload"]) == (202, {"a": 3})
+    response = await client.post(url, content=b'{"payload":{"a":1},"payload":{"a":2,"a":3}}', headers=JSON)
+    assert (response.status_code, response.json()["payload"]) == (202, {"a": 3})
 
 
 @on_sqlite
 async def test_every_response_is_strict_json(client: httpx.AsyncClient, url: str) -> None:
     """A number that is too large for a float never becomes NaN or Infinity."""
-    answer = await client.post(url, content=b'{"payload":{"a":1e400}}', headers=JSON)
+    response = await client.post(url, content=b'{"payload":{"a":1e400}}', headers=JSON)
     listed = await client.get(f"{V1}/rooms/lab/tasks")
-    for text in (answer.text, listed.text):
+    for text in (response.text, listed.text):
         json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
@@ -243,12 +243,12 @@ async def test_another_content_type_is_refused_or_read_as_json(client: httpx.Asy
         "image/png",
         "\x7f",
     ):
-        answer = await client.post(url, content=b'{"payload":{}}', headers={"Content-Type": kind})
-        assert answer.status_code in {202, 415, 422}, kind
-    answer = await client.post(
+        response = await client.post(url, content=b'{"payload":{}}', headers={"Content-Type": kind})
+        assert response.status_code in {202, 415, 422}, kind
+    response = await client.post(
         url, content=b'{"payload":{}}', headers={"Content-Type": "application/json; charset=utf-8"}
     )
-    assert answer.status_code == 202
+    assert response.status_code == 202
 
 
 @on_sqlite
@@ -257,7 +257,7 @@ async def test_unknown_fields_are_ignored(client: httpx.AsyncClient, job: dict[s
     extra = {"unknown": {"x": 1}, "id": "mine", "room_id": "other"}
     task = (await client.post(url, json={"payload": {}, **extra})).json()
     assert task["room_id"] == "lab"
-    answer = await client.post(f"{V1}/tasks/claim", json={"worker_id": job["worker_id"], **extra})
-    assert answer.json()["task"]["id"] == task["id"]
+    response = await client.post(f"{V1}/tasks/claim", json={"worker_id": job["worker_id"], **extra})
+    assert response.json()["task"]["id"] == task["id"]
     assert (await report(client, task, "running", **extra)).status_code == 200
     assert (await register(client, "Other", **extra))["room_id"] == "@global"

@@ -43,9 +43,9 @@ async def test_every_operation_needs_an_identity(
     for credentials in (None, "", "Bearer", "Bearer ", "Bearer x", "Basic YWRtaW46", "Bearer \xff\x01", LONG):
         headers = {} if credentials is None else {"Authorization": credentials.encode("latin-1")}
         for method, url in requests:
-            answer = await anonymous.request(method, url, json={"status": "cancelled"}, headers=headers)
-            body = expect_problem(answer, 401, "unauthorized")
-            assert answer.headers["www-authenticate"] == "Bearer"
+            response = await anonymous.request(method, url, json={"status": "cancelled"}, headers=headers)
+            body = expect_problem(response, 401, "unauthorized")
+            assert response.headers["www-authenticate"] == "Bearer"
             assert body["detail"]
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
 
@@ -57,8 +57,10 @@ async def test_the_identity_is_checked_first(client: httpx.AsyncClient, as_user:
     await register(client)
     for url in (f"{V1}/rooms/a:b/tasks/x", f"{V1}/rooms/lab/tasks/@global:modifiers:Rotate"):
         for content in (b"{}", b"[]", b"{", b"\xff", b"[" * 100_000):
-            answer = await anonymous.post(url, content=content, headers={"Content-Type": "application/json"})
-            expect_problem(answer, 401, "unauthorized")
+            response = await anonymous.post(
+                url, content=content, headers={"Content-Type": "application/json"}
+            )
+            expect_problem(response, 401, "unauthorized")
     expect_problem(await anonymous.get(f"{V1}/rooms/a:b/tasks", params={"limit": -1}), 401, "unauthorized")
     expect_problem(await anonymous.get(f"{V1}/tasks/x"), 401, "unauthorized")
 
@@ -79,8 +81,8 @@ async def test_the_scheme_of_a_token_ignores_case(client: httpx.AsyncClient, as_
     anonymous = await as_user()
     token = client.headers["authorization"].split()[1]
     for scheme in ("bearer", "BEARER"):
-        answer = await anonymous.get(f"{V1}/workers", headers={"Authorization": f"{scheme} {token}"})
-        assert answer.status_code == 200
+        response = await anonymous.get(f"{V1}/workers", headers={"Authorization": f"{scheme} {token}"})
+        assert response.status_code == 200
 
 
 async def test_identities_are_compared_as_text(client: httpx.AsyncClient, as_user: AsUser) -> None:

@@ -72,17 +72,17 @@ async def test_an_internal_task_is_claimed_before_its_dispatch(
 
     broker.act = check_row
     events.clear()
-    answer = await client.post(SUBMIT, json={"payload": {"x": 1}})
-    assert answer.status_code == 202
-    task = answer.json()
+    response = await client.post(SUBMIT, json={"payload": {"x": 1}})
+    assert response.status_code == 202
+    task = response.json()
     assert (task["status"], task["worker_id"], task["queue_position"], task["attempt"]) == (
         "claimed",
         None,
         None,
         1,
     )
-    assert answer.headers["location"] == f"/v1/joblib/tasks/{task['id']}"
-    assert answer.headers["retry-after"] == "1"
+    assert response.headers["location"] == f"/v1/joblib/tasks/{task['id']}"
+    assert response.headers["retry-after"] == "1"
     assert broker.calls == [{"task_id": task["id"], "room_id": "lab", "payload": {"x": 1}}]
     assert seen == [task]
     [emission] = events
@@ -108,8 +108,8 @@ async def test_an_executor_may_finish_before_the_response(
 
     async def execute(task_id: str) -> None:
         for status in ("running", "completed"):
-            answer = await report(client, {"id": task_id}, status, result="done")
-            assert answer.status_code == 200, answer.text
+            response = await report(client, {"id": task_id}, status, result="done")
+            assert response.status_code == 200, response.text
 
     broker.act = execute
     task = await submit(client, job)
@@ -128,16 +128,16 @@ async def test_a_failed_dispatch_fails_the_task(
 
     broker.act = refuse
     events.clear()
-    answer = await client.post(SUBMIT, json={})
-    assert answer.status_code == 202
-    task = answer.json()
+    response = await client.post(SUBMIT, json={})
+    assert response.status_code == 202
+    task = response.json()
     assert (task["status"], task["error"]) == ("failed", "Failed to dispatch to internal executor")
     assert task["error_code"] == "dispatch-failed"
     assert (await client.get("/v1/problems/dispatch-failed")).status_code == 200
     assert task["completed_at"] is not None
     assert await get_task(client, task) == task
     assert [event.status for event, _ in events] == ["claimed", "failed"]
-    assert answer.headers["location"] == f"/v1/joblib/tasks/{task['id']}"
+    assert response.headers["location"] == f"/v1/joblib/tasks/{task['id']}"
     broker.act = None
     assert (await submit(client, job))["status"] == "claimed"
 

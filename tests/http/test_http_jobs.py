@@ -20,9 +20,9 @@ ROTATE = {"category": "modifiers", "name": "Rotate"}
 async def test_a_new_job_gets_a_worker(client: httpx.AsyncClient, events: list[Emission]) -> None:
     """201 with all fields of the job and a new worker; the room is notified."""
     schema = {"type": "object", "properties": {"angle": {"type": "number"}}}
-    answer = await client.put(JOBS, json={**ROTATE, "schema": schema, "colour": "unknown"})
-    assert answer.status_code == 201
-    job = answer.json()
+    response = await client.put(JOBS, json={**ROTATE, "schema": schema, "colour": "unknown"})
+    assert response.status_code == 201
+    job = response.json()
     [worker] = (await client.get(f"{V1}/workers")).json()["items"]
     assert job == {
         "id": job["id"],
@@ -44,10 +44,10 @@ async def test_registering_again_changes_nothing(client: httpx.AsyncClient, even
     first = await register(client, room="lab", schema={"a": {"x": 1}, "b": [2]})
     for worker_id in (first["worker_id"], None):
         body = {**ROTATE, "schema": {"b": [2], "a": {"x": 1}}, "worker_id": worker_id}
-        answer = await client.put(JOBS, json=body)
-        assert (answer.status_code, answer.json()["id"]) == (200, first["id"])
-    assert len(set(answer.json()["workers"])) == 2
-    assert {first["worker_id"], answer.json()["worker_id"]} == set(answer.json()["workers"])
+        response = await client.put(JOBS, json=body)
+        assert (response.status_code, response.json()["id"]) == (200, first["id"])
+    assert len(set(response.json()["workers"])) == 2
+    assert {first["worker_id"], response.json()["worker_id"]} == set(response.json()["workers"])
     assert events == [(JobsInvalidate(), "room:lab")] * 3
 
 
@@ -55,11 +55,11 @@ async def test_a_deleted_job_is_restored_with_the_new_schema(client: httpx.Async
     """201 with the same id."""
     first = await register(client, room="lab", schema={"type": "object"})
     await client.delete(f"{V1}/workers/{first['worker_id']}")
-    answer = await client.put(JOBS, json={**ROTATE, "schema": {"title": "new"}})
-    assert answer.status_code == 201
-    assert (answer.json()["id"], answer.json()["schema"]) == (first["id"], {"title": "new"})
+    response = await client.put(JOBS, json={**ROTATE, "schema": {"title": "new"}})
+    assert response.status_code == 201
+    assert (response.json()["id"], response.json()["schema"]) == (first["id"], {"title": "new"})
     shown = (await client.get(f"{JOBS}/{first['full_name']}")).json()
-    assert (shown["schema"], shown["workers"]) == ({"title": "new"}, [answer.json()["worker_id"]])
+    assert (shown["schema"], shown["workers"]) == ({"title": "new"}, [response.json()["worker_id"]])
 
 
 @on_sqlite
@@ -86,8 +86,8 @@ async def test_only_the_owner_registers_jobs_for_a_worker(client: httpx.AsyncCli
     ada = await as_user("ada")
     other = (await client.post(f"{V1}/workers")).json()
     for worker_id in (UNKNOWN_ID, other["id"]):
-        answer = await ada.put(JOBS, json={**ROTATE, "worker_id": worker_id})
-        expect_problem(answer, 404, "worker-not-found")
+        response = await ada.put(JOBS, json={**ROTATE, "worker_id": worker_id})
+        expect_problem(response, 404, "worker-not-found")
     assert (await ada.get(JOBS)).json()["total"] == 0
 
 
@@ -151,8 +151,8 @@ async def test_a_job_is_found_by_its_full_name(client: httpx.AsyncClient, spelle
     assert (shown.status_code, shown.json()) == (200, {**job, "worker_id": None})
     glob = await register(client)
     for room in ("lab", "@global", "@internal"):
-        answer = await client.get(f"{V1}/rooms/{spelled(room)}/jobs/{spelled(glob['full_name'])}")
-        assert answer.json() == {**glob, "worker_id": None}
+        response = await client.get(f"{V1}/rooms/{spelled(room)}/jobs/{spelled(glob['full_name'])}")
+        assert response.json() == {**glob, "worker_id": None}
 
 
 @on_sqlite

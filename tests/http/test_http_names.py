@@ -35,10 +35,10 @@ def percent_encode(text: str) -> str:
     return quote(text, safe="")
 
 
-def expect_client_error(answer: httpx.Response) -> None:
+def expect_client_error(response: httpx.Response) -> None:
     """Check that the response is a 4xx problem."""
-    assert 400 <= answer.status_code < 500, (answer.request.url, answer.text)
-    assert answer.headers["content-type"] == "application/problem+json", answer.request.url
+    assert 400 <= response.status_code < 500, (response.request.url, response.text)
+    assert response.headers["content-type"] == "application/problem+json", response.request.url
 
 
 @on_sqlite
@@ -56,11 +56,11 @@ async def test_every_valid_job_name_can_be_used(client: httpx.AsyncClient) -> No
     combined = unicodedata.normalize("NFD", "é")
     for name in [*NAMES, combined, "क्षि", "a\u200db"]:
         body = {"category": "modifiers", "name": name}
-        answer = await client.put(f"{V1}/rooms/lab/jobs", json=body)
-        if name not in NAMES and answer.status_code == 422:
+        response = await client.put(f"{V1}/rooms/lab/jobs", json=body)
+        if name not in NAMES and response.status_code == 422:
             continue
-        assert answer.status_code == 201, name
-        job = answer.json()
+        assert response.status_code == 201, name
+        job = response.json()
         assert job["name"] == name
         shown = await client.get(f"{V1}/rooms/lab/jobs/{percent_encode(job['full_name'])}")
         assert shown.json() == {**job, "worker_id": None}, name
@@ -88,10 +88,10 @@ async def test_almost_any_room_name_is_valid(client: httpx.AsyncClient) -> None:
     ]
     job = await register(client)
     for room in rooms:
-        answer = await client.post(
+        response = await client.post(
             f"{V1}/rooms/{percent_encode(room)}/tasks/{percent_encode(job['full_name'])}", json={}
         )
-        assert (answer.status_code, answer.json().get("room_id")) == (202, room)
+        assert (response.status_code, response.json().get("room_id")) == (202, room)
         own = await client.put(
             f"{V1}/rooms/{percent_encode(room)}/jobs", json={"category": "modifiers", "name": "X"}
         )
@@ -109,7 +109,7 @@ async def test_a_room_with_reserved_characters_is_refused(client: httpx.AsyncCli
     job = await register(client)
     for text in ("a@b", "@", "@Global", "a:b", ":", "@internal:x", "@global "):
         url = f"{V1}/rooms/{percent_encode(text)}"
-        answers = [
+        responses = [
             await client.get(f"{url}/jobs"),
             await client.get(f"{url}/jobs/{job['full_name']}"),
             await client.get(f"{url}/jobs/{job['full_name']}/tasks"),
@@ -118,8 +118,8 @@ async def test_a_room_with_reserved_characters_is_refused(client: httpx.AsyncCli
             await client.put(f"{url}/jobs", json={"category": "modifiers", "name": "Rotate"}),
             await client.post(f"{url}/tasks/{job['full_name']}", json={}),
         ]
-        for answer in answers:
-            body = expect_problem(answer, 400, "invalid-room-id")
+        for response in responses:
+            body = expect_problem(response, 400, "invalid-room-id")
             assert body["detail"] == f"Room ID '{text}' contains invalid characters (@ or :)"
 
 
@@ -169,8 +169,8 @@ async def test_a_path_that_is_not_utf_8_is_no_server_error(client: httpx.AsyncCl
     job = await register(client)
     for part in ("%ff", "a%c0%80", "%ed%a0%80", "%00%ff"):
         for method, url in paths_with(part, job):
-            answer = await client.request(method, V1 + url, json=BODY, follow_redirects=True)
-            assert answer.status_code < 500, url
+            response = await client.request(method, V1 + url, json=BODY, follow_redirects=True)
+            assert response.status_code < 500, url
 
 
 async def test_hostile_text_in_a_body_is_refused_or_kept(client: httpx.AsyncClient) -> None:
@@ -200,5 +200,5 @@ async def test_hostile_headers_are_ignored(client: httpx.AsyncClient) -> None:
     """An invalid header has the same effect as no header."""
     task = await submit(client, await register(client))
     for value in (b"wait=\xff", b"\xe9" * 100, b"wait=\xb2", b";;;,,,===", b"wait=3" * 2000):
-        answer = await client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": value})
-        assert (answer.status_code, answer.json()) == (200, task)
+        response = await client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": value})
+        assert (response.status_code, response.json()) == (200, task)

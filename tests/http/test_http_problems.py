@@ -55,7 +55,7 @@ async def test_each_error_points_to_its_page(
     task = await submit(client, job)
     url = f"{V1}/tasks/{task['id']}"
     submits = f"{V1}/rooms/lab/tasks/{job['full_name']}"
-    answers = {
+    responses = {
         400: await client.get(f"{V1}/rooms/a:b/tasks"),
         401: await anonymous.get(url),
         403: await ada.patch(url, json={"status": "running"}),
@@ -65,14 +65,14 @@ async def test_each_error_points_to_its_page(
         413: await client.post(submits, json={"payload": {"x": "x" * 2**20}}),
         422: await client.patch(url, json={}),
     }
-    for status, answer in answers.items():
-        kind = answer.json()["type"].removeprefix("/v1/problems/")
-        body = expect_problem(answer, status, kind)
+    for status, response in responses.items():
+        kind = response.json()["type"].removeprefix("/v1/problems/")
+        body = expect_problem(response, status, kind)
         assert body["detail"]
         page = await anonymous.get(body["type"])
         assert page.status_code == 200
         assert f"({status} {body['title']})" in page.text
-    assert "GET" in answers[405].headers["allow"]
+    assert "GET" in responses[405].headers["allow"]
 
 
 @on_sqlite
@@ -103,9 +103,9 @@ async def test_an_unexpected_error_reveals_no_details(client: httpx.AsyncClient,
     """500 has the same shape; the log has the details; the next request is served."""
     job = await register(client)
     await runtime.write(break_a_room)
-    answer = await client.post(f"{V1}/rooms/broken/tasks/{job['full_name']}", json={})
-    body = expect_problem(answer, 500, "internal-server-error")
-    assert "secret" not in answer.text
+    response = await client.post(f"{V1}/rooms/broken/tasks/{job['full_name']}", json={})
+    body = expect_problem(response, 500, "internal-server-error")
+    assert "secret" not in response.text
     assert body["detail"]
     assert (await client.get(f"{V1}/rooms/broken/tasks")).json()["total"] == 0
 
@@ -118,9 +118,9 @@ async def test_a_failing_request_fails_no_other_in_its_batch(
     await runtime.write(break_a_room)
     rooms = ["lab", "lab", "broken", "lab", "broken", "lab"]
     urls = [f"{V1}/rooms/{room}/tasks/{job['full_name']}" for room in rooms]
-    answers = await asyncio.gather(*(client.post(url, json={}) for url in urls))
-    assert [answer.status_code for answer in answers] == [202, 202, 500, 202, 500, 202]
-    served = [answer.json()["id"] for answer in answers if answer.status_code == 202]
+    responses = await asyncio.gather(*(client.post(url, json={}) for url in urls))
+    assert [response.status_code for response in responses] == [202, 202, 500, 202, 500, 202]
+    served = [response.json()["id"] for response in responses if response.status_code == 202]
     listed = (await client.get(f"{V1}/rooms/lab/tasks")).json()["items"]
     assert sorted(task["id"] for task in listed) == sorted(served)
 
@@ -132,12 +132,12 @@ async def test_too_many_waiting_requests_are_503(client: httpx.AsyncClient, sett
     job = await register(client)
     wait = {"Prefer": "wait=5"}
     claim = {"worker_id": job["worker_id"]}
-    answers = [await client.post(f"{V1}/tasks/claim", json=claim, headers=wait)]
+    responses = [await client.post(f"{V1}/tasks/claim", json=claim, headers=wait)]
     task = await submit(client, job)
-    answers.append(await client.get(f"{V1}/tasks/{task['id']}", headers=wait))
-    for answer in answers:
-        body = expect_problem(answer, 503, "service-unavailable")
-        assert int(answer.headers["retry-after"]) >= 1
+    responses.append(await client.get(f"{V1}/tasks/{task['id']}", headers=wait))
+    for response in responses:
+        body = expect_problem(response, 503, "service-unavailable")
+        assert int(response.headers["retry-after"]) >= 1
         assert "max_waiting_requests" in body["detail"]
     assert (await client.get(f"{V1}/tasks/{task['id']}")).status_code == 200
     claimed = await client.post(f"{V1}/tasks/claim", json=claim, headers=wait)

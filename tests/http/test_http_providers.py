@@ -36,19 +36,19 @@ async def register_provider(
 ) -> Any:
     """Register a provider and return it."""
     body = {"category": "files", "name": name, **fields}
-    answer = await client.put(f"{V1}/rooms/{room}/providers", json=body)
-    assert answer.status_code in {200, 201}, answer.text
-    return answer.json()
+    response = await client.put(f"{V1}/rooms/{room}/providers", json=body)
+    assert response.status_code in {200, 201}, response.text
+    return response.json()
 
 
 async def claim_request(client: httpx.AsyncClient, worker_id: str, wait: float = 0, **fields: Any) -> Any:
     """Claim a provider request; return it, or None if none is pending."""
     body = {"worker_id": worker_id, **fields}
-    answer = await client.post(
+    response = await client.post(
         f"{V1}/providers/requests/claim", json=body, headers={"Prefer": f"wait={wait}"}
     )
-    assert answer.status_code == 200, answer.text
-    return answer.json()["request"]
+    assert response.status_code == 200, response.text
+    return response.json()["request"]
 
 
 async def upload(
@@ -63,8 +63,8 @@ async def serve(client: httpx.AsyncClient, provider: Any, content: bytes, **head
     """Wait for one provider request and upload its result; return the request."""
     claimed_request = await claim_request(client, provider["worker_id"], wait=BOUND)
     assert claimed_request is not None
-    answer = await upload(client, provider, claimed_request["request_id"], content, **headers)
-    assert answer.status_code == 204, answer.text
+    response = await upload(client, provider, claimed_request["request_id"], content, **headers)
+    assert response.status_code == 204, response.text
     return claimed_request
 
 
@@ -94,12 +94,12 @@ async def test_a_provider_is_registered(client: httpx.AsyncClient, events: list[
 async def test_a_second_registration_replaces_the_first(client: httpx.AsyncClient) -> None:
     """200 with the same id and time, and the new schema, content type and worker."""
     first = await register_provider(client)
-    answer = await client.put(
+    response = await client.put(
         f"{V1}/rooms/lab/providers",
         json={"category": "files", "name": "home", "schema": {"x": 1}, "content_type": "image/png"},
     )
-    assert answer.status_code == 200
-    second = answer.json()
+    assert response.status_code == 200
+    second = response.json()
     assert (second["id"], second["created_at"]) == (first["id"], first["created_at"])
     assert (second["schema"], second["content_type"]) == ({"x": 1}, "image/png")
     assert second["worker_id"] != first["worker_id"]
@@ -198,11 +198,11 @@ async def test_the_room_guards_of_a_host_apply(client: httpx.AsyncClient, app: F
 async def test_concurrent_registrations_of_one_provider(client: httpx.AsyncClient) -> None:
     """None fails; one worker is active, and all are registered."""
     body = {"category": "files", "name": "home"}
-    answers = await asyncio.gather(*[client.put(f"{V1}/rooms/lab/providers", json=body) for _ in range(20)])
-    assert sorted(answer.status_code for answer in answers) == [200] * 19 + [201]
-    assert len({answer.json()["id"] for answer in answers}) == 1
+    responses = await asyncio.gather(*[client.put(f"{V1}/rooms/lab/providers", json=body) for _ in range(20)])
+    assert sorted(response.status_code for response in responses) == [200] * 19 + [201]
+    assert len({response.json()["id"] for response in responses}) == 1
     last = (await client.get(f"{URL}/info")).json()
-    assert last["worker_id"] in {answer.json()["worker_id"] for answer in answers}
+    assert last["worker_id"] in {response.json()["worker_id"] for response in responses}
 
 
 # Lists
@@ -226,8 +226,8 @@ async def test_a_room_sees_its_own_and_global_providers(client: httpx.AsyncClien
     }
     for room in ("attic", "@global"):
         for end in ("", "/info"):
-            answer = await client.get(f"{V1}/rooms/{room}/providers/{NAME}{end}", headers=NOW)
-            expect_problem(answer, 404, "provider-not-found")
+            response = await client.get(f"{V1}/rooms/{room}/providers/{NAME}{end}", headers=NOW)
+            expect_problem(response, 404, "provider-not-found")
     assert (await client.get(f"{V1}/rooms/lab/providers/@global:files:home/info")).json() == everybodys
 
 
@@ -273,12 +273,12 @@ async def test_the_worker_that_claims_a_request_answers_it(
     provider = await register_provider(client, content_type="text/csv")
     events.clear()
     url, headers = f"{URL}?b=2&a=1", {"Prefer": "wait=7"}
-    answer, claimed_request = await asyncio.gather(
+    response, claimed_request = await asyncio.gather(
         client.get(url, headers=headers), serve(client, provider, b"x,y\n1,2\n")
     )
-    assert (answer.status_code, answer.content) == (200, b"x,y\n1,2\n")
-    assert answer.headers["content-type"] == "text/csv"
-    assert answer.headers["preference-applied"] == "wait=7"
+    assert (response.status_code, response.content) == (200, b"x,y\n1,2\n")
+    assert response.headers["content-type"] == "text/csv"
+    assert response.headers["preference-applied"] == "wait=7"
     params = '{"a":"1","b":"2"}'
     request_id = hashed(a="1", b="2")
     request_body = {"request_id": request_id, "provider_name": NAME, "params": params}
@@ -295,9 +295,9 @@ async def test_a_result_is_cached(client: httpx.AsyncClient, events: list[Emissi
     provider = await register_provider(client)
     await asyncio.gather(client.get(f"{URL}?a=1&b=2"), serve(client, provider, b"{}"))
     events.clear()
-    answer = await client.get(f"{URL}?b=2&a=1", headers={"Prefer": "wait=5"})
-    assert (answer.status_code, answer.content) == (200, b"{}")
-    assert "preference-applied" not in answer.headers
+    response = await client.get(f"{URL}?b=2&a=1", headers={"Prefer": "wait=5"})
+    assert (response.status_code, response.content) == (200, b"{}")
+    assert "preference-applied" not in response.headers
     assert events == []
     assert await claim_request(client, provider["worker_id"]) is None
 
@@ -346,8 +346,8 @@ async def test_two_hundred_identical_requests_reach_the_provider_once(
     claimed_request = await claim_request(client, provider["worker_id"], wait=BOUND)
     second = asyncio.ensure_future(claim_request(client, provider["worker_id"], wait=1))
     await upload(client, provider, claimed_request["request_id"], b"the same")
-    answers = await asyncio.gather(*waiting)
-    assert {(answer.status_code, answer.content) for answer in answers} == {(200, b"the same")}
+    responses = await asyncio.gather(*waiting)
+    assert {(response.status_code, response.content) for response in responses} == {(200, b"the same")}
     assert await second is None
     assert [event.event_name for event, _ in events].count("provider_request") == 1
 
@@ -356,10 +356,10 @@ async def test_repeated_requests_for_a_slow_result_reach_the_provider_once(clien
     """504 with Retry-After until the result arrives; then it is cached."""
     provider = await register_provider(client)
     for _ in range(3):
-        answer = await client.get(URL, headers=NOW)
-        expect_problem(answer, 504, "provider-timeout")
-        assert answer.headers["retry-after"] == "2"
-        assert "preference-applied" not in answer.headers
+        response = await client.get(URL, headers=NOW)
+        expect_problem(response, 504, "provider-timeout")
+        assert response.headers["retry-after"] == "2"
+        assert "preference-applied" not in response.headers
     claimed_request = await claim_request(client, provider["worker_id"])
     assert await claim_request(client, provider["worker_id"]) is None
     await upload(client, provider, claimed_request["request_id"], b"late")
@@ -375,8 +375,8 @@ async def test_a_wait_is_bounded(client: httpx.AsyncClient, runtime: Runtime) ->
     runtime.settings.provider_long_poll_default_seconds = 0.1
     for headers, least, most in (({"Prefer": "wait=60"}, 0.2, 3), ({}, 0.1, 3)):
         began = time.monotonic()
-        answer = await client.get(URL, headers=headers)
-        expect_problem(answer, 504, "provider-timeout")
+        response = await client.get(URL, headers=headers)
+        expect_problem(response, 504, "provider-timeout")
         assert least <= time.monotonic() - began < most
 
 
@@ -384,9 +384,9 @@ async def test_a_provider_without_a_connected_worker_is_503(client: httpx.AsyncC
     """503 with Retry-After, long before the end of the wait."""
     await register_provider(client)
     began = time.monotonic()
-    answer = await client.get(URL, headers={"Prefer": "wait=30"})
-    expect_problem(answer, 503, "provider-not-connected")
-    assert int(answer.headers["retry-after"]) >= 1
+    response = await client.get(URL, headers={"Prefer": "wait=30"})
+    expect_problem(response, 503, "provider-not-connected")
+    assert int(response.headers["retry-after"]) >= 1
     assert time.monotonic() - began < BOUND
     began = time.monotonic()
     expect_problem(await client.get(URL, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
@@ -447,12 +447,12 @@ async def test_a_provider_error_reaches_the_caller(client: httpx.AsyncClient) ->
     failure = json.dumps({"error": "FileNotFoundError", "detail": "no such file: /x"}).encode()
     waiting = [asyncio.ensure_future(client.get(f"{URL}?path=/x")) for _ in range(5)]
     await serve(client, provider, failure, **{"X-Result-Status": "error"})
-    for answer in await asyncio.gather(*waiting):
-        body = expect_problem(answer, 502, "provider-failed")
+    for response in await asyncio.gather(*waiting):
+        body = expect_problem(response, 502, "provider-failed")
         assert body["error"] == "FileNotFoundError"
         assert "no such file: /x" in body["detail"]
-    answer, _ = await asyncio.gather(client.get(f"{URL}?path=/x"), serve(client, provider, b"found"))
-    assert (answer.status_code, answer.content) == (200, b"found")
+    response, _ = await asyncio.gather(client.get(f"{URL}?path=/x"), serve(client, provider, b"found"))
+    assert (response.status_code, response.content) == (200, b"found")
 
 
 @on_sqlite
@@ -460,11 +460,11 @@ async def test_invalid_parameters_are_422(client: httpx.AsyncClient) -> None:
     """The problem has the text of the provider."""
     provider = await register_provider(client)
     failure = json.dumps({"error": "ValidationError", "detail": "frame: not a number", "is_invalid": True})
-    answer, _ = await asyncio.gather(
+    response, _ = await asyncio.gather(
         client.get(f"{URL}?frame=x"),
         serve(client, provider, failure.encode(), **{"X-Result-Status": "error"}),
     )
-    assert "frame: not a number" in expect_problem(answer, 422, "invalid-request")["detail"]
+    assert "frame: not a number" in expect_problem(response, 422, "invalid-request")["detail"]
 
 
 @on_sqlite
@@ -482,10 +482,10 @@ async def test_invalid_parameters_are_422(client: httpx.AsyncClient) -> None:
 async def test_a_provider_error_may_have_any_text(client: httpx.AsyncClient, body: bytes) -> None:
     """A long text is truncated."""
     provider = await register_provider(client)
-    answer, _ = await asyncio.gather(
+    response, _ = await asyncio.gather(
         client.get(URL), serve(client, provider, body, **{"X-Result-Status": "error"})
     )
-    problem = expect_problem(answer, 502, "provider-failed")
+    problem = expect_problem(response, 502, "provider-failed")
     assert len(problem["detail"]) < 70_000
 
 
@@ -496,14 +496,14 @@ async def test_a_new_registration_never_serves_old_bytes(client: httpx.AsyncClie
     assert (await client.get(URL, headers=NOW)).content == b"old"
     renewed = await register_provider(client, content_type="text/html")
     expect_problem(await client.get(URL, headers=NOW), 504, "provider-timeout")
-    answer, _ = await asyncio.gather(client.get(URL), serve(client, renewed, b"new"))
-    assert (answer.content, answer.headers["content-type"]) == (b"new", "text/html")
+    response, _ = await asyncio.gather(client.get(URL), serve(client, renewed, b"new"))
+    assert (response.content, response.headers["content-type"]) == (b"new", "text/html")
     await client.delete(f"{V1}/providers/{provider['id']}")
     expect_problem(await client.get(URL), 404, "provider-not-found")
     again = await register_provider(client)
     expect_problem(await client.get(URL, headers=NOW), 504, "provider-timeout")
-    answer, _ = await asyncio.gather(client.get(URL), serve(client, again, b"newest"))
-    assert answer.content == b"newest"
+    response, _ = await asyncio.gather(client.get(URL), serve(client, again, b"newest"))
+    assert response.content == b"newest"
 
 
 async def test_a_pending_request_moves_to_the_new_registration(client: httpx.AsyncClient) -> None:
@@ -512,10 +512,10 @@ async def test_a_pending_request_moves_to_the_new_registration(client: httpx.Asy
     waiting = asyncio.ensure_future(client.get(URL, headers={"Prefer": "wait=20"}))
     claimed_request = await claim_request(client, old["worker_id"], wait=BOUND)
     new = await register_provider(client)
-    answer = await upload(
+    response = await upload(
         client, old, claimed_request["request_id"], b"old", **{"X-Worker-ID": old["worker_id"]}
     )
-    expect_problem(answer, 409, "stale-result")
+    expect_problem(response, 409, "stale-result")
     await serve(client, new, b"new", **{"X-Worker-ID": new["worker_id"]})
     assert (await waiting).content == b"new"
 
@@ -531,8 +531,8 @@ async def test_the_previous_worker_takes_over(client: httpx.AsyncClient, events:
     assert [event.event_name for event, _ in events].count("providers_invalidate") == 1
     assert (await client.get(f"{URL}/info")).json() == first
     await serve(client, first, b"of the first")
-    answer = await waiting
-    assert (answer.content, answer.headers["content-type"]) == (b"of the first", "text/plain")
+    response = await waiting
+    assert (response.content, response.headers["content-type"]) == (b"of the first", "text/plain")
     await client.delete(f"{V1}/workers/{first['worker_id']}")
     expect_problem(await client.get(f"{URL}/info"), 404, "provider-not-found")
 
@@ -564,28 +564,28 @@ async def test_a_recreated_provider_is_requested_at_once(client: httpx.AsyncClie
 async def test_a_request_with_the_current_etag_is_304(client: httpx.AsyncClient) -> None:
     """The response has no body; a new result has another ETag."""
     provider = await register_provider(client)
-    answer, _ = await asyncio.gather(client.get(URL), serve(client, provider, b"one"))
-    etag = answer.headers["etag"]
-    assert answer.headers["cache-control"] == "private, no-cache"
+    response, _ = await asyncio.gather(client.get(URL), serve(client, provider, b"one"))
+    etag = response.headers["etag"]
+    assert response.headers["cache-control"] == "private, no-cache"
     for known in (etag, f"W/{etag}", f'"x", {etag}', "*"):
         again = await client.get(URL, headers={"If-None-Match": known})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
     assert (await client.get(URL, headers={"If-None-Match": '"other"'})).status_code == 200
     renewed = await register_provider(client)
-    answer, _ = await asyncio.gather(
+    response, _ = await asyncio.gather(
         client.get(URL, headers={"If-None-Match": etag}), serve(client, renewed, b"two")
     )
-    assert (answer.status_code, answer.content) == (200, b"two")
-    assert answer.headers["etag"] != etag
+    assert (response.status_code, response.content) == (200, b"two")
+    assert response.headers["etag"] != etag
 
 
 @on_sqlite
 async def test_a_browser_does_not_execute_a_result(client: httpx.AsyncClient) -> None:
     """The headers prevent it, whatever the content type is."""
     provider = await register_provider(client, content_type="text/html")
-    answer, _ = await asyncio.gather(client.get(URL), serve(client, provider, b"<script>"))
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert answer.headers["content-security-policy"] == "sandbox"
+    response, _ = await asyncio.gather(client.get(URL), serve(client, provider, b"<script>"))
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["content-security-policy"] == "sandbox"
 
 
 @on_sqlite
@@ -594,15 +594,15 @@ async def test_a_cached_result_expires(client: httpx.AsyncClient, runtime: Runti
     runtime.settings.provider_result_ttl_seconds = 1
     provider = await register_provider(client)
     await asyncio.gather(client.get(URL), serve(client, provider, b"one"))
-    answer, _ = await asyncio.gather(_until_new(client), serve(client, provider, b"two"))
-    assert answer.content == b"two"
+    response, _ = await asyncio.gather(_until_new(client), serve(client, provider, b"two"))
+    assert response.content == b"two"
 
 
 async def _until_new(client: httpx.AsyncClient) -> httpx.Response:
     async with asyncio.timeout(BOUND):
-        while (answer := await client.get(URL)).content == b"one":  # noqa: ASYNC110 - there is no event to await
+        while (response := await client.get(URL)).content == b"one":  # noqa: ASYNC110 - there is no event to await
             await asyncio.sleep(0.05)
-    return answer
+    return response
 
 
 @on_sqlite
@@ -611,16 +611,16 @@ async def test_a_host_may_override_the_result_backend(client: httpx.AsyncClient,
     backend = HostBackend()
     app.dependency_overrides[get_result_backend] = lambda: backend
     provider = await register_provider(client, content_type="text/plain")
-    answer, claimed_request = await asyncio.gather(client.get(URL), serve(client, provider, b"kept"))
-    assert answer.content == b"kept"
+    response, claimed_request = await asyncio.gather(client.get(URL), serve(client, provider, b"kept"))
+    assert response.content == b"kept"
     assert await backend.get(f"provider-result:{NAME}:{claimed_request['request_id']}") == b"kept"
     assert f"provider-inflight:{NAME}:{claimed_request['request_id']}" in backend.locks
     order = [what for what in backend.log if what[1].endswith(claimed_request["request_id"])]
     end = [what for what, key in order if key.startswith(("provider-result", "provider-inflight"))]
     assert end[-3:] == ["store", "release", "notify"]
     await backend.store(f"provider-result:{NAME}:{hashed(frame='7')}", b"of the host", 60)
-    answer = await client.get(f"{URL}?frame=7", headers=NOW)
-    assert (answer.content, answer.headers["content-type"]) == (b"of the host", "text/plain")
+    response = await client.get(f"{URL}?frame=7", headers=NOW)
+    assert (response.content, response.headers["content-type"]) == (b"of the host", "text/plain")
 
 
 @on_sqlite
@@ -643,9 +643,9 @@ async def test_a_result_is_served_though_its_provider_is_removed(
     await upload(
         client, provider, claimed_request["request_id"], b"last words", **{"X-Result-Status": status}
     )
-    answer = await waiting
-    assert answer.status_code == code
-    assert content in {None, answer.content}
+    response = await waiting
+    assert response.status_code == code
+    assert content in {None, response.content}
     expect_problem(await client.get(URL), 404, "provider-not-found")
 
 
@@ -794,9 +794,9 @@ async def test_large_results_are_streamed(client: httpx.AsyncClient) -> None:
             yield whole[start : start + 77_777]
 
     assert (await upload(client, provider, hashed(), parts())).status_code == 204
-    answer = await client.get(URL)
-    assert answer.content == whole
-    assert answer.headers["content-length"] == str(len(whole))
+    response = await client.get(URL)
+    assert response.content == whole
+    assert response.headers["content-length"] == str(len(whole))
 
 
 # Claims of provider requests
@@ -809,8 +809,8 @@ async def test_only_the_owner_claims_provider_requests(client: httpx.AsyncClient
     for other, status, kind in ((client, 403, "forbidden"), (await as_user("eve"), 403, "forbidden")):
         body = {"worker_id": provider["worker_id"]}
         expect_problem(await other.post(f"{V1}/providers/requests/claim", json=body), status, kind)
-    answer = await ada.post(f"{V1}/providers/requests/claim", json={"worker_id": UNKNOWN_ID})
-    expect_problem(answer, 404, "worker-not-found")
+    response = await ada.post(f"{V1}/providers/requests/claim", json={"worker_id": UNKNOWN_ID})
+    expect_problem(response, 404, "worker-not-found")
     expect_problem(await ada.post(f"{V1}/providers/requests/claim", json={}), 422, "invalid-request")
 
 
@@ -877,9 +877,9 @@ async def test_waiting_requests_are_bounded(client: httpx.AsyncClient, runtime: 
             await request_store.add(tx, row, f"read-{n}", "{}", until)
 
     await runtime.write(insert_requests)
-    answer = await client.get(f"{URL}?n=3", headers=NOW)
-    expect_problem(answer, 429, "too-many-requests")
-    assert "retry-after" in answer.headers
+    response = await client.get(f"{URL}?n=3", headers=NOW)
+    expect_problem(response, 429, "too-many-requests")
+    assert "retry-after" in response.headers
     claimed_request = await claim_request(client, provider["worker_id"])
     await upload(client, provider, claimed_request["request_id"], b"")
     expect_problem(await client.get(f"{URL}?n=3", headers=NOW), 504, "provider-timeout")
@@ -941,10 +941,10 @@ async def test_concurrent_operations_cause_no_errors(client: httpx.AsyncClient) 
     expected = {200, 201, 204, 404, 409, 502, 503, 504}
 
     async def note(asking: Any) -> httpx.Response:
-        answer: httpx.Response = await asking
-        if answer.status_code not in expected:
-            odd.append(answer.text)
-        return answer
+        response: httpx.Response = await asking
+        if response.status_code not in expected:
+            odd.append(response.text)
+        return response
 
     async def live() -> None:
         for _ in range(6):
@@ -976,8 +976,8 @@ async def test_a_result_that_cannot_be_stored_is_requested_again(
     waiting = asyncio.ensure_future(client.get(URL, headers={"Prefer": "wait=20"}))
     claimed_request = await claim_request(client, provider["worker_id"], wait=BOUND)
     backend.is_broken = True
-    answer = await upload(client, provider, claimed_request["request_id"], b"lost")
-    expect_problem(answer, 500, "internal-server-error")
+    response = await upload(client, provider, claimed_request["request_id"], b"lost")
+    expect_problem(response, 500, "internal-server-error")
     backend.is_broken = False
     assert await serve(client, provider, b"kept") == claimed_request
     assert (await waiting).content == b"kept"
@@ -1021,5 +1021,5 @@ async def test_one_upload_at_a_time(client: httpx.AsyncClient) -> None:
     new = await register_provider(client, content_type="text/csv")
     go_on.set()
     expect_problem(await uploading, 409, "stale-result")
-    answer, _ = await asyncio.gather(client.get(URL), serve(client, new, b"new"))
-    assert (answer.content, answer.headers["content-type"]) == (b"new", "text/csv")
+    response, _ = await asyncio.gather(client.get(URL), serve(client, new, b"new"))
+    assert (response.content, response.headers["content-type"]) == (b"new", "text/csv")

@@ -54,8 +54,8 @@ async def test_an_invalid_schedule_or_priority_is_refused(
 ) -> None:
     """422 names the error; no task is submitted."""
     job = await register(client)
-    answer = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json=wish)
-    assert named in expect_problem(answer, 422, "invalid-request")["detail"]
+    response = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json=wish)
+    assert named in expect_problem(response, 422, "invalid-request")["detail"]
     assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 0
 
 
@@ -72,10 +72,10 @@ async def test_an_empty_claim_returns_its_reason(client: httpx.AsyncClient) -> N
     for change in (None, f"rooms/lab/jobs/{job['full_name']}/pause", f"workers/{job['worker_id']}/drain"):
         if change:
             assert (await client.post(f"{V1}/{change}")).status_code == 200
-        answer = await client.post(CLAIM, json=body)
-        assert (answer.status_code, answer.json()["task"]) == (200, None)
-        assert answer.headers["retry-after"] == "1"
-        reasons.append(answer.json()["reason"])
+        response = await client.post(CLAIM, json=body)
+        assert (response.status_code, response.json()["task"]) == (200, None)
+        assert response.headers["retry-after"] == "1"
+        reasons.append(response.json()["reason"])
     assert reasons == ["at_capacity", "paused", "draining"]
 
 
@@ -111,8 +111,8 @@ async def test_an_action_on_a_changed_task_is_refused(client: httpx.AsyncClient)
     job = await register(client)
     task = await submit(client, job)
     await claim(client, job["worker_id"])
-    answer = await client.post(f"{V1}/tasks/{task['id']}/release", json={"attempt": 2})
-    problem = expect_problem(answer, 409, "stale-report")
+    response = await client.post(f"{V1}/tasks/{task['id']}/release", json={"attempt": 2})
+    problem = expect_problem(response, 409, "stale-report")
     assert (problem["current_status"], problem["current_attempt"]) == ("claimed", 1)
     assert (await get_task(client, task))["status"] == "claimed"
     expect_problem(await client.post(f"{V1}/tasks/{task['id']}/retry"), 409, "invalid-task-transition")

@@ -25,13 +25,13 @@ async def listener() -> AsyncIterator[tuple[str, list[object]]]:
     """Return the address of a listener and the list of its connections."""
     calls: list[object] = []
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def response(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         calls.append(writer.get_extra_info("peername"))
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(response, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}/schema.json", calls
 
@@ -58,13 +58,13 @@ async def test_a_remote_reference_is_refused(
     for settings.validate_payload in (True, False):
         for base in (address, "file:///etc/hostname", "ftp://127.0.0.1/x", "other.json"):
             for schema in pointing_to(base):
-                answer = await client.put(f"{V1}/rooms/lab/jobs", json={**JOB, "schema": schema})
-                assert answer.status_code in {201, 422}, schema
-                if answer.status_code == 201:
+                response = await client.put(f"{V1}/rooms/lab/jobs", json={**JOB, "schema": schema})
+                assert response.status_code in {201, 422}, schema
+                if response.status_code == 201:
                     assert base == "other.json", schema
-                    await client.delete(f"{V1}/workers/{answer.json()['worker_id']}")
+                    await client.delete(f"{V1}/workers/{response.json()['worker_id']}")
                     continue
-                body = expect_problem(answer, 422, "invalid-schema")
+                body = expect_problem(response, 422, "invalid-schema")
                 assert body["detail"].startswith("schema")
     assert calls == []
 
@@ -83,8 +83,8 @@ async def test_references_inside_a_schema_work(client: httpx.AsyncClient) -> Non
     job = await register(client, schema=schema)
     await submit(client, job, list={"next": {"next": {"value": 1}}})
     url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
-    answer = await client.post(url, json={"payload": {"list": {"next": {"next": {"value": "x"}}}}})
-    assert [f["pointer"] for f in expect_problem(answer, 422, "invalid-payload")["errors"]] == [
+    response = await client.post(url, json={"payload": {"list": {"next": {"next": {"value": "x"}}}}})
+    assert [f["pointer"] for f in expect_problem(response, 422, "invalid-payload")["errors"]] == [
         "/list/next/next/value"
     ]
 
@@ -112,8 +112,8 @@ async def test_references_inside_a_schema_work(client: httpx.AsyncClient) -> Non
 )
 async def test_an_invalid_schema_is_refused(client: httpx.AsyncClient, schema: dict[str, Any]) -> None:
     """422 with the error at the registration, not at the submission."""
-    answer = await client.put(f"{V1}/rooms/lab/jobs", json={**JOB, "schema": schema})
-    body = expect_problem(answer, 422, "invalid-schema")
+    response = await client.put(f"{V1}/rooms/lab/jobs", json={**JOB, "schema": schema})
+    body = expect_problem(response, 422, "invalid-schema")
     assert body["detail"].startswith("schema")
     assert len(body["detail"]) < 2000
     assert (await client.get(f"{V1}/workers")).json()["total"] == 0
@@ -138,10 +138,10 @@ async def test_the_validation_of_a_payload_has_a_time_limit(
     """No pattern and no recursive reference blocks other requests."""
     job = await register(client, schema=schema)
     started = time.monotonic()
-    answer = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={"payload": payload})
+    response = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={"payload": payload})
     assert time.monotonic() - started < 5
-    assert answer.status_code in {202, 422}
-    assert len(answer.content) < 3 * 2**20
+    assert response.status_code in {202, 422}
+    assert len(response.content) < 3 * 2**20
 
 
 async def test_the_list_of_errors_is_bounded(client: httpx.AsyncClient) -> None:
@@ -149,10 +149,10 @@ async def test_the_list_of_errors_is_bounded(client: httpx.AsyncClient) -> None:
     job = await register(client, schema={"additionalProperties": {"items": {"type": "string"}}})
     url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
     for key in ("a", "k" * 200_000):
-        answer = await client.post(url, json={"payload": {key: list(range(2000))}})
-        body = expect_problem(answer, 422, "invalid-payload")
+        response = await client.post(url, json={"payload": {key: list(range(2000))}})
+        body = expect_problem(response, 422, "invalid-payload")
         assert 1 <= len(body["errors"]) <= 100
-        assert len(answer.content) < 2**20
+        assert len(response.content) < 2**20
 
 
 async def test_jobs_of_the_same_name_have_their_own_schemas(

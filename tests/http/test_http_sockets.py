@@ -100,7 +100,7 @@ async def test_a_waiter_ends_with_its_client(port: tuple[httpx.AsyncClient, Runt
 
 
 async def test_ctrl_c_stops_a_server_with_waiting_requests(sqlite_url: str, settings: ServerSettings) -> None:
-    """Waiting requests are answered, the server stops within seconds, and no task is lost."""
+    """Waiting requests get their responses, the server stops within seconds, and no task is lost."""
     token = settings.admin_token.get_secret_value()
     with ServerProcess(sqlite_url, admin_token=token) as server:
         async with server.client() as client:

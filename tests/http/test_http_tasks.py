@@ -44,11 +44,11 @@ async def test_a_submitted_task_is_pending(
     job = await register(client)
     events.clear()
     url = f"{V1}/rooms/lab/tasks/{spelled(job['full_name'])}"
-    answer = await ada.post(url, json={"payload": {"angle": 3}})
-    assert answer.status_code == 202
-    task = answer.json()
-    assert answer.headers["location"] == f"/v1/joblib/tasks/{task['id']}"
-    assert answer.headers["retry-after"] == "1"
+    response = await ada.post(url, json={"payload": {"angle": 3}})
+    assert response.status_code == 202
+    task = response.json()
+    assert response.headers["location"] == f"/v1/joblib/tasks/{task['id']}"
+    assert response.headers["retry-after"] == "1"
     parse_utc(task["created_at"])
     assert task == {
         "id": task["id"],
@@ -88,8 +88,8 @@ async def test_a_payload_may_be_left_out_but_not_the_body(client: httpx.AsyncCli
     """`{}` submits an empty payload; no body or another shape is 422."""
     job = await register(client)
     url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
-    answer = await client.post(url, json={})
-    assert (answer.status_code, answer.json()["payload"]) == (202, {})
+    response = await client.post(url, json={})
+    assert (response.status_code, response.json()["payload"]) == (202, {})
     expect_problem(await client.post(url), 422, "invalid-request")
     for body in ([], None, 3, "text", {"payload": []}, {"payload": None}, {"payload": "{}"}):
         expect_problem(await client.post(url, json=body), 422, "invalid-request")
@@ -144,8 +144,8 @@ async def test_the_errors_of_a_submission_have_an_order(client: httpx.AsyncClien
     expect_problem(await ada.post(f"{url}/lab:modifiers:X", json={}), 404, "job-not-found")
     body = expect_problem(await ada.post(f"{url}/Rotate", json={}), 404, "job-not-found")
     assert body["detail"].startswith("Invalid job name format: ")
-    answer = await ada.post(f"{url}/{inside['full_name']}", json={})
-    expect_problem(answer, 503, "internal-job-not-configured")
+    response = await ada.post(f"{url}/{inside['full_name']}", json={})
+    expect_problem(response, 503, "internal-job-not-configured")
     glob = await register(client, schema={"required": ["x"]})
     expect_problem(await ada.post(f"{url}/{glob['full_name']}", json={}), 422, "invalid-payload")
     assert (await ada.get(url)).json()["total"] == 0
@@ -182,8 +182,8 @@ async def test_a_claim_returns_the_oldest_task_of_all_jobs_of_a_worker(
 async def test_a_worker_without_jobs_gets_null(client: httpx.AsyncClient) -> None:
     """200 with null while it has no jobs."""
     worker = (await client.post(f"{V1}/workers")).json()
-    answer = await client.post(CLAIM, json={"worker_id": worker["id"]})
-    assert (answer.status_code, answer.json()) == (200, NO_TASK)
+    response = await client.post(CLAIM, json={"worker_id": worker["id"]})
+    assert (response.status_code, response.json()) == (200, NO_TASK)
 
 
 async def test_only_the_owner_claims_for_a_worker(client: httpx.AsyncClient, as_user: AsUser) -> None:
@@ -204,8 +204,8 @@ async def test_a_claim_of_a_removed_worker_is_not_found(client: httpx.AsyncClien
     job = await register(client)
     task = await submit(client, job)
     await client.delete(f"{V1}/workers/{job['worker_id']}")
-    answer = await client.post(CLAIM, json={"worker_id": job["worker_id"]})
-    expect_problem(answer, 404, "worker-not-found")
+    response = await client.post(CLAIM, json={"worker_id": job["worker_id"]})
+    expect_problem(response, 404, "worker-not-found")
     assert (await get_task(client, task))["status"] == "pending"
 
 
@@ -214,10 +214,10 @@ async def test_an_unknown_task_is_not_found(client: httpx.AsyncClient) -> None:
     """404 for an unknown id, 422 for an invalid one."""
     for method in ("GET", "PATCH"):
         body = {"status": "cancelled"}
-        answer = await client.request(method, f"{V1}/tasks/{UNKNOWN_ID}", json=body)
-        expect_problem(answer, 404, "task-not-found")
-        answer = await client.request(method, f"{V1}/tasks/x", json=body)
-        expect_problem(answer, 422, "invalid-request")
+        response = await client.request(method, f"{V1}/tasks/{UNKNOWN_ID}", json=body)
+        expect_problem(response, 404, "task-not-found")
+        response = await client.request(method, f"{V1}/tasks/x", json=body)
+        expect_problem(response, 422, "invalid-request")
 
 
 async def test_a_task_keeps_the_times_of_its_steps(client: httpx.AsyncClient, events: list[Emission]) -> None:

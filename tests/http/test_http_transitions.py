@@ -78,15 +78,15 @@ async def test_every_role_may_do_what_the_table_allows(client: httpx.AsyncClient
 
     async def check(status: TaskStatus, target: TaskStatus, role: Role | None) -> None:
         before = await task_with_status(status)
-        answer = await report(people[role], before, target)
+        response = await report(people[role], before, target)
         code, kind = expected(status, target, role)
-        where = f"{role}: {status} to {target}: {answer.text}"
-        assert answer.status_code == code, where
+        where = f"{role}: {status} to {target}: {response.text}"
+        assert response.status_code == code, where
         if code == 200:
-            assert answer.json()["status"] == target, where
-            assert status != target or answer.json() == before, where
+            assert response.json()["status"] == target, where
+            assert status != target or response.json() == before, where
         else:
-            expect_problem(answer, code, kind)
+            expect_problem(response, code, kind)
             assert apart(await get_task(client, before)) == apart(before), where
 
     await asyncio.gather(*(check(*cell) for cell in product(TaskStatus, TaskStatus, people)))
@@ -187,8 +187,8 @@ async def test_a_submitter_may_only_cancel(client: httpx.AsyncClient, as_user: A
         for status in ("pending", "claimed", "running", "completed", "failed"):
             expect_problem(await report(ada, task, status), 403, "forbidden")
         expect_problem(await report(bob, task, "cancelled"), 403, "forbidden")
-        answer = await report(ada, task, "cancelled")
-        assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
+        response = await report(ada, task, "cancelled")
+        assert (response.status_code, response.json()["status"]) == (200, "cancelled")
         if steps:
             body = expect_problem(await report(client, task, "completed"), 409, "invalid-task-transition")
             assert body["reason"] == "cancelled"

@@ -15,7 +15,7 @@ from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import ServerSettings
 
-# Long enough that only a wake-up can explain an answer before it.
+# Long enough that an earlier response can only come from a wake-up.
 WAIT = 30
 SOON = 5
 
@@ -96,14 +96,14 @@ async def test_prefer_is_parsed_by_rfc_7240(client: httpx.AsyncClient, settings:
     wrong = []
     for headers in HONOURED + IGNORED:
         prefer = [("Prefer", value) for value in headers]
-        answers = [
+        responses = [
             await client.get(f"{V1}/tasks/{task['id']}", headers=prefer),
             await client.post(f"{V1}/tasks/claim", json={"worker_id": idle["id"]}, headers=prefer),
         ]
-        for answer in answers:
-            assert answer.status_code == 200, headers
-            if ("preference-applied" in answer.headers) != (headers in HONOURED):
-                wrong.append((answer.request.method, headers))
+        for response in responses:
+            assert response.status_code == 200, headers
+            if ("preference-applied" in response.headers) != (headers in HONOURED):
+                wrong.append((response.request.method, headers))
     assert wrong == []
 
 
@@ -125,8 +125,8 @@ async def test_a_wait_ends_at_its_time(client: httpx.AsyncClient) -> None:
     )
     assert (returned.status_code, returned.json()) == (200, task)
     assert (claimed.status_code, claimed.json()) == (200, NO_TASK)
-    for answer, seconds in ((returned, first), (claimed, second)):
-        assert answer.headers["preference-applied"] == "wait=1"
+    for response, seconds in ((returned, first), (claimed, second)):
+        assert response.headers["preference-applied"] == "wait=1"
         assert 1 <= seconds < 1.9
 
 
@@ -136,12 +136,12 @@ async def test_the_server_limits_waits(client: httpx.AsyncClient, settings: Serv
     task = await submit(client, await register(client))
     settings.long_poll_max_wait_seconds = 1
     started = time.monotonic()
-    answer = await waiting_for(client, task, 3600)
-    assert answer.headers["preference-applied"] == "wait=1"
+    response = await waiting_for(client, task, 3600)
+    assert response.headers["preference-applied"] == "wait=1"
     assert 1 <= time.monotonic() - started < 4
     settings.long_poll_max_wait_seconds = 0
-    answer = await waiting_for(client, task, 3600)
-    assert (answer.status_code, "preference-applied" in answer.headers) == (200, False)
+    response = await waiting_for(client, task, 3600)
+    assert (response.status_code, "preference-applied" in response.headers) == (200, False)
 
 
 @on_sqlite
@@ -149,13 +149,13 @@ async def test_a_finished_task_is_returned_at_once(client: httpx.AsyncClient) ->
     """So are a claim with a pending task and the 404 of an unknown task."""
     job = await register(client)
     task = await submit(client, job)
-    answer = await client.post(
+    response = await client.post(
         f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]}, headers={"Prefer": f"wait={WAIT}"}
     )
-    assert answer.json()["task"]["id"] == task["id"]
+    assert response.json()["task"]["id"] == task["id"]
     await report(client, task, "cancelled")
-    answer = await waiting_for(client, task)
-    assert (answer.json()["status"], "preference-applied" in answer.headers) == ("cancelled", False)
+    response = await waiting_for(client, task)
+    assert (response.json()["status"], "preference-applied" in response.headers) == ("cancelled", False)
     await client.delete(f"{V1}/workers/{job['worker_id']}")
     claimed = await client.post(
         f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]}, headers={"Prefer": f"wait={WAIT}"}
@@ -179,10 +179,10 @@ async def test_the_end_of_a_task_wakes_its_waiters(client: httpx.AsyncClient, ru
         else:
             await report(client, task, end)
         async with asyncio.timeout(SOON):
-            answers = await asyncio.gather(*requests)
-        for answer in answers:
-            assert answer.json()["status"] == {"removed": "failed"}.get(end, end)
-            assert answer.headers["preference-applied"] == f"wait={WAIT}"
+            responses = await asyncio.gather(*requests)
+        for response in responses:
+            assert response.json()["status"] == {"removed": "failed"}.get(end, end)
+            assert response.headers["preference-applied"] == f"wait={WAIT}"
         assert len(runtime.waiters) == 0
 
 
@@ -321,8 +321,8 @@ async def test_a_refused_claim_does_not_wait(client: httpx.AsyncClient, as_user:
     eve = await as_user("eve")
     job = await register(client)
     started = time.monotonic()
-    answer = await eve.post(
+    response = await eve.post(
         f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]}, headers={"Prefer": f"wait={WAIT}"}
     )
-    expect_problem(answer, 403, "forbidden")
+    expect_problem(response, 403, "forbidden")
     assert time.monotonic() - started < SOON

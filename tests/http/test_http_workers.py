@@ -17,9 +17,9 @@ async def test_a_new_worker_gets_an_id_and_an_interval(
     client: httpx.AsyncClient, settings: ServerSettings, events: list[Emission]
 ) -> None:
     """201 with the current time and the heartbeat interval; no event is published."""
-    answer = await client.post(WORKERS)
-    assert answer.status_code == 201
-    worker = answer.json()
+    response = await client.post(WORKERS)
+    assert response.status_code == 201
+    worker = response.json()
     assert abs(parse_utc(worker["last_heartbeat"]) - datetime.now(UTC)) < timedelta(seconds=10)
     assert worker["heartbeat_interval_seconds"] == settings.worker_timeout_seconds / 4 == 15
     assert events == []
@@ -43,11 +43,11 @@ async def test_a_heartbeat_is_later_than_the_one_before(client: httpx.AsyncClien
     worker = (await client.post(WORKERS)).json()
     seen = [parse_utc(worker["last_heartbeat"])]
     for _ in range(3):
-        answer = await client.patch(f"{WORKERS}/{worker['id']}")
-        assert answer.status_code == 200
-        assert answer.json()["id"] == worker["id"]
-        assert answer.json()["heartbeat_interval_seconds"] == worker["heartbeat_interval_seconds"]
-        seen.append(parse_utc(answer.json()["last_heartbeat"]))
+        response = await client.patch(f"{WORKERS}/{worker['id']}")
+        assert response.status_code == 200
+        assert response.json()["id"] == worker["id"]
+        assert response.json()["heartbeat_interval_seconds"] == worker["heartbeat_interval_seconds"]
+        seen.append(parse_utc(response.json()["last_heartbeat"]))
     assert seen == sorted(set(seen))
     [listed] = (await client.get(WORKERS)).json()["items"]
     assert parse_utc(listed["last_heartbeat"]) == seen[-1]
@@ -76,19 +76,19 @@ async def test_a_heartbeat_returns_a_verdict_for_each_named_task(client: httpx.A
     await report(client, done, "completed")
     named = [{"id": task["id"], "attempt": task["attempt"]} for task in (held, running, cancelled, done)]
     named += [{"id": held["id"], "attempt": 2}, {"id": UNKNOWN_ID, "attempt": 1}]
-    answer = await client.patch(f"{WORKERS}/{job['worker_id']}", json={"tasks": named})
-    assert answer.status_code == 200
+    response = await client.patch(f"{WORKERS}/{job['worker_id']}", json={"tasks": named})
+    assert response.status_code == 200
     verdicts = ["continue", "continue", "cancel", "lost", "lost", "lost"]
     expected = [{"id": task["id"], "verdict": verdict} for task, verdict in zip(named, verdicts, strict=True)]
-    assert answer.json()["tasks"] == expected
+    assert response.json()["tasks"] == expected
 
 
 @pytest.mark.parametrize("body", ["", "{}", "null", '{"tasks": []}', '{"drain": 1}'])
 async def test_a_heartbeat_without_tasks(client: httpx.AsyncClient, body: str) -> None:
     """The body may be missing or empty, with any content type."""
     worker = (await client.post(WORKERS)).json()
-    answer = await client.patch(f"{WORKERS}/{worker['id']}", content=body)
-    assert (answer.status_code, answer.json()["tasks"]) == (200, [])
+    response = await client.patch(f"{WORKERS}/{worker['id']}", content=body)
+    assert (response.status_code, response.json()["tasks"]) == (200, [])
 
 
 async def test_a_heartbeat_names_at_most_a_thousand_tasks(client: httpx.AsyncClient) -> None:
@@ -96,8 +96,8 @@ async def test_a_heartbeat_names_at_most_a_thousand_tasks(client: httpx.AsyncCli
     worker = (await client.post(WORKERS)).json()
     url = f"{WORKERS}/{worker['id']}"
     named = [{"id": f"00000000-0000-4000-8000-{number:012}", "attempt": 1} for number in range(1001)]
-    answer = await client.patch(url, json={"tasks": named[:1000]})
-    assert [verdict["verdict"] for verdict in answer.json()["tasks"]] == ["lost"] * 1000
+    response = await client.patch(url, json={"tasks": named[:1000]})
+    assert [verdict["verdict"] for verdict in response.json()["tasks"]] == ["lost"] * 1000
     for tasks in (named, [{"id": "x", "attempt": 1}], [{"id": UNKNOWN_ID}], None, {}):
         expect_problem(await client.patch(url, json={"tasks": tasks}), 422, "invalid-request")
     expect_problem(await client.patch(url, content="{"), 422, "invalid-request")
@@ -109,8 +109,8 @@ async def test_its_owner_or_a_superuser_removes_a_worker(client: httpx.AsyncClie
     first, second = [(await ada.post(WORKERS)).json()["id"] for _ in range(2)]
     expect_problem(await eve.delete(f"{WORKERS}/{first}"), 403, "forbidden")
     for remover, worker_id in ((ada, first), (client, second)):
-        answer = await remover.delete(f"{WORKERS}/{worker_id}")
-        assert (answer.status_code, answer.content) == (204, b"")
+        response = await remover.delete(f"{WORKERS}/{worker_id}")
+        assert (response.status_code, response.content) == (204, b"")
         expect_problem(await remover.delete(f"{WORKERS}/{worker_id}"), 404, "worker-not-found")
     expect_problem(await ada.delete(f"{WORKERS}/x"), 422, "invalid-request")
     assert (await client.get(WORKERS)).json()["total"] == 0
@@ -162,8 +162,8 @@ async def test_removing_the_last_worker_deletes_a_job_without_tasks(client: http
     jobs = f"{V1}/rooms/lab/jobs"
     expect_problem(await client.get(f"{jobs}/{orphan['full_name']}"), 404, "job-not-found")
     for job, workers in ((awaited, 0), (shared, 1)):
-        answer = await client.get(f"{jobs}/{job['full_name']}")
-        assert (answer.status_code, len(answer.json()["workers"])) == (200, workers)
+        response = await client.get(f"{jobs}/{job['full_name']}")
+        assert (response.status_code, len(response.json()["workers"])) == (200, workers)
 
 
 async def test_a_room_lists_the_workers_of_the_jobs_it_sees(client: httpx.AsyncClient) -> None:
@@ -196,8 +196,8 @@ async def test_a_worker_leaves_one_job(client: httpx.AsyncClient, spelled: objec
     for which in (job, job, other):
         await submit(client, which)
     held = await claim(client, job["worker_id"])
-    answer = await client.delete(f"{WORKERS}/{job['worker_id']}/jobs/{spelled(job['full_name'])}")
-    assert (answer.status_code, answer.content) == (204, b"")
+    response = await client.delete(f"{WORKERS}/{job['worker_id']}/jobs/{spelled(job['full_name'])}")
+    assert (response.status_code, response.content) == (204, b"")
     assert (await claim(client, job["worker_id"]))["job_name"] == other["full_name"]
     assert await claim(client, job["worker_id"]) is None
     for status in ("running", "completed"):

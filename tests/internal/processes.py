@@ -81,9 +81,9 @@ async def running(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 async def submit(client: httpx.AsyncClient, job: str, **payload: Any) -> dict[str, Any]:
     """Submit a task of an internal job."""
-    answer = await client.post(f"{V1}/rooms/lab/tasks/{job}", json={"payload": payload})
-    assert answer.status_code == 202, answer.text
-    task: dict[str, Any] = answer.json()
+    response = await client.post(f"{V1}/rooms/lab/tasks/{job}", json={"payload": payload})
+    assert response.status_code == 202, response.text
+    task: dict[str, Any] = response.json()
     return task
 
 
@@ -93,14 +93,14 @@ async def wait_for_end(
     """Wait until a task ends; return it."""
     async with asyncio.timeout(seconds):
         while True:
-            answer = await client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": "wait=20"})
-            if answer.status_code == 200 and answer.json()["completed_at"]:
-                found: dict[str, Any] = answer.json()
+            response = await client.get(f"{V1}/tasks/{task['id']}", headers={"Prefer": "wait=20"})
+            if response.status_code == 200 and response.json()["completed_at"]:
+                found: dict[str, Any] = response.json()
                 return found
 
 
 async def count(client: httpx.AsyncClient, status: str) -> int:
     """Return the number of tasks with a status in the room."""
-    answer = await client.get(f"{V1}/rooms/lab/tasks", params={"status": status, "limit": 0})
-    found: int = answer.json()["total"]
+    response = await client.get(f"{V1}/rooms/lab/tasks", params={"status": status, "limit": 0})
+    found: int = response.json()["total"]
     return found

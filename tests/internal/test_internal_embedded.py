@@ -179,8 +179,8 @@ async def test_a_cancelled_run_is_notified_and_its_late_result_refused(
     """The event of its context is set at once; the task stays cancelled."""
     task = await submit(client, WAIT_FOR_CANCEL, journal=str(journal))
     await until(lambda: journal_entries(journal, "begin"))
-    answer = await client.patch(f"{V1}/tasks/{task['id']}", json={"status": "cancelled"})
-    assert answer.status_code == 200
+    response = await client.patch(f"{V1}/tasks/{task['id']}", json={"status": "cancelled"})
+    assert response.status_code == 200
     await until(lambda: journal_entries(journal, "cancelled"), timeout=5)
     await submit(client, END_AS)
     after = (await client.get(f"{V1}/tasks/{task['id']}")).json()

@@ -117,8 +117,8 @@ async def test_jobs_may_be_registered_before_or_after_the_mount(
         await register()
     async with run_lifespan(app) as client:
         if order == "in a running app":
-            answer = await client.post(f"{V1}/rooms/lab/tasks/{NAME}", json={"payload": {"x": 4}})
-            assert answer.status_code == 404
+            response = await client.post(f"{V1}/rooms/lab/tasks/{NAME}", json={"payload": {"x": 4}})
+            assert response.status_code == 404
             await register()
         assert app.state.internal_registry.extensions == {NAME: Double}
         ended = await wait_for_end(client, await submit(client, NAME, x=4))
@@ -154,8 +154,8 @@ async def test_a_host_may_set_the_registry_itself(sessions: Sessions, broker: In
     await register_internal_jobs(app, broker, [Double], executor, sessions)
     async with run_lifespan(app) as client:
         registry, app.state.internal_registry = app.state.internal_registry, None
-        answer = await client.post(f"{V1}/rooms/lab/tasks/{NAME}", json={"payload": {"x": 1}})
-        assert (answer.status_code, answer.json()["type"]) == (
+        response = await client.post(f"{V1}/rooms/lab/tasks/{NAME}", json={"payload": {"x": 1}})
+        assert (response.status_code, response.json()["type"]) == (
             503,
             "/v1/problems/internal-job-not-configured",
         )

@@ -1,7 +1,7 @@
 """A worker that uses `zndraw-joblib` 0.1.7 as documented, in an environment of its own.
 
 Its argument is a JSON object of options. Each line of standard input is a command, in JSON; each line of
-standard output is an answer or an event.
+standard output is a result or an event.
 """
 
 import json

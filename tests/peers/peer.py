@@ -1,4 +1,4 @@
-"""Another program in a process, which gets commands and writes answers and events as lines of JSON."""
+"""Another program in a process, which gets commands and writes results and events as lines of JSON."""
 
 import json
 import os

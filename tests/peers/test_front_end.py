@@ -65,7 +65,7 @@ def test_a_front_end_gets_no_events_of_other_rooms(
 def test_a_refused_join_returns_a_problem(
     front_end: Callable[..., Peer], command: dict[str, Any], status: int, type_: str | None
 ) -> None:
-    """The answer is a problem, the socket gets the same problem as an event, and it stays connected."""
+    """The acknowledgement and an event have the same problem, and the socket stays connected."""
     watching = front_end()
     answer = watching.call(**command)
     assert {"type", "title", "status", "detail"} <= answer.keys()

@@ -184,9 +184,9 @@ async def test_a_sweep_looks_for_tasks_among_the_held_ones(explainer: Explainer,
 async def test_future_heartbeats_are_found_by_their_index(explainer: Explainer) -> None:
     """Heartbeats in the future are found by the index, like stale ones."""
     plans = await explainer.plans(partial(sweep.retire_stale, timeout=timedelta(days=365)))
-    looks = [plan for plan in plans if "FROM joblib_worker" in plan.statement]
-    assert len(looks) >= 2
-    for plan in looks:
+    worker_plans = [plan for plan in plans if "FROM joblib_worker" in plan.statement]
+    assert len(worker_plans) >= 2
+    for plan in worker_plans:
         # For an unknown time PostgreSQL estimates a third of all rows; with the real time it plans again.
         if plan.by("joblib_worker") and not plan.is_generic:
             assert "ix_joblib_worker_last_heartbeat" in plan.by("joblib_worker"), describe(plan)

@@ -24,9 +24,9 @@ LONG = {"Prefer": "wait=20"}
 async def register_provider(rest: httpx.AsyncClient, room: str = "lab", **fields: Any) -> Any:
     """Register a provider and return it."""
     body = {"category": "files", "name": "home", **fields}
-    answer = await rest.put(f"{V1}/rooms/{room}/providers", json=body)
-    assert answer.status_code in {200, 201}, answer.text
-    return answer.json()
+    response = await rest.put(f"{V1}/rooms/{room}/providers", json=body)
+    assert response.status_code in {200, 201}, response.text
+    return response.json()
 
 
 async def join(socket: Socket, provider: Any) -> Any:
@@ -49,8 +49,8 @@ async def wait_for_requests(socket: Socket, count: int = 1) -> list[dict[str, An
 async def upload(rest: httpx.AsyncClient, provider: Any, request_id: str, content: bytes) -> None:
     """Upload a result."""
     url = f"{V1}/providers/{provider['id']}/results"
-    answer = await rest.post(url, content=content, headers={"X-Request-Hash": request_id})
-    assert answer.status_code == 204, answer.text
+    response = await rest.post(url, content=content, headers={"X-Request-Hash": request_id})
+    assert response.status_code == 204, response.text
 
 
 async def test_a_socket_receives_a_request_once(server: LiveServer) -> None:
@@ -62,11 +62,11 @@ async def test_a_socket_receives_a_request_once(server: LiveServer) -> None:
     [request] = await wait_for_requests(socket)
     assert (request["provider_name"], request["params"]) == (NAME, '{"x":"1"}')
     await upload(rest, provider, request["request_id"], b"answer")
-    assert {answer.content for answer in await asyncio.gather(*request_task)} == {b"answer"}
+    assert {response.content for response in await asyncio.gather(*request_task)} == {b"answer"}
     assert names(await socket.new_events()).count("provider_request") == 1
-    heard = await front.new_events()
-    assert names(heard) == ["providers_invalidate", "provider_result_ready"]
-    assert heard[-1][1] == {"provider_name": NAME, "request_hash": request["request_id"]}
+    events = await front.new_events()
+    assert names(events) == ["providers_invalidate", "provider_result_ready"]
+    assert events[-1][1] == {"provider_name": NAME, "request_hash": request["request_id"]}
 
 
 async def test_only_a_registered_worker_of_the_owner_joins(server: LiveServer) -> None:
@@ -128,8 +128,8 @@ async def test_a_provider_that_disconnects_during_a_request(server: LiveServer) 
     request_task = asyncio.ensure_future(rest.get(URL, headers=LONG))
     await wait_for_requests(socket)
     await socket.disconnect()
-    answer = await request_task
-    assert (answer.status_code, answer.json()["type"]) == (503, "/v1/problems/provider-not-connected")
+    response = await request_task
+    assert (response.status_code, response.json()["type"]) == (503, "/v1/problems/provider-not-connected")
     assert time.monotonic() - began < WAIT_SECONDS
     again = await rest.get(URL, headers=LONG)
     assert again.status_code == 503

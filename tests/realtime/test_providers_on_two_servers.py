@@ -1,4 +1,4 @@
-"""Two servers on one database: a provider connected to one server answers requests at the other."""
+"""Two servers on one database: a provider connected to one server serves requests of the other."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -58,8 +58,8 @@ async def test_callers_of_both_servers_share_one_request(pair: Pair) -> None:
     ]
     [request] = await wait_for_requests(socket)
     await upload(here_rest, provider, request["request_id"], b"x" * 3_000_000)
-    answers = await asyncio.gather(*requests)
-    assert {(answer.status_code, answer.content) for answer in answers} == {(200, b"x" * 3_000_000)}
+    responses = await asyncio.gather(*requests)
+    assert {(response.status_code, response.content) for response in responses} == {(200, b"x" * 3_000_000)}
     assert len(await wait_for_requests(socket)) == 1
 
 

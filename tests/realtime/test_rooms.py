@@ -41,9 +41,9 @@ async def test_a_revoked_token_joins_no_more_rooms(server: LiveServer) -> None:
     front = await server.connect("lab", token=await server.create_user("ada"))
     await server.runtime.write(lambda tx: _revoke(tx, "ada"))
     async with asyncio.timeout(10):
-        while (answer := await front.call("join_room", room_id="attic")) == {}:
+        while (response := await front.call("join_room", room_id="attic")) == {}:
             await front.call("leave_room", room_id="attic")
-    assert answer["status"] == 401
+    assert response["status"] == 401
 
 
 async def _revoke(tx: object, name: str) -> None:
@@ -83,11 +83,11 @@ async def test_a_refused_join_gets_a_problem(server: LiveServer) -> None:
         (owner, {"job_name": name}, 422, "invalid-request"),
     ]
     for caller, join, status, kind in cases:
-        answer = await caller.call("join_job_room", **join)
-        assert (answer["status"], answer["type"]) == (status, f"/v1/problems/{kind}"), answer
-        assert answer["detail"]
+        response = await caller.call("join_job_room", **join)
+        assert (response["status"], response["type"]) == (status, f"/v1/problems/{kind}"), response
+        assert response["detail"]
         await caller.new_events()
-        assert caller.problems[-1] == answer
+        assert caller.problems[-1] == response
     await submit(rest, job)
     assert [await socket.new_events(), await owner.new_events()] == [[], []]
 

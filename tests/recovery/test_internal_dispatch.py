@@ -60,8 +60,8 @@ async def commit_only(replica: Replica, *, exclusive_start: bool = False) -> UUI
 async def start(replica: Replica, worker_id: UUID, *ids: UUID) -> list[Any]:
     """Start tasks as an executor does."""
     items = [rules.Start(worker_id, task_id) for task_id in ids]
-    answers: list[Any] = await replica.runtime.write(rules.start, items=items)
-    return answers
+    responses: list[Any] = await replica.runtime.write(rules.start, items=items)
+    return responses
 
 
 async def worker(replica: Replica) -> UUID:
@@ -265,8 +265,8 @@ async def test_concurrent_starts_start_a_task_once(pair: list[Replica]) -> None:
     for _ in range(5):
         task = await pair[0].submit(str(internal()))
         starts = [start(pair[n % 2], ids[n], task.id) for n in range(4)]
-        answers = [answer for answers in await asyncio.gather(*starts) for answer in answers]
-        assert len([answer for answer in answers if answer is not None]) == 1
+        responses = [response for responses in await asyncio.gather(*starts) for response in responses]
+        assert len([response for response in responses if response is not None]) == 1
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ async def test_a_registration_restores_a_soft_deleted_internal_job(timed: Replic
 
 
 async def test_the_reasons_why_an_internal_task_is_pending(timed: Replica) -> None:
-    """The reasons never say that the job has no worker."""
+    """None of the reasons is that the job has no worker."""
     await serve(timed, max_in_flight=1)
     for _ in range(2):
         last = await timed.submit(str(internal()))

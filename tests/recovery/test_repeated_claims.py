@@ -97,7 +97,7 @@ async def test_repeats_and_new_claims_share_a_batch(timed: Replica) -> None:
 
 @every_kind
 async def test_a_claim_and_its_concurrent_repeat_get_one_task(timed: Replica) -> None:
-    """Both arrive before the first is answered, in one batch or in two."""
+    """Both arrive before the response to the first, in one batch or in two."""
     job, claim_id = await timed.register(), uuid4()
     ids = [(await timed.submit(job)).id for _ in range(4)]
     requests = [

@@ -26,9 +26,9 @@ async def scheduling(replica: Replica) -> AsyncIterator[list[Any]]:
     queries: list[Any] = []
 
     async def write(work: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
-        answer = await replica.runtime.write(work, *args, **kwargs)
+        result = await replica.runtime.write(work, *args, **kwargs)
         queries.append(work)
-        return answer
+        return result
 
     replica.scheduler = Scheduler(write)
     minding = asyncio.create_task(replica.scheduler.run())

@@ -22,7 +22,7 @@ SOON = 20.0
 
 @pytest.fixture(autouse=True)
 def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Disable the periodic re-check, which would hide a lost wake-up."""
+    """Disable the periodic recheck, which would hide a lost wake-up."""
     monkeypatch.setattr(Replica, "recheck_seconds", (3600.0, 3600.0))
 
 

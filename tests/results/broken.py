@@ -1,5 +1,5 @@
 """Result backends that each break one requirement, and the error message that names it."""
-# ruff: noqa: D102 - the name of the class says what each method does wrong
+# ruff: noqa: D102 - the name of each class describes the fault of its methods
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -32,7 +32,7 @@ class LiveServer:
         return create_app(self.settings)
 
     def start(self) -> None:
-        """Serve, and return once requests are answered."""
+        """Start the server, and return when it serves requests."""
         app = self.build()
         config = uvicorn.Config(
             app,

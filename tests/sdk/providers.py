@@ -48,7 +48,7 @@ class Data(Call):
 
 
 class Gate:
-    """A handler whose requests wait until the test lets them end; it counts the running ones."""
+    """A handler that blocks each request until the test opens it; it counts the running requests."""
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
@@ -56,7 +56,7 @@ class Gate:
         self.threads: set[str] = set()
 
     def __call__(self, word: str) -> bytes:
-        """Wait, then give the word."""
+        """Wait, then return the word."""
         self.threads.add(threading.current_thread().name)
         self.entered.release()
         assert self.may_end.wait(40)

@@ -182,7 +182,7 @@ def test_the_shared_folder_may_be_a_link(home: Path) -> None:
 
 
 def test_names_that_are_not_utf8(home: Path) -> None:
-    """They are shown escaped, and the other entries are listed."""
+    """They are listed escaped, beside the other entries."""
     with open(os.path.join(os.fsencode(home), b"caf\xe9"), "wb"):
         pass
     names = [entry.model_dump_json() for entry in Folder(home).entries("", 0, 100)[0]]

@@ -205,7 +205,7 @@ def test_another_worker_takes_over_a_provider(
 def test_a_disconnect_waits_for_running_requests(
     worker: Make, room: str, send_request: SendRequest, api: Connection
 ) -> None:
-    """They are answered while heartbeats continue; then provider and worker are removed."""
+    """Their results are uploaded while heartbeats continue; then provider and worker are removed."""
     gate = Gate()
     manager = worker(heartbeat_interval=0.1)
     manager.register_provider(Call, name="one", handler=gate, room=room)
@@ -245,7 +245,7 @@ def test_an_idle_provider_disconnects_at_once(worker: Make, room: str, server: L
 def test_a_disconnect_with_a_timeout_abandons_requests(
     worker: Make, room: str, send_request: SendRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client learns that the provider is gone; the late result changes nothing."""
+    """The client gets `ProviderNotFound`; the late result changes nothing."""
     caplog.set_level(logging.INFO, REQUESTS)
     gate = Gate()
     manager = worker()
@@ -281,10 +281,10 @@ def test_a_provider_may_disconnect_its_own_manager(
     assert manager.worker_id is None
 
 
-def test_a_drained_worker_answers_and_disconnects(
+def test_a_drained_worker_finishes_its_requests_and_disconnects(
     worker: Make, room: str, send_request: SendRequest, api: Connection
 ) -> None:
-    """It claims no more, answers its running requests, and is removed."""
+    """It claims no more, finishes its running requests, and is removed."""
     gate = Gate()
     manager = worker(heartbeat_interval=0.1)
     manager.register_provider(Call, name="one", handler=gate, room=room)

@@ -153,11 +153,11 @@ async def test_a_batch_over_several_jobs_leaves_no_task_unclaimed(replica: Repli
 def results(answers: list[ClaimResult | ProblemException]) -> list[Any]:
     """Return each result: the id of the claimed task, None, or the class of the problem."""
     found: list[Any] = []
-    for answer in answers:
-        if isinstance(answer, ProblemException):
-            found.append(type(answer))
+    for result in answers:
+        if isinstance(result, ProblemException):
+            found.append(type(result))
         else:
-            found.append(answer.task and answer.task.id)
+            found.append(result.task and result.task.id)
     return found
 
 
@@ -167,10 +167,10 @@ async def test_an_empty_claim_returns_the_jobs_to_wait_for(replica: Replica) -> 
     await replica.register("B", "lab", worker=worker)
     await replica.register("Render", INTERNAL, by=ADMIN)
     assert worker is not None
-    [answer] = await batch(replica, (OWNER, worker))
-    assert isinstance(answer, ClaimResult)
-    assert sorted(map(str, answer.jobs)) == ["@global:modifiers:A", "lab:modifiers:B"]
-    assert not answer.is_contended
+    [result] = await batch(replica, (OWNER, worker))
+    assert isinstance(result, ClaimResult)
+    assert sorted(map(str, result.jobs)) == ["@global:modifiers:A", "lab:modifiers:B"]
+    assert not result.is_contended
 
 
 async def test_an_internal_task_is_never_claimed(replica: Replica) -> None:

@@ -39,9 +39,9 @@ async def at_once(*requests: Any) -> list[Any]:
         return await asyncio.gather(*requests, return_exceptions=True)
 
 
-def kinds(answers: list[Any]) -> Counter[type]:
+def kinds(results: list[Any]) -> Counter[type]:
     """Count results by their class."""
-    return Counter(type(answer) for answer in answers)
+    return Counter(type(result) for result in results)
 
 
 def endings(pair: Pair, task_id: UUID) -> list[TaskStatus]:
@@ -71,9 +71,9 @@ async def test_two_hundred_claims_of_a_hundred_tasks(pair: Pair, job_count: int)
     job_ids = [(await first.register(f"J{number}")).id for number in range(job_count)]
     ids = await add_tasks(first, [task(job_ids[number % job_count]) for number in range(100)])
     crowd = await make_workers(first, job_ids, 200)
-    answers = await at_once(*[pair[turn % 2].claim(worker) for turn, worker in enumerate(crowd)])
-    assert kinds(answers) == {TaskResponse: 100, type(None): 100}
-    claimed = [answer for answer in answers if answer is not None]
+    results = await at_once(*[pair[turn % 2].claim(worker) for turn, worker in enumerate(crowd)])
+    assert kinds(results) == {TaskResponse: 100, type(None): 100}
+    claimed = [result for result in results if result is not None]
     assert Counter(one.id for one in claimed) == Counter(ids)
     held = {row.id: (row.worker_id, row.attempt) for row in await first.rows(tasks)}
     assert held == {one.id: (one.worker_id, 1) for one in claimed}
@@ -85,9 +85,9 @@ async def test_one_worker_with_many_claims_gets_as_many_tasks(pair: Pair) -> Non
     """Claims of the same worker do not block each other."""
     job = await pair[0].register()
     ids = await add_tasks(pair[0], [task(job.id) for _ in range(20)])
-    answers = await at_once(*[pair[turn % 2].claim(job.worker_id) for turn in range(30)])
-    assert kinds(answers) == {TaskResponse: 20, type(None): 10}
-    assert {answer.id for answer in answers if answer} == set(ids)
+    results = await at_once(*[pair[turn % 2].claim(job.worker_id) for turn in range(30)])
+    assert kinds(results) == {TaskResponse: 20, type(None): 10}
+    assert {result.id for result in results if result} == set(ids)
 
 
 async def test_claims_during_submissions_miss_nothing(pair: Pair) -> None:
@@ -110,10 +110,10 @@ async def test_claims_during_submissions_miss_nothing(pair: Pair) -> None:
 
 
 async def test_of_completed_and_cancelled_one_wins(pair: Pair) -> None:
-    """The other is a conflict; the row, the answers and the one terminal event agree."""
+    """The other is a conflict; the row, the responses and the one terminal event agree."""
     job = await pair[0].register()
     held = [await pair[0].running(job) for _ in range(ROUNDS)]
-    answers = await at_once(
+    results = await at_once(
         *[
             request
             for one in held
@@ -123,9 +123,9 @@ async def test_of_completed_and_cancelled_one_wins(pair: Pair) -> None:
             )
         ]
     )
-    assert kinds(answers) == {TaskResponse: ROUNDS, InvalidTaskTransition: ROUNDS}
+    assert kinds(results) == {TaskResponse: ROUNDS, InvalidTaskTransition: ROUNDS}
     for index, one in enumerate(held):
-        [won] = [answer for answer in answers[2 * index : 2 * index + 2] if isinstance(answer, TaskResponse)]
+        [won] = [result for result in results[2 * index : 2 * index + 2] if isinstance(result, TaskResponse)]
         assert (await pair[0].get(one.id)).status is won.status
         assert endings(pair, one.id) == [won.status]
 
@@ -150,9 +150,9 @@ async def test_of_many_equal_reports_one_moves_the_task(pair: Pair) -> None:
     job = await pair[0].register()
     held = await pair[0].running(job)
     reports = [pair[turn % 2].report(held.id, TaskStatus.COMPLETED, attempt=1) for turn in range(10)]
-    answers = await at_once(*reports)
-    assert kinds(answers) == {TaskResponse: 10}
-    assert len({answer.completed_at for answer in answers}) == 1
+    results = await at_once(*reports)
+    assert kinds(results) == {TaskResponse: 10}
+    assert len({result.completed_at for result in results}) == 1
     assert endings(pair, held.id) == [TaskStatus.COMPLETED]
 
 
@@ -167,16 +167,16 @@ async def test_of_a_report_and_the_sweeper_one_wins(pair: Pair) -> None:
         registered = [await pair[0].register() for _ in range(3)]
         held = [await pair[0].running(job) for job in registered]
         await silent(pair[0])
-        *answers, retired = await at_once(
+        *results, retired = await at_once(
             *[pair[0].report(one.id, TaskStatus.COMPLETED, attempt=1) for one in held], pair[1].retire_stale()
         )
         assert retired == 3
-        for one, answer in zip(held, answers, strict=True):
+        for one, result in zip(held, results, strict=True):
             found = await pair[0].get(one.id)
-            if isinstance(answer, TaskResponse):
+            if isinstance(result, TaskResponse):
                 assert found.status is TaskStatus.COMPLETED
             else:
-                assert isinstance(answer, InvalidTaskTransition)
+                assert isinstance(result, InvalidTaskTransition)
                 assert (found.status, found.error) == (TaskStatus.FAILED, "Worker disconnected")
             assert endings(pair, one.id) == [found.status]
 
@@ -186,12 +186,12 @@ async def test_an_accepted_heartbeat_saves_its_worker(pair: Pair) -> None:
     for _ in range(ROUNDS):
         crowd = [(await pair[0].register()).worker_id for _ in range(4)]
         await silent(pair[0])
-        *answers, _ = await at_once(*[pair[0].heartbeat(worker) for worker in crowd], pair[1].retire_stale())
+        *results, _ = await at_once(*[pair[0].heartbeat(worker) for worker in crowd], pair[1].retire_stale())
         living = {row.id for row in await pair[0].rows(workers)}
-        for worker, answer in zip(crowd, answers, strict=True):
-            if isinstance(answer, Exception):
-                assert isinstance(answer, WorkerNotFound)
-            assert (worker in living) == (not isinstance(answer, Exception))
+        for worker, result in zip(crowd, results, strict=True):
+            if isinstance(result, Exception):
+                assert isinstance(result, WorkerNotFound)
+            assert (worker in living) == (not isinstance(result, Exception))
 
 
 async def test_an_accepted_claim_saves_its_worker(pair: Pair) -> None:
@@ -200,13 +200,13 @@ async def test_an_accepted_claim_saves_its_worker(pair: Pair) -> None:
         job = await pair[0].register()
         submitted = await pair[0].submit(job)
         await silent(pair[0])
-        answer, retired = await at_once(pair[0].claim(job.worker_id), pair[1].retire_stale())
+        result, retired = await at_once(pair[0].claim(job.worker_id), pair[1].retire_stale())
         found = await pair[0].get(submitted.id)
-        if isinstance(answer, TaskResponse):
+        if isinstance(result, TaskResponse):
             assert (retired, found.status) == (0, TaskStatus.CLAIMED)
             await pair[0].leave(job.worker_id)
         else:
-            assert isinstance(answer, WorkerNotFound)
+            assert isinstance(result, WorkerNotFound)
             assert (retired, found.status) == (1, TaskStatus.PENDING)
             await pair[0].report(submitted.id, TaskStatus.CANCELLED, by=SUBMITTER)
 
@@ -253,38 +253,38 @@ async def test_of_many_removals_of_a_worker_one_succeeds(pair: Pair) -> None:
     """The others find no worker; its task fails once."""
     job = await pair[0].register()
     held = await pair[0].running(job)
-    answers = await at_once(*[pair[turn % 2].leave(job.worker_id) for turn in range(6)])
-    assert kinds(answers) == {type(None): 1, WorkerNotFound: 5}
+    results = await at_once(*[pair[turn % 2].leave(job.worker_id) for turn in range(6)])
+    assert kinds(results) == {type(None): 1, WorkerNotFound: 5}
     assert endings(pair, held.id) == [TaskStatus.FAILED]
 
 
 async def test_twenty_first_registrations_at_once(pair: Pair) -> None:
     """One creates the job, all serve it, and none gets an error."""
-    answers = await at_once(*[pair[turn % 2].register_job() for turn in range(20)])
-    assert Counter(is_new for _, is_new in answers) == {True: 1, False: 19}
-    assert len({job.id for job, _ in answers}) == 1
+    results = await at_once(*[pair[turn % 2].register_job() for turn in range(20)])
+    assert Counter(is_new for _, is_new in results) == {True: 1, False: 19}
+    assert len({job.id for job, _ in results}) == 1
     served = {row.worker_id for row in await pair[0].rows(links)}
-    assert served == {job.worker_id for job, _ in answers}
+    assert served == {job.worker_id for job, _ in results}
     assert len(served) == 20
 
 
 async def test_the_same_registration_twenty_times_at_once(pair: Pair) -> None:
     """A worker that registers one job many times serves it once."""
     worker = await pair[0].worker()
-    answers = await at_once(*[pair[turn % 2].register_job(worker=worker) for turn in range(20)])
-    assert Counter(is_new for _, is_new in answers) == {True: 1, False: 19}
+    results = await at_once(*[pair[turn % 2].register_job(worker=worker) for turn in range(20)])
+    assert Counter(is_new for _, is_new in results) == {True: 1, False: 19}
     assert len(await pair[0].rows(links)) == 1
 
 
 async def test_of_two_schemas_at_once_one_wins(pair: Pair) -> None:
     """All workers with that schema serve the job; the others get a conflict and leave no worker row."""
     schemas = [{"title": "A"}, {"title": "B"}]
-    answers = await at_once(
+    results = await at_once(
         *[pair[turn % 2].register_job(schema=schemas[turn // 2 % 2]) for turn in range(20)]
     )
-    assert set(kinds(answers)) == {tuple, SchemaConflict}
+    assert set(kinds(results)) == {tuple, SchemaConflict}
     [row] = await pair[0].rows(jobs)
-    won = [index for index, answer in enumerate(answers) if isinstance(answer, tuple)]
+    won = [index for index, result in enumerate(results) if isinstance(result, tuple)]
     assert won == [index for index in range(20) if schemas[index // 2 % 2] == row.schema]
     assert len(await pair[0].rows(workers)) == len(won) == 10
 
@@ -381,10 +381,10 @@ async def test_a_claim_during_the_removal_of_its_job_leaves_no_orphan(pair: Pair
 async def test_concurrent_submits_get_different_positions(pair: Pair) -> None:
     """Each of many concurrent submits gets its own, correct position."""
     job = await pair[0].register()
-    answers = await at_once(*[pair[turn % 2].submit(job) for turn in range(60)])
-    assert sorted(answer.queue_position for answer in answers) == list(range(1, 61))
-    for answer in answers:
-        assert (await pair[0].get(answer.id)).queue_position == answer.queue_position
+    results = await at_once(*[pair[turn % 2].submit(job) for turn in range(60)])
+    assert sorted(result.queue_position for result in results) == list(range(1, 61))
+    for result in results:
+        assert (await pair[0].get(result.id)).queue_position == result.queue_position
 
 
 async def test_tasks_are_claimed_in_the_order_of_their_arrival(pair: Pair) -> None:

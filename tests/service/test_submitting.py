@@ -63,8 +63,8 @@ async def test_positions_within_a_batch_continue(replica: Replica) -> None:
 async def test_invalid_items_of_a_batch_are_refused_alone(replica: Replica) -> None:
     """Each item gets its task or its problem, in order; refused items publish no event."""
     job, checked = await replica.register("A"), await replica.register("B", schema=NUMBERS)
-    hidden, foreign = await replica.register("C", "lab"), await replica.register("D", "elsewhere")
-    await replica.leave(hidden.worker_id)
+    deleted, foreign = await replica.register("C", "lab"), await replica.register("D", "elsewhere")
+    await replica.leave(deleted.worker_id)
     await replica.register("Render", INTERNAL, by=ADMIN)
     replica.events.clear()
     batch: list[tuple[Any, type]] = [
@@ -72,15 +72,15 @@ async def test_invalid_items_of_a_batch_are_refused_alone(replica: Replica) -> N
         (submission("@global:modifiers:Unknown"), JobNotFound),
         (submission(checked.full_name, {"n": "one"}), InvalidPayload),
         (submission(checked.full_name, {"n": "one"}, validate_payload=False), TaskResponse),
-        (submission(hidden.full_name), JobNotFound),
+        (submission(deleted.full_name), JobNotFound),
         (submission(foreign.full_name), JobNotFound),
         (submission(foreign.full_name, cross_room=True), TaskResponse),
         (submission(str(internal())), InternalJobNotConfigured),
         (submission(checked.full_name, {"n": 1}), TaskResponse),
     ]
-    answers = await replica.runtime.write(lambda tx: tasks.submit(tx, [item for item, _ in batch]))
-    assert [type(answer) for answer in answers] == [expected for _, expected in batch]
-    submitted = [answer.id for answer in answers if isinstance(answer, TaskResponse)]
+    results = await replica.runtime.write(lambda tx: tasks.submit(tx, [item for item, _ in batch]))
+    assert [type(answer) for answer in results] == [expected for _, expected in batch]
+    submitted = [answer.id for answer in results if isinstance(answer, TaskResponse)]
     assert [row.id for row in await replica.rows(Task.__table__)] == submitted
     assert Counter(replica.statuses()) == {TaskStatus.PENDING: len(submitted)}
 
@@ -89,15 +89,15 @@ async def test_an_item_that_breaks_its_batch_fails_alone(replica: Replica) -> No
     """An item that the database cannot store gets an error; the other items of the batch succeed."""
     job = await replica.register()
     payloads = [{"n": index} if index != 7 else {"n": object()} for index in range(16)]
-    answers = await asyncio.gather(
+    results = await asyncio.gather(
         *[replica.submit(job, payload) for payload in payloads], return_exceptions=True
     )
-    broken = [answer for answer in answers if isinstance(answer, Exception)]
+    broken = [answer for answer in results if isinstance(answer, Exception)]
     assert len(broken) == 1
-    assert answers[7] is broken[0]
+    assert results[7] is broken[0]
     [row] = await replica.rows(Job.__table__)
     assert row.pending == 15
-    positions = [answer.queue_position for answer in answers if isinstance(answer, TaskResponse)]
+    positions = [answer.queue_position for answer in results if isinstance(answer, TaskResponse)]
     assert sorted(positions) == list(range(1, 16))
 
 

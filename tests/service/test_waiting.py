@@ -39,7 +39,7 @@ async def soon(awaitable: Awaitable[Any]) -> Any:
 async def wait_until_waiting(replica: Replica, count: int) -> None:
     """Return once that many requests wait."""
     async with asyncio.timeout(AT_ONCE):
-        while len(replica.runtime.waiters) < count or any(  # noqa: ASYNC110 - nothing tells of a sleep
+        while len(replica.runtime.waiters) < count or any(  # noqa: ASYNC110 - there is no event to await
             waiter._future is None for queue in replica.runtime.waiters._queues.values() for waiter in queue
         ):
             await asyncio.sleep(0.002)
@@ -465,7 +465,7 @@ async def test_an_event_is_published_after_its_commit(replica: Replica) -> None:
 async def test_a_failing_publisher_fails_no_request(
     replica: Replica, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The commit is answered, waiters are woken, and the log names the lost events."""
+    """The request succeeds, waiters are woken, and the log names the lost events."""
 
     async def fail(_: Sequence[Emission]) -> None:
         raise ConnectionError("no Socket.IO")

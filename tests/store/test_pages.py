@@ -133,8 +133,8 @@ async def test_a_room_lists_its_own_jobs_and_the_reserved_ones(replica: Replica)
     served: dict[str, UUID | None] = {}
     for room in rooms:
         served[room] = (await replica.register("Shown", room)).worker_id
-    hidden = await replica.register("Hidden", "lab")
-    await replica.leave(hidden.worker_id)
+    deleted = await replica.register("Hidden", "lab")
+    await replica.leave(deleted.worker_id)
     expected = {
         "lab": {"lab", "@global", "@internal"},
         "nowhere": {"@global", "@internal"},
