@@ -1,4 +1,4 @@
-"""A conformance test of result backends, for hosts that bring their own."""
+"""A conformance test of result backends, for hosts that implement their own."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""Payload validation in a child process: some schemas make a check run for minutes."""
+"""Payload validation in a child process, because with some schemas it takes minutes."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Requests that wait for something to happen, in order of arrival. A waiter holds no database session."""
+"""Requests that wait for a wake-up, in order of arrival. A waiter holds no database session."""
 
 import asyncio
 import time
@@ -170,7 +170,7 @@ class Waiters:
         self._subscribers[prefix] = notify
 
     def evict_oldest(self, key: str, most: int) -> None:
-        """End the longest waiters of a key, so that one more makes at most `most`."""
+        """End the oldest waiters of a key, so that with one more there are at most `most`."""
         queue = self._queues.get(key) or OrderedDict()
         for waiter in list(queue)[: max(0, len(queue) + 1 - most)]:
             self._remove(waiter)

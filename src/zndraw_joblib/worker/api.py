@@ -1,4 +1,4 @@
-"""How a worker reaches its server: a host's own `ApiManager`, or `connect`."""
+"""The connection of a worker to its server: a host's own `ApiManager`, or `connect`."""
 
 from types import TracebackType
 from typing import Protocol, Self

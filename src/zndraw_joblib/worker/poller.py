@@ -1,4 +1,4 @@
-"""How a worker asks for work: by one open long-poll at a time, from any of its threads."""
+"""Claims of a worker: one long-poll is open at a time, from any of its threads."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""How a worker answers provider requests: it claims them, calls the providers, and uploads the results."""
+"""Serve provider requests: claim them, call the providers, and upload the results."""
 
 import json
 import logging

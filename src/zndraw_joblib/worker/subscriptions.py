@@ -1,4 +1,4 @@
-"""The worker's Socket.IO rooms. They only save time: without events the worker asks by itself."""
+"""The worker's Socket.IO rooms. They only save time: without events the worker polls."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Several child processes under one parent: started, replaced when they end, and stopped together."""
+"""A parent that starts child processes, replaces them when they end, and stops them together."""
 
 import asyncio
 import logging

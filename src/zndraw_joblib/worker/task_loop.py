@@ -1,4 +1,4 @@
-"""How a worker claims tasks and runs them."""
+"""Claim tasks and run them."""
 
 import logging
 import threading

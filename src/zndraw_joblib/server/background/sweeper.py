@@ -1,4 +1,4 @@
-"""The loop that removes silent workers and settles their tasks. It never exits, and no failure ends it.
+"""The loop that removes silent workers and fails or requeues their tasks. No failure ends it.
 
 The decisions of one cycle are in `service.sweep`.
 """
@@ -98,7 +98,7 @@ class Sweeper:
         """Sweep once. Never raises; a failure is logged and counted."""
         started = self._monotonic()
         if started - self._last_tick > 2 * self._settings.sweeper_interval_seconds:
-            # This server was absent: workers that could not reach it get a full timeout first.
+            # This server was suspended: workers that could not reach it get a full timeout first.
             self._watching_since = started
         self._last_tick = started
         cycle = Cycle()
@@ -121,7 +121,7 @@ class Sweeper:
         if cycle.mode != SweeperMode.ENFORCE:
             return swept_workers
         self._after_workers()
-        swept_tasks = await self._guard(cycle, self._until_done(self._settle(cycle)))
+        swept_tasks = await self._guard(cycle, self._until_done(self._sweep_tasks(cycle)))
         if not swept_tasks:
             # A failing batch of one kind must not stop those of the others.
             for batch in self._batches(cycle):
@@ -225,7 +225,7 @@ class Sweeper:
             sweep.prune_provider_requests,
         ]
 
-    def _settle(self, cycle: Cycle) -> Batch:
+    def _sweep_tasks(self, cycle: Cycle) -> Batch:
         """Return a function that runs one batch of each kind in one transaction."""
 
         async def settle(tx: Transaction) -> int:
@@ -301,7 +301,7 @@ async def _first_session(sessions: AsyncGenerator[Any, None]) -> AsyncIterator[A
 
 
 async def cleanup_worker(session: Any, worker: Worker) -> list[Emission]:
-    """Remove a worker and settle its tasks, in the caller's session. Does not commit.
+    """Remove a worker and fail or requeue its tasks, in the caller's session. Does not commit.
 
     Return the events to `emit` after the commit.
     """

@@ -28,7 +28,7 @@ from zndraw_joblib.server.http.fastapi_internals import solve
 from zndraw_joblib.server.http.state import queue_state
 from zndraw_joblib.server.problem_responses import as_problem, invalid_part, problem_response
 
-# A body carries at most one JSON value of 1 MiB and an error text; escaping triples a text at most.
+# A body has at most one JSON value of 1 MiB and an error text. Escapes at most triple the size of a text.
 MAX_BODY_BYTES = 4 * MAX_JSON_BYTES
 # Matches numbers beyond the range of floats, which every parser turns into infinity.
 _HUGE = re.compile(rb"[eE]\+?\d{3}|\d{100}")

@@ -19,7 +19,7 @@ _PAUSE_SECONDS = 0.5
 class EmbeddedBroker(InMemoryBroker):
     """Runs tasks in this process, at most twice `concurrency` at once, most of them waiting for a thread.
 
-    It calls `on_free` when at least half of it is free, which is when looking for more tasks pays.
+    It calls `on_free` when a task ends and at least half of its capacity is free.
     """
 
     def __init__(self, concurrency: int, on_free: Callable[[], None] = lambda: None) -> None:
@@ -47,7 +47,7 @@ class EmbeddedBroker(InMemoryBroker):
 class QueueBroker(ListQueueBroker):
     """A list in Redis or Valkey. While Redis is down, it waits and reconnects.
 
-    A list and not a stream: what was sent and not started is in the database, and is sent again from there.
+    A list and not a stream: the database has the tasks that were not started, and they are sent again.
     A stream would give a long task to a second worker, keep a hundred messages with a worker that is killed,
     and need its consumer group created again after a restart without persistence.
     """

@@ -244,8 +244,8 @@ class GuardedExecutor:
         async with self._registering:
             if self._worker_id is None:
                 interval = self._runtime.settings.heartbeat_seconds
-                made = await self._runtime.write(workers.create, caller=EXECUTOR, interval=interval)
-                self._worker_id = made.id
+                worker = await self._runtime.write(workers.create, caller=EXECUTOR, interval=interval)
+                self._worker_id = worker.id
             return self._worker_id
 
     def _lose(self, worker_id: UUID) -> None:
@@ -269,14 +269,14 @@ class GuardedExecutor:
         named = [NamedTask(id=task_id, attempt=attempt) for task_id, attempt in self._running]
         named = named[:MAX_NAMED_TASKS]
         try:
-            answer = await self._runtime.heartbeat(EXECUTOR, worker_id, named)
+            response = await self._runtime.heartbeat(EXECUTOR, worker_id, named)
         except WorkerNotFound:
             self._lose(worker_id)
             await self._worker()
             return
-        for task, said in zip(named, answer.tasks, strict=False):
+        for task, answered in zip(named, response.tasks, strict=False):
             context = self._running.get((task.id, task.attempt))
-            if context is not None and said.verdict != Verdict.CONTINUE:
+            if context is not None and answered.verdict != Verdict.CONTINUE:
                 context.cancelled.set()
 
     async def _run_pubsub(self) -> None:

@@ -144,7 +144,7 @@ class ProviderRequests:
         return result
 
     async def _is_lock_stale(self, backend: ResultBackend, key: RequestKey, keys: CacheKeys) -> bool:
-        """Return to one of many callers whether the lock may be left from a removed provider of this name."""
+        """Return whether a removed provider may have left the lock; of many callers, only one gets True."""
         await asyncio.sleep(_STALE_LOCK_PAUSE)
         if (await self.find_provider(key)).is_pending:
             return False

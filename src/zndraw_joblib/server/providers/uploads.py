@@ -14,7 +14,7 @@ from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import provider_requests
 from zndraw_joblib.server.service.provider_requests import ProviderRef
 
-# At most the size of this many largest results is uploaded at once.
+# Uploads under way may together have this many times `max_result_bytes`.
 _MAX_UPLOADS = 4
 _UPLOAD_LOCK_SECONDS = 30
 _ETAG_LENGTH = 32

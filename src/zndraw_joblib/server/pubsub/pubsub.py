@@ -30,7 +30,7 @@ _HEADER_SIZE = 64
 class PubSub:
     """Exchanges hints with the other replicas over a connection that is reopened when it is lost.
 
-    What is published while a message is under way goes with the next one, so a busy replica sends few. While
+    Everything published while a message is sent goes into the next one, so a busy replica sends few. While
     no other replica is there, it sends only a greeting now and then. Everything is bounded: instead of more
     than `max_keys` wake-ups, it sends a request to re-check all waiters. A new connection starts with one.
     """

@@ -196,7 +196,7 @@ async def _claim_new(
             moves.append((task, retry_policy.claimed(task, now, **holder)))
     expired = {before.job_id for before, after in moves if after.status != TaskStatus.CLAIMED}
     if expired:
-        # Expired tasks come in numbers. The claim that met one is repeated for a task that has not expired.
+        # Where one task has expired, others have too. The claim that found one is repeated.
         chosen = [task.seq for task, _ in moves]
         rest = await expiry.expired(tx, now, _MAX_EXPIRED, only=sorted(expired), but=chosen)
         moves += [(task, retry_policy.expired(task, now)) for task in rest]

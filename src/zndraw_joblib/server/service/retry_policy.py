@@ -26,12 +26,12 @@ _CODES = {RetryOn.WORKER_LOST: WorkerLost.problem_id(), RetryOn.TIMEOUT: RunTime
 
 
 def start_deadline(task: TaskRecord, now: datetime) -> datetime | None:
-    """Return until when a task that is claimed now must start."""
+    """Return the time by which a task that is claimed now must start."""
     return _after(now, task.policy.start_timeout_seconds or None)
 
 
 def dispatch_deadline(task: TaskRecord, now: datetime, *, exclusive_start: bool) -> datetime:
-    """Return when to dispatch an internal task again that is dispatched now and does not start.
+    """Return when to dispatch an internal task again if it does not start after this dispatch.
 
     An executor with `exclusive_start` starts a task once, however often it is dispatched: the pauses begin
     with `start_timeout_seconds` and double. For other executors this is a lease, which a confirmation ends.
@@ -43,7 +43,7 @@ def dispatch_deadline(task: TaskRecord, now: datetime, *, exclusive_start: bool)
 
 
 def end_deadline(task: TaskRecord, now: datetime) -> datetime | None:
-    """Return until when a task that starts now must end."""
+    """Return the time by which a task that starts now must end."""
     return _after(now, task.policy.timeout_seconds)
 
 

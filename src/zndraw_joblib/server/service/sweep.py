@@ -73,7 +73,7 @@ async def retire_stale(
 def stuck(now: datetime, timeout: timedelta) -> Rule:
     """Return the rule for tasks of internal jobs that were held for longer than `timeout`."""
     return Rule(
-        expiry.stuck_inside(now - timeout), lambda task, at, _: retry_policy.internal_timeout(task, at)
+        expiry.stuck_internal(now - timeout), lambda task, at, _: retry_policy.internal_timeout(task, at)
     )
 
 

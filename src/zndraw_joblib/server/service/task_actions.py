@@ -1,4 +1,4 @@
-"""Release, retry and fail a task by hand. The claim that the caller means is checked by its attempt."""
+"""Release, retry and fail a task on request. An `attempt` in the request must be that of the task."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime

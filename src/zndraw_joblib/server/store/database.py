@@ -35,7 +35,7 @@ Execute = Callable[..., Awaitable[Rows]]
 Work = Callable[["Transaction"], Awaitable[Result]]
 
 _ATTEMPTS = 5
-# PostgreSQL: while one batch waits for the disk, the next is prepared. More batches would only be smaller.
+# PostgreSQL: while one batch waits for the disk, the next is prepared. A third would only make them smaller.
 CONCURRENT_BATCHES = 2
 _NOW = select(func.now())
 SQLITE_LOCK = "BEGIN IMMEDIATE"

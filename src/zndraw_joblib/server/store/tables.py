@@ -101,7 +101,7 @@ def _time(*, nullable: bool = False) -> Any:
     return Field(default=None, sa_column=Column(UtcDateTime, nullable=nullable))
 
 
-# Columns that a later migration added have a server default.
+# Columns of later migrations have a server default.
 def _zero() -> Any:
     return Field(default=0, sa_column_kwargs={"server_default": text("0")})
 

@@ -50,7 +50,7 @@ def of_jobs(job_ids: Sequence[UUID]) -> Condition:
     return tasks.c.job_id.in_(padded(job_ids))
 
 
-def stuck_inside(cutoff: datetime) -> Condition:
+def stuck_internal(cutoff: datetime) -> Condition:
     """Match the tasks of internal jobs that started before `cutoff`, or were claimed or created before it."""
     since = func.coalesce(tasks.c.started_at, tasks.c.claimed_at, tasks.c.created_at)
     return and_(_ROOM_OF_JOB == INTERNAL, since < cutoff)
