@@ -26,7 +26,7 @@ else
 endif
 
 test-slow: $(READY) $(PEERS) ## run the slow tests: kills, restarts, crowds, long model runs
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 
 test-all: test test-slow ## run all tests
 

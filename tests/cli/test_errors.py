@@ -21,9 +21,12 @@ USAGE_ERRORS: dict[str, Case] = {
     "port": (["jobs", "--url", "http://localhost:80000"], "is not a URL: Port out of range"),
     "payload": (["submit", "A", "--json", "[1]"], "--json must be an object"),
     "value": (["submit", "A", "value"], "'value' is not of the form KEY=VALUE"),
-    "database": (["serve", "--database-url", "mysql://u:secret@h/x"], "Databases of type 'mysql' are not supported"),
-    "database port": (["serve", "--database-url", "postgresql://u:secret@h:x/x"], "URL cannot be read"),
-    "database text": (["token", "list", "--database-url", "secret"], "URL cannot be read"),
+    "database": (["serve", "--database-url", "mysql://u:secret@h/x"], "type 'mysql' are not supported"),
+    "database port": (
+        ["serve", "--database-url", "postgresql://u:secret@h:x/x"],
+        "The database URL is invalid",
+    ),
+    "database text": (["token", "list", "--database-url", "secret"], "The database URL is invalid"),
     "setting": (
         ["ZNDRAW_JOBLIB_ADMIN_TOKEN=secret", "db", "current"],
         "ZNDRAW_JOBLIB_ADMIN_TOKEN: admin_token",

@@ -126,6 +126,7 @@ async def test_an_invalid_payload_fails_the_task(client: httpx.AsyncClient) -> N
     assert ended["error"].startswith("The payload does not fit EndAs: ")
 
 
+@pytest.mark.slow
 async def test_a_thousand_submissions_wait_in_the_database(
     app: FastAPI, client: httpx.AsyncClient, journal: Path
 ) -> None:

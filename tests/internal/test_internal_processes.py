@@ -39,6 +39,8 @@ from internal.processes import (
 from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 
+pytestmark = pytest.mark.slow
+
 
 async def owners(url: str) -> list[str]:
     """Return the owner of each worker."""

@@ -3,11 +3,14 @@
 import time
 from collections.abc import Callable
 
+import pytest
+
 from peers.conftest import TRANSPORTS, LiveServer, submit_until_woken
 from peers.peer import Peer
 from peers.watching import LIFE, run_task, statuses_seen
 
 
+@pytest.mark.slow
 def test_front_ends_reconnect(
     own_server: Callable[..., LiveServer], room: str, front_end: Callable[..., Peer]
 ) -> None:
@@ -30,6 +33,7 @@ def test_front_ends_reconnect(
         assert statuses_seen(one) == [(task_id, status) for task_id in (first, second) for status in LIFE]
 
 
+@pytest.mark.slow
 def test_old_workers_reconnect(
     own_server: Callable[..., LiveServer], room: str, old_worker: Callable[..., Peer]
 ) -> None:

@@ -102,7 +102,7 @@ async def test_of_too_many_errors_only_the_first_is_returned(checker: PayloadVal
 @every_kind
 async def test_an_endless_check_blocks_no_other_request(replica: Replica) -> None:
     """Its submit is refused after a time limit; other requests and the next check succeed."""
-    replica.runtime.checker = PayloadValidator(check_seconds=0.5)
+    replica.runtime.payload_validator = PayloadValidator(check_seconds=0.5)
     slow = await replica.register("Slow", schema=bomb(60))
     quick = await replica.register("Quick")
     refused = asyncio.create_task(replica.submit(slow))

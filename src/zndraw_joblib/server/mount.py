@@ -134,6 +134,7 @@ class JobLib(QueueState):
         """
         await schema.prepare(self.runtime.database)
         self.runtime.waiters.open()
+        self._closing_sockets = None
         if self.rooms is not None:
             self.rooms.install_handlers()
         open_connection = await connection_factory(self.settings, self.runtime.database.pubsub_connection)
@@ -199,10 +200,11 @@ class JobLib(QueueState):
 
     def _internal_registry(self) -> InternalRegistry | None:
         found = None if self._app is None else getattr(self._app.state, "internal_registry", None)
-        # A host may set any object with `tasks`.
-        return (
-            found if found is None or isinstance(found, InternalRegistry) else InternalRegistry(found.tasks)
-        )
+        if found is None or isinstance(found, InternalRegistry):
+            return found
+        # A host may set any object with `tasks`, and perhaps `executor` and `free`.
+        executor, free = getattr(found, "executor", None), getattr(found, "free", None)
+        return InternalRegistry(found.tasks, executor=executor, free=free)
 
     def _has_unknown_subscribers(self) -> bool:
         """Return whether a host may have let sockets into the rooms of providers by itself."""

@@ -92,7 +92,7 @@ class Runtime:
         self._claims: Batcher[claims.Claim, claims.ClaimResult] = self.batcher(claims.claim)
         self._reports: Batcher[tasks.Report, TaskResponse] = self.batcher(tasks.report)
         self._heartbeats = self._add(Batcher(self._commit_heartbeats, self._concurrent_batches))
-        self._payload_validator = PayloadValidator()
+        self.payload_validator = PayloadValidator()
         self._last_seen: dict[UUID, float] = {}
         self._publishing: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._rechecking: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
@@ -148,7 +148,7 @@ class Runtime:
 
     async def finish(self) -> None:
         """Wait for writes under way and their events, before the event loop or the database closes."""
-        await self._payload_validator.close()
+        await self.payload_validator.close()
         batches = [batch for batcher in self._batchers for batch in batcher.batches]
         if writing := self._writing.union(batches):
             await asyncio.wait(writing, timeout=_FINISH_SECONDS)
@@ -208,7 +208,7 @@ class Runtime:
             try:
                 return await self._submits.put(item)
             except ExpensiveValidation as work:
-                await self._payload_validator.check(work.schema, item.payload)
+                await self.payload_validator.check(work.schema, item.payload)
                 item = replace(item, validated_schema=work.schema)
 
     async def report(self, caller: Identity, task_id: UUID, update: TaskUpdateRequest) -> TaskResponse:
@@ -338,7 +338,7 @@ class Runtime:
     async def _recheck_while_requests_wait(self) -> None:
         # One query, and one heartbeat write, for all waiting requests together. The first round comes before
         # the request that started it waits.
-        backoff = ExponentialBackoff(*self.recheck_seconds, jitter=0)
+        backoff = ExponentialBackoff(*self.recheck_seconds, jitter=0, growth=1.5)
         last_heartbeat = time.monotonic()
         try:
             while True:

@@ -18,9 +18,9 @@ from zndraw_joblib.contract.backoff import ExponentialBackoff
 log = logging.getLogger(__name__)
 
 READY = "ready"
-_SETTLED_SECONDS = 60.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _LAST_ANSWER_SECONDS = 1.0
+_MAX_ANSWER = 10_000
 
 
 class Next(Enum):
@@ -69,6 +69,7 @@ class Supervisor:
     start_seconds: float | None = None
     stop_seconds: float | None = None
     second_signal: signal.Signals = signal.SIGKILL
+    settled_seconds: float = 60.0
     on_ready: Callable[[], object] | None = None
     on_stop: Callable[[], object] | None = None
     _processes: set[Process] = field(default_factory=set, init=False)
@@ -79,12 +80,14 @@ class Supervisor:
     async def run(self) -> ChildExit | None:
         """Keep the children running until a signal; return the exit that made `after` abort, if one did.
 
-        A child is replaced at once, and after 1 s, doubling to 30 s, while children end soon after their
-        start.
+        A child is replaced at once, and after 1 s, doubling to 30 s, while children end within
+        `settled_seconds` of their start.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._handle_signal)
+            # A shell makes its background jobs ignore SIGINT.
+            if signal.getsignal(number) != signal.SIG_IGN:
+                loop.add_signal_handler(number, self._handle_signal)
         await asyncio.gather(*(self._keep_running() for _ in range(self.count)))
         return self._aborted
 
@@ -118,7 +121,7 @@ class Supervisor:
                 self._aborted = ended
                 self._stop()
                 return
-            crashes = 1 if time.monotonic() - started > _SETTLED_SECONDS else crashes + 1
+            crashes = 1 if time.monotonic() - started > self.settled_seconds else crashes + 1
             if crashes == 1:
                 backoff.reset()
             pause = 0.0 if crashes == 1 else backoff.next()
@@ -159,7 +162,7 @@ class Supervisor:
         except TimeoutError:
             _send(process, signal.SIGKILL)
             return f"Process {process.pid} was not ready within {self.start_seconds:g} s"
-        except ConnectionError:
+        except (ConnectionError, ValueError):  # ValueError: the line is too long
             return ""
         if answer == READY:
             self._ready_count += 1
@@ -192,7 +195,7 @@ class Parent:
     def report(self, answer: str) -> None:
         """Send one line: `READY`, or why this process cannot begin."""
         with suppress(OSError):
-            self._channel.sendall(" ".join(answer.split()).encode() + b"\n")
+            self._channel.sendall(" ".join(answer.split())[:_MAX_ANSWER].encode() + b"\n")
 
     def _end_with_parent(self, exit_seconds: float | None) -> None:
         with suppress(OSError):

@@ -26,6 +26,7 @@ STOP_SECONDS = 20.0
 KEEP_ALIVE_SECONDS = 60
 _OPEN_REQUESTS_SECONDS = 5
 _START_SECONDS = 60.0
+_SETTLED_SECONDS = 10.0
 # -P: a module in the working directory cannot replace an installed one.
 _COMMAND = (sys.executable, "-P", "-m", "zndraw_joblib.cli.server.processes")
 
@@ -103,6 +104,7 @@ def serve_several(
         pass_fds=(listener.fileno(),),
         start_seconds=_START_SECONDS,
         stop_seconds=STOP_SECONDS,
+        settled_seconds=_SETTLED_SECONDS,
         on_ready=on_ready,
         # Children close their copies too, so that the port refuses new connections at once.
         on_stop=listener.close,

@@ -88,6 +88,9 @@ class GuardedExecutor:
         concurrency: int = 4,
         context: Callable[[InternalContext], Any] = lambda context: context,
     ) -> None:
+        if not isinstance(database, Runtime | Database) and not callable(database):
+            kind = type(database).__name__
+            raise TypeError(f"database is a {kind}: pass a session maker, or the `runtime` of a JobLib")
         if isinstance(database, Runtime):
             self._runtime = database
         else:

@@ -196,6 +196,10 @@ class ProviderRequests:
         )
 
 
+def _recheck_backoff() -> ExponentialBackoff:
+    return ExponentialBackoff(1.0, 5.0, jitter=0, growth=1.5)
+
+
 @dataclass(slots=True)
 class _WaitingRequest:
     """One caller's wait for the result of a request."""
@@ -207,7 +211,9 @@ class _WaitingRequest:
     old_error: bytes | None
     disconnected: Disconnected
     provider: ProviderRef | None = None
-    recheck: ExponentialBackoff = field(default_factory=lambda: ExponentialBackoff(1.0, 5.0, jitter=0))
+    recheck: ExponentialBackoff = field(
+        default_factory=lambda: ExponentialBackoff(1.0, 5.0, jitter=0, growth=1.5)
+    )
 
     async def check(self, _: Waiter) -> CachedResult | None:
         """Return the result; without one, send the request unless it is pending."""

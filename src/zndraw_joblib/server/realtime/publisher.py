@@ -31,7 +31,7 @@ class SocketIoPublisher:
 
     def open(self, sio: Any) -> None:
         """Send events to the rooms of `sio`, and with `sio` itself if there is no `tsio`."""
-        self._tsio = self._tsio or sio
+        self._tsio = sio if self._tsio is None else self._tsio
         self.rooms = sio
 
     @property

@@ -71,7 +71,7 @@ class DatabaseResults:
         """
         first = _RECHECK_FIRST if self._runtime.pubsub.is_open else _RECHECK_WITHOUT_PUBSUB
         first = self._recheck_seconds or first
-        recheck = ExponentialBackoff(first, max(first, _RECHECK_MAX), jitter=0)
+        recheck = ExponentialBackoff(first, max(first, _RECHECK_MAX), jitter=0, growth=1.5)
         is_notified = False
 
         async def check(_: Waiter) -> bytes | None:

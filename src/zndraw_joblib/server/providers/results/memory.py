@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from math import inf
 from typing import NamedTuple
 from weakref import WeakSet
@@ -35,10 +36,11 @@ class ExpiringCache(TLRUCache[str, Value, float]):
         )
 
     def popitem(self) -> tuple[str, Value]:
-        """Remove and return the value that expires first."""
+        """Remove and return the value that expires first. Raises KeyError if none is left."""
         self.expire()
-        key = next(iter(self))  # after `expire`, iteration begins at the top of the heap
-        return key, self.pop(key)
+        for key in self:  # after `expire`, iteration begins at the top of the heap
+            return key, self.pop(key)
+        raise KeyError("every value has expired")
 
 
 class MemoryResults:
@@ -67,7 +69,8 @@ class MemoryResults:
             while len(values) and (
                 len(values) >= self._max_values or values.currsize + len(value.data) > limit
             ):
-                values.popitem()
+                with suppress(KeyError):  # values may expire meanwhile
+                    values.popitem()
             values[key] = value
         self._expire_later()
 
