@@ -22,11 +22,8 @@ USAGE_ERRORS: dict[str, Case] = {
     "payload": (["submit", "A", "--json", "[1]"], "--json must be an object"),
     "value": (["submit", "A", "value"], "'value' is not of the form KEY=VALUE"),
     "database": (["serve", "--database-url", "mysql://u:secret@h/x"], "type 'mysql' are not supported"),
-    "database port": (
-        ["serve", "--database-url", "postgresql://u:secret@h:x/x"],
-        "The database URL is invalid",
-    ),
-    "database text": (["token", "list", "--database-url", "secret"], "The database URL is invalid"),
+    "database port": (["serve", "--database-url", "postgresql://u:secret@h:x/x"], "database URL is invalid"),
+    "database text": (["token", "list", "--database-url", "secret"], "database URL is invalid"),
     "setting": (
         ["ZNDRAW_JOBLIB_ADMIN_TOKEN=secret", "db", "current"],
         "ZNDRAW_JOBLIB_ADMIN_TOKEN: admin_token",
