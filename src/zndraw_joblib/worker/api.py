@@ -1,6 +1,5 @@
 """The connection of a worker to its server: a host's own `ApiManager`, or `connect`."""
 
-from types import TracebackType
 from typing import Protocol, Self
 
 import httpx
@@ -80,9 +79,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
@@ -237,9 +237,7 @@ class JobManager(JobClient):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.disconnect()
 
     def _active(self) -> Session:
