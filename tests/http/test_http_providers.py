@@ -390,7 +390,7 @@ async def test_a_provider_without_a_connected_worker_is_503(client: httpx.AsyncC
     assert time.monotonic() - began < BOUND
     began = time.monotonic()
     expect_problem(await client.get(URL, headers={"Prefer": "wait=30"}), 503, "provider-not-connected")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < BOUND
 
 
 @on_sqlite
@@ -897,7 +897,7 @@ async def test_a_request_wakes_a_waiting_claim(client: httpx.AsyncClient) -> Non
         await client.get(f"{URL}?n={n}", headers=NOW)
     claimed_requests = await asyncio.gather(*waiting)
     assert sorted(json.loads(claimed["params"])["n"] for claimed in claimed_requests) == ["0", "1", "2"]
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < BOUND / 2
 
 
 async def test_no_category_is_special(client: httpx.AsyncClient, events: list[Emission]) -> None:

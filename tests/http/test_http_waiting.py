@@ -127,7 +127,7 @@ async def test_a_wait_ends_at_its_time(client: httpx.AsyncClient) -> None:
     assert (claimed.status_code, claimed.json()) == (200, NO_TASK)
     for response, seconds in ((returned, first), (claimed, second)):
         assert response.headers["preference-applied"] == "wait=1"
-        assert 1 <= seconds < 1.9
+        assert 1 <= seconds < 4
 
 
 @on_sqlite

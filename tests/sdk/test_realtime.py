@@ -311,7 +311,7 @@ def test_the_connection_does_not_keep_a_program_alive(server: LiveServer, room: 
     command = [sys.executable, "-c", PROGRAM, url, TOKEN, case, room]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert time.time() - float(done.stdout) < 2
+    assert time.time() - float(done.stdout) < 5
 
 
 def test_close_does_not_wait_for_a_silent_server() -> None:
