@@ -29,8 +29,6 @@ from zndraw_joblib import (
     problem_exception_handler,
     register_socketio_handlers,
     validate_room_id,
-    verify_readable_room,
-    verify_writable_room,
 )
 
 DATABASE_URL = os.environ.get("HOST_DATABASE_URL", "sqlite+aiosqlite:///host.db")
@@ -138,13 +136,17 @@ def create_app(database_url: str = DATABASE_URL) -> FastAPI:
 
     # The queue uses the host's users, database and room rules.
     sio = socketio.AsyncServer(async_mode="asgi", cors_allowed_origins=[])
-    joblib = JobLib(session_maker=sessions, identity=current_user, tsio=sio)
+    joblib = JobLib(
+        session_maker=sessions,
+        identity=current_user,
+        readable_room=readable_room,
+        writable_room=writable_room,
+        tsio=sio,
+    )
     joblib.mount(app)
     # Socket.IO clients connect with the header `X-Key` too, and join a room with `join_room`.
     register_socketio_handlers(sio, joblib)
     app.mount("/socket.io", socketio.ASGIApp(sio))
-    app.dependency_overrides[verify_readable_room] = readable_room
-    app.dependency_overrides[verify_writable_room] = writable_room
     # The queue handles errors of its own routes. This handles its exceptions in the host's routes.
     app.add_exception_handler(ProblemException, problem_exception_handler)
 

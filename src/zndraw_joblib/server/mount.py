@@ -19,6 +19,7 @@ from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.http import PREFIX, TAG, routes
 from zndraw_joblib.server.http.dependencies import check_readable
 from zndraw_joblib.server.http.fastapi_internals import solve
+from zndraw_joblib.server.http.guards import Guard, RoomGuards
 from zndraw_joblib.server.http.problems import PROBLEM_RESPONSES
 from zndraw_joblib.server.http.problems import router as problem_pages
 from zndraw_joblib.server.http.routing import Route
@@ -26,7 +27,7 @@ from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.registry import InternalExecutor, InternalRegistry
-from zndraw_joblib.server.ports import Identity, SessionMaker
+from zndraw_joblib.server.ports import Identity, ResultBackend, SessionMaker
 from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.results.selection import Results, select_result_backend
 from zndraw_joblib.server.providers.uploads import Uploads
@@ -52,7 +53,8 @@ class JobLib(QueueState):
         joblib.mount(app)
 
     `session_maker` is any callable that opens an `AsyncSession`, on SQLite or PostgreSQL. `identity` is a
-    dependency of the host; its value has an `id` and `is_superuser`. With `tsio`, a `socketio.AsyncServer`
+    dependency of the host; its value has an `id` and `is_superuser`. `readable_room` and `writable_room`
+    are dependencies that take `room_id`, guard a room and return it. With `tsio`, a `socketio.AsyncServer`
     or a wrapper that takes models, the queue sends events. The app's lifespan upgrades the schema (SQLite)
     or checks it (PostgreSQL), and runs the background loops.
     """
@@ -62,6 +64,9 @@ class JobLib(QueueState):
         *,
         session_maker: SessionMaker | Database,
         identity: Callable[..., Any],
+        readable_room: Guard | None = None,
+        writable_room: Guard | None = None,
+        result_backend: ResultBackend | None = None,
         settings: JobLibSettings | None = None,
         tsio: Any = None,
         clock: Clock | None = None,
@@ -71,6 +76,7 @@ class JobLib(QueueState):
         self.settings = settings or JobLibSettings()
         self.identity = identity
         self._resolve_identity = _identity_dependency(identity)
+        self.guards = RoomGuards(readable_room, writable_room)
         self.publisher = SocketIoPublisher(tsio)
         self.runtime = Runtime(
             session_maker,
@@ -88,6 +94,7 @@ class JobLib(QueueState):
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper})
         self.rooms: Rooms | None = None
         self._internal_jobs = internal_jobs
+        self._given_results = result_backend
         self._results: Results | None = None
         self._closing_sockets: asyncio.Task[None] | None = None
         self._app: FastAPI | None = None
@@ -102,6 +109,7 @@ class JobLib(QueueState):
         """Add the routes under ``/v1/joblib`` and the problem pages; join the app's lifespan."""
         self._app = app
         app.state.joblib = self
+        self.guards.remember(app)
         for route in routes:
             # Directly into the app: Starlette searches an included router twice for each request.
             app.router.add_api_route(
@@ -121,8 +129,10 @@ class JobLib(QueueState):
 
         @asynccontextmanager
         async def both(asgi: FastAPI) -> AsyncIterator[Any]:
-            async with host_lifespan(asgi) as state, self.lifespan():
-                yield state
+            async with host_lifespan(asgi) as state:
+                self.guards.remember(app)
+                async with self.lifespan():
+                    yield state
 
         app.router.lifespan_context = both
 
@@ -192,8 +202,10 @@ class JobLib(QueueState):
         return identity
 
     @property
-    def results(self) -> Results:
+    def results(self) -> ResultBackend:
         """The result backend, unless a host overrides `get_result_backend`."""
+        if self._given_results is not None:
+            return self._given_results
         if self._results is None:
             self._results = select_result_backend(self.settings, self.runtime)
         return self._results

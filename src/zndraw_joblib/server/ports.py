@@ -51,7 +51,7 @@ class DispatchMode(NamedTuple):
 class ResultBackend(Protocol):
     """Keeps provider results for a while, for all server processes. Keys are text, times are seconds.
 
-    A host may implement its own: ``app.dependency_overrides[get_result_backend] = …``; `check_result_backend`
+    A host may pass its own as ``JobLib(result_backend=…)``; `check_result_backend`
     checks that it does what the server relies on.
     """
 

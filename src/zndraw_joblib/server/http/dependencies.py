@@ -9,15 +9,10 @@ from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 
 from zndraw_joblib.contract.messages import MAX_PAGE
-from zndraw_joblib.contract.names import (
-    INTERNAL,
-    JobName,
-    parse_job_name,
-    parse_provider_name,
-    validate_room_id,
-)
+from zndraw_joblib.contract.names import INTERNAL, JobName, parse_job_name, parse_provider_name
 from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthorized
 from zndraw_joblib.server.http.fastapi_internals import solve
+from zndraw_joblib.server.http.guards import Guard, verify_readable_room, verify_writable_room
 from zndraw_joblib.server.http.routing import RESOLVERS
 from zndraw_joblib.server.http.state import QueueState, queue_state
 from zndraw_joblib.server.ports import Identity, Page, ResultBackend
@@ -56,7 +51,7 @@ async def current_superuser(request: Request) -> Identity:
 
 
 async def get_result_backend(request: Request) -> ResultBackend:
-    """Return the result backend of providers. A host may override it."""
+    """Return the result backend of providers. A host may override it, or pass it to `JobLib`."""
     return queue_state(request).results
 
 
@@ -66,29 +61,13 @@ def _result_backend(request: Request) -> Any:
     return queue_state(request).results
 
 
-async def verify_readable_room(room_id: Annotated[str, Path()]) -> str:
-    """Return the room to read from. A host overrides it to guard its rooms."""
-    return validate_room_id(room_id)
-
-
-async def verify_writable_room(room_id: Annotated[str, Path()]) -> str:
-    """Return the room to write to. A host overrides it to guard its rooms; it may raise a 423."""
-    return validate_room_id(room_id)
-
-
 async def check_readable(request: Request, room_id: str) -> None:
     """Run the host's guard for a room that is not in the request's path, e.g. the room of a task."""
-    if verify_readable_room in request.app.dependency_overrides:
-        await solve(request, verify_readable_room, room_id=room_id)
+    await queue_state(request).guards.check(request, verify_readable_room, room_id)
 
 
-def _guard(dependency: Callable[..., Any]) -> Callable[[Request], Any]:
-    def resolve(request: Request) -> Any:
-        if dependency in request.app.dependency_overrides:
-            return solve(request, dependency)
-        return validate_room_id(request.path_params["room_id"])
-
-    return resolve
+def _guard(dependency: Guard) -> Callable[[Request], Any]:
+    return lambda request: queue_state(request).guards.room(request, dependency)
 
 
 async def _job_name(name: Annotated[str, Path(description="room:category:name")]) -> None:

@@ -8,6 +8,7 @@ from fastapi import Request
 
 from zndraw_joblib.server.background.health import Health
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.http.guards import RoomGuards
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.ports import Identity, ResultBackend
 from zndraw_joblib.server.providers.requests import ProviderRequests
@@ -24,6 +25,7 @@ class QueueState(ABC):
     health: Health
     provider_requests: ProviderRequests
     uploads: Uploads
+    guards: RoomGuards
     # The host's dependency, and its value for a request.
     identity: Callable[..., Any]
 

@@ -1,0 +1,73 @@
+"""A host's guards of rooms: arguments of `JobLib`, or overrides in ``app.dependency_overrides``."""
+
+import logging
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Path, Request
+
+from zndraw_joblib.contract.names import validate_room_id
+from zndraw_joblib.server.http.fastapi_internals import solve
+
+logger = logging.getLogger(__name__)
+Guard = Callable[..., Any]
+
+
+async def verify_readable_room(room_id: Annotated[str, Path()]) -> str:
+    """Return the room to read from. A host may override it; better is ``JobLib(readable_room=…)``."""
+    return validate_room_id(room_id)
+
+
+async def verify_writable_room(room_id: Annotated[str, Path()]) -> str:
+    """Return the room to write to. A host may override it; better is ``JobLib(writable_room=…)``."""
+    return validate_room_id(room_id)
+
+
+class RoomGuards:
+    """The guards of one mounted queue.
+
+    An argument always applies. An override that is there when the app is mounted or starts still applies
+    after its removal, because ``app.dependency_overrides = {}`` is a usual clean-up of tests.
+    """
+
+    def __init__(self, readable: Guard | None, writable: Guard | None) -> None:
+        # A room that a user cannot read is closed to its writes, too.
+        self._arguments = {verify_readable_room: readable, verify_writable_room: writable or readable}
+        self._remembered: dict[Guard, Guard] = {}
+        self._reported: set[Guard] = set()
+
+    def remember(self, app: FastAPI) -> None:
+        """Keep the overrides that are set now and were not set at an earlier call."""
+        for dependency in self._arguments:
+            if dependency in app.dependency_overrides:
+                self._remembered.setdefault(dependency, app.dependency_overrides[dependency])
+
+    async def room(self, request: Request, dependency: Guard) -> str:
+        """Return the room of a request's path after the guards have passed."""
+        given: str = request.path_params["room_id"]
+        checked = await self.check(request, dependency, given)
+        return validate_room_id(given) if checked is None else checked
+
+    async def check(self, request: Request, dependency: Guard, room_id: str) -> str | None:
+        """Run the guards for a room. Return the room that they return, None without one."""
+        result = None
+        for guard in (self._override(request, dependency), self._arguments[dependency]):
+            if guard is not None:
+                path_params = {**request.path_params, "room_id": room_id}
+                result = await solve(request, guard, **path_params)
+                room_id = result = room_id if result is None else result
+        return result
+
+    def _override(self, request: Request, dependency: Guard) -> Guard | None:
+        if dependency in request.app.dependency_overrides:
+            return dependency
+        if dependency in self._remembered and dependency not in self._reported:
+            self._reported.add(dependency)
+            name = dependency.__name__
+            logger.warning(
+                "The override of %s was removed from app.dependency_overrides; its guard still applies. "
+                "Pass the guard as JobLib(%s=...) instead",
+                name,
+                name.removeprefix("verify_"),
+            )
+        return self._remembered.get(dependency)
