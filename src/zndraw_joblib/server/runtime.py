@@ -11,10 +11,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
-from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import (
     NamedTask,
     TaskClaimResponse,
@@ -37,6 +36,7 @@ from zndraw_joblib.server.ports import (
     task_key,
     worker_key,
 )
+from zndraw_joblib.server.pubsub.event_queue import EventQueue, Publish
 from zndraw_joblib.server.pubsub.pubsub import PubSub
 from zndraw_joblib.server.service import claims, jobs, provider_requests, tasks, workers
 from zndraw_joblib.server.service.fairness import ClaimOrder
@@ -49,12 +49,12 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 P = ParamSpec("P")
-Publish = Callable[[Sequence[Emission]], Awaitable[None]]
 
 _MAX_CLAIM_PAUSE = 0.5
 _WORKER = worker_key("")
 _HEARTBEATS_PER_WRITE = 1000
 _FINISH_SECONDS = 10.0
+_LAST_EVENTS_SECONDS = 1.0
 # Looking up this many tasks takes a few milliseconds.
 _TASKS_PER_SHORT_WRITE = 500
 
@@ -62,7 +62,8 @@ _TASKS_PER_SHORT_WRITE = 500
 class Runtime:
     """The state of one server process.
 
-    `publish` sends events after a commit; it is not called while `has_subscribers()` is false. `on_due` gets
+    `publish` sends each event after its commit, in a task of its own; it is not called while
+    `has_subscribers()` is false. `on_due` gets
     the time of each task that was scheduled here. Lost wake-ups are found by a re-check after
     `recheck_seconds[0]`, growing to `recheck_seconds[1]`.
     """
@@ -83,6 +84,7 @@ class Runtime:
         self.pubsub = PubSub(self._wake, self.recheck)
         self.waiters = Waiters(lambda: self.settings.max_waiting_requests, self.pubsub.forward)
         self.recheck_seconds = recheck_seconds
+        self.events = EventQueue(settings)
         self._publish = publish
         self._has_subscribers = has_subscribers
         self._on_due = on_due
@@ -94,7 +96,6 @@ class Runtime:
         self._heartbeats = self._add(Batcher(self._commit_heartbeats, self._concurrent_batches))
         self.payload_validator = PayloadValidator()
         self._last_seen: dict[UUID, float] = {}
-        self._publishing: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._rechecking: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     def _wake(self, key: str, count: int | None) -> None:
@@ -152,6 +153,7 @@ class Runtime:
         batches = [batch for batcher in self._batchers for batch in batcher.batches]
         if writing := self._writing.union(batches):
             await asyncio.wait(writing, timeout=_FINISH_SECONDS)
+        await self.events.close(_LAST_EVENTS_SECONDS)
 
     async def _finish_write(self, write: Awaitable[tuple[Result, Transaction]]) -> Result:
         result, tx = await write
@@ -169,7 +171,7 @@ class Runtime:
         return await self._finish_write(write(workers.heartbeat, items))
 
     async def publish(self, tx: Transaction) -> None:
-        """Wake waiters and send events, after the commit. A publisher that fails is logged."""
+        """Wake waiters and queue events, after the commit. Nothing waits for the publisher."""
         self.waiters.notify(tx.wakes)
         if tx.due is not None:
             self._on_due(tx.due)
@@ -177,13 +179,8 @@ class Runtime:
             self.waiters.wake(slot_key(worker_id))
         if tx.freed and self.settings.room_max_in_flight is not None:
             await self._wake_for_rooms([freed.room_id for freed in tx.freed], tx.wakes)
-        if self._publish is None or not self._has_subscribers() or not (emissions := tx.emissions):
-            return
-        async with self._publishing.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            try:
-                await self._publish(emissions)
-            except Exception:
-                logger.exception("Did not publish %d events of a committed transaction", len(emissions))
+        if self._publish is not None and self._has_subscribers():
+            self.events.put(self._publish, tx.emissions)
 
     async def _wake_for_rooms(self, rooms: list[str], woken: Sequence[Wake]) -> None:
         """Wake one waiter for each freed slot of these rooms and each job that has pending tasks there.

@@ -84,6 +84,9 @@ class JobLibSettings(BaseSettings):
     result_backend: Literal["auto", "memory", "database", "redis"] = "auto"
     max_result_bytes: Annotated[int, Field(ge=1, le=512 * MIB)] = 64 * MIB
     max_cached_bytes: Annotated[int, Field(ge=1)] = 256 * MIB
+    publish_timeout_seconds: Seconds = 5
+    max_queued_events: Annotated[int, Field(ge=1)] = 10_000
+    max_queued_event_bytes: Annotated[int, Field(ge=1)] = 16 * MIB
     redis_url: RedisUrl | None = None
     redis_prefix: Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")] = "zndraw-joblib"
 

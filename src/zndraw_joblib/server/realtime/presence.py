@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.contract.events import ProviderRequest, providers_of
+from zndraw_joblib.contract.events import Emission, ProviderRequest, providers_of
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.server.ports import provider_key
@@ -71,10 +71,12 @@ class Presence:
         pending = await self._runtime.write(
             providers.notify_pending, connection.provider_id, connection.name, connection.worker_id
         )
-        for request in pending:
-            event = ProviderRequest(
-                request_id=request.request_id, provider_name=request.provider_name, params=request.params
-            )
+        self._runtime.events.put(
+            self._send, [Emission(ProviderRequest(**request.model_dump()), sid) for request in pending]
+        )
+
+    async def _send(self, emissions: Sequence[Emission]) -> None:
+        for event, sid in emissions:
             await self._sio.emit(event.event_name, event.model_dump(), room=sid)
 
     def left(self, sid: str, provider_name: str) -> None:

@@ -1,5 +1,6 @@
 """Events over Socket.IO, by a `socketio.AsyncServer` or a wrapper whose `emit` takes models."""
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from zndraw_joblib.contract.events import Emission, audience
 from zndraw_joblib.server.realtime import socketio_internals
 
 logger = logging.getLogger(__name__)
+_EMIT_SECONDS = 5.0
 
 
 class SocketIoPublisher:
@@ -63,7 +65,16 @@ async def emit(tsio: Any, emissions: Iterable[Emission]) -> None:
     """Send each event to its room, in order; do nothing if `tsio` is None.
 
     `tsio` is a `socketio.AsyncServer`, or any object whose ``emit(model, room=…)`` takes a pydantic model. An
-    event that cannot be sent is logged: it is a hint, and the change that it announces is committed.
+    event that cannot be sent is logged, and so are those that are not sent within 5 s together: they are
+    hints, and the changes that they announce are committed.
     """
-    if tsio is not None:
-        await SocketIoPublisher(tsio)(emissions)
+    if tsio is None:
+        return
+    publisher, listed, sent = SocketIoPublisher(tsio), list(emissions), 0
+    try:
+        async with asyncio.timeout(_EMIT_SECONDS):
+            for emission in listed:
+                await publisher([emission])
+                sent += 1
+    except TimeoutError:
+        logger.warning("Events not sent within %g s: events=%d", _EMIT_SECONDS, len(listed) - sent)

@@ -1,5 +1,6 @@
 """Socket.IO rooms: joining, leaving, and the connections and disconnects of sockets."""
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -137,7 +138,9 @@ class Rooms:
                 await handle(sid, _parse(kind, data))
             except Exception as error:
                 problem = _to_data(as_problem(error).problem)
-                await self.sio.emit("problem", problem, room=sid)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._runtime.settings.publish_timeout_seconds):
+                        await self.sio.emit("problem", problem, room=sid)
                 return problem
             return {}
 
