@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 import httpx
-from pydantic import ValidationError
 
 from zndraw_joblib.cli import credentials
 from zndraw_joblib.cli.errors import CommandError, UsageError
@@ -29,6 +28,7 @@ from zndraw_joblib.contract.problems import ProblemException, Unauthorized
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.worker.responses import UnexpectedResponse
 from zndraw_joblib.worker.rest import RestApi, quoted
 
 TOKEN_VARIABLE = "ZNDRAW_JOBLIB_TOKEN"  # noqa: S105 - the name of a variable
@@ -119,16 +119,15 @@ def open_connection(access: Access, *, realtime: bool = False) -> Iterator[Conne
     except Unauthorized as problem:
         raise CommandError(_explain_unauthorized(access, problem)) from problem
     except ProblemException as problem:
-        raise CommandError(_explain_problem(access, problem)) from problem
+        raise CommandError(str(problem)[:_MAX_DETAIL]) from problem
     except httpx.TransportError as error:
         raise CommandError(
             f"The server at {access.url} cannot be reached: {_reason(error)}. "
             "Start it with 'zndraw-joblib serve', or set --url or ZNDRAW_JOBLIB_URL to another server"
         ) from error
-    except ValidationError as error:
+    except UnexpectedResponse as error:
         raise CommandError(
-            f"The answer from {access.url} does not fit this version of zndraw-joblib. "
-            "Check that --url names a zndraw-joblib server, and that both have the same version"
+            f"{error}. Check that --url names a zndraw-joblib server, and that both have the same version"
         ) from error
 
 
@@ -150,13 +149,6 @@ def _explain_unauthorized(access: Access, problem: ProblemException) -> str:
             f"Set {TOKEN_VARIABLE}; the operator creates a token with 'zndraw-joblib token create NAME'"
         )
     return f"The server at {access.url} rejected the token from {access.source}: {problem}"
-
-
-def _explain_problem(access: Access, problem: ProblemException) -> str:
-    detail = str(problem)[:_MAX_DETAIL]
-    if problem.problem.type == "about:blank":
-        return f"The server at {access.url} answered {problem.problem.status}: {detail}"
-    return detail
 
 
 def _reason(error: httpx.TransportError) -> str:

@@ -286,6 +286,11 @@ PROBLEMS = {cls.problem_id(): cls for cls in _family(ProblemException) if cls is
 _BY_STATUS = {cls.status: cls for cls in reversed(PROBLEMS.values())} | {400: InvalidRequest}
 
 
+def is_own_type(uri: object) -> bool:
+    """Return whether a problem's type is one of this project, or of a host that extends its classes."""
+    return isinstance(uri, str) and uri.startswith(_TYPE_PREFIX)
+
+
 def problem_for(status: int, body: object = None) -> ProblemException:
     """Return the exception for an error response with any body.
 

@@ -4,8 +4,8 @@ from typing import Protocol, Self
 
 import httpx
 
-from zndraw_joblib.contract.problems import ProblemException, problem_for
 from zndraw_joblib.worker.realtime import Realtime
+from zndraw_joblib.worker.responses import read_error
 
 API_PREFIX = "/v1/joblib"
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -68,7 +68,7 @@ class Connection:
     def raise_for_status(self, response: httpx.Response) -> None:
         """Raise the problem of an error response, as its class in `contract.problems`."""
         if not response.is_success:
-            raise read_problem(response)
+            raise read_error(response)
 
     def close(self) -> None:
         """Close the Socket.IO connection and the HTTP client."""
@@ -92,20 +92,9 @@ def connect(
     """Return a connection to the server at `url`; no request is sent yet.
 
     `timeout` is how many seconds a response may take; a long-poll may take its wait in addition. An error
-    response is raised as its class in `contract.problems`, a lost connection as `httpx.TransportError`. With
-    `realtime` a Socket.IO connection to the same server is kept open in the background, so that workers learn
-    of tasks and cancellations at once; without it they learn of them later.
+    response is raised as its class in `contract.problems`, a lost connection as `httpx.TransportError`, and
+    the response of a proxy as `UnexpectedResponse`, a ConnectionError. With `realtime` a Socket.IO connection
+    to the same server is kept open in the background, so that workers learn of tasks and cancellations at
+    once; without it they learn of them later.
     """
     return Connection(url, token, timeout, realtime=realtime)
-
-
-def read_problem(response: httpx.Response) -> ProblemException:
-    """Return the exception for an error response; its `headers` keep Retry-After."""
-    try:
-        body = response.json()
-    except ValueError:
-        body = response.text[:1000]
-    problem = problem_for(response.status_code, body)
-    if "Retry-After" in response.headers:
-        problem.headers = {"Retry-After": response.headers["Retry-After"]}
-    return problem

@@ -18,7 +18,7 @@ from zndraw_joblib.contract.messages import (
 )
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.retry import describe, retry, status_of
+from zndraw_joblib.worker.retry import describe, is_too_large_for_proxy, retry, status_of
 from zndraw_joblib.worker.tasks import ClaimedTask, ResultRejected, error_text, jsonable_result
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Reports:
         try:
             return self._report(task, TaskStatus.COMPLETED, result=plain)
         except Exception as error:
-            if status_of(error) not in {_TOO_LARGE, _UNPROCESSABLE}:
+            if not _is_content_refused(error):
                 raise
             return self.fail(task, f"The server refused the result: {describe(error)}")
 
@@ -68,7 +68,7 @@ class Reports:
         try:
             return self._report(task, TaskStatus.FAILED, error=text, **final)
         except Exception as refusal:
-            if status_of(refusal) not in {_TOO_LARGE, _UNPROCESSABLE}:
+            if not _is_content_refused(refusal):
                 raise
             text = f"The task failed; the server refused the text of its error: {describe(refusal)[:1000]}"
             return self._report(task, TaskStatus.FAILED, error=text, **final)
@@ -116,6 +116,11 @@ class Reports:
             if status_of(error) in {_NOT_FOUND, _CONFLICT}:
                 self._held.remove(task)
             raise
+
+
+def _is_content_refused(error: Exception) -> bool:
+    """Return whether the same report without its result or text may be accepted."""
+    return status_of(error) in {_TOO_LARGE, _UNPROCESSABLE} or is_too_large_for_proxy(error)
 
 
 class _Token(NamedTuple):

@@ -11,7 +11,8 @@ from pydantic_core import to_jsonable_python
 
 from zndraw_joblib.contract import messages, providers
 from zndraw_joblib.contract.problems import ProblemException
-from zndraw_joblib.worker.api import API_PREFIX, ApiManager, read_problem
+from zndraw_joblib.worker.api import API_PREFIX, ApiManager
+from zndraw_joblib.worker.responses import UnexpectedResponse, read_error
 from zndraw_joblib.worker.tasks import encode
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -23,7 +24,8 @@ _POLL_MARGIN_SECONDS = 10.0
 class RestApi:
     """The operations of one server. All timeouts are seconds, None for those of the host's client.
 
-    Each method raises what the host's `raise_for_status` raises, with the server's problem as its cause.
+    Each method raises what the host's `raise_for_status` raises, with the server's problem as its cause, or
+    with an `UnexpectedResponse`, if the response is not from a zndraw-joblib server.
     """
 
     def __init__(self, api: ApiManager) -> None:
@@ -42,7 +44,7 @@ class RestApi:
 
     def remove_worker(self, worker_id: UUID, timeout: float) -> None:
         """Remove the worker."""
-        self._send("DELETE", f"/workers/{worker_id}", read_timeout=timeout)
+        _check_empty(self._send("DELETE", f"/workers/{worker_id}", read_timeout=timeout))
 
     def register(self, room_id: str, request: messages.JobRegisterRequest) -> messages.JobResponse:
         """Register a job and link the worker to it."""
@@ -51,7 +53,7 @@ class RestApi:
     def unregister(self, worker_id: UUID, full_name: str, timeout: float | None = None) -> None:
         """Unlink the worker from a job."""
         path = f"/workers/{worker_id}/jobs/{quoted(full_name)}"
-        self._send("DELETE", path, read_timeout=timeout)
+        _check_empty(self._send("DELETE", path, read_timeout=timeout))
 
     def claim(
         self, worker_id: UUID, wait: int = 0, claim_id: UUID | None = None
@@ -59,7 +61,7 @@ class RestApi:
         """Claim a task; return the response and how many seconds the server agreed to wait."""
         body = messages.TaskClaimRequest(worker_id=worker_id, claim_id=claim_id)
         response = self._send("POST", "/tasks/claim", body, wait=wait)
-        return _parse(messages.TaskClaimResponse, response), _applied_wait(response)
+        return _parse(messages.TaskClaimResponse, response, "task"), _applied_wait(response)
 
     def register_provider(
         self, room_id: str, request: providers.ProviderRegisterRequest
@@ -71,7 +73,7 @@ class RestApi:
     def remove_provider(self, provider_id: UUID, worker_id: UUID, timeout: float | None = None) -> None:
         """Unlink the worker from a provider."""
         path = f"/providers/{provider_id}?worker_id={worker_id}"
-        self._send("DELETE", path, read_timeout=timeout)
+        _check_empty(self._send("DELETE", path, read_timeout=timeout))
 
     def claim_provider_request(
         self, worker_id: UUID, wait: int = 0, claim_id: UUID | None = None
@@ -79,13 +81,13 @@ class RestApi:
         """Claim a provider request; return the response and how many seconds the server agreed to wait."""
         body = providers.ProviderClaimRequest(worker_id=worker_id, claim_id=claim_id)
         response = self._send("POST", "/providers/requests/claim", body, wait=wait)
-        return _parse(providers.ProviderClaimResponse, response), _applied_wait(response)
+        return _parse(providers.ProviderClaimResponse, response, "request"), _applied_wait(response)
 
     def upload_result(
         self, provider_id: UUID, content: Iterable[bytes] | BaseModel, headers: Mapping[str, str]
     ) -> None:
         """Upload the result of a provider request: its bytes, or a `ProviderError`."""
-        self._send("POST", f"/providers/{provider_id}/results", content, headers=headers)
+        _check_empty(self._send("POST", f"/providers/{provider_id}/results", content, headers=headers))
 
     def read_provider(
         self, room_id: str, full_name: str, query: Sequence[tuple[str, str]], wait: int
@@ -163,6 +165,8 @@ class RestApi:
             extensions={"timeout": self._timeouts(wait, read_timeout)},
         )
         self._raise_for_status(response)
+        if response.request.method != method:  # a redirect turned it into a GET
+            raise UnexpectedResponse(response)
         return response
 
     def _timeouts(self, wait: int, read: float | None) -> dict[str, float | None]:
@@ -174,19 +178,33 @@ class RestApi:
         return {**timeouts, "read": min(seconds, read) if read else seconds}
 
     def _raise_for_status(self, response: httpx.Response) -> None:
-        problem = None if response.is_success else read_problem(response)
+        fault = None if response.is_success else read_error(response)
         try:
             self.api.raise_for_status(response)
-        except ProblemException:
+        except UnexpectedResponse:
             raise
         except Exception as error:
-            raise error from problem
-        if problem is not None:
-            raise problem
+            if isinstance(error, ProblemException) and isinstance(fault, ProblemException):
+                raise
+            raise error from fault
+        if fault is not None:
+            raise fault
 
 
-def _parse(model: type[Model], response: httpx.Response) -> Model:
-    return model.model_validate_json(response.content)
+def _parse(model: type[Model], response: httpx.Response, required: str | None = None) -> Model:
+    """Return a response as a model, with the field `required` given."""
+    try:
+        parsed = model.model_validate_json(response.content)
+    except ValidationError as error:
+        raise UnexpectedResponse(response) from error
+    if required and required not in parsed.model_fields_set:
+        raise UnexpectedResponse(response)
+    return parsed
+
+
+def _check_empty(response: httpx.Response) -> None:
+    if response.status_code != httpx.codes.NO_CONTENT:
+        raise UnexpectedResponse(response)
 
 
 def _applied_wait(response: httpx.Response) -> int:

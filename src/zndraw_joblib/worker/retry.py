@@ -12,6 +12,7 @@ import httpx
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.problems import ProblemException
+from zndraw_joblib.worker.responses import UnexpectedResponse
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -21,11 +22,22 @@ _LONGEST_RETRY_AFTER_SECONDS = 300.0
 # 401 is transient: the next request asks the host for its headers again, and may get a fresh token.
 _TRANSIENT = frozenset({401, 408, 425, 429})
 _BUSY = frozenset({429, 502, 503, 504})
-_SERVER_ERROR = 500
+_SERVER_ERROR, _TOO_LARGE = 500, 413
+_TOO_LARGE_SECONDS = 30.0
+
+
+def unexpected_response_of(error: BaseException) -> UnexpectedResponse | None:
+    """Return the response of a proxy behind an error, also if a host raised an error class of its own."""
+    for candidate in (error, error.__cause__):
+        if isinstance(candidate, UnexpectedResponse):
+            return candidate
+    return None
 
 
 def problem_of(error: BaseException) -> ProblemException | None:
     """Return the server's problem behind an error, also if a host raised an error class of its own."""
+    if unexpected_response_of(error) is not None:
+        return None
     for candidate in (error, error.__cause__):
         if isinstance(candidate, ProblemException):
             return candidate
@@ -33,15 +45,15 @@ def problem_of(error: BaseException) -> ProblemException | None:
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status behind an error, None if the server did not respond."""
+    """Return the HTTP status of the server's answer, None if there was none."""
     problem = problem_of(error)
     return problem.problem.status if problem else None
 
 
 def is_connection_error(error: BaseException) -> bool:
-    """Return whether the server did not respond at all."""
-    return problem_of(error) is None and isinstance(
-        error, httpx.TransportError | ConnectionError | TimeoutError
+    """Return whether the server did not respond at all, or a proxy did in its place."""
+    return unexpected_response_of(error) is not None or (
+        problem_of(error) is None and isinstance(error, httpx.RequestError | ConnectionError | TimeoutError)
     )
 
 
@@ -58,9 +70,15 @@ def is_transient(error: BaseException) -> bool:
     )
 
 
+def is_too_large_for_proxy(error: BaseException) -> bool:
+    """Return whether a proxy refuses bodies of this size."""
+    response = unexpected_response_of(error)
+    return response is not None and response.status == _TOO_LARGE
+
+
 def describe(error: BaseException) -> str:
     """Return the error's class and text in one line; some errors of httpx have no text."""
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+    return f"{type(error).__name__}: {unexpected_response_of(error) or error}".rstrip(": ")
 
 
 class RequestBackoff(ExponentialBackoff):
@@ -76,8 +94,8 @@ class RequestBackoff(ExponentialBackoff):
 
 def retry_after(error: BaseException) -> float:
     """Return the seconds of the server's Retry-After header, 0 without one, 300 at most."""
-    problem = problem_of(error)
-    text = problem.headers.get("Retry-After", "") if problem else ""
+    answer = problem_of(error) or unexpected_response_of(error)
+    text = answer.headers.get("Retry-After", "") if answer else ""
     try:
         seconds = float(text) if text.strip().isdigit() else _seconds_until(text)
     except ValueError:
@@ -99,17 +117,19 @@ def retry(
 ) -> T:
     """Return what `call` returns; while it raises a retryable error, repeat it for `seconds`.
 
-    The last error is raised when the time is over, or at once when `stop` is set. `what` names the request
-    in the log.
+    A body that is too large for a proxy is repeated for 30 s at most. The last error is raised when the time
+    is over, or at once when `stop` is set. `what` names the request in the log.
     """
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     backoff = RequestBackoff()
     while True:
         try:
             return call()
         except Exception as error:
             pause = backoff.after(error)
-            if stop.is_set() or not is_retryable(error) or time.monotonic() + pause > deadline:
+            limit = min(seconds, _TOO_LARGE_SECONDS) if is_too_large_for_proxy(error) else seconds
+            is_over = time.monotonic() - began + pause > limit
+            if stop.is_set() or is_over or not is_retryable(error):
                 raise
             log.warning("%s: %s; trying again in %.1f s", what, describe(error), pause)
         stop.wait(pause)
