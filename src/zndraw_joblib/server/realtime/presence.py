@@ -17,8 +17,7 @@ from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import providers
 
 logger = logging.getLogger(__name__)
-EnterRoom = Callable[[str, str], Awaitable[bool]]
-LeaveRoom = Callable[[str, str], Awaitable[None]]
+ChangeRoom = Callable[[str, str], Awaitable[None]]
 
 _RENEW_SECONDS = 10.0
 # The sockets of a server that crashed count as connected for this time.
@@ -42,29 +41,47 @@ class Presence:
     A socket is in the room of a provider as long as its worker is the provider's current one.
     """
 
-    def __init__(self, runtime: Runtime, sio: Any, enter: EnterRoom, leave: LeaveRoom) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        sio: Any,
+        enter: ChangeRoom,
+        leave: ChangeRoom,
+        is_connected: Callable[[str], bool],
+    ) -> None:
         self._runtime = runtime
         self._sio = sio
         self._enter = enter
         self._leave = leave
+        self._is_connected = is_connected
         self._connections: dict[str, dict[str, ProviderConnection]] = {}
         self._change: asyncio.Event | None = None
         self._disconnecting: set[asyncio.Task[Any]] = set()
         runtime.waiters.subscribe(_KEY_PREFIX, self._on_wake)
 
-    async def join(self, sid: str, worker_id: UUID, name: JobName) -> bool:
-        """Connect a socket, and send it the pending requests. Return whether the socket still exists.
+    @property
+    def is_idle(self) -> bool:
+        """Whether no socket is connected for a provider."""
+        return not self._connections
+
+    async def join(self, sid: str, worker_id: UUID, name: JobName) -> None:
+        """Connect a socket, and send it the pending requests. A socket that is lost meanwhile is forgotten.
 
         Raises `ProviderNotFound` if the worker is not registered for the provider.
         """
         connected = await self._runtime.write(providers.connect, worker_id, name, _LEASE)
-        if connected.is_current and not await self._enter(sid, providers_of(str(name))):
-            return False
         connection = ProviderConnection(name, connected.provider_id, worker_id, connected.is_current)
         self._connections.setdefault(sid, {})[str(name)] = connection
-        if connection.is_current:
-            await self._send_pending(sid, connection)
-        return True
+        try:
+            if connection.is_current:
+                await self._enter(sid, providers_of(str(name)))
+                await self._send_pending(sid, connection)
+        except BaseException:
+            self.left(sid, str(name))
+            raise
+        finally:
+            if not self._is_connected(sid):
+                self.disconnected(sid)
 
     async def _send_pending(self, sid: str, connection: ProviderConnection) -> None:
         # Read after the socket has joined the room: it has not received the requests sent before.

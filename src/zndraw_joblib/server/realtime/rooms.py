@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
 
 import socketio
 from fastapi import FastAPI, Request
@@ -57,7 +58,7 @@ class Rooms:
         self._requests: dict[str, Request] = {}
         self._joined: dict[str, set[str]] = {}
         self.disconnects = DisconnectTracker(runtime)
-        self.presence = Presence(runtime, sio, self._enter, self._leave)
+        self.presence = Presence(runtime, sio, self._enter, self._leave, self._is_connected)
         self._handlers: dict[str, Any] = {}
         self._handle(events.JoinJobRoom, self._join_job)
         self._handle(events.LeaveJobRoom, self._leave_job)
@@ -71,6 +72,12 @@ class Rooms:
     def requires_identity(self) -> bool:
         """Whether a socket without an identity cannot connect."""
         return self._access.requires_identity
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no socket is connected, and no grace period runs."""
+        is_tracked = self._requests or self._joined
+        return not is_tracked and self.presence.is_idle and self.disconnects.is_idle
 
     @property
     def owns_provider_rooms(self) -> bool:
@@ -127,10 +134,23 @@ class Rooms:
 
     async def _disconnect(self, hosts_handler: Any, sid: str, reason: Any = None) -> Any:
         self._requests.pop(sid, None)
+        self._forget(sid)
+        return await _call(hosts_handler, sid, reason) if hosts_handler else None
+
+    def _forget(self, sid: str) -> None:
+        """Undo all that a disconnected socket has joined."""
         self._joined.pop(sid, None)
         self.presence.disconnected(sid)
         self.disconnects.disconnected(sid)
-        return await _call(hosts_handler, sid, reason) if hosts_handler else None
+
+    def _record_join(self, sid: str, worker_id: UUID, room: str) -> None:
+        """Record that a worker has joined a room by a socket, which may be lost already."""
+        self.disconnects.joined(sid, worker_id, room)
+        if not self._is_connected(sid):
+            self._forget(sid)
+
+    def _is_connected(self, sid: str) -> bool:
+        return sid in self._requests
 
     def _handle(self, kind: type[Event], handle: Callable[[str, Event], Awaitable[None]]) -> None:
         async def handler(sid: str, data: Any = None) -> dict[str, Any]:
@@ -155,8 +175,8 @@ class Rooms:
         # A heartbeat, which checks that the worker belongs to the caller.
         await self._runtime.heartbeat(caller, event.worker_id)
         await self._runtime.database.read(workers.check_serves, event.worker_id, name)
-        if await self._enter(sid, events.workers_of(str(name)), events.sockets_of(event.worker_id)):
-            self.disconnects.joined(sid, event.worker_id, str(name))
+        await self._enter(sid, events.workers_of(str(name)), events.sockets_of(event.worker_id))
+        self._record_join(sid, event.worker_id, str(name))
 
     async def _leave_job(self, sid: str, event: events.LeaveJobRoom) -> None:
         await self._leave(sid, events.workers_of(event.job_name))
@@ -165,9 +185,9 @@ class Rooms:
     async def _join_provider(self, sid: str, event: events.JoinProviderRoom) -> None:
         caller, name = await self._caller(sid), parse_provider_name(event.provider_name)
         await self._runtime.heartbeat(caller, event.worker_id)
-        is_connected = await self._enter(sid, events.sockets_of(event.worker_id))
-        if is_connected and await self.presence.join(sid, event.worker_id, name):
-            self.disconnects.joined(sid, event.worker_id, events.providers_of(str(name)))
+        await self._enter(sid, events.sockets_of(event.worker_id))
+        await self.presence.join(sid, event.worker_id, name)
+        self._record_join(sid, event.worker_id, events.providers_of(str(name)))
 
     async def _leave_provider(self, sid: str, event: events.LeaveProviderRoom) -> None:
         self.presence.left(sid, event.provider_name)
@@ -192,19 +212,19 @@ class Rooms:
             raise Unauthorized("Joining a room needs an identity: connect with auth={'token': …}")
         return caller
 
-    async def _enter(self, sid: str, *rooms: str) -> bool:
-        """Join rooms, unless the socket is disconnected. Return whether it is connected."""
-        if sid not in self._requests:
-            return False
+    async def _enter(self, sid: str, *rooms: str) -> None:
+        """Join rooms, unless the socket is disconnected."""
+        if not self._is_connected(sid):
+            return
         joined = self._joined.setdefault(sid, set())
         if len(joined.union(rooms)) > MAX_ROOMS:
             raise TooManyRequests(
                 f"A socket may join at most {MAX_ROOMS} rooms; leave one, or use another socket"
             )
         for room in rooms:
-            await self.sio.enter_room(sid, room)
-            joined.add(room)
-        return True
+            if self._is_connected(sid):
+                await self.sio.enter_room(sid, room)
+                joined.add(room)
 
     async def _leave(self, sid: str, room: str) -> None:
         # A room that the socket has not joined here may be one of the host.
