@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import pytest
 import socketio
-from fastapi import Depends, FastAPI, Header
+from fastapi import Depends, FastAPI, Header, Request
 from rest import V1, claim, register, report, submit
 
 from realtime.sockets import LiveServer, serve
@@ -33,8 +33,9 @@ class User(NamedTuple):
     is_superuser: bool
 
 
-async def current_user(authorization: Annotated[str, Header()] = "") -> User:
-    """Take the bearer token for the name of the user."""
+async def current_user(request: Request, authorization: Annotated[str, Header()] = "") -> User:
+    """Take the bearer token for the name of the user. Read the body, which is empty for a socket."""
+    await request.body()
     name = authorization.removeprefix("Bearer ")
     if not name:
         raise Unauthorized("A name is needed")

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from datetime import datetime
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI, Request
 
@@ -20,6 +20,7 @@ from zndraw_joblib.server.http import PREFIX, TAG, routes
 from zndraw_joblib.server.http.dependencies import check_readable
 from zndraw_joblib.server.http.fastapi_internals import solve
 from zndraw_joblib.server.http.guards import Guard, RoomGuards
+from zndraw_joblib.server.http.host_identity import check_identity_type, identity_dependency
 from zndraw_joblib.server.http.problems import PROBLEM_RESPONSES
 from zndraw_joblib.server.http.problems import router as problem_pages
 from zndraw_joblib.server.http.routing import Route
@@ -75,7 +76,7 @@ class JobLib(QueueState):
     ) -> None:
         self.settings = settings or JobLibSettings()
         self.identity = identity
-        self._resolve_identity = _identity_dependency(identity)
+        self._resolve_identity = identity_dependency(identity)
         self.guards = RoomGuards(readable_room, writable_room)
         self.publisher = SocketIoPublisher(tsio)
         self.runtime = Runtime(
@@ -106,7 +107,11 @@ class JobLib(QueueState):
         self._scheduler.add(at)
 
     def mount(self, app: FastAPI) -> None:
-        """Add the routes under ``/v1/joblib`` and the problem pages; join the app's lifespan."""
+        """Add the routes under ``/v1/joblib`` and the problem pages; join the app's lifespan.
+
+        Raises TypeError if the declared type of the identity lacks an attribute that the queue reads.
+        """
+        check_identity_type(self.identity)
         self._app = app
         app.state.joblib = self
         self.guards.remember(app)
@@ -283,14 +288,6 @@ async def _stop(loops: Sequence[asyncio.Task[None]]) -> None:
     for loop in loops:
         loop.cancel()
         await asyncio.wait([loop])
-
-
-def _identity_dependency(identity: Callable[..., Any]) -> Callable[..., Any]:
-    # Read while the host's session is open: its user may be an ORM object.
-    async def resolve(user: Annotated[Any, Depends(identity)]) -> Identity | None:
-        return None if user is None else Identity(str(user.id), bool(user.is_superuser))
-
-    return resolve
 
 
 @contextmanager

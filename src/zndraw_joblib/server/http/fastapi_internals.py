@@ -1,35 +1,72 @@
-"""FastAPI's dependency solver, which has no public interface. A test fails when FastAPI changes it."""
+"""FastAPI's dependency solver, which has no public interface. Tests fail when FastAPI changes it."""
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import lru_cache
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from fastapi.dependencies.models import Dependant
-from fastapi.dependencies.utils import get_dependant, solve_dependencies
+from fastapi.dependencies.utils import SolvedDependency, get_dependant, solve_dependencies
 from fastapi.exceptions import RequestValidationError
+from starlette.background import BackgroundTasks
+
+from zndraw_joblib.server.http.request_body import MAX_BODY_BYTES, RecordedBody
+
+_SOLVED = "zndraw_joblib.solved"
 
 
 async def solve(request: Request, dependency: Callable[..., Any], **path_params: str) -> Any:
     """Return the value of a host's dependency, with the host's overrides, after closing it.
 
-    `path_params` replace the path parameters of the request.
+    `path_params` replace the path parameters of the request. The dependency may read the body; the next
+    reader gets it from the start. `add_effects` adds its headers and background tasks to the response.
     """
     path = "".join(f"/{{{name}}}" for name in path_params or request.path_params)
+    request.scope.setdefault("state", {})
+    body = RecordedBody(request.receive, _most_body_bytes(request))
     async with AsyncExitStack() as stack:
         scope = {**request.scope, "path_params": path_params or request.path_params}
         scope |= {"fastapi_inner_astack": stack, "fastapi_function_astack": stack}
         solved = await solve_dependencies(
-            request=Request(scope, request.receive),
+            request=Request(scope, body),
             dependant=_dependant(dependency, path),
             dependency_overrides_provider=request.app,
             async_exit_stack=stack,
             embed_body_fields=False,
         )
+    # Starlette has no public way to put a body back.
+    request._receive = body.from_start()
+    request.scope.setdefault(_SOLVED, []).append(solved)
     if solved.errors:
         raise RequestValidationError(solved.errors)
     return solved.values["taken"]
+
+
+def add_effects(request: Request, response: Response) -> Response:
+    """Add the cookies, headers and background tasks of solved dependencies to the response.
+
+    A header of the endpoint stays as it is.
+    """
+    found: list[SolvedDependency] = request.scope.pop(_SOLVED, [])
+    own = {name for name, _ in response.raw_headers}
+    for name, value in [header for solved in found for header in solved.response.raw_headers]:
+        if name == b"set-cookie":
+            if (name, value) not in response.raw_headers:
+                response.raw_headers.append((name, value))
+        elif name not in own:
+            response.headers[name.decode("latin-1")] = value.decode("latin-1")
+    if tasks := [
+        task for solved in found if solved.background_tasks for task in solved.background_tasks.tasks
+    ]:
+        response.background = BackgroundTasks(tasks)
+    return response
+
+
+def _most_body_bytes(request: Request) -> int:
+    # A provider result may be larger than any JSON body.
+    queue = getattr(request.app.state, "joblib", None)
+    return MAX_BODY_BYTES if queue is None else max(MAX_BODY_BYTES, queue.runtime.settings.max_result_bytes)
 
 
 @lru_cache(maxsize=256)

@@ -36,7 +36,8 @@ from zndraw_joblib.server.http.dependencies import (
     WritableRoom,
     json_response,
 )
-from zndraw_joblib.server.http.routing import RESOLVERS, Route, read_body
+from zndraw_joblib.server.http.request_body import read_body
+from zndraw_joblib.server.http.routing import RESOLVERS, Route
 from zndraw_joblib.server.ports import PART_BYTES
 from zndraw_joblib.server.providers.cache import CachedResult
 from zndraw_joblib.server.providers.requests import request_key

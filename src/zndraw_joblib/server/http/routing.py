@@ -22,14 +22,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from zndraw_joblib.contract.messages import MAX_JSON_BYTES
-from zndraw_joblib.contract.problems import ContentTooLarge, InvalidRequest, ProblemException
-from zndraw_joblib.server.http.fastapi_internals import solve
+from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
+from zndraw_joblib.server.http.fastapi_internals import add_effects, solve
+from zndraw_joblib.server.http.request_body import read_body
 from zndraw_joblib.server.http.state import queue_state
 from zndraw_joblib.server.problem_responses import as_problem, invalid_part, problem_response
 
-# A body has at most one JSON value of 1 MiB and an error text. Escapes at most triple the size of a text.
-MAX_BODY_BYTES = 4 * MAX_JSON_BYTES
 # Matches numbers beyond the range of floats, which every parser turns into infinity.
 _HUGE = re.compile(rb"[eE]\+?\d{3}|\d{100}")
 Endpoint = Callable[..., Awaitable[Response]]
@@ -49,7 +47,8 @@ class Route(APIRoute):
         self.app = self._answer
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._handler(Request(scope, receive, send))
+        request = Request(scope, receive, send)
+        response = add_effects(request, await self._handler(request))
         await response(scope, receive, send)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -143,14 +142,3 @@ def _body(model: type[BaseModel], *, is_required: bool) -> Resolve:
             raise InvalidRequest(f"body: it is not JSON: {error}") from error
 
     return resolve
-
-
-async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
-    """Return the body. Raises `ContentTooLarge` as soon as it has more than `most` bytes."""
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > most:
-            raise ContentTooLarge(f"The body has more than {most} bytes, which is the limit")
-        chunks.append(chunk)
-    return b"".join(chunks)

@@ -130,7 +130,7 @@ class Rooms:
             headers = [(name, value) for name, value in headers if name != b"authorization"]
             headers.append((b"authorization", f"Bearer {token}".encode("utf-8", "replace")))
         changes = {"type": "http", "method": "GET", "app": self._access.app, "path_params": {}}
-        return Request({**scope, **changes, "headers": headers})
+        return Request({**scope, **changes, "headers": headers}, _no_body)
 
     async def _disconnect(self, hosts_handler: Any, sid: str, reason: Any = None) -> Any:
         self._requests.pop(sid, None)
@@ -231,6 +231,10 @@ class Rooms:
         with suppress(KeyError):
             self._joined.get(sid, set()).remove(room)
             await self.sio.leave_room(sid, room)
+
+
+async def _no_body() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 def _parse(kind: type[Event], data: Any) -> Event:

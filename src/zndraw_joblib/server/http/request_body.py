@@ -1,0 +1,56 @@
+"""The body of a request, which a host's dependencies and the endpoint may both read."""
+
+from fastapi import Request
+from starlette.types import Message, Receive
+
+from zndraw_joblib.contract.messages import MAX_JSON_BYTES
+from zndraw_joblib.contract.problems import ContentTooLarge
+
+# A body has at most one JSON value of 1 MiB and an error text. Escapes at most triple the size of a text.
+MAX_BODY_BYTES = 4 * MAX_JSON_BYTES
+
+
+async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
+    """Return the body. Raises `ContentTooLarge` as soon as it has more than `most` bytes."""
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        _check_size(size, most)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+class RecordedBody:
+    """A `receive` that keeps the parts of a body for the next reader, `most` bytes at most."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive = receive
+        self._most = most
+        self._size = 0
+        self._parts: list[Message] = []
+
+    async def __call__(self) -> Message:
+        """Return the next message. Raises `ContentTooLarge` when the body has more than `most` bytes."""
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._size += len(message.get("body", b""))
+            _check_size(self._size, self._most)
+            self._parts.append(message)
+        return message
+
+    def from_start(self) -> Receive:
+        """Return a `receive` that repeats the parts and then continues."""
+        if not self._parts:
+            return self._receive
+        parts = iter(self._parts)
+
+        async def receive() -> Message:
+            part = next(parts, None)
+            return await self._receive() if part is None else part
+
+        return receive
+
+
+def _check_size(size: int, most: int) -> None:
+    if size > most:
+        raise ContentTooLarge(f"The body has more than {most} bytes, which is the limit")
