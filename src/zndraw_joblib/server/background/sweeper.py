@@ -226,10 +226,11 @@ class Sweeper:
         ]
 
     def _sweep_tasks(self, cycle: Cycle) -> Batch:
-        """Return a function that runs one batch of each kind in one transaction."""
+        """Return a function that moves a batch of tasks of each kind in one transaction."""
 
         async def settle(tx: Transaction) -> int:
-            return max([await batch(tx) for batch in self._batches(cycle)])
+            kinds = sweep.kinds(self._internal_timeout(), cycle.counts)
+            return max(await sweep.settle(tx, kinds), await sweep.prune_provider_requests(tx))
 
         return settle
 

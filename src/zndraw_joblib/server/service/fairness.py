@@ -46,6 +46,12 @@ class _RoomQueue:
     served: tuple[int, datetime]
 
 
+async def lock_rooms(tx: Transaction, order: ClaimOrder) -> None:
+    """Wait until no other transaction counts the held tasks of rooms, before any job is locked."""
+    if order.room_cap is not None:
+        await fetch.lock_counts(tx)
+
+
 async def free_slots(tx: Transaction, limits: Mapping[UUID, int], job_ids: Iterable[UUID]) -> dict[UUID, int]:
     """Return how many more tasks of each limited job may be held.
 
@@ -54,7 +60,7 @@ async def free_slots(tx: Transaction, limits: Mapping[UUID, int], job_ids: Itera
     """
     if not limits:
         return {}
-    await job_store.lock_limited(tx, list(job_ids))
+    await job_store.lock(tx, job_ids)
     held = await read.held_of_jobs(tx, list(limits))
     return {job_id: max(0, limit - held[job_id]) for job_id, limit in limits.items()}
 
@@ -63,8 +69,6 @@ async def assign(
     tx: Transaction, slots: Sequence[ClaimSlot], demand: Mapping[UUID, int], order: ClaimOrder
 ) -> None:
     """Choose a task for each slot by room, and set its `seq`."""
-    if order.room_cap is not None:
-        await fetch.lock_counts(tx)
     queues = await _room_queues(tx, demand)
     held: Counter[str] = Counter()
     if order.room_cap is not None:

@@ -52,6 +52,7 @@ def check(job: InternalJob) -> None:
 async def register(tx: Transaction, jobs: Sequence[InternalJob]) -> None:
     """Insert or update internal jobs and restore soft-deleted ones. Their tasks stay."""
     changed = False
+    await job_store.lock_named(tx, [job.name for job in jobs])
     for name, schema, policy in sorted(jobs, key=lambda one: str(one.name)):
         job, is_new = await job_store.add_or_lock(tx, name, schema, policy)
         is_same = job.schema == schema and job.policy == policy
@@ -122,6 +123,8 @@ async def claim(
     jobs = await job_store.by_names(tx, names)
     waiting = [job for job in jobs if job.pending and not job.paused]
     limits = {job.id: job.max_in_flight for job in waiting if job.max_in_flight is not None}
+    if waiting:
+        await fairness.lock_rooms(tx, order)
     free = await fairness.free_slots(tx, limits, [job.id for job in waiting])
     now = await tx.now()
     due = await expiry.lock_due_dispatches(tx, [job.id for job in jobs], now, limit) if jobs else []

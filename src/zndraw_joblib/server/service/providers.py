@@ -130,8 +130,7 @@ async def remove_workers(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
 
     A provider continues with the newest registration of another worker; without one it is deleted.
     """
-    ids = await store.unlink_workers(tx, worker_ids)
-    for provider in await store.lock(tx, ids) if ids else []:
+    for provider in await store.lock_and_unlink(tx, worker_ids):
         await _use_newest_registration(tx, provider)
 
 
@@ -216,6 +215,7 @@ async def extend_connections(
 ) -> dict[UUID, UUID]:
     """Record that workers are still connected, each for these providers. Return the providers' workers."""
     until = await tx.now() + lease
+    await store.lock(tx, sorted({each for ids in connected.values() for each in ids}))
     for worker_id, ids in sorted(connected.items()):
         await store.extend_connection(tx, worker_id, until, ids)
     return await store.current_workers(tx, sorted({each for ids in connected.values() for each in ids}))

@@ -4,7 +4,9 @@ Each function handles one batch in one transaction and returns its size; the swe
 batch is not full. `preview` returns what a cycle would do, and changes nothing.
 """
 
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -13,6 +15,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import retry_policy, serializers, workers
 from zndraw_joblib.server.service.workers import Counts, Decide
+from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import provider_requests, results, runtime_settings
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
@@ -87,48 +90,101 @@ def overdue(now: datetime) -> Rule:
     return Rule(expiry.overdue(now), retry_policy.overdue)
 
 
+class Kind(NamedTuple):
+    """A kind of tasks that a sweep moves: `find` locks some of them, `apply` moves them."""
+
+    find: Callable[[Transaction, datetime], Awaitable[list[TaskRecord]]]
+    apply: Callable[[Transaction, list[TaskRecord]], Awaitable[None]]
+
+
+def kinds(internal_timeout: timedelta, counts: Counts | None = None) -> list[Kind]:
+    """Return the kinds of tasks that a sweep moves, in the order in which it looks for them."""
+    rules: list[Callable[[datetime], Rule]] = [
+        partial(stuck, timeout=internal_timeout),
+        lambda _: abandoned(),
+        overdue,
+    ]
+    return [
+        *[_recovered(rule, counts) for rule in rules],
+        Kind(partial(expiry.expired, limit=TASKS_PER_BATCH), partial(_fail_expired, counts=counts)),
+        _DUE,
+    ]
+
+
+async def settle(tx: Transaction, wanted: Sequence[Kind]) -> int:
+    """Move a batch of tasks of each kind. Return the size of the largest batch.
+
+    All tasks are locked first, without waiting, then their jobs, in order.
+    """
+    now = await tx.now()
+    found: dict[int, TaskRecord] = {}
+    batches: list[list[TaskRecord]] = []
+    for kind in wanted:
+        batch = [task for task in await kind.find(tx, now) if task.seq not in found]
+        found |= {task.seq: task for task in batch}
+        batches.append(batch)
+    await job_store.lock(tx, {task.job_id for task in found.values()})
+    for kind, batch in zip(wanted, batches, strict=True):
+        if batch:
+            await kind.apply(tx, batch)
+    return max(map(len, batches))
+
+
 async def fail_stuck(tx: Transaction, timeout: timedelta, counts: Counts | None = None) -> int:
     """Fail internal tasks that were held for longer than `timeout`."""
-    return await _recover(tx, stuck(await tx.now(), timeout), counts)
+    return await settle(tx, [_recovered(partial(stuck, timeout=timeout), counts)])
 
 
 async def recover_abandoned(tx: Transaction, counts: Counts | None = None) -> int:
     """Fail or requeue tasks whose worker does not exist."""
-    return await _recover(tx, abandoned(), counts)
+    return await settle(tx, [_recovered(lambda _: abandoned(), counts)])
 
 
 async def recover_overdue(tx: Transaction, counts: Counts | None = None) -> int:
     """Fail or requeue tasks whose deadline to start or to end has passed."""
-    return await _recover(tx, overdue(await tx.now()), counts)
-
-
-async def _recover(tx: Transaction, rule: Rule, counts: Counts | None) -> int:
-    found = await expiry.held(tx, rule.wanted, limit=TASKS_PER_BATCH)
-    return await workers.recover_tasks(tx, found, rule.decide, counts)
+    return await settle(tx, [_recovered(overdue, counts)])
 
 
 async def fail_expired(tx: Transaction, counts: Counts | None = None) -> int:
     """Fail pending tasks whose `expires_at` has passed."""
-    now = await tx.now()
-    expired = await expiry.expired(tx, now, TASKS_PER_BATCH)
-    moves = [(task, retry_policy.expired(task, now)) for task in expired]
-    await task_store.move(tx, moves)
-    for _, after in moves:
-        serializers.publish_status(tx, after)
-    await job_service.soft_delete_orphans(tx, sorted({task.job_id for task, _ in moves}))
-    if counts is not None:
-        counts.failed += len(moves)
-    return len(moves)
+    find = partial(expiry.expired, limit=TASKS_PER_BATCH)
+    return await settle(tx, [Kind(find, partial(_fail_expired, counts=counts))])
 
 
 async def enqueue_due(tx: Transaction) -> int:
     """Move scheduled tasks whose `run_at` has passed into their queues."""
-    due = await expiry.lock_due(tx, await tx.now(), TASKS_PER_BATCH)
+    return await settle(tx, [_DUE])
+
+
+def _recovered(rule: Callable[[datetime], Rule], counts: Counts | None) -> Kind:
+    async def find(tx: Transaction, now: datetime) -> list[TaskRecord]:
+        return await expiry.held(tx, rule(now).wanted, limit=TASKS_PER_BATCH)
+
+    async def apply(tx: Transaction, found: list[TaskRecord]) -> None:
+        await workers.recover_tasks(tx, found, rule(await tx.now()).decide, counts)
+
+    return Kind(find, apply)
+
+
+async def _fail_expired(tx: Transaction, expired: list[TaskRecord], counts: Counts | None) -> None:
+    now = await tx.now()
+    moves = [(task, retry_policy.expired(task, now)) for task in expired]
+    await task_store.move(tx, moves)
+    for _, after in moves:
+        serializers.publish_status(tx, after)
+    await job_service.soft_delete_orphans(tx, sorted({task.job_id for task in expired}))
+    if counts is not None:
+        counts.failed += len(moves)
+
+
+async def _enqueue(tx: Transaction, due: list[TaskRecord]) -> None:
     moves = [(task, retry_policy.due(task)) for task in due]
     await task_store.move(tx, moves)
     for _, after in moves:
         serializers.publish_available(tx, after)
-    return len(moves)
+
+
+_DUE = Kind(partial(expiry.lock_due, limit=TASKS_PER_BATCH), _enqueue)
 
 
 async def next_due(tx: Transaction) -> float | None:

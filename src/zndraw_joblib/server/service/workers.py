@@ -132,9 +132,11 @@ async def retire(tx: Transaction, worker_ids: Sequence[UUID], counts: Counts | N
     if not worker_ids:
         return
     held = await expiry.lock_held_by(tx, worker_ids)
-    await recover_tasks(tx, held, retry_policy.worker_lost, counts)
     await providers.remove_workers(tx, worker_ids)
-    job_ids = await store.remove(tx, worker_ids)
+    job_ids = await store.unlink_all(tx, worker_ids)
+    await job_store.lock(tx, {*job_ids, *(task.job_id for task in held)})
+    await recover_tasks(tx, held, retry_policy.worker_lost, counts)
+    await store.remove(tx, worker_ids)
     for room_id in await job_store.rooms(tx, job_ids) if job_ids else []:
         serializers.publish_jobs_changed(tx, room_id)
     await job_service.soft_delete_orphans(tx, job_ids)

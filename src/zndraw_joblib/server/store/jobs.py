@@ -1,6 +1,6 @@
 """Jobs: named functions with a JSON Schema."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -83,7 +83,7 @@ _LOCK_NAMED = (
     .order_by(jobs.c.id)
     .with_for_update(key_share=True)
 )
-_LOCK_LIMITED = (
+_LOCK = (
     select(jobs.c.id)
     .where(among(jobs.c.id, bindparam("ids")))
     .order_by(jobs.c.id)
@@ -173,7 +173,7 @@ async def soft_delete_orphans(tx: Transaction, job_ids: Sequence[UUID]) -> list[
     if not job_ids:
         return []
     chosen = jobs.c.id.in_(padded(job_ids))
-    await tx.execute(select(jobs.c.id).where(chosen).order_by(jobs.c.id).with_for_update())
+    await lock(tx, job_ids)
     served = select(links.c.job_id).where(links.c.job_id == jobs.c.id).exists()
     orphaned = and_(
         ~jobs.c.deleted, jobs.c.pending == 0, jobs.c.scheduled == 0, jobs.c.room_id != INTERNAL, ~served
@@ -201,10 +201,16 @@ async def record_priorities(tx: Transaction, job_id: UUID) -> None:
     await tx.execute(update(jobs).where(jobs.c.id == job_id).values(has_lanes=True))
 
 
-async def lock_limited(tx: Transaction, job_ids: Sequence[UUID]) -> None:
-    """Lock jobs whose held tasks are about to be counted: no other transaction claims from them."""
-    if not tx.is_sqlite:
-        await tx.execute(_LOCK_LIMITED, {"ids": sorted(job_ids)})
+async def lock(tx: Transaction, job_ids: Iterable[UUID]) -> None:
+    """Lock jobs until the commit, in the order of their ids: no other transaction changes their queues."""
+    if not tx.is_sqlite and (ids := sorted(set(job_ids))):
+        await tx.execute(_LOCK, {"ids": ids})
+
+
+async def lock_named(tx: Transaction, names: Sequence[JobName]) -> None:
+    """Lock the jobs of these names, also soft-deleted ones, in the order of their ids."""
+    named = jobs.c.full_name.in_(padded([str(name) for name in names]))
+    await tx.execute(select(jobs.c.id).where(named).order_by(jobs.c.id).with_for_update(key_share=True))
 
 
 async def add_to_counts(tx: Transaction, changes: Mapping[UUID, CountChange]) -> None:

@@ -5,7 +5,18 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement, and_, bindparam, delete, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.server.ports import Page
@@ -70,13 +81,21 @@ _LOCK = (
     .with_for_update(key_share=True)
 )
 _LOCK_SHARED = _LOCK.with_for_update(key_share=True, read=True)
-_EXTEND = (
-    update(providers)
-    .where(providers.c.worker_id == bindparam("worker"), providers.c.connected_until < bindparam("until"))
-    .values(connected_until=bindparam("until"))
+_OF_WORKER = select(providers.c.id).where(
+    providers.c.worker_id == bindparam("worker"), providers.c.connected_until < bindparam("until")
 )
-_EXTEND_SOME = _EXTEND.where(among(providers.c.id, bindparam("ids")))
-_UNLINK = delete(links).where(among(links.c.worker_id, bindparam("ids"))).returning(links.c.provider_id)
+
+
+def _extend(wanted: Select[Any]) -> Executable:
+    chosen = wanted.order_by(providers.c.id).with_for_update(key_share=True).cte("chosen")
+    extended = update(providers).where(providers.c.id.in_(select(chosen.c.id)))
+    return extended.values(connected_until=bindparam("until"))
+
+
+_EXTEND = _extend(_OF_WORKER)
+_EXTEND_SOME = _extend(_OF_WORKER.where(among(providers.c.id, bindparam("ids"))))
+_LINKED = select(links.c.provider_id).where(among(links.c.worker_id, bindparam("ids")))
+_UNLINK = delete(links).where(among(links.c.worker_id, bindparam("ids")))
 
 
 def visible_from(room_id: str) -> ColumnElement[bool]:
@@ -155,9 +174,14 @@ async def unlink(tx: Transaction, provider_id: UUID, worker_id: UUID | None = No
     return bool((await tx.execute(delete(links).where(*wanted).returning(links.c.n))).all())
 
 
-async def unlink_workers(tx: Transaction, worker_ids: Sequence[UUID]) -> list[UUID]:
-    """Delete all registrations of these workers. Return the ids of their providers."""
-    return sorted(set((await tx.execute(_UNLINK, {"ids": padded(worker_ids)})).scalars()))
+async def lock_and_unlink(tx: Transaction, worker_ids: Sequence[UUID]) -> list[ProviderRow]:
+    """Delete all registrations of these workers. Return their providers, locked."""
+    given = {"ids": padded(worker_ids)}
+    ids = sorted(set((await tx.execute(_LINKED, given)).scalars()))
+    found = await lock(tx, ids) if ids else []
+    if ids:
+        await tx.execute(_UNLINK, given)
+    return found
 
 
 async def is_linked(tx: Transaction, provider_id: UUID, worker_id: UUID) -> bool:
@@ -195,7 +219,9 @@ async def end_connection(
     wanted = [providers.c.worker_id == worker_id, providers.c.connected_until > at]
     if only:
         wanted.append(providers.c.id.in_(padded(only)))
-    statement = update(providers).where(*wanted).values(connected_until=at).returning(*NAME)
+    chosen = select(providers.c.id).where(*wanted).order_by(providers.c.id).with_for_update(key_share=True)
+    statement = update(providers).where(providers.c.id.in_(select(chosen.cte("chosen").c.id)))
+    statement = statement.values(connected_until=at).returning(*NAME)
     return [JobName(*row) for row in await tx.execute(statement)]
 
 

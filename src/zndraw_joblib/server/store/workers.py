@@ -69,11 +69,13 @@ _STALE = (
     .order_by(workers.c.last_heartbeat, workers.c.id)
     .limit(bindparam("limit"))
 )
-_LOCK_STALE = _STALE.with_for_update(skip_locked=True)
-_LOCK_ONE_STALE = _STALE.where(workers.c.id == bindparam("only", type_=workers.c.id.type)).with_for_update(
-    skip_locked=True
+# A stronger lock would conflict with a provider that gets one of these workers as its next worker.
+_LOCK_STALE = _STALE.with_for_update(key_share=True, skip_locked=True)
+_ONE_STALE = _STALE.where(workers.c.id == bindparam("only", type_=workers.c.id.type))
+_LOCK_ONE_STALE = _ONE_STALE.with_for_update(key_share=True, skip_locked=True)
+_UNLOCKED = (
+    select(workers.c.id).where(among(workers.c.id, _IDS)).with_for_update(key_share=True, skip_locked=True)
 )
-_UNLOCKED = select(workers.c.id).where(among(workers.c.id, _IDS)).with_for_update(skip_locked=True)
 _HEARTBEAT = (
     update(workers)
     .where(workers.c.id.in_(_UNLOCKED.scalar_subquery()))
@@ -187,16 +189,18 @@ async def clamp_future_heartbeats(tx: Transaction, tolerance: timedelta) -> None
     """Set heartbeats in the future to now: after a clock was set back they would not expire."""
     now = await tx.now()
     future = select(workers.c.id).where(workers.c.last_heartbeat > now + tolerance)
-    ids = (await tx.execute(future.with_for_update(skip_locked=True))).scalars().all()
+    ids = (await tx.execute(future.with_for_update(key_share=True, skip_locked=True))).scalars().all()
     await heartbeat(tx, ids)
 
 
-async def remove(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
-    """Delete workers and their links. Return the ids of the jobs that they served."""
-    given = {"ids": padded(ids)}
-    job_ids = sorted(set((await tx.execute(_UNLINK, given)).scalars()))
-    await tx.execute(_REMOVE, given)
-    return job_ids
+async def remove(tx: Transaction, ids: Sequence[UUID]) -> None:
+    """Delete workers, which the caller has unlinked from their jobs and providers."""
+    await tx.execute(_REMOVE, {"ids": padded(ids)})
+
+
+async def unlink_all(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
+    """Delete all links of these workers. Return the ids of the jobs that they served."""
+    return sorted(set((await tx.execute(_UNLINK, {"ids": padded(ids)})).scalars()))
 
 
 async def link(tx: Transaction, worker_id: UUID, job_id: UUID) -> None:

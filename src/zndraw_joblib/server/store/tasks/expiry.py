@@ -75,9 +75,14 @@ def abandoned() -> Condition:
 async def held(
     tx: Transaction, wanted: Condition, *, limit: int | None = None, lock: bool = True
 ) -> list[TaskRecord]:
-    """Return the held tasks that match, without payload and result, locked if `lock`."""
+    """Return the held tasks that match, without payload and result.
+
+    With `lock` they are locked; a task that another transaction has locked is skipped.
+    """
     statement = select_records(bodies=False).where(IS_HELD, wanted).order_by(_BY_SEQ).limit(limit)
-    return await fetch_records(tx, statement.with_for_update(of=tasks) if lock else statement)
+    if lock:
+        statement = statement.with_for_update(of=tasks, skip_locked=True)
+    return await fetch_records(tx, statement)
 
 
 async def lock_held_by(tx: Transaction, worker_ids: Sequence[UUID]) -> list[TaskRecord]:
@@ -138,5 +143,6 @@ async def lock_undispatched(tx: Transaction, ids: Sequence[UUID]) -> list[TaskRe
     found: list[TaskRecord] = []
     for start in range(0, len(ids), CHUNK):
         chunk = tasks.c.id.in_(padded(ids[start : start + CHUNK]))
-        found += await held(tx, and_(_UNDISPATCHED, chunk))
+        statement = select_records(bodies=False).where(IS_HELD, _UNDISPATCHED, chunk).order_by(_BY_SEQ)
+        found += await fetch_records(tx, statement.with_for_update(of=tasks))
     return found

@@ -105,15 +105,15 @@ async def move(tx: Transaction, moves: Sequence[Move]) -> None:
 
 async def move_alike(tx: Transaction, moves: Sequence[Move]) -> None:
     """Do what `move` does, for held tasks, with one statement for all tasks that end in the same state."""
+    await move(tx, [(before, after) for before, after in moves if after.status not in TERMINAL])
     alike: dict[tuple[Any, ...], list[Move]] = {}
     for before, after in moves:
+        if after.status not in TERMINAL:
+            continue
         crash, failure = after.crashes - before.crashes, after.failures - before.failures
         end = (after.status, after.completed_at, after.error, after.error_code, crash, failure)
         alike.setdefault(end, []).append((before, after))
     for (status, at, error, code, crash, failure), same in alike.items():
-        if status not in TERMINAL:
-            await move(tx, same)
-            continue
         values = {"end_status": status.value, "end_at": at, "end_error": error, "end_code": code}
         counts = {"end_crash": crash, "end_failure": failure}
         for start in range(0, len(same), CHUNK):
@@ -179,16 +179,18 @@ async def _write(
 def _count_changes(
     moves: Sequence[tuple[TaskRecord | None, TaskRecord]],
 ) -> dict[UUID, job_store.CountChange]:
+    """Return the changes of the jobs' counts, also those that cancel out: they lock the jobs, in order."""
     queued: Counter[UUID] = Counter()
     later: Counter[UUID] = Counter()
+    changed: set[UUID] = set()
     for before, after in moves:
-        queued[after.job_id] += after.is_queued - (before is not None and before.is_queued)
-        later[after.job_id] += after.is_scheduled - (before is not None and before.is_scheduled)
-    return {
-        job_id: job_store.CountChange(queued[job_id], later[job_id])
-        for job_id in queued
-        if queued[job_id] or later[job_id]
-    }
+        more_queued = after.is_queued - (before is not None and before.is_queued)
+        more_later = after.is_scheduled - (before is not None and before.is_scheduled)
+        queued[after.job_id] += more_queued
+        later[after.job_id] += more_later
+        if more_queued or more_later:
+            changed.add(after.job_id)
+    return {job_id: job_store.CountChange(queued[job_id], later[job_id]) for job_id in changed}
 
 
 def _parameters(before: TaskRecord, after: TaskRecord) -> dict[str, Any]:
