@@ -14,7 +14,8 @@ from zndraw_joblib.contract import events, problems
 NAMES = """
 ApiManager Backoff Category ClaimedProviderRequest ClaimedTask Conflict ContentTooLarge
 DispatchFailed Emission EmptyReason Event Extension FailedByOperator FileContent Folder
-FolderListing Forbidden GiveUp GuardedExecutor HeartbeatRequest Identity InternalContext
+FolderListing Forbidden GiveUp GuardedExecutor HeartbeatRequest IdempotencyKeyReused Identity
+InternalContext InvalidIdempotencyKey RequestInProgress
 InternalExecutor InternalJobNotConfigured InternalRegistry InternalServerError InternalTimeout
 InvalidCategory InvalidPayload InvalidRequest InvalidRoomId InvalidSchema InvalidTaskTransition
 Job JobLib JobLibSettings JobManager JobNotFound JobPolicy JobRegisterRequest JobResponse

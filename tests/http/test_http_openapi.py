@@ -105,10 +105,14 @@ def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
             expected |= {"status"} if is_list and path.endswith("tasks") else set()
             is_read = method == "get" and path.endswith("providers/{name}")
             expected |= {"prefer"} if is_read or (method, path.split("/")[-1]) in WAITING else set()
+            is_keyed = method != "get" and (method, path.removeprefix("/v1/joblib")) not in WITHOUT_KEY
+            expected |= {"Idempotency-Key"} if is_keyed else set()
             expected |= ALSO.get((method, path.removeprefix("/v1/joblib")), set())
             assert names == expected, (method, path)
 
 
+# Repeated heartbeats and uploads have no further effect.
+WITHOUT_KEY = {("patch", "/workers/{worker_id}"), ("post", "/providers/{provider_id}/results")}
 ALSO = {
     ("delete", "/providers/{provider_id}"): {"worker_id"},
     ("post", "/providers/{provider_id}/results"): {"X-Request-Hash", "X-Result-Status", "X-Worker-ID"},

@@ -16,12 +16,13 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, column, insert, inspect, select, table, text
+from sqlalchemy import Connection, column, func, insert, inspect, select, table, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from zndraw_joblib.server.store import providers, schema
+from zndraw_joblib.server.store import idempotency, providers, schema
 from zndraw_joblib.server.store.database import SessionDatabase
 from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
+from zndraw_joblib.server.store.idempotency import StoredAnswer
 from zndraw_joblib.server.store.tables import UtcDateTime, metadata
 
 
@@ -187,7 +188,7 @@ async def test_a_start_waits_for_another_process_on_a_new_file(empty_url: str) -
 
 _STARTER = """
 import asyncio, sys
-from zndraw_joblib.server.store import providers, schema
+from zndraw_joblib.server.store import idempotency, providers, schema
 from zndraw_joblib.server.store.engine import open_database
 
 async def start():
@@ -269,3 +270,31 @@ async def test_a_provider_survives_the_rename_of_its_column(empty: AsyncEngine) 
         await connection.run_sync(migrate, command.downgrade, "0003")
         kept = select(column("heard_until", UtcDateTime)).select_from(table("joblib_provider"))
         assert (await connection.execute(kept)).scalar_one() == until
+
+
+async def test_a_queue_with_tasks_gets_the_table_of_keys(empty: AsyncEngine) -> None:
+    """The upgrade from 0004 keeps the rows; a downgrade drops the keys alone."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job_id = uuid4()
+    job = {"id": job_id, "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    task = {"id": uuid4(), "job_id": job_id, "room_id": "lab", "status": "pending", "created_by": "ada"}
+    names = ("joblib_job", "joblib_task")
+    rows = [job | {"schema": {}}, task | {"payload": {"x": 1}, "created_at": at}]
+    database = SessionDatabase(open_sessions(empty))
+    answer = StoredAnswer(uuid4(), uuid4(), at, "null")
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0004")
+        for name, row in zip(names, rows, strict=True):
+            await connection.execute(insert(metadata.tables[name]), row)
+    for _ in range(2):
+        await schema.upgrade(database)
+        assert (await database.write(idempotency.add, [answer], at))[0]
+        assert (await database.write(idempotency.lock, [answer.id]))[0] == ({answer.id: answer}, set())
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0004")
+            counts = [
+                (await connection.execute(select(func.count()).select_from(table(name)))).scalar_one()
+                for name in names
+            ]
+    assert counts == [1, 1]
+    assert "joblib_idempotency_key" not in await tables(empty)

@@ -1,20 +1,21 @@
 """All errors, as RFC 9457 problems. The server raises a class, and the SDK raises the same class.
 
 ProblemException
-├── InvalidRoomId, InvalidCategory           400  ValueError
+├── InvalidRoomId, InvalidCategory,
+│   InvalidIdempotencyKey                    400  ValueError
 ├── Unauthorized                             401  PermissionError
 ├── Forbidden                                403  PermissionError
 ├── NotFound                                 404  KeyError
 │   └── JobNotFound, WorkerNotFound, TaskNotFound, ProviderNotFound
 ├── MethodNotAllowed                         405
 ├── Conflict                                 409  ValueError
-│   ├── SchemaConflict, StaleResult, InvalidTaskTransition
+│   ├── SchemaConflict, StaleResult, RequestInProgress, InvalidTaskTransition
 │   │   └── StaleReport
 │   └── WorkerLost, StartTimeout, RunTimeout, TaskExpired, InternalTimeout, Released, Retried,
 │       FailedByOperator: never a response; the `error_code` of a task
 ├── ContentTooLarge                          413  ValueError
 ├── InvalidRequest                           422  ValueError
-│   └── InvalidPayload, InvalidSchema
+│   └── InvalidPayload, InvalidSchema, IdempotencyKeyReused
 ├── Locked                                   423  PermissionError
 ├── TooManyRequests                          429
 ├── InternalServerError                      500
@@ -116,6 +117,12 @@ class InvalidCategory(ProblemException, ValueError):
     title, status = "Bad Request", 400
 
 
+class InvalidIdempotencyKey(ProblemException, ValueError):
+    """The header `Idempotency-Key` is not a quoted string or a token of 1 to 255 characters."""
+
+    title, status = "Bad Request", 400
+
+
 class Unauthorized(ProblemException, PermissionError):
     """The request has no identity: its token is missing, unknown or revoked."""
 
@@ -164,6 +171,10 @@ class Conflict(ProblemException, ValueError):
 
 class SchemaConflict(Conflict):
     """An active job of this name has a different schema."""
+
+
+class RequestInProgress(Conflict):
+    """A request with the same `Idempotency-Key` is being processed; repeat it after `Retry-After` seconds."""
 
 
 class InvalidTaskTransition(Conflict):
@@ -232,6 +243,10 @@ class InvalidPayload(InvalidRequest):
 
 class InvalidSchema(InvalidRequest):
     """The job's schema is not a JSON Schema that this server supports."""
+
+
+class IdempotencyKeyReused(InvalidRequest):
+    """The caller has sent the same `Idempotency-Key` with another method, path, query or body."""
 
 
 class Locked(ProblemException, PermissionError):

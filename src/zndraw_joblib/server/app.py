@@ -9,6 +9,7 @@ import socketio
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
+from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY
 from zndraw_joblib.contract.providers import REQUEST_HASH, RESULT_STATUS, WORKER_ID
 from zndraw_joblib.server.http import health
 from zndraw_joblib.server.http.problems import install_exception_handlers
@@ -46,7 +47,7 @@ def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = N
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=[
-                *("Authorization", "Content-Type", "If-None-Match", "Prefer"),
+                *("Authorization", "Content-Type", IDEMPOTENCY_KEY, "If-None-Match", "Prefer"),
                 *(REQUEST_HASH, RESULT_STATUS, WORKER_ID),
             ],
             expose_headers=["ETag", "Location", "Preference-Applied", "Retry-After"],

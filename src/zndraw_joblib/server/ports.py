@@ -2,7 +2,9 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+from uuid import UUID
 
 # The most bytes that a result backend reads or writes at once.
 PART_BYTES = 1024 * 1024
@@ -13,6 +15,17 @@ class Identity(NamedTuple):
 
     id: str
     is_superuser: bool
+
+
+class RequestKey(NamedTuple):
+    """The `Idempotency-Key` of a request: a digest of its caller and the key, and one of the request.
+
+    The answer to the first request with a key is kept for `keep`.
+    """
+
+    id: UUID
+    fingerprint: UUID
+    keep: timedelta
 
 
 class Wake(NamedTuple):

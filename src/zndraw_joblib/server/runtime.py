@@ -27,6 +27,7 @@ from zndraw_joblib.server.batcher import Batcher
 from zndraw_joblib.server.payload_validator import PayloadValidator
 from zndraw_joblib.server.ports import (
     Identity,
+    RequestKey,
     SessionMaker,
     Wake,
     claim_key,
@@ -38,8 +39,9 @@ from zndraw_joblib.server.ports import (
 )
 from zndraw_joblib.server.pubsub.event_queue import EventQueue, Publish
 from zndraw_joblib.server.pubsub.pubsub import PubSub
-from zndraw_joblib.server.service import claims, jobs, provider_requests, tasks, workers
+from zndraw_joblib.server.service import claims, idempotency, jobs, provider_requests, tasks, workers
 from zndraw_joblib.server.service.fairness import ClaimOrder
+from zndraw_joblib.server.service.idempotency import Repeat
 from zndraw_joblib.server.service.payloads import ExpensiveValidation
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase, Transaction
@@ -49,6 +51,7 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 P = ParamSpec("P")
+OnceOrRepeat = TaskResponse | Repeat[TaskResponse]
 
 _MAX_CLAIM_PAUSE = 0.5
 _WORKER = worker_key("")
@@ -90,9 +93,9 @@ class Runtime:
         self._on_due = on_due
         self._batchers: list[Batcher[Any, Any]] = []
         self._writing: set[asyncio.Task[Any]] = set()
-        self._submits: Batcher[tasks.Submission, TaskResponse] = self.batcher(tasks.submit)
+        self._submits: Batcher[tasks.Submission, OnceOrRepeat] = self.batcher(idempotency.submit)
+        self._reports: Batcher[tasks.Report, OnceOrRepeat] = self.batcher(idempotency.report)
         self._claims: Batcher[claims.Claim, claims.ClaimResult] = self.batcher(claims.claim)
-        self._reports: Batcher[tasks.Report, TaskResponse] = self.batcher(tasks.report)
         self._heartbeats = self._add(Batcher(self._commit_heartbeats, self._concurrent_batches))
         self.payload_validator = PayloadValidator()
         self._last_seen: dict[UUID, float] = {}
@@ -199,7 +202,7 @@ class Runtime:
         """The order in which tasks are claimed, by the current settings."""
         return ClaimOrder(self.settings.claim_order == "fair", self.settings.room_max_in_flight)
 
-    async def submit(self, item: tasks.Submission) -> TaskResponse:
+    async def submit(self, item: tasks.Submission) -> OnceOrRepeat:
         """Add a task. Raises what `tasks.submit` returns as a problem."""
         while True:
             try:
@@ -208,9 +211,12 @@ class Runtime:
                 await self.payload_validator.check(work.schema, item.payload)
                 item = replace(item, validated_schema=work.schema)
 
-    async def report(self, caller: Identity, task_id: UUID, update: TaskUpdateRequest) -> TaskResponse:
+    async def report(
+        self, caller: Identity, task_id: UUID, update: TaskUpdateRequest, key: RequestKey | None = None
+    ) -> TaskResponse:
         """Move a task as its holder, its submitter or a superuser reports."""
-        task = await self._reports.put(tasks.Report(caller, task_id, update))
+        got = await self._reports.put(tasks.Report(caller, task_id, update, key))
+        task = got.result if isinstance(got, Repeat) else got
         # Clients of version 0.1.x send no worker_id; workers cancel no tasks.
         reporter = update.worker_id or (task.worker_id if update.status != TaskStatus.CANCELLED else None)
         if reporter is not None:

@@ -64,6 +64,7 @@ class JobLibSettings(BaseSettings):
     sweep_interval_seconds: Seconds | None = None
     heartbeat_interval_seconds: Seconds | None = None
     keep_finished_days: Annotated[float, Field(gt=0, le=36_500)] | None = None
+    idempotency_key_hours: Annotated[float, Field(gt=0, le=8760)] = 24
     claim_order: Literal["fifo", "fair"] = "fifo"
     room_max_in_flight: Annotated[int, Field(ge=1)] | None = None
     internal_task_timeout_seconds: Seconds = 3600

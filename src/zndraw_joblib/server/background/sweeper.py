@@ -223,6 +223,7 @@ class Sweeper:
             partial(sweep.fail_expired, counts=cycle.counts),
             sweep.enqueue_due,
             sweep.prune_provider_requests,
+            partial(sweep.prune_keys, keep=timedelta(hours=self._settings.idempotency_key_hours)),
         ]
 
     def _sweep_tasks(self, cycle: Cycle) -> Batch:

@@ -4,9 +4,11 @@ from fastapi import APIRouter, Response
 
 from zndraw_joblib.contract.messages import SweeperCycle, SweeperPreview, SweeperState, SweeperUpdate
 from zndraw_joblib.server.http.dependencies import Queue, Superuser, json_response
+from zndraw_joblib.server.http.idempotency import Key
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.service import sweep
+from zndraw_joblib.server.service.idempotency import NOTHING, once
 
 router = APIRouter(route_class=Route)
 
@@ -18,9 +20,9 @@ async def get_sweeper(queue: Queue, caller: Superuser) -> Response:
 
 
 @router.patch("/admin/sweeper", response_model=SweeperState)
-async def update_sweeper(queue: Queue, caller: Superuser, body: SweeperUpdate) -> Response:
+async def update_sweeper(queue: Queue, caller: Superuser, body: SweeperUpdate, key: Key) -> Response:
     """Change the mode of the sweepers of all servers, from their next cycle on."""
-    await queue.runtime.write(sweep.set_mode, body.mode)
+    await queue.runtime.write(once(key, NOTHING, sweep.set_mode), body.mode)
     return json_response(await _state(queue))
 
 

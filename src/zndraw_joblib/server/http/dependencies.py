@@ -13,7 +13,7 @@ from zndraw_joblib.contract.names import INTERNAL, JobName, parse_job_name, pars
 from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthorized
 from zndraw_joblib.server.http.fastapi_internals import solve
 from zndraw_joblib.server.http.guards import Guard, verify_readable_room, verify_writable_room
-from zndraw_joblib.server.http.routing import RESOLVERS
+from zndraw_joblib.server.http.routing import CALLER, RESOLVERS
 from zndraw_joblib.server.http.state import QueueState, queue_state
 from zndraw_joblib.server.ports import Identity, Page, ResultBackend
 from zndraw_joblib.server.runtime import Runtime
@@ -39,6 +39,7 @@ async def current_identity(request: Request) -> Identity:
         raise Unauthorized("The request needs an identity", headers={"WWW-Authenticate": "Bearer"})
     if identity.id == INTERNAL:
         raise Forbidden(f"The identity {INTERNAL!r} is reserved for the server's own worker processes")
+    request.scope[CALLER] = identity
     return identity
 
 

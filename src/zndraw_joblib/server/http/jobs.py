@@ -21,11 +21,16 @@ from zndraw_joblib.server.http.dependencies import (
     WritableRoom,
     json_response,
 )
+from zndraw_joblib.server.http.idempotency import Key
 from zndraw_joblib.server.http.routing import Route
+from zndraw_joblib.server.ports import RequestKey
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import jobs, rules, tasks
+from zndraw_joblib.server.service.idempotency import Answers, answers_of, once
 
 router = APIRouter(route_class=Route)
+_JOB: Answers[JobResponse] = answers_of(JobResponse)
+_REGISTERED: Answers[tuple[JobResponse, bool]] = answers_of(tuple[JobResponse, bool])
 
 
 @router.put(
@@ -35,12 +40,12 @@ router = APIRouter(route_class=Route)
     responses={200: {"model": JobResponse, "description": "The job was active already"}},
 )
 async def register_job(
-    runtime: CurrentRuntime, caller: Caller, room_id: WritableRoom, body: JobRegisterRequest
+    runtime: CurrentRuntime, caller: Caller, room_id: WritableRoom, body: JobRegisterRequest, key: Key
 ) -> Response:
     """Register a job and the worker that serves it. Only superusers may do so in reserved rooms."""
     item = jobs.Registration(caller, room_id, body)
     jobs.check(item, runtime.settings.allowed_categories)
-    job, is_new = await runtime.write(jobs.register, item=item)
+    job, is_new = await runtime.write(once(key, _REGISTERED, jobs.register), item=item)
     return json_response(job, 201 if is_new else 200)
 
 
@@ -67,23 +72,26 @@ async def list_job_tasks(
 
 @router.post("/rooms/{room_id}/jobs/{name:path}/pause", response_model=JobResponse)
 async def pause_job(
-    runtime: CurrentRuntime, caller: Superuser, room_id: WritableRoom, name: NamedJob
+    runtime: CurrentRuntime, caller: Superuser, room_id: WritableRoom, name: NamedJob, key: Key
 ) -> Response:
     """Stop claims of a job. Claimed and running tasks continue. Superusers only."""
-    return await _pause(runtime, room_id, name, paused=True)
+    return await _pause(runtime, room_id, name, key, paused=True)
 
 
 @router.post("/rooms/{room_id}/jobs/{name:path}/resume", response_model=JobResponse)
 async def resume_job(
-    runtime: CurrentRuntime, caller: Superuser, room_id: WritableRoom, name: NamedJob
+    runtime: CurrentRuntime, caller: Superuser, room_id: WritableRoom, name: NamedJob, key: Key
 ) -> Response:
     """Allow claims of a paused job again. Superusers only."""
-    return await _pause(runtime, room_id, name, paused=False)
+    return await _pause(runtime, room_id, name, key, paused=False)
 
 
-async def _pause(runtime: Runtime, room_id: str, name: JobName, *, paused: bool) -> Response:
+async def _pause(
+    runtime: Runtime, room_id: str, name: JobName, key: RequestKey | None, *, paused: bool
+) -> Response:
     rules.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
-    return json_response(await runtime.write(jobs.pause, name=name, paused=paused))
+    job = await runtime.write(once(key, _JOB, jobs.pause), name=name, paused=paused)
+    return json_response(job)
 
 
 @router.get("/rooms/{room_id}/jobs/{name:path}", response_model=JobResponse)

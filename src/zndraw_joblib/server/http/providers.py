@@ -36,15 +36,18 @@ from zndraw_joblib.server.http.dependencies import (
     WritableRoom,
     json_response,
 )
+from zndraw_joblib.server.http.idempotency import Key, claim_id_of
 from zndraw_joblib.server.http.request_body import read_body
 from zndraw_joblib.server.http.routing import RESOLVERS, Route
 from zndraw_joblib.server.ports import PART_BYTES
 from zndraw_joblib.server.providers.cache import CachedResult
 from zndraw_joblib.server.providers.requests import request_key
 from zndraw_joblib.server.service import providers
+from zndraw_joblib.server.service.idempotency import NOTHING, Answers, answers_of, once
 from zndraw_joblib.server.service.provider_requests import find_for_upload
 
 router = APIRouter(route_class=Route)
+_REGISTERED: Answers[tuple[ProviderResponse, bool]] = answers_of(tuple[ProviderResponse, bool])
 # A provider result must not run as a script with the identity of the user who opens it in a browser.
 _SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
 # JSON may escape one byte as six.
@@ -58,12 +61,12 @@ _MAX_ERROR_BODY_BYTES = 8 * MAX_ERROR_BYTES
     responses={200: {"model": ProviderResponse, "description": "The provider existed already"}},
 )
 async def register_provider(
-    runtime: CurrentRuntime, caller: Caller, room_id: WritableRoom, body: ProviderRegisterRequest
+    runtime: CurrentRuntime, caller: Caller, room_id: WritableRoom, body: ProviderRegisterRequest, key: Key
 ) -> Response:
     """Register a worker as the provider of a data source. Only superusers may do so in reserved rooms."""
     item = providers.Registration(caller, room_id, body)
     providers.check(item, runtime.settings.allowed_provider_categories)
-    provider, is_new = await runtime.write(providers.register, item=item)
+    provider, is_new = await runtime.write(once(key, _REGISTERED, providers.register), item=item)
     return json_response(provider, 201 if is_new else 200)
 
 
@@ -143,26 +146,27 @@ async def _respond(request: Request, found: CachedResult, headers: dict[str, str
 
 @router.delete("/providers/{provider_id}", status_code=204)
 async def remove_provider(
-    runtime: CurrentRuntime, caller: Caller, provider_id: UUID, worker_id: UUID | None = None
+    runtime: CurrentRuntime, caller: Caller, key: Key, provider_id: UUID, worker_id: UUID | None = None
 ) -> Response:
     """Remove a provider; with ``worker_id`` only that worker's registration."""
-    await runtime.write(providers.remove, caller=caller, provider_id=provider_id, worker_id=worker_id)
+    await runtime.write(
+        once(key, NOTHING, providers.remove), caller=caller, provider_id=provider_id, worker_id=worker_id
+    )
     return Response(status_code=204)
 
 
 @router.post("/providers/requests/claim", response_model=ProviderClaimResponse)
 async def claim_provider_request(
-    request: Request, queue: Queue, caller: Caller, body: ProviderClaimRequest, wait: Wait
+    request: Request, queue: Queue, caller: Caller, body: ProviderClaimRequest, wait: Wait, key: Key
 ) -> Response:
     """Claim the oldest request of the worker's providers; with ``Prefer: wait=N``, wait for one."""
+    claim_id = claim_id_of(body.claim_id, key)
     wait = min(wait, queue.runtime.settings.long_poll_max_wait_seconds)
     if wait <= 0:
-        return json_response(
-            await queue.provider_requests.claim(caller, body.worker_id, claim_id=body.claim_id)
-        )
+        return json_response(await queue.provider_requests.claim(caller, body.worker_id, claim_id=claim_id))
     async with DisconnectWatcher(request) as watcher:
         got = await queue.provider_requests.claim(
-            caller, body.worker_id, wait, watcher.disconnected, body.claim_id
+            caller, body.worker_id, wait, watcher.disconnected, claim_id
         )
     return json_response(got, headers={"Preference-Applied": f"wait={ceil(wait)}"})
 

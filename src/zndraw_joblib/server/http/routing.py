@@ -30,6 +30,8 @@ from zndraw_joblib.server.problem_responses import as_problem, invalid_part, pro
 
 # Matches numbers beyond the range of floats, which every parser turns into infinity.
 _HUGE = re.compile(rb"[eE]\+?\d{3}|\d{100}")
+# Keys of the request's scope: what its endpoint has resolved so far.
+BODY, CALLER = "zndraw_joblib.body", "zndraw_joblib.caller"
 Endpoint = Callable[..., Awaitable[Response]]
 Resolve = Callable[[Request], Any]
 
@@ -40,7 +42,8 @@ class Route(APIRoute):
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
         self._work = endpoint
         signature = inspect.signature(endpoint, eval_str=True)
-        self._plan = [(name, _resolver(parameter)) for name, parameter in signature.parameters.items()]
+        plan = [(name, _resolver(parameter)) for name, parameter in signature.parameters.items()]
+        self._plan = sorted(plan, key=lambda entry: entry[1] in RESOLVED_LAST)
         super().__init__(path, endpoint, **options)
         # FastAPI wraps handlers in stacks for dependencies and errors, which these routes do not use.
         self._handler = self.get_route_handler()
@@ -87,6 +90,8 @@ def _is_handled_by_host(request: Request, error: Exception) -> bool:
 
 # What each of the queue's dependencies resolves to: a function of the request, sync or async.
 RESOLVERS: dict[Callable[..., Any], Resolve] = {}
+# Those that need what others have left in the request's scope.
+RESOLVED_LAST: set[Resolve] = set()
 
 
 def _resolver(parameter: inspect.Parameter) -> Resolve:
@@ -123,7 +128,7 @@ def _parameter(parameter: inspect.Parameter) -> Resolve:
 
 def _body(model: type[BaseModel], *, is_required: bool) -> Resolve:
     async def resolve(request: Request) -> Any:
-        content = await read_body(request)
+        content = request.scope[BODY] = await read_body(request)
         if not content:
             if is_required:
                 raise InvalidRequest("body: it is empty; send a JSON object")

@@ -31,37 +31,39 @@ from zndraw_joblib.server.http.dependencies import (
     check_readable,
     json_response,
 )
+from zndraw_joblib.server.http.idempotency import Key, claim_id_of
 from zndraw_joblib.server.http.routing import Route
-from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.ports import Identity, RequestKey
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import rules, task_actions, task_history, tasks
+from zndraw_joblib.server.service.idempotency import TASK, once
 
 router = APIRouter(route_class=Route)
 
 
 @router.post("/rooms/{room_id}/tasks/{name:path}", status_code=202, response_model=TaskResponse)
 async def submit_task(
-    queue: Queue, caller: Caller, room_id: WritableRoom, name: NamedJob, body: TaskSubmitRequest
+    queue: Queue, caller: Caller, room_id: WritableRoom, name: NamedJob, body: TaskSubmitRequest, key: Key
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
     rules.check_size("payload", body.payload)
-    task = await queue.dispatcher.submit(caller, room_id, name, body)
+    task = await queue.dispatcher.submit(caller, room_id, name, body, key)
     headers = {"Location": f"/v1/joblib/tasks/{task.id}", "Retry-After": "1"}
     return json_response(task, 202, headers)
 
 
 @router.post("/tasks/claim", response_model=TaskClaimResponse)
 async def claim_task(
-    request: Request, runtime: CurrentRuntime, caller: Caller, body: TaskClaimRequest, wait: Wait
+    request: Request, runtime: CurrentRuntime, caller: Caller, body: TaskClaimRequest, wait: Wait, key: Key
 ) -> Response:
     """Claim the oldest pending task of the worker's jobs; with ``Prefer: wait=N``, wait for one."""
     wait = min(wait, runtime.settings.long_poll_max_wait_seconds)
-    headers = {}
+    headers, claim_id = {}, claim_id_of(body.claim_id, key)
     if wait <= 0:
-        got = await runtime.claim(caller, body.worker_id, claim_id=body.claim_id)
+        got = await runtime.claim(caller, body.worker_id, claim_id=claim_id)
     else:
         async with DisconnectWatcher(request) as watcher:
-            got = await runtime.claim(caller, body.worker_id, wait, watcher.disconnected, body.claim_id)
+            got = await runtime.claim(caller, body.worker_id, wait, watcher.disconnected, claim_id)
         headers["Preference-Applied"] = f"wait={ceil(wait)}"
     if got.reason not in {None, EmptyReason.EMPTY}:
         headers["Retry-After"] = "1"
@@ -103,26 +105,26 @@ async def _check_readable(request: Request, runtime: Runtime, task_id: UUID) -> 
 
 @router.post("/tasks/{task_id}/release", response_model=TaskResponse)
 async def release_task(
-    runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskActionRequest | None = None
+    runtime: CurrentRuntime, caller: Caller, task_id: UUID, key: Key, body: TaskActionRequest | None = None
 ) -> Response:
     """Put a held task back into its queue without counting a failure. Its worker or a superuser may do so."""
-    return await _act(runtime, caller, task_id, body, task_actions.release)
+    return await _act(runtime, caller, task_id, body, key, task_actions.release)
 
 
 @router.post("/tasks/{task_id}/retry", response_model=TaskResponse)
 async def retry_task(
-    runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskActionRequest | None = None
+    runtime: CurrentRuntime, caller: Caller, task_id: UUID, key: Key, body: TaskActionRequest | None = None
 ) -> Response:
     """Put a failed or cancelled task into its queue again. Its submitter or a superuser may do so."""
-    return await _act(runtime, caller, task_id, body, task_actions.retry)
+    return await _act(runtime, caller, task_id, body, key, task_actions.retry)
 
 
 @router.post("/tasks/{task_id}/fail", response_model=TaskResponse)
 async def fail_task(
-    runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskActionRequest | None = None
+    runtime: CurrentRuntime, caller: Caller, task_id: UUID, key: Key, body: TaskActionRequest | None = None
 ) -> Response:
     """Fail a task that has not ended, also while a worker holds it. Superusers only."""
-    return await _act(runtime, caller, task_id, body, task_actions.fail)
+    return await _act(runtime, caller, task_id, body, key, task_actions.fail)
 
 
 async def _act(
@@ -130,18 +132,20 @@ async def _act(
     caller: Identity,
     task_id: UUID,
     body: TaskActionRequest | None,
+    key: RequestKey | None,
     work: task_actions.TaskAction,
 ) -> Response:
-    return json_response(await runtime.write(work, caller, task_id, body or TaskActionRequest()))
+    task = await runtime.write(once(key, TASK, work), caller, task_id, body or TaskActionRequest())
+    return json_response(task)
 
 
 @router.patch("/tasks/{task_id}", response_model=TaskResponse)
 async def update_task(
-    runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskUpdateRequest
+    runtime: CurrentRuntime, caller: Caller, task_id: UUID, body: TaskUpdateRequest, key: Key
 ) -> Response:
     """Report on a task, or cancel it. A repeated report changes nothing."""
     rules.check_size("result", body.result)
-    return json_response(await runtime.report(caller, task_id, body))
+    return json_response(await runtime.report(caller, task_id, body, key))
 
 
 @router.get("/rooms/{room_id}/tasks", response_model=PaginatedResponse[TaskResponse])

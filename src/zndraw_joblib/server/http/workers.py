@@ -13,17 +13,20 @@ from zndraw_joblib.server.http.dependencies import (
     ReadableRoom,
     json_response,
 )
+from zndraw_joblib.server.http.idempotency import Key
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.service import workers
+from zndraw_joblib.server.service.idempotency import NOTHING, WORKER, once
 
 router = APIRouter(route_class=Route)
 
 
 @router.post("/workers", status_code=201, response_model=WorkerResponse)
-async def create_worker(runtime: CurrentRuntime, caller: Caller) -> Response:
+async def create_worker(runtime: CurrentRuntime, caller: Caller, key: Key) -> Response:
     """Create a worker that belongs to the caller. It must send heartbeats."""
     interval = runtime.settings.heartbeat_seconds
-    return json_response(await runtime.write(workers.create, caller=caller, interval=interval), 201)
+    worker = await runtime.write(once(key, WORKER, workers.create), caller=caller, interval=interval)
+    return json_response(worker, 201)
 
 
 @router.get("/workers", response_model=PaginatedResponse[WorkerSummary])
@@ -42,25 +45,26 @@ async def heartbeat(
 
 
 @router.post("/workers/{worker_id}/drain", response_model=WorkerResponse)
-async def drain_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -> Response:
+async def drain_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID, key: Key) -> Response:
     """Ask a worker to stop claiming, finish its tasks and leave. Its owner or a superuser may do so."""
     interval = runtime.settings.heartbeat_seconds
-    return json_response(await runtime.write(workers.drain, caller, worker_id, interval))
+    worker = await runtime.write(once(key, WORKER, workers.drain), caller, worker_id, interval)
+    return json_response(worker)
 
 
 @router.delete("/workers/{worker_id}", status_code=204)
-async def remove_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -> Response:
+async def remove_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID, key: Key) -> Response:
     """Remove a worker: its tasks follow their retry policy; jobs without workers are soft-deleted."""
-    await runtime.write(workers.remove, caller=caller, worker_id=worker_id)
+    await runtime.write(once(key, NOTHING, workers.remove), caller=caller, worker_id=worker_id)
     return Response(status_code=204)
 
 
 @router.delete("/workers/{worker_id}/jobs/{name:path}", status_code=204)
 async def remove_job_from_worker(
-    runtime: CurrentRuntime, caller: Caller, worker_id: UUID, name: NamedJob
+    runtime: CurrentRuntime, caller: Caller, worker_id: UUID, name: NamedJob, key: Key
 ) -> Response:
     """Remove one job from a worker. Its tasks of that job continue."""
-    await runtime.write(workers.unlink_job, caller=caller, worker_id=worker_id, name=name)
+    await runtime.write(once(key, NOTHING, workers.unlink_job), caller=caller, worker_id=worker_id, name=name)
     return Response(status_code=204)
 
 

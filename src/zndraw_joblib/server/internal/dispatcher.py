@@ -10,9 +10,10 @@ from zndraw_joblib.contract.messages import TaskResponse, TaskSubmitRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.ports import DispatchMode, Identity, InternalTask, job_key
+from zndraw_joblib.server.ports import DispatchMode, Identity, InternalTask, RequestKey, job_key
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import internal
+from zndraw_joblib.server.service.idempotency import Repeat
 from zndraw_joblib.server.service.tasks import Submission
 from zndraw_joblib.server.store.tasks import TaskRecord
 
@@ -49,9 +50,14 @@ class Dispatcher:
         return DispatchMode(handle, registry.exclusive_start, registry.free is not None)
 
     async def submit(
-        self, caller: Identity, room_id: str, job: JobName, request: TaskSubmitRequest
+        self,
+        caller: Identity,
+        room_id: str,
+        job: JobName,
+        request: TaskSubmitRequest,
+        key: RequestKey | None = None,
     ) -> TaskResponse:
-        """Add a task; where its job is internal, send it to its broker."""
+        """Add a task; where its job is internal, send it to its broker. A repeated request does neither."""
         mode, settings = self.mode(job), self._runtime.settings
         item = Submission(
             caller=caller,
@@ -65,8 +71,12 @@ class Dispatcher:
             is_bounded=settings.room_max_in_flight is not None,
             validate_payload=settings.validate_payload,
             cross_room=settings.cross_room_jobs,
+            key=key,
         )
-        task = await self._runtime.submit(item)
+        got = await self._runtime.submit(item)
+        task: TaskResponse = got.result if isinstance(got, Repeat) else got
+        if isinstance(got, Repeat):
+            return task
         if mode is None or mode.is_bounded or task.status != TaskStatus.CLAIMED:
             return task
         return await self._send_submitted(task, mode)

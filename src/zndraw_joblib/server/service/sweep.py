@@ -15,8 +15,8 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import retry_policy, serializers, workers
 from zndraw_joblib.server.service.workers import Counts, Decide
+from zndraw_joblib.server.store import idempotency, provider_requests, results, runtime_settings
 from zndraw_joblib.server.store import jobs as job_store
-from zndraw_joblib.server.store import provider_requests, results, runtime_settings
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
@@ -198,6 +198,11 @@ async def prune_provider_requests(tx: Transaction) -> int:
     deleted = await provider_requests.prune(tx, await tx.now() - _KEEP_REQUESTS, TASKS_PER_BATCH)
     # Results may be large, so their batches are small: after any deletion there may be more.
     return TASKS_PER_BATCH if await results.prune(tx, _RESULT_PARTS) else deleted
+
+
+async def prune_keys(tx: Transaction, keep: timedelta) -> int:
+    """Delete a batch of answers to requests with an `Idempotency-Key` that were stored `keep` ago."""
+    return await idempotency.prune(tx, await tx.now() - keep, TASKS_PER_BATCH)
 
 
 async def prune(tx: Transaction, keep: timedelta, after: int) -> tuple[int, int | None]:

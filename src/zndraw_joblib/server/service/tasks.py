@@ -23,7 +23,7 @@ from zndraw_joblib.contract.problems import (
     TaskNotFound,
 )
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.server.ports import Identity, Page, job_key
+from zndraw_joblib.server.ports import Identity, Page, RequestKey, job_key
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import payloads, retry_policy, rules, serializers
 from zndraw_joblib.server.store import jobs as job_store
@@ -58,6 +58,7 @@ class Submission:
     cross_room: bool = False
     validated_schema: str | None = None
     options: TaskSubmitRequest = field(default_factory=TaskSubmitRequest)
+    key: RequestKey | None = None
 
 
 class Report(NamedTuple):
@@ -66,6 +67,7 @@ class Report(NamedTuple):
     caller: Identity
     task_id: UUID
     update: TaskUpdateRequest
+    key: RequestKey | None = None
 
 
 async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskResponse | Exception]:

@@ -314,7 +314,7 @@ def _raises_unavailable() -> Iterator[None]:
         logger.error("Database unavailable: %s: %s", type(error).__name__, error)
         raise ServiceUnavailable(
             f"Database unavailable: {_reason(error)}. "
-            "The request may or may not have been applied; retry it.",
+            "The request may or may not have been applied; retry it with the same Idempotency-Key.",
             headers={"Retry-After": "1"},
         ) from error
 

@@ -362,3 +362,15 @@ class RuntimeSetting(_Base, table=True):
 
     name: str = Field(primary_key=True, max_length=64)
     value: str = Field(max_length=64)
+
+
+class IdempotencyKey(_Base, table=True):
+    """The answer to a request with an `Idempotency-Key`; `id` is a digest of its caller and the key."""
+
+    __tablename__ = "joblib_idempotency_key"
+    __table_args__ = (Index(None, "created_at"),)
+
+    id: UUID = _key()
+    fingerprint: UUID
+    created_at: datetime = _time()
+    answer: str = Field(sa_column=Column(Text, nullable=False))

@@ -1,0 +1,215 @@
+"""Apply requests with an `Idempotency-Key` once: a repeat gets the answer to the first request.
+
+The answer is stored in the transaction of the request itself. Errors are not stored.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+from uuid import UUID
+
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+
+from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY
+from zndraw_joblib.contract.messages import TaskResponse, WorkerResponse
+from zndraw_joblib.contract.problems import (
+    IdempotencyKeyReused,
+    ProblemException,
+    RequestInProgress,
+    TaskNotFound,
+)
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.ports import RequestKey
+from zndraw_joblib.server.service import tasks
+from zndraw_joblib.server.store import idempotency as store
+from zndraw_joblib.server.store import tasks as task_store
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.idempotency import StoredAnswer
+
+# The payload and the result of a task are large, and are in its row.
+_LARGE = {"payload", "result"}
+
+
+class _Keyed(Protocol):
+    @property
+    def key(self) -> RequestKey | None: ...
+
+
+Item = TypeVar("Item", bound=_Keyed)
+Result = TypeVar("Result")
+P = ParamSpec("P")
+
+
+class Repeat(NamedTuple, Generic[Result]):
+    """The result of the first request with a key."""
+
+    result: Result
+
+
+class Answers(NamedTuple, Generic[Result]):
+    """How to store results as text, and how to restore them."""
+
+    encode: Callable[[Result], str]
+    decode: Callable[[Transaction, str], Awaitable[Result]]
+
+
+def _encode_task(task: TaskResponse) -> str:
+    return task.model_dump_json(exclude=_LARGE)
+
+
+async def _decode_task(tx: Transaction, text: str) -> TaskResponse:
+    fields = from_json(text)
+    task = await task_store.by_id(tx, UUID(fields["id"]))
+    if task is None:
+        raise TaskNotFound(f"Task {fields['id']} was removed since the first request")
+    result = task.result if fields["status"] == TaskStatus.COMPLETED else None
+    return TaskResponse.model_validate({**fields, "payload": task.payload, "result": result})
+
+
+def answers_of(kind: Any) -> Answers[Any]:
+    """Return how to store results of a type."""
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+
+    async def decode(_: Transaction, text: str) -> Any:
+        return adapter.validate_json(text)
+
+    return Answers(lambda result: adapter.dump_json(result, by_alias=True).decode(), decode)
+
+
+TASK = Answers(_encode_task, _decode_task)
+WORKER: Answers[WorkerResponse] = answers_of(WorkerResponse)
+NOTHING: Answers[None] = answers_of(None)
+
+
+async def submit(
+    tx: Transaction, items: Sequence[tasks.Submission]
+) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
+    """Insert tasks as `tasks.submit` does."""
+
+    async def decode(item: tasks.Submission, text: str) -> TaskResponse:
+        # The first request had the same payload.
+        return TaskResponse.model_validate({**from_json(text), "payload": item.payload})
+
+    return await _apply(tx, items, tasks.submit, _encode_task, decode)
+
+
+async def report(
+    tx: Transaction, items: Sequence[tasks.Report]
+) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
+    """Apply reports as `tasks.report` does."""
+    return await _apply(tx, items, tasks.report, _encode_task, lambda _, text: _decode_task(tx, text))
+
+
+def once(
+    key: RequestKey | None,
+    answers: Answers[Result],
+    work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+) -> Callable[Concatenate[Transaction, P], Awaitable[Result]]:
+    """Return a function like `work` that returns the result of the first request with this key."""
+    if key is None:
+        return work
+
+    class Request(NamedTuple):
+        key: RequestKey
+
+    async def apply(tx: Transaction, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        async def run(_: Transaction, __: Sequence[Request]) -> Sequence[Result | Exception]:
+            return [await work(tx, *args, **kwargs)]
+
+        async def decode(_: Request, text: str) -> Result:
+            return await answers.decode(tx, text)
+
+        [result] = await _apply(tx, [Request(key)], run, answers.encode, decode)
+        if isinstance(result, Exception):
+            raise result
+        return result.result if isinstance(result, Repeat) else result
+
+    return apply
+
+
+async def _apply(
+    tx: Transaction,
+    items: Sequence[Item],
+    work: Callable[[Transaction, Sequence[Item]], Awaitable[Sequence[Result | Exception]]],
+    encode: Callable[[Result], str],
+    decode: Callable[[Item, str], Awaitable[Result]],
+) -> Sequence[Result | Repeat[Result] | Exception]:
+    keys = {item.key.id: item.key for item in reversed(items) if item.key is not None}
+    if not keys:
+        return await work(tx, items)
+    stored, in_progress = await _find(tx, keys)
+    first = _first_places(items, in_progress.union(stored))
+    fresh = [place for place, item in enumerate(items) if item.key is None or first.get(item.key.id) == place]
+    done = await work(tx, [items[place] for place in fresh]) if fresh else []
+    results: dict[int, Result | Exception] = dict(zip(fresh, done, strict=True))
+    await _store(tx, [keys[id] for id in first], [results[place] for place in first.values()], encode)
+
+    async def repeat(item: Item, key: RequestKey) -> Result | Repeat[Result] | Exception:
+        answer = stored.get(key.id)
+        if key.id in in_progress:
+            return _in_progress()
+        if key.fingerprint != (answer or keys[key.id]).fingerprint:
+            return _reused()
+        try:
+            result = results[first[key.id]] if answer is None else await decode(item, answer.answer)
+        except ProblemException as problem:
+            return problem
+        return result if isinstance(result, Exception) else Repeat(result)
+
+    return [
+        results[place] if item.key is None or place in results else await repeat(item, item.key)
+        for place, item in enumerate(items)
+    ]
+
+
+def _first_places(items: Sequence[_Keyed], known: Set[UUID]) -> dict[UUID, int]:
+    """Return the place of the first item with each key that is not known."""
+    first: dict[UUID, int] = {}
+    for place, item in enumerate(items):
+        if item.key is not None and item.key.id not in known:
+            first.setdefault(item.key.id, place)
+    return first
+
+
+async def _find(
+    tx: Transaction, keys: Mapping[UUID, RequestKey]
+) -> tuple[dict[UUID, StoredAnswer], set[UUID]]:
+    """Return the answers that are kept, and the keys of requests that other transactions apply now."""
+    found, in_progress = await store.lock(tx, list(keys))
+    now = await tx.now()
+    return {
+        id: answer for id, answer in found.items() if answer.created_at > now - keys[id].keep
+    }, in_progress
+
+
+async def _store(
+    tx: Transaction,
+    keys: Sequence[RequestKey],
+    results: Sequence[Result | Exception],
+    encode: Callable[[Result], str],
+) -> None:
+    now = await tx.now()
+    answers = [
+        StoredAnswer(key.id, key.fingerprint, now, encode(result))
+        for key, result in zip(keys, results, strict=True)
+        if not isinstance(result, Exception)
+    ]
+    # Another transaction may have stored one between this transaction's first statement and its lock.
+    if answers and not await store.add(tx, answers, now - keys[0].keep):
+        raise _in_progress()
+
+
+def _in_progress() -> RequestInProgress:
+    return RequestInProgress(
+        f"A request with the same {IDEMPOTENCY_KEY} is being processed; repeat this one to get its answer",
+        headers={"Retry-After": "1"},
+    )
+
+
+def _reused() -> IdempotencyKeyReused:
+    detail = (
+        f"header.{IDEMPOTENCY_KEY}: this key was sent with another request; "
+        "send a new key, or exactly the method, path, query and body of the first request"
+    )
+    error = {"loc": ["header", IDEMPOTENCY_KEY], "message": detail, "type": "idempotency_key_reused"}
+    return IdempotencyKeyReused(detail, errors=[error])
