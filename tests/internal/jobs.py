@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+from endings import ENDINGS, RAISED_BY_VALIDATORS
+from pydantic import field_validator
+
 from zndraw_joblib import Category, Extension, JobPolicy
 from zndraw_joblib.contract.policy import Backoff, RetryOn
 
@@ -98,3 +101,24 @@ class EndAs(Extension):
         if self.how == "nan":
             return float("nan")
         return {"how": self.how, "room": vis.room_id}
+
+
+class AnyEnd(Extension):
+    """A job that ends as its payload says, in the validator or in the run."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    how: str = "well"
+
+    @field_validator("how")
+    @classmethod
+    def check(cls, how: str) -> str:
+        """Raise as the payload says."""
+        if how.startswith("validator: "):
+            raise RAISED_BY_VALIDATORS[how.removeprefix("validator: ")]
+        return how
+
+    def run(self, vis: Any, **kwargs: Any) -> Any:
+        """Return or raise."""
+        if self.how == "nul":
+            return "\x00"
+        return "well" if self.how == "well" else ENDINGS[self.how][0]()

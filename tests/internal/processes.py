@@ -18,10 +18,12 @@ from rest import V1
 
 TOKEN = "a-token-of-the-tests"
 FOLDER = Path(__file__).parents[1]
-JOBS = ",".join(f"internal.jobs:{name}" for name in ("Count", "Burn", "Once", "WaitForCancel", "EndAs"))
+JOBS = ",".join(
+    f"internal.jobs:{name}" for name in ("Count", "Burn", "Once", "WaitForCancel", "EndAs", "AnyEnd")
+)
 SHORT_INTERVALS = {"worker_timeout_seconds": 2, "sweeper_interval_seconds": 0.5}
 COUNT, ONCE = "@internal:analysis:Count", "@internal:analysis:Once"
-BURN = "@internal:analysis:Burn"
+BURN, ANY_END = "@internal:analysis:Burn", "@internal:analysis:AnyEnd"
 WAIT_FOR_CANCEL, END_AS = "@internal:modifiers:WaitForCancel", "@internal:selections:EndAs"
 INTERNAL_WORKER = [sys.executable, "-m", "zndraw_joblib", "internal-worker", "--log-level", "warning"]
 TASKIQ_WORKER = [

@@ -9,11 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+from endings import ENDINGS, RAISED_BY_VALIDATORS
 from fastapi import FastAPI
 from rest import V1
 from waiting import until
 
 from internal.processes import (
+    ANY_END,
     COUNT,
     END_AS,
     JOBS,
@@ -102,9 +104,9 @@ async def test_an_internal_task_needs_no_remote_worker(client: httpx.AsyncClient
         ("exit", "SystemExit: 3", 2),
         ("interrupt", "KeyboardInterrupt", 2),
         ("give up", "NonRetryable: no use", 1),
-        ("large", "The result has 1,048,578 bytes as JSON; 1,048,576 are allowed", 2),
-        ("strange", "The result cannot be stored as JSON: ", 2),
-        ("nan", "The result cannot be stored as JSON: ", 2),
+        ("large", "The result has 1,048,578 bytes as JSON; the limit is 1,048,576 bytes", 2),
+        ("strange", "The result cannot be sent as JSON: ", 2),
+        ("nan", "The result cannot be sent as JSON: ", 2),
     ],
 )
 async def test_a_failed_run_affects_no_other_task(
@@ -277,3 +279,21 @@ async def test_a_report_is_repeated_until_the_database_responds(
         await asyncio.sleep(0.3)
     ended = await wait_for_end(client, task)
     assert (ended["status"], ended["attempt"]) == ("completed", 1)
+
+
+@pytest.mark.parametrize("how", [*ENDINGS, *(f"validator: {how}" for how in RAISED_BY_VALIDATORS)])
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_any_ending_is_reported(client: httpx.AsyncClient, how: str) -> None:
+    """The task fails with a text, and no slot is lost: more tasks than slots run afterwards."""
+    ended = await wait_for_end(client, await submit(client, ANY_END, how=how))
+    assert ended["status"] == "failed"
+    is_invalid = how.startswith("validator")
+    assert ended["error"].startswith("The payload does not fit AnyEnd: " if is_invalid else ENDINGS[how][1])
+    for task in [await submit(client, ANY_END) for _ in range(3)]:
+        assert (await wait_for_end(client, task))["result"] == "well"
+
+
+async def test_a_result_that_the_server_refuses_fails_the_task(client: httpx.AsyncClient) -> None:
+    """A text that the database cannot store is an error with a reason, on both databases."""
+    ended = await wait_for_end(client, await submit(client, ANY_END, how="nul"))
+    assert ended["status"] in {"completed", "failed"}

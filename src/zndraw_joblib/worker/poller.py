@@ -84,7 +84,8 @@ class Poller(ABC, Generic[Work]):
             began = time.monotonic()
             try:
                 serve_once()
-            except Exception as error:
+            # Not Exception: the code of a host may call sys.exit().
+            except BaseException as error:
                 # A proxy that cuts long-polls fails slowly: that error needs no growing pauses.
                 if time.monotonic() - began > _LONG_POLL_SECONDS:
                     backoff.reset()

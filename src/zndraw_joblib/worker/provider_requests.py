@@ -11,6 +11,7 @@ from uuid import UUID
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
+from zndraw_joblib.contract.outcomes import encode, error_text, text_of
 from zndraw_joblib.contract.problems import ProviderNotFound
 from zndraw_joblib.contract.providers import (
     REQUEST_HASH,
@@ -25,7 +26,6 @@ from zndraw_joblib.worker.poller import Pace, Poller
 from zndraw_joblib.worker.registrations import ProviderRegistration, Registrations
 from zndraw_joblib.worker.rest import RestApi, describe_errors
 from zndraw_joblib.worker.retry import describe, is_transient, retry, status_of
-from zndraw_joblib.worker.tasks import encode, error_text
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,8 @@ class ProviderPoller(Poller[Claimed]):
             instance = provider.cls.model_validate(json.loads(claimed.request.params))
         except ValueError as error:
             return _failure(error, is_invalid=True)
-        except Exception as error:
+        # Not Exception: sys.exit() in a validator ends its request, not the worker.
+        except BaseException as error:
             return self._log_failure(claimed, error)
         try:
             self._upload(claimed, provider, instance)
@@ -147,12 +148,19 @@ class ProviderPoller(Poller[Claimed]):
             try:
                 self._rest.upload_result(claimed.request.provider_id, stream, {**headers, **size})
             finally:
-                stream.close()
+                self._close(claimed, stream)
 
         self._retry(claimed, upload)
 
     def _retry(self, claimed: Claimed, upload: Callable[[], None]) -> None:
         retry(upload, f"{claimed}: uploading", seconds=RETRY_SECONDS, stop=self._stop)
+
+    @staticmethod
+    def _close(claimed: Claimed, stream: "ResultStream") -> None:
+        try:
+            stream.close()
+        except BaseException as error:
+            log.warning("%s: closing the result: %s", claimed, describe(error))
 
     @staticmethod
     def _log_failure(claimed: Claimed, error: BaseException) -> ProviderError:
@@ -165,7 +173,7 @@ class ProviderPoller(Poller[Claimed]):
 
 
 def _failure(error: BaseException, *, is_invalid: bool = False) -> ProviderError:
-    text = describe_errors(error) if isinstance(error, ValidationError) else str(error)
+    text = describe_errors(error) if isinstance(error, ValidationError) else text_of(error)
     name = type(error).__name__[:_MAX_ERROR_NAME]
     return ProviderError(error=name, detail=error_text(text), is_invalid=is_invalid)
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.messages import (
     MAX_NAMED_TASKS,
     NamedTask,
@@ -16,10 +17,11 @@ from zndraw_joblib.contract.messages import (
     TaskVerdict,
     Verdict,
 )
+from zndraw_joblib.contract.outcomes import ResultRejected, error_text, jsonable_result
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.retry import describe, is_too_large_for_proxy, retry, status_of
-from zndraw_joblib.worker.tasks import ClaimedTask, ResultRejected, error_text, jsonable_result
+from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +50,21 @@ class Reports:
         return self._report(task, TaskStatus.RUNNING, stop=stop)
 
     def complete(self, task: ClaimedTask, result: Any = None) -> TaskResponse:
-        """Report a success; fail the task when its result cannot be sent or is refused."""
+        """Report a success; fail the task when its result cannot be sent or is refused.
+
+        An exception of the result's own code, such as a generator, is a failure of the task. One that is no
+        `Exception` is raised too, after the report.
+        """
         try:
             plain = jsonable_result(result)
         except ResultRejected as error:
             return self.fail(task, str(error))
+        except BaseException as error:
+            log.error("The result of task %s raised", task.task_id, exc_info=error)
+            failed = self.fail(task, error, retry=not isinstance(error, NonRetryable))
+            if not isinstance(error, Exception):
+                raise
+            return failed
         try:
             return self._report(task, TaskStatus.COMPLETED, result=plain)
         except Exception as error:

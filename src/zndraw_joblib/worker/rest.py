@@ -10,10 +10,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
 from zndraw_joblib.contract import messages, providers
+from zndraw_joblib.contract.outcomes import encode
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.worker.api import API_PREFIX, ApiManager
 from zndraw_joblib.worker.responses import UnexpectedResponse, read_error
-from zndraw_joblib.worker.tasks import encode
 
 Model = TypeVar("Model", bound=BaseModel)
 

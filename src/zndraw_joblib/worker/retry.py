@@ -11,6 +11,7 @@ from typing import TypeVar
 import httpx
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
+from zndraw_joblib.contract.outcomes import text_of
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.worker.responses import UnexpectedResponse
 
@@ -78,7 +79,7 @@ def is_too_large_for_proxy(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> str:
     """Return the error's class and text in one line; some errors of httpx have no text."""
-    return f"{type(error).__name__}: {unexpected_response_of(error) or error}".rstrip(": ")
+    return f"{type(error).__name__}: {text_of(unexpected_response_of(error) or error)}".rstrip(": ")
 
 
 class RequestBackoff(ExponentialBackoff):

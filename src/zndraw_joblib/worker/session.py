@@ -255,7 +255,8 @@ class HeartbeatLoop:
         while not self._stop.is_set():
             try:
                 self.send_once()
-            except Exception as error:
+            # Not Exception: the code of a host may call sys.exit().
+            except BaseException as error:
                 pause = min(backoff.after(error), self.interval)
                 log.warning("Heartbeat: %s; trying again in %.1f s", describe(error), pause)
             else:

@@ -1,31 +1,26 @@
 """The built-in executor of internal tasks: it runs them in threads and reports with fencing tokens."""
 
 import asyncio
-import json
 import logging
-import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
-from pydantic_core import to_jsonable_python
-
 from zndraw_joblib.contract.backoff import ExponentialBackoff
-from zndraw_joblib.contract.extensions import NonRetryable
-from zndraw_joblib.contract.messages import (
-    MAX_JSON_BYTES,
-    MAX_NAMED_TASKS,
-    NamedTask,
-    TaskUpdateRequest,
-    Verdict,
+from zndraw_joblib.contract.messages import MAX_NAMED_TASKS, NamedTask, TaskUpdateRequest, Verdict
+from zndraw_joblib.contract.problems import (
+    ContentTooLarge,
+    InvalidRequest,
+    ProblemException,
+    ServiceUnavailable,
+    WorkerNotFound,
 )
-from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.internal.runs import InternalContext, Outcome, outcome_of, start_thread
 from zndraw_joblib.server.ports import OpenConnection, SessionMaker, task_key
 from zndraw_joblib.server.pubsub.pubsub import connection_factory
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
@@ -42,27 +37,6 @@ Result = TypeVar("Result")
 _RETRY_SECONDS = 3600.0
 # Far more attempts than lie between two messages of one task.
 _REMEMBERED_ATTEMPTS = 10_000
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InternalContext:
-    """The default argument of an internal job's `run`.
-
-    `cancelled` is set when the task was cancelled or this attempt lost it: a job that checks it may stop.
-    """
-
-    task_id: str
-    room_id: str
-    attempt: int
-    cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
-
-
-class Outcome(NamedTuple):
-    """The end of a run: a result, or an error; `retry` is false where another attempt is of no use."""
-
-    result: Any = None
-    error: str | None = None
-    retry: bool = True
 
 
 class GuardedExecutor:
@@ -178,38 +152,29 @@ class GuardedExecutor:
     async def _run_attempt(self, cls: type[Any], payload: dict[str, Any], task: TaskRecord) -> None:
         context = InternalContext(str(task.id), task.room_id, task.attempt)
         self._running[task.id, task.attempt] = context
-        try:
-            outcome = await self._in_thread(partial(self._outcome, cls, payload, context), context)
-            status = TaskStatus.COMPLETED if outcome.error is None else TaskStatus.FAILED
-            update = TaskUpdateRequest(
-                status=status, **outcome._asdict(), worker_id=task.worker_id, attempt=task.attempt
-            )
-            await _retry(partial(self._runtime.report, EXECUTOR, task.id, update))
-        except ProblemException as problem:
-            logger.info("The report of task_id=%s was refused: %s", task.id, problem)
-        finally:
-            del self._running[task.id, task.attempt]
-
-    async def _in_thread(self, work: Callable[[], Outcome], context: InternalContext) -> Outcome:
-        # Not a thread of a pool: Python waits for those at exit, however long they take.
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Outcome] = loop.create_future()
-
-        def finish(outcome: Outcome) -> None:
-            if not done.done():
-                done.set_result(outcome)
-
-        def run() -> None:
-            outcome = work()
-            with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(finish, outcome)
-
         watching = asyncio.create_task(self._watch(context))
-        threading.Thread(target=run, name=f"zndraw-joblib task {context.task_id}", daemon=True).start()
         try:
-            return await done
+            work = partial(outcome_of, cls, payload, context, self._context)
+            outcome = await start_thread(f"zndraw-joblib task {task.id}", work)
+            await self._report(task, outcome)
         finally:
             watching.cancel()
+            del self._running[task.id, task.attempt]
+
+    async def _report(self, task: TaskRecord, outcome: Outcome) -> None:
+        """Report a run; where the server refuses its result, report that it failed."""
+        status = TaskStatus.COMPLETED if outcome.error is None else TaskStatus.FAILED
+        update = TaskUpdateRequest(
+            status=status, **outcome._asdict(), worker_id=task.worker_id, attempt=task.attempt
+        )
+        try:
+            await _retry(partial(self._runtime.report, EXECUTOR, task.id, update))
+        except (ContentTooLarge, InvalidRequest) as refusal:
+            if outcome.error is not None:
+                raise
+            await self._report(task, Outcome(error=f"The server refused the result: {refusal}"))
+        except ProblemException as problem:
+            logger.info("The report of task_id=%s was refused: %s", task.id, problem)
 
     async def _watch(self, context: InternalContext) -> None:
         """Set `cancelled` when the task ends elsewhere. Heartbeats do so too, only later."""
@@ -217,20 +182,6 @@ class GuardedExecutor:
         with suppress(ServiceUnavailable), waiters.register([task_key(context.task_id)]) as waiter:
             if await waiter.wait(inf) and not waiters.is_closed:
                 context.cancelled.set()
-
-    def _outcome(self, cls: type[Any], payload: dict[str, Any], context: InternalContext) -> Outcome:
-        try:
-            extension = cls.model_validate(payload)
-        except Exception as error:
-            return Outcome(error=f"The payload does not fit {cls.__name__}: {error}", retry=False)
-        try:
-            value = extension.run(self._context(context))
-        # SystemExit and the like end the task, not this process.
-        except BaseException as error:
-            logger.warning("Failed task_id=%s", context.task_id, exc_info=True)
-            text = f"{type(error).__name__}: {error}".rstrip(": ")
-            return Outcome(error=text, retry=not isinstance(error, NonRetryable))
-        return _result(value)
 
     async def _start(self, task_id: UUID) -> TaskRecord | None:
         while True:
@@ -295,18 +246,6 @@ class GuardedExecutor:
             await self._runtime.write(work, **given)
         except Exception as error:
             logger.warning("Did not finish at shutdown; another server will: %r", error)
-
-
-def _result(value: Any) -> Outcome:
-    """Return the outcome of a result: the result itself, or the error of one that cannot be stored."""
-    try:
-        plain = to_jsonable_python(value)
-        size = len(json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
-    except (ValueError, TypeError, RecursionError) as error:
-        return Outcome(error=f"The result cannot be stored as JSON: {error}")
-    if size > MAX_JSON_BYTES:
-        return Outcome(error=f"The result has {size:,} bytes as JSON; {MAX_JSON_BYTES:,} are allowed")
-    return Outcome(plain)
 
 
 async def _retry(work: Callable[[], Awaitable[Result]]) -> Result:

@@ -1,0 +1,63 @@
+"""The outcome of a run as it is stored: a result as plain JSON, or the text of a failure.
+
+The code of a job takes part in both: a result may be a generator, and an exception has methods of its own.
+"""
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from zndraw_joblib.contract.messages import MAX_ERROR_BYTES, MAX_JSON_BYTES
+
+# Each item of a list has at least two bytes as JSON.
+_MAX_ITEMS = MAX_JSON_BYTES // 2
+_TRUNCATED = " … (truncated)"
+
+
+class ResultRejected(ValueError):
+    """The result of a task cannot be sent: it is not JSON, or it is too large."""
+
+
+def encode(value: Any) -> bytes:
+    """Return plain JSON as bytes. Raises ValueError if `value` is not JSON."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def jsonable_result(value: Any) -> Any:
+    """Return a task's result as plain JSON.
+
+    Raises `ResultRejected`, and any exception of the result's own code.
+    """
+    if isinstance(value, Iterator):
+        value = list(islice(value, _MAX_ITEMS + 1))  # it may be endless
+    try:
+        plain = to_jsonable_python(value)
+        size = len(encode(plain))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ResultRejected(f"The result cannot be sent as JSON: {text_of(error)}") from error
+    if size > MAX_JSON_BYTES:
+        raise ResultRejected(f"The result has {size:,} bytes as JSON; the limit is {MAX_JSON_BYTES:,} bytes")
+    return plain
+
+
+def error_text(error: object) -> str:
+    """Return the text of a failure, 64 KiB at most: an exception's class and message, or the text itself."""
+    text = text_of(error)
+    if isinstance(error, BaseException):
+        text = f"{type(error).__name__}: {text}".rstrip(": ")
+    raw = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace")
+    if len(raw) <= MAX_ERROR_BYTES:
+        return raw.decode()
+    return raw[: MAX_ERROR_BYTES - len(_TRUNCATED.encode())].decode("utf-8", "ignore") + _TRUNCATED
+
+
+def text_of(value: object) -> str:
+    """Return `str(value)`, also if that raises."""
+    try:
+        return "".join([str(value)])
+    # Not Exception: this is the last step before a report, which must not depend on a job's code.
+    except BaseException as error:
+        return f"(str() of this {type(value).__name__} raised {type(error).__name__})"
