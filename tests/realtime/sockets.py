@@ -63,6 +63,7 @@ class LiveServer:
     token: str
     stack: AsyncExitStack
     rooms: Rooms | None = None
+    joblib: Any = None
 
     async def create_user(self, name: str) -> str:
         """Create a user and return the user's token."""
@@ -97,7 +98,7 @@ async def serve(app: Any, joblib: FastAPI, token: str) -> AsyncIterator[LiveServ
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         running = asyncio.create_task(uvicorn_server.serve([listener]))
         async with AsyncExitStack() as stack:
-            server = LiveServer(url, runtime, token, stack, joblib.state.joblib.rooms)
+            server = LiveServer(url, runtime, token, stack, joblib.state.joblib.rooms, joblib.state.joblib)
             assert (await (await server.rest()).get("/v1/problems/forbidden")).status_code == 200
             yield server
         runtime.waiters.close()

@@ -1,6 +1,6 @@
 """The standalone server, with its own users and database."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -54,7 +54,7 @@ def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = N
         )
     joblib = JobLib(
         session_maker=database,
-        identity=BearerTokens(partial(_find_identity, database), settings.admin_token),
+        identity=_bearer_tokens(database, settings),
         settings=settings,
         tsio=tsio,
         internal_jobs=_internal_jobs(settings),
@@ -66,9 +66,19 @@ def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = N
     return app
 
 
+def _bearer_tokens(database: Database, settings: ServerSettings) -> BearerTokens:
+    return BearerTokens(
+        partial(_find_identity, database), partial(_find_existing, database), settings.admin_token
+    )
+
+
 async def _find_identity(database: Database, digest: str) -> Identity | None:
     row = await database.read_short(tokens.by_digest, digest)
     return None if row is None else Identity(row.name, row.is_superuser)
+
+
+async def _find_existing(database: Database, digests: Collection[str]) -> set[str]:
+    return await database.read_short(tokens.existing, digests)
 
 
 def _internal_jobs(settings: ServerSettings) -> InternalJobs | None:
@@ -87,7 +97,7 @@ def _mount_socketio(app: FastAPI, joblib: JobLib, settings: ServerSettings) -> N
         transports=settings.socketio_transports,
         max_http_buffer_size=_MAX_EVENT_BYTES,
     )
-    joblib.open_rooms(sio, requires_identity=True)
+    joblib.open_rooms(sio, requires_identity=True, limits=settings)
     app.mount("/socket.io", socketio.ASGIApp(sio))
 
 

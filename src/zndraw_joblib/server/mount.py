@@ -28,7 +28,7 @@ from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.registry import InternalExecutor, InternalRegistry
-from zndraw_joblib.server.ports import Identity, ResultBackend, SessionMaker
+from zndraw_joblib.server.ports import Identity, ResultBackend, SessionMaker, Wake, identity_key
 from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.results.selection import Results, select_result_backend
 from zndraw_joblib.server.providers.uploads import Uploads
@@ -36,7 +36,7 @@ from zndraw_joblib.server.pubsub.pubsub import connection_factory
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
 from zndraw_joblib.server.realtime.rooms import Rooms, SocketAccess
 from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase
 
@@ -162,13 +162,13 @@ class JobLib(QueueState):
             _start("dispatcher", self.dispatcher.run()),
         ]
         if self.rooms is not None:
-            loops.append(_start("presence", self.rooms.presence.run()))
+            loops += [_start(name, run()) for name, run in self.rooms.loops.items()]
         try:
-            with _on_stop_signals(self._end_waiting_requests):
+            with _on_stop_signals(self.begin_stop):
                 async with self._offered_internal_jobs():
                     yield
         finally:
-            self._end_waiting_requests()
+            self.begin_stop()
             await _stop(loops)
             await self.runtime.finish()
             if self._closing_sockets is not None:
@@ -190,7 +190,8 @@ class JobLib(QueueState):
             finally:
                 self._app.state.internal_registry = None
 
-    def _end_waiting_requests(self) -> None:
+    def begin_stop(self) -> None:
+        """End waiting requests and, on the standalone server, close all sockets and accept no more."""
         self.runtime.waiters.close()
         if self.rooms is None:
             return
@@ -230,16 +231,29 @@ class JobLib(QueueState):
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"
 
-    def open_rooms(self, sio: Any, *, requires_identity: bool = False) -> None:
+    def disconnect_user(self, user_id: str) -> None:
+        """Disconnect the sockets of a user on all servers: call it after the user's access was revoked.
+
+        Other servers get it over PostgreSQL or Redis. A server that has lost its connection misses it.
+        """
+        self.runtime.waiters.notify([Wake(identity_key(user_id))])
+
+    def open_rooms(
+        self, sio: Any, *, requires_identity: bool = False, limits: ServerSettings | None = None
+    ) -> None:
         """Let the sockets of a `socketio.AsyncServer` join rooms; see `register_socketio_handlers`.
 
         With `requires_identity`, a socket without an identity cannot connect, and the queue closes all
-        sockets when the server stops.
+        sockets when the server stops. `limits` bounds connections without an identity.
         """
         if self._app is None:
             raise RuntimeError("JobLib is not mounted: call JobLib(...).mount(app) first")
         self.publisher.open(sio)
-        access = SocketAccess(self._app, self.identify, check_readable, requires_identity)
+        access = SocketAccess(self._app, self.identify, check_readable, requires_identity, limits)
+        if isinstance(self.identity, BearerTokens):
+            access = access._replace(
+                digest_of=self.identity.digest_of, find_revoked=self.identity.find_revoked
+            )
         self.rooms = Rooms(sio, self.runtime, access)
 
 

@@ -165,3 +165,8 @@ def provider_key(provider_name: object) -> str:
 def requests_key(worker_id: object) -> str:
     """Return the key of a worker's waiting claims of provider requests."""
     return f"requests:{worker_id}"
+
+
+def identity_key(user_id: object) -> str:
+    """Return the key that disconnects the sockets of a user."""
+    return f"identity:{user_id}"

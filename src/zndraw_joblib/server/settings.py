@@ -132,6 +132,8 @@ class ServerSettings(JobLibSettings):
     admin_token: SecretStr | None = None
     cors_origins: WordList = Field(default_factory=list)
     socketio_transports: Transports = Field(["polling", "websocket"], min_length=1)
+    socket_auth_timeout_seconds: Seconds = 10
+    max_unauthenticated_sockets: Annotated[int, Field(ge=1)] = 1000
     workers: Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = 1
     internal_extensions: WordList = Field(default_factory=list)
     internal_concurrency: Annotated[int, Field(ge=1, le=1000)] = 4

@@ -45,7 +45,7 @@ class PubSub:
         self._recheck = recheck
         self._max_keys = max_keys
         self._subscribers: list[Callable[[str], None]] = []
-        self._name = uuid4().hex[:12]
+        self._name = ""
         self._number = 0
         self._peers: dict[str, float] = {}
         self._wakes: dict[str, int | None] = {}
@@ -92,6 +92,8 @@ class PubSub:
     async def run(self, open_connection: OpenConnection) -> None:
         """Keep a connection open until cancelled. One cancellation is enough."""
         self._is_stopped = False
+        # Made here: a fork may have copied this object to several processes.
+        self._name = uuid4().hex[:12]
         keeping = asyncio.create_task(self._keep_open(open_connection))
         try:
             await asyncio.wait([keeping])

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -21,8 +21,10 @@ from zndraw_joblib.server.problem_responses import as_problem, invalid_part
 from zndraw_joblib.server.realtime import socketio_internals
 from zndraw_joblib.server.realtime.disconnects import DisconnectTracker
 from zndraw_joblib.server.realtime.presence import Presence
+from zndraw_joblib.server.realtime.supervisor import FindRevoked, SocketOwner, SocketSupervisor
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import workers
+from zndraw_joblib.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 Event = TypeVar("Event", bound=events.Event)
@@ -34,13 +36,17 @@ _MAX_TOKEN_LENGTH = 4096
 class SocketAccess(NamedTuple):
     """The host's functions that identify sockets and guard rooms.
 
-    `requires_identity`: a socket without an identity cannot connect.
+    `requires_identity`: a socket without an identity cannot connect. `limits` bounds connections without an
+    identity. `digest_of` returns the digest of a request's token, and `find_revoked` which digests are gone.
     """
 
     app: FastAPI
     identify: Callable[[Request], Awaitable[Identity | None]]
     check_readable: Callable[[Request, str], Awaitable[None]]
     requires_identity: bool = False
+    limits: ServerSettings | None = None
+    digest_of: Callable[[Request], str | None] = lambda _: None
+    find_revoked: FindRevoked | None = None
 
 
 class Rooms:
@@ -59,6 +65,7 @@ class Rooms:
         self._joined: dict[str, set[str]] = {}
         self.disconnects = DisconnectTracker(runtime)
         self.presence = Presence(runtime, sio, self._enter, self._leave, self._is_connected)
+        self.supervisor = SocketSupervisor(sio, runtime, access.limits, access.find_revoked)
         self._handlers: dict[str, Any] = {}
         self._handle(events.JoinJobRoom, self._join_job)
         self._handle(events.LeaveJobRoom, self._leave_job)
@@ -74,9 +81,14 @@ class Rooms:
         return self._access.requires_identity
 
     @property
+    def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """The loops to run while the server runs, by name."""
+        return {"presence": self.presence.run, "sockets": self.supervisor.run}
+
+    @property
     def is_idle(self) -> bool:
         """Whether no socket is connected, and no grace period runs."""
-        is_tracked = self._requests or self._joined
+        is_tracked = self._requests or self._joined or self.supervisor.owners
         return not is_tracked and self.presence.is_idle and self.disconnects.is_idle
 
     @property
@@ -95,25 +107,26 @@ class Rooms:
                 self.sio.on(event, self._handlers[event])
 
     async def close_sockets(self) -> None:
-        """Close all connections: the server stops, and must not wait for open polls."""
+        """Close all connections and refuse new ones: the server stops, and must not wait for open polls."""
+        self.supervisor.is_closing = True
         await socketio_internals.close_sockets(self.sio)
 
     async def _connect(self, hosts_handler: Any, sid: str, environ: dict[str, Any], auth: Any = None) -> Any:
         request = self._requests[sid] = self._request(environ, auth)
         try:
             if self._access.requires_identity:
-                await self._check_identity(request)
+                await self._check_identity(sid, request)
             answer = await _call(hosts_handler, sid, environ, auth) if hosts_handler else None
         except BaseException:
-            self._requests.pop(sid, None)
+            self._forget(sid)
             raise
         if answer is False:
-            self._requests.pop(sid, None)
+            self._forget(sid)
         return answer
 
-    async def _check_identity(self, request: Request) -> None:
+    async def _check_identity(self, sid: str, request: Request) -> None:
         try:
-            if await self._access.identify(request) is None:
+            if await self._identify(sid, request) is None:
                 raise Unauthorized("A connection needs an identity: connect with auth={'token': …}")
         except Exception as error:
             problem = as_problem(error).problem
@@ -133,13 +146,14 @@ class Rooms:
         return Request({**scope, **changes, "headers": headers}, _no_body)
 
     async def _disconnect(self, hosts_handler: Any, sid: str, reason: Any = None) -> Any:
-        self._requests.pop(sid, None)
         self._forget(sid)
         return await _call(hosts_handler, sid, reason) if hosts_handler else None
 
     def _forget(self, sid: str) -> None:
         """Undo all that a disconnected socket has joined."""
+        self._requests.pop(sid, None)
         self._joined.pop(sid, None)
+        self.supervisor.remove(sid)
         self.presence.disconnected(sid)
         self.disconnects.disconnected(sid)
 
@@ -207,9 +221,15 @@ class Rooms:
 
     async def _caller(self, sid: str) -> Identity:
         request = self._requests.get(sid)
-        caller = None if request is None else await self._access.identify(request)
+        caller = None if request is None else await self._identify(sid, request)
         if caller is None:
             raise Unauthorized("Joining a room needs an identity: connect with auth={'token': …}")
+        return caller
+
+    async def _identify(self, sid: str, request: Request) -> Identity | None:
+        caller = await self._access.identify(request)
+        if caller is not None and self._is_connected(sid):
+            self.supervisor.add(sid, SocketOwner(caller, self._access.digest_of(request)))
         return caller
 
     async def _enter(self, sid: str, *rooms: str) -> None:

@@ -4,9 +4,10 @@
 the versions of both libraries.
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from engineio.packet import NOOP, Packet
 from socketio import AsyncManager
@@ -35,6 +36,11 @@ class MessageManager(AsyncPubSubManager):  # type: ignore[misc]
     def has_sockets(self) -> bool:
         """Whether this process has a connected socket."""
         return NAMESPACE in self.rooms
+
+    def initialize(self) -> None:
+        """Start to receive, under a name of this process: a fork may have copied the manager."""
+        self.host_id = uuid4().hex
+        super().initialize()
 
     async def _publish(self, data: dict[str, Any]) -> None:
         self.send(self.json.dumps(data))
@@ -71,11 +77,42 @@ def find_handler(sio: Any, event: str) -> Any:
     return None
 
 
-async def close_sockets(sio: Any) -> None:
-    """Close all connections without a disconnect packet, after which Python clients would not reconnect.
+def guard_connections(sio: Any, reason_to_refuse: Callable[[], str | None]) -> None:
+    """Refuse a new connection where `reason_to_refuse` returns a text, before Socket.IO gets it."""
+    connect = sio.eio.handlers["connect"]
 
-    A WebSocket is closed. An open poll gets a packet without content, and the next poll a 400.
-    """
-    for client in list(sio.eio.sockets.values()):
+    async def guarded(eio_sid: str, environ: dict[str, Any]) -> Any:
+        return reason_to_refuse() or await connect(eio_sid, environ)
+
+    sio.eio.on("connect", guarded)
+
+
+def count_connections(sio: Any) -> int:
+    """Return the number of connections of this process, with and without an identity."""
+    return len(sio.eio.sockets)
+
+
+def unauthenticated(sio: Any) -> set[str]:
+    """Return the connections that are in no namespace, because Socket.IO's connect handler did not accept."""
+    manager = sio.manager
+    accepted = {
+        eio_sid
+        for namespace in manager.get_namespaces()
+        for sid, eio_sid in manager.rooms[namespace].get(None, {}).items()
+        if not manager.is_pre_connected(sid, namespace)
+    }
+    return set(sio.eio.sockets) - accepted
+
+
+async def close_sockets(sio: Any) -> None:
+    """Close all connections without a disconnect packet, after which Python clients would not reconnect."""
+    for eio_sid in list(sio.eio.sockets):
+        await close_connection(sio, eio_sid)
+
+
+async def close_connection(sio: Any, eio_sid: str) -> None:
+    """Close a WebSocket; an open poll gets a packet without content, and the next poll a 400."""
+    client = sio.eio.sockets.get(eio_sid)
+    if client is not None:
         await client.close(wait=False, abort=True)
         await client.queue.put(None if client.upgraded else Packet(NOOP))

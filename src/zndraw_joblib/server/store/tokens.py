@@ -1,11 +1,13 @@
 """Bearer tokens of the standalone server. Only the SHA-256 of a token is stored."""
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import bindparam, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
+from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Database, Transaction
 from zndraw_joblib.server.store.tables import Token
 
@@ -20,6 +22,7 @@ class TokenRecord(NamedTuple):
     created_at: datetime
 
 
+_EXISTING = select(tokens.c.digest).where(among(tokens.c.digest, bindparam("digests")))
 _SELECT = select(tokens.c.name, tokens.c.is_superuser, tokens.c.created_at)
 
 
@@ -37,6 +40,11 @@ async def by_digest(tx: Transaction, digest: str) -> TokenRecord | None:
     """Return the token with this digest."""
     row = (await tx.execute(_SELECT.where(tokens.c.digest == digest))).first()
     return None if row is None else TokenRecord(*row)
+
+
+async def existing(tx: Transaction, digests: Collection[str]) -> set[str]:
+    """Return which of these digests are of a token."""
+    return set((await tx.execute(_EXISTING, {"digests": padded(list(digests))})).scalars())
 
 
 async def list_all(tx: Transaction) -> list[TokenRecord]:

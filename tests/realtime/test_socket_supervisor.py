@@ -1,0 +1,98 @@
+"""Sockets that must not stay are closed: of revoked tokens, without an identity, during a stop."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+import socketio
+from rest import register, submit
+from waiting import until
+
+from realtime.sockets import LiveServer, Socket, serve
+from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.store import tokens
+
+ADMIN_TOKEN = "admin-token-of-the-tests"
+POLL = "/socket.io/?EIO=4&transport=polling"
+ENOUGH = 15.0
+
+
+async def closed(socket: Socket) -> None:
+    """Wait until the server has disconnected a socket."""
+    await asyncio.wait_for(socket.client.wait(), ENOUGH)
+
+
+async def test_a_revoked_token_disconnects_its_sockets(server: LiveServer) -> None:
+    """They get no further event; sockets of other tokens stay."""
+    token = await server.create_user("eve")
+    eve, ada = await server.connect("lab", token=token), await server.connect("lab")
+    polling = await server.connect(token=token, transports=["polling"])
+    await server.runtime.write(tokens.remove, name="eve")
+    await asyncio.gather(closed(eve), closed(polling))
+    received = len(eve.received)
+    rest = await server.rest()
+    await submit(rest, await register(rest))
+    assert await ada.new_statuses() == ["pending"]
+    assert len(eve.received) == received
+    with pytest.raises(socketio.exceptions.ConnectionError):
+        await until(lambda: server.connect(token=token), ENOUGH, interval=0.5)
+
+
+@pytest.fixture
+async def replicas(postgres_url: str) -> AsyncIterator[list[LiveServer]]:
+    """Serve two standalone apps on one PostgreSQL database."""
+    apps = [create_app(ServerSettings(database_url=postgres_url, admin_token=ADMIN_TOKEN)) for _ in range(2)]
+    async with serve(apps[0], apps[0], ADMIN_TOKEN) as one, serve(apps[1], apps[1], ADMIN_TOKEN) as two:
+        yield [one, two]
+
+
+async def test_a_revoked_token_disconnects_sockets_of_every_replica(replicas: list[LiveServer]) -> None:
+    """The command line revokes tokens in the database alone."""
+    token = await replicas[0].create_user("eve")
+    sockets = [await replica.connect("lab", token=token) for replica in replicas]
+    await replicas[0].runtime.write(tokens.remove, name="eve")
+    await asyncio.gather(*map(closed, sockets))
+
+
+async def test_a_connection_without_an_identity_is_closed(
+    server: LiveServer, settings: ServerSettings
+) -> None:
+    """A client that never sends Socket.IO's CONNECT loses its connection; a connected one keeps it."""
+    settings.socket_auth_timeout_seconds = 0.3
+    stays = await server.connect("lab")
+    rest = await server.rest()
+    opened = json.loads((await rest.get(POLL)).text[1:])
+    async with aiohttp.ClientSession() as session:
+        url = f"{server.url}/socket.io/?EIO=4&transport=websocket"
+        async with session.ws_connect(url) as websocket, asyncio.timeout(ENOUGH):
+            while not websocket.closed:
+                await websocket.receive()
+    refused = [await rest.get(f"{POLL}&sid={opened['sid']}") for _ in range(2)][-1]
+    assert refused.status_code == 400
+    assert await stays.new_events() == []
+
+
+async def test_connections_without_an_identity_are_bounded(
+    server: LiveServer, settings: ServerSettings
+) -> None:
+    """One more is refused; sockets with an identity do not count."""
+    settings.max_unauthenticated_sockets = 2
+    for _ in range(3):
+        await server.connect("lab")
+    rest = await server.rest()
+    assert [(await rest.get(POLL)).status_code for _ in range(3)] == [200, 200, 401]
+
+
+async def test_a_server_that_stops_accepts_no_socket(server: LiveServer) -> None:
+    """Otherwise a client that connects during the stop would delay it."""
+    rest = await server.rest()
+    socket = await server.connect("lab")
+    server.joblib.begin_stop()
+    await closed(socket)
+    response = await rest.get(POLL)
+    assert (response.status_code, "stops" in response.text) == (401, True)
+    with pytest.raises(socketio.exceptions.ConnectionError):
+        await server.connect("lab")
