@@ -22,6 +22,7 @@ from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase
 from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
+from zndraw_joblib.server.store.limits import Limits
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
 
@@ -135,20 +136,20 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def new_database(kind: str, database_url: str) -> AsyncIterator[OpenDatabase]:
+async def new_database(kind: str, database_url: str, settings: ServerSettings) -> AsyncIterator[OpenDatabase]:
     """Return a function that opens the test's database, each time with connections of its own."""
     pools: list[Pool] = []
     async with AsyncExitStack() as stack:
 
         def open_it(clock: Clock | None = None) -> Database:
             if not kind.endswith("of-a-host"):
-                database = open_database(database_url, clock)
+                database = open_database(database_url, clock, Limits.of(settings))
                 stack.push_async_callback(database.close)  # waits until every connection is returned
                 return database
             engine = open_engine(database_url)
             stack.push_async_callback(engine.dispose)
             pools.append(engine.pool)
-            return SessionDatabase(open_sessions(engine), clock)
+            return SessionDatabase(open_sessions(engine), clock, Limits.of(settings))
 
         yield open_it
         assert [pool.checkedout() for pool in pools] == [0] * len(pools), (

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from waiting import until
 
 from zndraw_joblib.contract.problems import JobNotFound, ServiceUnavailable
 from zndraw_joblib.server import batcher as module
-from zndraw_joblib.server.batcher import Batcher
+from zndraw_joblib.server.batcher import Batcher, RowLocked
 
 
 class RecordingDatabase:
@@ -23,7 +24,7 @@ class RecordingDatabase:
         self.open = asyncio.Event()
         self.open.set()
 
-    async def commit(self, items: Sequence[Any]) -> list[Any]:
+    async def commit(self, items: Sequence[Any], _: float = 0) -> list[Any]:
         """Record a batch; the item `broken` breaks the whole batch, `refused` gets a problem of its own."""
         self.batches.append(list(items))
         self.begun.set()
@@ -219,10 +220,64 @@ async def test_a_cancelled_commit_cancels_all_waiting_items(
     assert await batcher.put(3) == "done 3"
 
 
+class LockedDatabase:
+    """Commits batches, except those with an item of a locked row; an item is a row and a number."""
+
+    def __init__(self) -> None:
+        self.locked: set[str] = set()
+        self.batches: list[list[str]] = []
+        self.written: list[str] = []
+
+    async def commit(self, items: Sequence[str], lock_seconds: float) -> list[str]:
+        """Raise `RowLocked` after a while if another transaction holds a row."""
+        self.batches.append(list(items))
+        if self.locked & set(map(row_of, items)):
+            await asyncio.sleep(lock_seconds / 10)
+            raise RowLocked
+        self.written += items
+        return [f"done {item}" for item in items]
+
+
+def row_of(item: str) -> str:
+    """Return the row that an item needs."""
+    return item.split(maxsplit=1)[0]
+
+
+async def test_an_item_that_meets_a_lock_leaves_the_others_alone() -> None:
+    """The rest of its batch is written; it is refused with the name of its row after the lock timeout."""
+    database = LockedDatabase()
+    database.locked = {"a"}
+    batcher: Batcher[str, str] = Batcher(database.commit, lambda: 2, row_of, lock_seconds=0.2)
+    answers = await put_all(batcher, ["a 1", "b 1", "c 1", "b 2"])
+    assert [answers[place] for place in (1, 2, 3)] == ["done b 1", "done c 1", "done b 2"]
+    assert isinstance(answers[0], ServiceUnavailable)
+    assert "lock on the a for longer than 0.2 s" in str(answers[0])
+    assert sorted(database.written) == ["b 1", "b 2", "c 1"]
+
+
+async def test_items_of_a_known_lock_stop_no_batch_of_others() -> None:
+    """While a row is known to be locked, its items are in no batch with others; then they are again."""
+    database = LockedDatabase()
+    database.locked = {"a"}
+    batcher: Batcher[str, str] = Batcher(database.commit, lambda: 2, row_of, lock_seconds=5)
+    waiting = [asyncio.create_task(put_all(batcher, ["a 1", "b 1"]))]
+    await until(lambda: database.written)
+    before = len(database.batches)
+    waiting += [asyncio.create_task(put_all(batcher, [f"a {number}", f"b {number}"])) for number in (2, 3)]
+    await until(lambda: len(database.written) == 3)
+    assert [batch for batch in database.batches[before:] if len({*map(row_of, batch)}) > 1] == []
+    database.locked.clear()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiting)
+    assert [item for item in database.written if row_of(item) == "a"] == ["a 1", "a 2", "a 3"]
+    assert await put_all(batcher, ["a 4", "b 4"]) == ["done a 4", "done b 4"]
+    assert database.batches[-1] == ["a 4", "b 4"]
+
+
 def test_one_batcher_serves_several_event_loops() -> None:
     """A host's test client may run each request in its own event loop; the batcher keeps no loop."""
 
-    async def commit(items: Sequence[int]) -> list[int]:
+    async def commit(items: Sequence[int], _: float) -> list[int]:
         await asyncio.sleep(0)
         return [item + 1 for item in items]
 

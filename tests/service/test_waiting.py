@@ -141,7 +141,7 @@ Hook = Callable[[], Awaitable[None]]
 
 def after_each_commit(replica: Replica, monkeypatch: pytest.MonkeyPatch, *hooks: Hook) -> None:
     """Run one hook after each of the next commits, before its caller continues."""
-    left, write = list(hooks), replica.runtime.database.write_short
+    left, write = list(hooks), replica.runtime.database.write_batch
 
     async def write_and_hook(*work: Any, **given: Any) -> Any:
         answer = await write(*work, **given)
@@ -149,7 +149,7 @@ def after_each_commit(replica: Replica, monkeypatch: pytest.MonkeyPatch, *hooks:
             await left.pop(0)()
         return answer
 
-    monkeypatch.setattr(replica.runtime.database, "write_short", write_and_hook)
+    monkeypatch.setattr(replica.runtime.database, "write_batch", write_and_hook)
 
 
 async def test_a_submit_during_the_check_of_a_woken_worker_is_not_missed(
@@ -372,7 +372,7 @@ async def test_waiters_cost_no_queries_and_hold_no_connection(
         return count
 
     database = replica.runtime.database
-    for name in ("write", "write_short", "read", "read_short"):
+    for name in ("write", "write_short", "write_batch", "read", "read_short"):
         monkeypatch.setattr(database, name, counted(getattr(database, name)))
     await asyncio.sleep(0.2)
     assert queries == 0

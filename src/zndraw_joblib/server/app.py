@@ -21,6 +21,7 @@ from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import tokens
 from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.store.limits import Limits
 
 _MAX_EVENT_BYTES = 100_000
 
@@ -30,7 +31,7 @@ def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = N
 
     Raises `InvalidDatabaseUrl` and `CannotLoad`. The start of the app raises `OutdatedSchema`.
     """
-    database = open_database(settings.database_url)
+    database = open_database(settings.database_url, limits=Limits.of(settings))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -13,28 +16,53 @@ logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Entry = tuple[Item, asyncio.Future[Result | Exception]]
-Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Result | Exception]]]
+Commit = Callable[[Sequence[Item], float], Awaitable[Sequence[Result | Exception]]]
 
 MAX_BATCH = 256
 MAX_WAITING = 10_000
 # One cycle of the event loop to read a request, one to run its handler until here.
 _CYCLES_TO_ARRIVE = 2
+# How long a batch may wait for a lock, and how long while it is known that some lock is not free.
+_LOCK_SECONDS = 0.25
+_PROMPT_SECONDS = 0.05
+# How long the items that need one lock may wait for it, doubled at each try.
+_FIRST_TRY_SECONDS = 0.02
+
+
+class RowLocked(Exception):
+    """Another transaction held a lock for too long. Nothing was written."""
+
+
+def locked_problem(what: str, seconds: float) -> ServiceUnavailable:
+    """Return the problem of a request that needs something that another transaction holds."""
+    return ServiceUnavailable(
+        f"Another transaction of the database held a lock on {what} for longer than {seconds:g} s "
+        f"(database_lock_timeout_seconds). The request was not applied; retry it later.",
+        headers={"Retry-After": "1"},
+    )
 
 
 class Batcher(Generic[Item, Result]):
     """Commits items in batches, in order of arrival. At low load an item is committed alone, at once.
 
-    `commit` takes the items of a batch and returns a result or a problem for each. Where it raises, nothing
-    of the batch was written; then each item is committed alone, and only the broken one fails. At most
-    `concurrency()` batches are committed at the same time, and at most `max_waiting` items wait.
+    `commit` takes the items of a batch and how many seconds they may wait for a lock, and returns a result
+    or a problem for each. Where it raises, nothing of the batch was written; then each item is committed
+    alone, and only the broken one fails. At most `concurrency()` batches are committed at the same time, and
+    at most `max_waiting` items wait.
+
+    If it raises `RowLocked`, another transaction holds what some item `needs`. The batch is split by that,
+    and its parts are committed apart from other batches, until they succeed or for `lock_seconds`.
     """
 
     def __init__(
-        self, commit: Commit[Item, Result], concurrency: Callable[[], int], max_waiting: int = MAX_WAITING
+        self,
+        commit: Commit[Item, Result],
+        concurrency: Callable[[], int],
+        needs: Callable[[Item], str] = str,
+        lock_seconds: float = 5.0,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
-        self._commit = commit
-        self._concurrency = concurrency
-        self._max_waiting = max_waiting
+        self._new_queue = partial(_Queue, commit, concurrency, needs, lock_seconds, max_waiting)
         # A host's test client may run each request in an event loop of its own.
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue[Item, Result]] = WeakKeyDictionary()
 
@@ -46,7 +74,7 @@ class Batcher(Generic[Item, Result]):
         loop = asyncio.get_running_loop()
         queue = self._queues.get(loop)
         if queue is None:
-            queue = self._queues[loop] = _Queue(self._commit, self._concurrency, self._max_waiting)
+            queue = self._queues[loop] = self._new_queue()
         result = await queue.put(item)
         if isinstance(result, Exception):
             raise result
@@ -56,33 +84,51 @@ class Batcher(Generic[Item, Result]):
     def batches(self) -> set[asyncio.Task[None]]:
         """The tasks that commit batches in this event loop."""
         queue = self._queues.get(asyncio.get_running_loop())
-        return set() if queue is None else set(queue.tasks)
+        return set() if queue is None else queue.all_tasks
 
 
 class _Queue(Generic[Item, Result]):
     """The items of one event loop."""
 
     def __init__(
-        self, commit: Commit[Item, Result], concurrency: Callable[[], int], max_waiting: int
+        self,
+        commit: Commit[Item, Result],
+        concurrency: Callable[[], int],
+        needs: Callable[[Item], str],
+        lock_seconds: float,
+        max_waiting: int,
     ) -> None:
         self._commit = commit
         self._concurrency = concurrency
         self._max_waiting = max_waiting
         self._waiting: deque[Entry[Item, Result]] = deque()
+        self._blocked = _Blocked(self._results, self._put_back, needs, lock_seconds)
         self.tasks: set[asyncio.Task[None]] = set()
         self._running = 0
         self._is_gathering = False
 
+    @property
+    def all_tasks(self) -> set[asyncio.Task[None]]:
+        """The tasks that commit batches."""
+        return self.tasks | ({self._blocked.task} if self._blocked.task else set())
+
     def put(self, item: Item) -> asyncio.Future[Result | Exception]:
-        if len(self._waiting) >= self._max_waiting:
+        if len(self._waiting) + self._blocked.count >= self._max_waiting:
             raise ServiceUnavailable(
                 f"{self._max_waiting} requests wait to be written already; retry later",
                 headers={"Retry-After": "1"},
             )
         future = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
-        self._start()
+        if self._blocked.has_lock_of(item):
+            self._blocked.add((item, future))
+        else:
+            self._waiting.append((item, future))
+            self._start()
         return future
+
+    def _put_back(self, entries: Sequence[Entry[Item, Result]]) -> None:
+        self._waiting.extendleft(reversed(entries))
+        self._start()
 
     def _start(self) -> None:
         if self._waiting and not self._is_gathering and self._running < self._concurrency():
@@ -97,10 +143,13 @@ class _Queue(Generic[Item, Result]):
         try:
             while True:
                 batch = await self._next_batch()
-                results = await self._results(batch)
-                for (_, future), result in zip(batch, results, strict=True):
-                    if not future.done():
-                        future.set_result(result)
+                patience = _LOCK_SECONDS if self._blocked.is_empty else _PROMPT_SECONDS
+                results = await self._results(batch, patience)
+                for entry, result in zip(batch, results, strict=True):
+                    if isinstance(result, RowLocked):
+                        self._blocked.add(entry)
+                    elif not entry[1].done():
+                        entry[1].set_result(result)
                 if self._is_gathering or not self._waiting:
                     return
                 self._is_gathering = True
@@ -119,8 +168,13 @@ class _Queue(Generic[Item, Result]):
             self._is_gathering = False
         taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
         self._start()
-        # A cancelled request is not written.
-        return [(item, future) for item, future in taken if not future.done()]
+        batch = []
+        for entry in taken:
+            if self._blocked.has_lock_of(entry[0]):
+                self._blocked.add(entry)
+            elif not entry[1].done():  # a cancelled request is not written
+                batch.append(entry)
+        return batch
 
     async def _gather(self) -> None:
         """Let the event loop read the requests that have arrived, which otherwise wait for a whole batch.
@@ -133,12 +187,14 @@ class _Queue(Generic[Item, Result]):
             for _ in range(_CYCLES_TO_ARRIVE):
                 await asyncio.sleep(0)
 
-    async def _results(self, batch: list[Entry[Item, Result]]) -> Sequence[Result | Exception]:
+    async def _results(
+        self, batch: list[Entry[Item, Result]], lock_seconds: float
+    ) -> Sequence[Result | Exception]:
         if not batch:
             return []
         try:
-            return await self._commit([item for item, _ in batch])
-        except ServiceUnavailable as problem:
+            return await self._commit([item for item, _ in batch], lock_seconds)
+        except (ServiceUnavailable, RowLocked) as problem:
             return [problem] * len(batch)
         except Exception as error:
             if len(batch) == 1:
@@ -147,5 +203,110 @@ class _Queue(Generic[Item, Result]):
             cancelled = ServiceUnavailable("The request was cancelled before it was written")
             results: list[Result | Exception] = []
             for entry in batch:
-                results += [cancelled] if entry[1].done() else await self._results([entry])
+                results += [cancelled] if entry[1].done() else await self._results([entry], _PROMPT_SECONDS)
             return results
+
+
+@dataclass(slots=True)
+class _Group(Generic[Item, Result]):
+    """Items that need the same lock, each with the time when it gives up."""
+
+    entries: deque[tuple[Entry[Item, Result], float]] = field(default_factory=deque)
+    tries: int = 0
+    is_in_turn: bool = False
+
+
+class _Blocked(Generic[Item, Result]):
+    """Items that need a lock of another transaction, committed lock by lock by one task.
+
+    A lock stays known for a while after its last item gave up, so that later items go here at once.
+    """
+
+    def __init__(
+        self,
+        commit: Callable[[list[Entry[Item, Result]], float], Awaitable[Sequence[Result | Exception]]],
+        put_back: Callable[[Sequence[Entry[Item, Result]]], None],
+        needs: Callable[[Item], str],
+        lock_seconds: float,
+    ) -> None:
+        self._commit = commit
+        self._put_back = put_back
+        self._needs = needs
+        self._lock_seconds = lock_seconds
+        self._groups: dict[str, _Group[Item, Result]] = {}
+        self._turns: deque[str] = deque()
+        self.task: asyncio.Task[None] | None = None
+        self.count = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no lock is known to be held."""
+        return not self._groups
+
+    def has_lock_of(self, item: Item) -> bool:
+        """Return whether an item needs a lock that is known to be held."""
+        return bool(self._groups) and self._needs(item) in self._groups
+
+    def add(self, entry: Entry[Item, Result]) -> None:
+        """Commit an item apart, together with others that need the same lock."""
+        lock = self._needs(entry[0])
+        group = self._groups.setdefault(lock, _Group())
+        group.entries.append((entry, time.monotonic() + self._lock_seconds))
+        self.count += 1
+        if not group.is_in_turn:
+            group.is_in_turn = True
+            # Locks that were not tried alone yet are probably free.
+            self._turns.append(lock) if group.tries else self._turns.appendleft(lock)
+        if self.task is None or self.task.done():
+            self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            while self._turns:
+                lock = self._turns.popleft()
+                group = self._groups[lock]
+                if await self._commit_group(lock, group):
+                    del self._groups[lock]
+                    self._put_back([entry for entry, _ in group.entries])
+                    self.count -= len(group.entries)
+                elif group.entries:
+                    self._turns.append(lock)
+                else:
+                    group.is_in_turn = False
+                    asyncio.get_running_loop().call_later(self._lock_seconds, self._forget, lock, group)
+        except BaseException:
+            for group in self._groups.values():
+                for (_, future), _ in group.entries:
+                    future.cancel()
+            self._groups.clear()
+            self._turns.clear()
+            self.count = 0
+            raise
+
+    async def _commit_group(self, lock: str, group: _Group[Item, Result]) -> bool:
+        """Commit items that need a lock. Return whether it was free."""
+        taken = [group.entries.popleft() for _ in range(min(len(group.entries), MAX_BATCH))]
+        self.count -= len(taken)
+        live = [(entry, gives_up) for entry, gives_up in taken if not entry[1].done()]
+        patience = min(_LOCK_SECONDS, _FIRST_TRY_SECONDS * 2 ** min(group.tries, 10))
+        try:
+            results = await self._commit([entry for entry, _ in live], patience)
+        except BaseException:
+            for (_, future), _ in live:
+                future.cancel()
+            raise
+        kept: list[tuple[Entry[Item, Result], float]] = []
+        for (entry, gives_up), result in zip(live, results, strict=True):
+            if isinstance(result, RowLocked) and time.monotonic() < gives_up:
+                kept.append((entry, gives_up))
+            elif not entry[1].done():
+                is_late = isinstance(result, RowLocked)
+                entry[1].set_result(locked_problem(f"the {lock}", self._lock_seconds) if is_late else result)
+        group.entries.extendleft(reversed(kept))
+        self.count += len(kept)
+        group.tries += 1
+        return not any(isinstance(result, RowLocked) for result in results)
+
+    def _forget(self, lock: str, group: _Group[Item, Result]) -> None:
+        if not group.is_in_turn and self._groups.get(lock) is group:
+            del self._groups[lock]

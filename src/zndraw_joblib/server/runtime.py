@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 from weakref import WeakSet
@@ -23,7 +24,7 @@ from zndraw_joblib.contract.messages import (
 )
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.batcher import Batcher
+from zndraw_joblib.server.batcher import Batcher, Commit
 from zndraw_joblib.server.payload_validator import PayloadValidator
 from zndraw_joblib.server.ports import (
     Identity,
@@ -45,6 +46,7 @@ from zndraw_joblib.server.service.idempotency import Repeat
 from zndraw_joblib.server.service.payloads import ExpensiveValidation
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase, Transaction
+from zndraw_joblib.server.store.limits import Limits
 from zndraw_joblib.server.waiters import Disconnected, Waiter, Waiters
 
 logger = logging.getLogger(__name__)
@@ -83,7 +85,11 @@ class Runtime:
         recheck_seconds: tuple[float, float] = (1.0, 5.0),
     ) -> None:
         self.settings = settings
-        self.database = database if isinstance(database, Database) else SessionDatabase(database, clock)
+        self.database = (
+            database
+            if isinstance(database, Database)
+            else SessionDatabase(database, clock, Limits.of(settings))
+        )
         self.pubsub = PubSub(self._wake, self.recheck)
         self.waiters = Waiters(lambda: self.settings.max_waiting_requests, self.pubsub.forward)
         self.recheck_seconds = recheck_seconds
@@ -96,7 +102,7 @@ class Runtime:
         self._submits: Batcher[tasks.Submission, OnceOrRepeat] = self.batcher(idempotency.submit)
         self._reports: Batcher[tasks.Report, OnceOrRepeat] = self.batcher(idempotency.report)
         self._claims: Batcher[claims.Claim, claims.ClaimResult] = self.batcher(claims.claim)
-        self._heartbeats = self._add(Batcher(self._commit_heartbeats, self._concurrent_batches))
+        self._heartbeats = self._add(self._commit_heartbeats)
         self.payload_validator = PayloadValidator()
         self._last_seen: dict[UUID, float] = {}
         self._rechecking: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
@@ -105,14 +111,22 @@ class Runtime:
         self.waiters.wake(key, count)
 
     def batcher(
-        self, apply: Callable[[Transaction, Sequence[Item]], Awaitable[Sequence[Result | Exception]]]
+        self,
+        apply: Callable[[Transaction, Sequence[Item]], Awaitable[Sequence[Result | Exception]]],
+        needs: Callable[[Item], str] = attrgetter("needs"),
     ) -> Batcher[Item, Result]:
-        """Return a batcher that runs `apply(tx, items)` in one transaction for each batch."""
-        return self._add(Batcher(partial(self._commit_batch, apply), self._concurrent_batches))
+        """Return a batcher that runs `apply(tx, items)` in one transaction for each batch.
 
-    def _add(self, batcher: Batcher[Item, Result]) -> Batcher[Item, Result]:
-        self._batchers.append(batcher)
-        return batcher
+        `needs` names what an item locks.
+        """
+        return self._add(partial(self._commit_batch, apply), needs)
+
+    def _add(
+        self, commit: Commit[Item, Result], needs: Callable[[Item], str] = attrgetter("needs")
+    ) -> Batcher[Item, Result]:
+        made = Batcher(commit, self._concurrent_batches, needs, self.database.lock_seconds)
+        self._batchers.append(made)
+        return made
 
     def _concurrent_batches(self) -> int:
         return self.database.concurrent_writes
@@ -163,15 +177,17 @@ class Runtime:
         await self.publish(tx)
         return result
 
-    async def _commit_batch(self, apply: Callable[..., Awaitable[Result]], items: Sequence[Any]) -> Result:
-        return await self._finish_write(self.database.write_short(apply, items))
+    async def _commit_batch(
+        self, apply: Callable[..., Awaitable[Result]], items: Sequence[Any], lock_seconds: float
+    ) -> Result:
+        return await self._finish_write(self.database.write_batch(apply, items, lock_seconds))
 
     async def _commit_heartbeats(
-        self, items: Sequence[workers.Heartbeat]
-    ) -> Sequence[WorkerResponse | ProblemException]:
+        self, items: Sequence[workers.Heartbeat], lock_seconds: float
+    ) -> Sequence[WorkerResponse | Exception]:
         is_short = sum(len(item.named) for item in items) <= _TASKS_PER_SHORT_WRITE
-        write = self.database.write_short if is_short else self.database.write
-        return await self._finish_write(write(workers.heartbeat, items))
+        write = self.database.write_batch(workers.heartbeat, items, lock_seconds, is_short=is_short)
+        return await self._finish_write(write)
 
     async def publish(self, tx: Transaction) -> None:
         """Wake waiters and queue events, after the commit. Nothing waits for the publisher."""

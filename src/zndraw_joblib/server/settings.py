@@ -88,6 +88,11 @@ class JobLibSettings(BaseSettings):
     publish_timeout_seconds: Seconds = 5
     max_queued_events: Annotated[int, Field(ge=1)] = 10_000
     max_queued_event_bytes: Annotated[int, Field(ge=1)] = 16 * MIB
+    database_connect_timeout_seconds: Seconds = 5
+    database_response_timeout_seconds: Seconds = 10
+    database_statement_timeout_seconds: Seconds = 30
+    database_lock_timeout_seconds: Seconds = 5
+    database_idle_transaction_timeout_seconds: Seconds = 10
     redis_url: RedisUrl | None = None
     redis_prefix: Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")] = "zndraw-joblib"
 

@@ -9,9 +9,9 @@ import typer
 from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.server import settings
 from zndraw_joblib.server.store import connect, schema
+from zndraw_joblib.server.store.asyncpg_options import InvalidDatabaseUrl
 from zndraw_joblib.server.store.connect import DatabaseLocation, UnusableDatabase
 from zndraw_joblib.server.store.database import Database
-from zndraw_joblib.server.store.engine import InvalidDatabaseUrl
 
 Result = TypeVar("Result")
 

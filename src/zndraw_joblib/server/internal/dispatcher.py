@@ -35,7 +35,7 @@ class Dispatcher:
     def __init__(self, runtime: Runtime, registry: Callable[[], InternalRegistry | None]) -> None:
         self._runtime = runtime
         self._registry = registry
-        self._confirms = runtime.batcher(internal.confirm_dispatch)
+        self._confirms = runtime.batcher(internal.confirm_dispatch, lambda task_id: f"task {task_id}")
         self._woken: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_failing = False

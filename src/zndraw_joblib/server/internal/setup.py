@@ -16,6 +16,7 @@ from zndraw_joblib.server.realtime.client_managers import RedisManager
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.store.limits import Limits
 
 
 @asynccontextmanager
@@ -59,7 +60,7 @@ def worker_broker(settings: ServerSettings) -> QueueBroker:
     sio: Any = socketio.AsyncServer(
         client_manager=RedisManager(settings.redis_url, f"{settings.redis_prefix}:socketio")
     )
-    database = open_database(settings.database_url)
+    database = open_database(settings.database_url, limits=Limits.of(settings))
     executor = GuardedExecutor(
         database, settings=settings, tsio=sio, concurrency=settings.internal_concurrency
     )

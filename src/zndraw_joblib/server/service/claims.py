@@ -36,6 +36,11 @@ class Claim(NamedTuple):
     claim_id: UUID | None = None
     order: ClaimOrder = ClaimOrder()
 
+    @property
+    def needs(self) -> str:
+        """What it locks."""
+        return f"worker {self.worker_id}"
+
 
 @dataclass(slots=True)
 class ClaimResult:

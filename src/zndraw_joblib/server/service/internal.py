@@ -43,6 +43,11 @@ class Start(NamedTuple):
     worker_id: UUID
     task_id: UUID
 
+    @property
+    def needs(self) -> str:
+        """What it locks."""
+        return f"task {self.task_id}"
+
 
 def check(job: InternalJob) -> None:
     """Raise the problem of a job whose schema is too large or invalid."""

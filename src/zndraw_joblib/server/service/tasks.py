@@ -60,6 +60,11 @@ class Submission:
     options: TaskSubmitRequest = field(default_factory=TaskSubmitRequest)
     key: RequestKey | None = None
 
+    @property
+    def needs(self) -> str:
+        """What it locks."""
+        return f"job {self.job}"
+
 
 class Report(NamedTuple):
     """A report of a task's new status."""
@@ -68,6 +73,11 @@ class Report(NamedTuple):
     task_id: UUID
     update: TaskUpdateRequest
     key: RequestKey | None = None
+
+    @property
+    def needs(self) -> str:
+        """What it locks."""
+        return f"task {self.task_id}"
 
 
 async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskResponse | Exception]:

@@ -48,6 +48,11 @@ class Heartbeat(NamedTuple):
     named: Sequence[NamedTask] = ()
     max_tasks: int | None = None
 
+    @property
+    def needs(self) -> str:
+        """What it locks."""
+        return f"worker {self.worker_id}"
+
 
 async def create(tx: Transaction, caller: Identity, interval: float) -> WorkerResponse:
     """Create a worker that belongs to the caller."""

@@ -14,8 +14,9 @@ from sqlalchemy.exc import DBAPIError
 
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.store import schema
+from zndraw_joblib.server.store.asyncpg_options import InvalidDatabaseUrl
 from zndraw_joblib.server.store.database import Database
-from zndraw_joblib.server.store.engine import InvalidDatabaseUrl, open_database, open_engine
+from zndraw_joblib.server.store.engine import open_database, open_engine
 
 _ANSWER_SECONDS = 20.0
 _IN_MEMORY = frozenset({None, "", ":memory:"})

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from types import ModuleType
@@ -12,22 +13,24 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Executable, delete, false, func, select
+from sqlalchemy import Connection, Executable, bindparam, delete, false, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Result as SqlResult
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.events import Emission
-from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
+from zndraw_joblib.server.batcher import RowLocked, locked_problem
 from zndraw_joblib.server.ports import OpenConnection, SessionMaker, Wake
+from zndraw_joblib.server.store.errors import Unresponsive, in_doubt, is_retriable, raises_unavailable
+from zndraw_joblib.server.store.limits import Limits, SingleWrites
 from zndraw_joblib.server.store.notify_connection import NotifyConnection
 from zndraw_joblib.server.store.tables import Token
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+Items = TypeVar("Items")
 P = ParamSpec("P")
 Clock = Callable[[], datetime]
 Rows = SqlResult[*tuple[Any, ...]]
@@ -35,16 +38,15 @@ Execute = Callable[..., Awaitable[Rows]]
 Work = Callable[["Transaction"], Awaitable[Result]]
 
 _ATTEMPTS = 5
+_RETRY_SECONDS = 15.0
 # PostgreSQL: while one batch waits for the disk, the next is prepared. A third would only make them smaller.
 CONCURRENT_BATCHES = 2
 _NOW = select(func.now())
 SQLITE_LOCK = "BEGIN IMMEDIATE"
-_IN_DOUBT = "the commit may or may not have succeeded"
-# PostgreSQL: serialization failure and deadlock. In both cases nothing was written.
-_RETRIABLE = frozenset({"40001", "40P01"})
-# PostgreSQL: connection lost, out of resources, shut down by an operator.
-_AUTHENTICATION_CLASS = "28"
-_UNAVAILABLE_CLASSES = frozenset({"08", "53", "57"})
+_LIMITS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+_SET_LIMITS = select(
+    *(func.set_config(name, bindparam(name), True).label(name) for name in _LIMITS), func.now().label("now")
+)
 
 
 class Freed(NamedTuple):
@@ -114,8 +116,9 @@ class Transaction:
 class Database(ABC):
     """Runs functions in transactions. The first argument of each function is its `Transaction`."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    def __init__(self, clock: Clock | None = None, limits: Limits | None = None) -> None:
         self._clock = clock
+        self._limits = limits or Limits()
 
     async def read(
         self,
@@ -127,7 +130,7 @@ class Database(ABC):
 
         Raises `ServiceUnavailable` when the database is unavailable.
         """
-        return await _retry(lambda: self._read(lambda tx: work(tx, *args, **kwargs), is_short=False))
+        return await self._alone(lambda: self._read(lambda tx: work(tx, *args, **kwargs), is_short=False))
 
     async def read_short(
         self,
@@ -136,7 +139,7 @@ class Database(ABC):
         **kwargs: P.kwargs,
     ) -> Result:
         """Read like `read`. The caller promises a few milliseconds: SQLite may run it on the event loop."""
-        return await _retry(lambda: self._read(lambda tx: work(tx, *args, **kwargs), is_short=True))
+        return await self._alone(lambda: self._read(lambda tx: work(tx, *args, **kwargs), is_short=True))
 
     async def write(
         self,
@@ -147,9 +150,9 @@ class Database(ABC):
         """Run `work(tx, *args, **kwargs)` and commit. After a deadlock, run it again.
 
         Return its result and the finished transaction. An exception from `work` rolls everything back.
-        Raises `ServiceUnavailable` when the database is unavailable.
+        Raises `ServiceUnavailable` when the database is unavailable, or another transaction holds a lock.
         """
-        return await _retry(lambda: self._write(lambda tx: work(tx, *args, **kwargs), is_short=False))
+        return await self._alone(lambda: self._write(lambda tx: work(tx, *args, **kwargs), is_short=False))
 
     async def write_short(
         self,
@@ -158,7 +161,36 @@ class Database(ABC):
         **kwargs: P.kwargs,
     ) -> tuple[Result, Transaction]:
         """Write like `write`. The caller promises a few milliseconds: SQLite may run it on the event loop."""
-        return await _retry(lambda: self._write(lambda tx: work(tx, *args, **kwargs), is_short=True))
+        return await self._alone(lambda: self._write(lambda tx: work(tx, *args, **kwargs), is_short=True))
+
+    async def write_batch(
+        self,
+        work: Callable[[Transaction, Items], Awaitable[Result]],
+        items: Items,
+        lock_seconds: float,
+        *,
+        is_short: bool = True,
+    ) -> tuple[Result, Transaction]:
+        """Write like `write_short`, unless `is_short` is false.
+
+        Raises `RowLocked` if another transaction holds a lock for longer than `lock_seconds`.
+        """
+        return await _retry(lambda: self._write(lambda tx: work(tx, items), is_short, lock_seconds))
+
+    @property
+    def lock_seconds(self) -> float:
+        """How long a request may wait for a lock of another transaction."""
+        return self._limits.lock
+
+    async def _alone(self, transaction: Callable[[], Awaitable[Result]]) -> Result:
+        """Run a transaction, again after a lock timeout as long as the time for it is not over."""
+        gives_up = time.monotonic() + self._limits.lock
+        while True:
+            try:
+                return await _retry(transaction)
+            except RowLocked as error:
+                if time.monotonic() >= gives_up:
+                    raise locked_problem("a row that the request needs", self._limits.lock) from error
 
     @property
     def concurrent_writes(self) -> int:
@@ -186,15 +218,20 @@ class Database(ABC):
     async def _read(self, work: Work[Result], is_short: bool) -> Result: ...
 
     @abstractmethod
-    async def _write(self, work: Work[Result], is_short: bool) -> tuple[Result, Transaction]: ...
+    async def _write(
+        self, work: Work[Result], is_short: bool, lock_seconds: float | None = None
+    ) -> tuple[Result, Transaction]: ...
 
 
 class SessionDatabase(Database):
     """A host's database, used through its session maker. On SQLite, writers run one at a time."""
 
-    def __init__(self, session_maker: SessionMaker, clock: Clock | None = None) -> None:
-        super().__init__(clock)
+    def __init__(
+        self, session_maker: SessionMaker, clock: Clock | None = None, limits: Limits | None = None
+    ) -> None:
+        super().__init__(clock, limits)
         self._open = session_maker
+        self._single_writes = SingleWrites(self._limits)
         self._is_sqlite: bool | None = None
         self._write_locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
@@ -227,17 +264,42 @@ class SessionDatabase(Database):
         """Do nothing: the connections belong to the host."""
 
     async def _read(self, work: Work[Result], is_short: bool) -> Result:
-        async with self._open() as session:
+        async with self._bounded(is_short), self._open() as session:
             return await work(from_connection(await session.connection(), self._clock))
 
-    async def _write(self, work: Work[Result], is_short: bool) -> tuple[Result, Transaction]:
-        async with self._write_lock(), self._open() as session:
+    async def _write(
+        self, work: Work[Result], is_short: bool, lock_seconds: float | None = None
+    ) -> tuple[Result, Transaction]:
+        if lock_seconds is None and self._is_sqlite is False:
+            async with self._single_writes.slot() as patience:
+                return await self._write(work, is_short, patience)
+        async with self._write_lock(), self._bounded(is_short), self._open() as session:
             tx = await begin(session, self._clock)
             self._is_sqlite = tx.is_sqlite
+            if not tx.is_sqlite:
+                await self._set_limits(tx, self._limits.lock if lock_seconds is None else lock_seconds)
             result = await work(tx)
             with in_doubt():
                 await session.commit()
             return result, tx
+
+    async def _set_limits(self, tx: Transaction, lock_seconds: float) -> None:
+        """Bound what this transaction of the host's connection may wait for."""
+        limits = self._limits
+        seconds = (limits.statement, lock_seconds, limits.idle_transaction)
+        values = [f"{max(1, round(each * 1000))}ms" for each in seconds]
+        row = (await tx.execute(_SET_LIMITS, dict(zip(_LIMITS, values, strict=True)))).one()
+        tx.record_now([row])
+
+    @asynccontextmanager
+    async def _bounded(self, is_short: bool) -> AsyncIterator[None]:
+        """Cancel a transaction in the database when it takes too long. SQLite bounds its waits by itself."""
+        seconds = None if self._is_sqlite else self._limits.transaction(is_short=is_short)
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError as error:
+            raise Unresponsive(f"it did not respond within {seconds:g} s") from error
 
     def _write_lock(self) -> Any:
         if self._is_sqlite is False:
@@ -280,67 +342,16 @@ def dialect(tx: Transaction) -> ModuleType:
     return sqlite if tx.is_sqlite else postgresql
 
 
-@contextmanager
-def in_doubt() -> Iterator[None]:
-    """Wrap a commit: after a lost connection it may have succeeded, so it must not run again."""
-    try:
-        yield
-    except DBAPIError as error:
-        error.add_detail(_IN_DOUBT)
-        raise
-
-
 async def _retry(transaction: Callable[[], Awaitable[Result]]) -> Result:
-    with _raises_unavailable():
+    with raises_unavailable():
         backoff = ExponentialBackoff(first=0.01, longest=0.1, jitter=1)
+        give_up = time.monotonic() + _RETRY_SECONDS
         for attempt in range(1, _ATTEMPTS):
             try:
                 return await transaction()
             except DBAPIError as error:
-                if not is_retriable(error):
+                if not is_retriable(error) or time.monotonic() > give_up:
                     raise
                 logger.info("Retrying a transaction (attempt=%d error=%r)", attempt, error.orig)
             await asyncio.sleep(backoff.next())
         return await transaction()
-
-
-@contextmanager
-def _raises_unavailable() -> Iterator[None]:
-    try:
-        yield
-    except (DBAPIError, PoolTimeout, OSError) as error:
-        if isinstance(error, ProblemException) or not _is_unavailable(error):
-            raise
-        logger.error("Database unavailable: %s: %s", type(error).__name__, error)
-        raise ServiceUnavailable(
-            f"Database unavailable: {_reason(error)}. "
-            "The request may or may not have been applied; retry it with the same Idempotency-Key.",
-            headers={"Retry-After": "1"},
-        ) from error
-
-
-def _reason(error: BaseException) -> str:
-    """Return one line for clients. Neither statements nor credentials are in it."""
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    if isinstance(cause, OSError):
-        return cause.strerror or type(cause).__name__
-    if (getattr(cause, "sqlstate", None) or "").startswith(_AUTHENTICATION_CLASS):
-        return "the server could not log in to it"
-    return (str(cause).splitlines() or [type(cause).__name__])[0][:200].rstrip(".")
-
-
-def is_retriable(error: DBAPIError) -> bool:
-    """Return whether certainly nothing was written and a retry may succeed."""
-    if getattr(error.orig, "sqlstate", None) in _RETRIABLE:
-        return True
-    return error.connection_invalidated and _IN_DOUBT not in error.detail
-
-
-def _is_unavailable(error: BaseException) -> bool:
-    if not isinstance(error, DBAPIError):
-        return True
-    state = getattr(error.orig, "sqlstate", None) or ""
-    if state in _RETRIABLE:
-        return False
-    lost = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
-    return lost or state[:2] in _UNAVAILABLE_CLASSES

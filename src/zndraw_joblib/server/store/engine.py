@@ -14,7 +14,9 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.pool import StaticPool
 
+from zndraw_joblib.server.store.asyncpg_options import InvalidDatabaseUrl
 from zndraw_joblib.server.store.database import SQLITE_LOCK, Clock, Database, Rows, Transaction, Work
+from zndraw_joblib.server.store.limits import Limits
 from zndraw_joblib.server.store.postgres import PostgresDatabase
 
 Result = TypeVar("Result")
@@ -30,10 +32,6 @@ _COMMITS_PER_CHECKPOINT = 200
 _LONG_LOG_PAGES = 2000  # 8 MB
 # How long a checkpoint may block writers while it waits for readers of an old state.
 _CHECKPOINT_PATIENCE_MS = 100
-
-
-class InvalidDatabaseUrl(ValueError):
-    """The URL names no supported database."""
 
 
 class SqliteDatabase(Database):
@@ -97,7 +95,9 @@ class SqliteDatabase(Database):
                 self._is_quick_free.release()
         return await self._in_thread(self._reader, run)
 
-    async def _write(self, work: Work[Result], is_short: bool) -> tuple[Result, Transaction]:
+    async def _write(
+        self, work: Work[Result], is_short: bool, lock_seconds: float | None = None
+    ) -> tuple[Result, Transaction]:
         if is_short and self._quick is not None and self._is_quick_free.acquire(blocking=False):
             try:
                 with self._quick.connect() as connection:
@@ -148,8 +148,8 @@ def _has_lock(connection: Connection) -> bool:
     return True
 
 
-def open_database(url: str, clock: Clock | None = None) -> Database:
-    """Return the database at ``sqlite:///file.db`` or ``postgresql://…``.
+def open_database(url: str, clock: Clock | None = None, limits: Limits | None = None) -> Database:
+    """Return the database at ``sqlite:///file.db`` or ``postgresql://…``. `limits` apply to PostgreSQL.
 
     Raises `InvalidDatabaseUrl` for anything else, without the password that may be in it.
     """
@@ -161,7 +161,7 @@ def open_database(url: str, clock: Clock | None = None) -> Database:
         quick = _open_sqlite(parsed, 0, poolclass=StaticPool)
         event.listen(quick, "connect", _leave_checkpoints)
         return SqliteDatabase(file, clock, quick)
-    return PostgresDatabase(parsed, clock)
+    return PostgresDatabase(parsed, clock, limits)
 
 
 def _open_sqlite(url: URL, seconds: float, **options: Any) -> Engine:

@@ -1,10 +1,13 @@
 """PostgreSQL databases: SQLAlchemy compiles each statement once, and asyncpg runs it."""
 
 import asyncio
+import logging
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import asyncpg
@@ -16,23 +19,23 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from zndraw_joblib.server.ports import OpenConnection
-from zndraw_joblib.server.store.compiled import ASYNCPG, CompiledStatement, Values
-from zndraw_joblib.server.store.database import (
-    CONCURRENT_BATCHES,
-    Clock,
-    Database,
-    Rows,
-    Transaction,
-    Work,
-    in_doubt,
-)
+from zndraw_joblib.server.store.asyncpg_options import connect_arguments, milliseconds, prepare
+from zndraw_joblib.server.store.compiled import CompiledStatement, Values
+from zndraw_joblib.server.store.database import CONCURRENT_BATCHES, Clock, Database, Rows, Transaction, Work
+from zndraw_joblib.server.store.errors import Unresponsive, in_doubt, is_read_only
+from zndraw_joblib.server.store.limits import Limits, SingleWrites
 from zndraw_joblib.server.store.notify_connection import NotifyConnection
 
+logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Pool: TypeAlias = Any  # asyncpg comes without types
 
 _POOL_SIZE = 20
-_POOL_SECONDS = 30.0
+_POOL_SECONDS = 10.0
+_RECOVER_SECONDS = 2.0
+_CLOSE_SECONDS = 2.0
+# Several transactions may notice the same silence.
+_REPLACE_SECONDS = 1.0
 _QUERIES = 10_000_000  # then a connection is replaced
 
 
@@ -46,15 +49,19 @@ class PostgresDatabase(Database):
         self,
         url: URL,
         clock: Clock | None = None,
+        limits: Limits | None = None,
         *,
         pool_size: int = _POOL_SIZE,
         pool_seconds: float = _POOL_SECONDS,
     ) -> None:
-        super().__init__(clock)
-        self._url = url
+        super().__init__(clock, limits)
+        self._arguments = connect_arguments(url, self._limits)
         self._pool_size = pool_size
         self._pool_seconds = pool_seconds
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, Pool] = WeakKeyDictionary()
+        self._replaced_at = -math.inf
+        self._closing: set[asyncio.Task[None]] = set()
+        self._single_writes = SingleWrites(self._limits)
         # Weak keys: statements that are built for one use are dropped, module-level ones stay.
         self._compiled: WeakKeyDictionary[Executable, CompiledStatement] = WeakKeyDictionary()
 
@@ -69,10 +76,17 @@ class PostgresDatabase(Database):
         return False
 
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
-        """Run `work` on a plain connection and commit."""
-        engine = create_async_engine(self._url, poolclass=NullPool)
+        """Run `work` on a plain connection, which no statement timeout bounds, and commit."""
+        engine = create_async_engine(
+            "postgresql+asyncpg://", async_creator=self._connect_for_migrations, poolclass=NullPool
+        )
         async with engine.begin() as connection:
             return await connection.run_sync(work)
+
+    async def _connect_for_migrations(self) -> Any:
+        connection = await self._connect(**{**self._arguments, "command_timeout": None})
+        await prepare(connection, self._limits, is_for_migrations=True)
+        return connection
 
     async def pubsub_connection(self) -> OpenConnection:
         """Return a function that opens a pub/sub connection."""
@@ -80,39 +94,76 @@ class PostgresDatabase(Database):
 
     @asynccontextmanager
     async def _open_pubsub(self) -> AsyncIterator[NotifyConnection]:
-        _, options = ASYNCPG.create_connect_args(self._url)
-        connection = await asyncpg.connect(**options)
+        connection = await self._connect(**self._arguments)
         try:
+            await prepare(connection, self._limits)
             yield NotifyConnection(connection)
         finally:
             await connection.close(timeout=1)
 
     async def close(self) -> None:
-        """Close the connections."""
-        pool = self._pools.pop(asyncio.get_running_loop(), None)
-        if pool is not None:
-            await pool.close()
+        """Close the connections; abort those that do not close in time."""
+        self._discard_pool()
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*[closing for closing in self._closing if closing.get_loop() is loop])
 
     async def _read(self, work: Work[Result], is_short: bool) -> Result:
         # No transaction is needed: with READ COMMITTED each statement sees the latest commits anyway.
+        seconds = self._limits.transaction(is_short=is_short)
         async with self._connection() as connection:
-            return await work(self._on(connection))
-
-    async def _write(self, work: Work[Result], is_short: bool) -> tuple[Result, Transaction]:
-        async with self._connection() as connection:
-            transaction = connection.transaction()
-            with _translated_errors(connection):
-                await transaction.start()
-            tx = self._on(connection)
             try:
-                result = await work(tx)
-            except BaseException:
-                if not _is_closed(connection):
-                    await transaction.rollback()
+                async with asyncio.timeout(seconds):
+                    return await work(self._on(connection))
+            except (TimeoutError, asyncio.CancelledError) as error:
+                await self._recover(connection, "SELECT")
+                if isinstance(error, TimeoutError):
+                    _raise_unresponsive(connection, seconds, error)
                 raise
-            with in_doubt(), _translated_errors(connection):
-                await transaction.commit()
-            return result, tx
+
+    async def _write(
+        self, work: Work[Result], is_short: bool, lock_seconds: float | None = None
+    ) -> tuple[Result, Transaction]:
+        if lock_seconds is None:
+            async with self._single_writes.slot() as patience:
+                return await self._write(work, is_short, patience)
+        seconds = self._limits.transaction(is_short=is_short)
+        is_committing = False
+        async with self._connection() as connection:
+            try:
+                async with asyncio.timeout(seconds):
+                    with _translated_errors(connection):
+                        await connection.execute(
+                            f"BEGIN; SET LOCAL lock_timeout = {milliseconds(lock_seconds)}"
+                        )
+                    tx = self._on(connection)
+                    result = await work(tx)
+                    is_committing = True
+                    with in_doubt(), _translated_errors(connection):
+                        await connection.execute("COMMIT")
+                    return result, tx
+            except BaseException as error:
+                await self._recover(connection, "ROLLBACK")
+                if isinstance(error, DBAPIError) and is_read_only(error):
+                    self._replace_pool()  # of a former primary
+                if isinstance(error, TimeoutError):
+                    with in_doubt() if is_committing else nullcontext():
+                        _raise_unresponsive(connection, seconds, error)
+                raise
+
+    async def _recover(self, connection: Any, statement: str) -> None:
+        """Run a statement after one that was cancelled; abort a connection that does not respond."""
+        if _is_closed(connection):
+            return
+        try:
+            async with asyncio.timeout(_RECOVER_SECONDS):
+                await connection.execute(statement)
+        except BaseException as error:
+            connection.terminate()
+            if isinstance(error, TimeoutError):
+                logger.warning("A connection to PostgreSQL does not respond: replacing all connections")
+                self._replace_pool()
+            if not isinstance(error, Exception):
+                raise
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
@@ -121,27 +172,49 @@ class PostgresDatabase(Database):
             connection = await pool.acquire(timeout=self._pool_seconds)
         except TimeoutError:
             raise PoolTimeout(f"no connection of the pool was free within {self._pool_seconds:g} s") from None
-        except asyncpg.PostgresError as error:
+        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise DBAPIError("CONNECT", None, error, connection_invalidated=True) from error
         try:
             yield connection
         finally:
-            await pool.release(connection)
+            await pool.release(connection, timeout=_CLOSE_SECONDS)
 
     async def _pool(self) -> Pool:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
-            _, options = ASYNCPG.create_connect_args(self._url)
             pool = self._pools[loop] = asyncpg.create_pool(
-                **options,
+                **self._arguments,
+                connect=self._connect,
                 min_size=0,
                 max_size=self._pool_size,
                 max_queries=_QUERIES,
-                init=_prepare,
+                init=partial(prepare, limits=self._limits),
                 reset=_skip_reset,
             )
         return await pool  # waits until the pool has started
+
+    def _replace_pool(self) -> None:
+        """Use new connections from now on. Those in use have a short time to finish."""
+        if time.monotonic() < self._replaced_at + _REPLACE_SECONDS:
+            return
+        self._replaced_at = time.monotonic()
+        self._discard_pool()
+
+    def _discard_pool(self) -> None:
+        pool = self._pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None:
+            closing = asyncio.create_task(_close(pool))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def _connect(self, *dsn: str | None, **arguments: Any) -> Any:
+        try:
+            return await asyncpg.connect(*dsn, **arguments)
+        except TimeoutError:
+            raise ConnectionError(
+                f"no connection to it within {arguments['timeout']:g} s (database_connect_timeout_seconds)"
+            ) from None
 
     def _on(self, connection: Any) -> Transaction:
         return Transaction(partial(self._execute, connection), is_sqlite=False, clock=self._clock)
@@ -160,13 +233,24 @@ class PostgresDatabase(Database):
             return compiled.result(await connection.fetch(compiled.sql, *compiled.arguments(many[0])))
 
 
-async def _prepare(connection: Any) -> None:
-    # A plan that is made while a table is small scans it, and stays cached while the table grows.
-    await connection.execute("SET enable_seqscan = off; SET jit = off")
+async def _close(pool: Pool) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await pool.close()
+    except TimeoutError:  # the pool has aborted its connections
+        logger.warning("Aborted connections to PostgreSQL that did not close in %g s", _CLOSE_SECONDS)
 
 
 async def _skip_reset(_: object) -> None:
     """Skip asyncpg's reset query: transactions change no session state."""
+
+
+def _raise_unresponsive(connection: Any, seconds: float, error: TimeoutError) -> NoReturn:
+    """Raise what makes the caller repeat a transaction if its connection was lost, and give up otherwise."""
+    silent = Unresponsive(f"it did not respond within {seconds:g} s")
+    if not _is_closed(connection):
+        raise silent from error
+    raise DBAPIError("", None, silent, connection_invalidated=True) from error
 
 
 @contextmanager
