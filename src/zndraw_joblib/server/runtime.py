@@ -102,7 +102,7 @@ class Runtime:
         self._submits: Batcher[tasks.Submission, OnceOrRepeat] = self.batcher(idempotency.submit)
         self._reports: Batcher[tasks.Report, OnceOrRepeat] = self.batcher(idempotency.report)
         self._claims: Batcher[claims.Claim, claims.ClaimResult] = self.batcher(claims.claim)
-        self._heartbeats = self._add(self._commit_heartbeats)
+        self._heartbeats = self._add(self._commit_heartbeats, attrgetter("needs"))
         self.payload_validator = PayloadValidator()
         self._last_seen: dict[UUID, float] = {}
         self._rechecking: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
@@ -115,15 +115,10 @@ class Runtime:
         apply: Callable[[Transaction, Sequence[Item]], Awaitable[Sequence[Result | Exception]]],
         needs: Callable[[Item], str] = attrgetter("needs"),
     ) -> Batcher[Item, Result]:
-        """Return a batcher that runs `apply(tx, items)` in one transaction for each batch.
-
-        `needs` names what an item locks.
-        """
+        """Return a batcher that runs `apply(tx, items)` in one transaction for each batch."""
         return self._add(partial(self._commit_batch, apply), needs)
 
-    def _add(
-        self, commit: Commit[Item, Result], needs: Callable[[Item], str] = attrgetter("needs")
-    ) -> Batcher[Item, Result]:
+    def _add(self, commit: Commit[Item, Result], needs: Callable[[Item], str]) -> Batcher[Item, Result]:
         made = Batcher(commit, self._concurrent_batches, needs, self.database.lock_seconds)
         self._batchers.append(made)
         return made
