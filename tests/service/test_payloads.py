@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -9,10 +10,11 @@ import psutil
 import pytest
 from databases import every_kind
 from pydantic_core import to_json
-from replica import Replica
+from replica import SUBMITTER, Replica
 from waiting import until
 
-from zndraw_joblib.contract.problems import InvalidPayload, ServiceUnavailable
+from zndraw_joblib.contract.problems import InvalidPayload, JobNotFound, ServiceUnavailable
+from zndraw_joblib.server.loop_budget import LoopBudget
 from zndraw_joblib.server.payload_validator import PayloadValidator
 from zndraw_joblib.server.service import payloads
 
@@ -57,6 +59,10 @@ async def checker() -> AsyncIterator[PayloadValidator]:
         ({"enum": [1, 2, 3]}, 5),
         ({"pattern": "a"}, 1001),
         ({"patternProperties": {"a": {}, "b": {}}}, 2004),
+        ({"multipleOf": 3}, 1),
+        ({"multipleOf": 0.1}, 1001),
+        ({"multipleOf": 10**40}, 1001),
+        ({"format": "idn-email"}, 11),
         (TREE, inf),
         ({"$ref": "#"}, inf),
         ({"$ref": "#nowhere"}, inf),
@@ -80,23 +86,24 @@ def test_a_schema_that_doubles_itself_is_counted_at_once() -> None:
         ({"items": {"enum": [None, *map(str, range(5000))]}}, {"x": ["4999"] * 5000}),
         ({"pattern": "[ab]*a[ab]{800}c"}, {"x": "ab" * 2000}),
         ({"items": {"type": "string"}}, {"k" * 50_000: list(range(500))}),
+        ({"items": {"multipleOf": 1e-300}}, {"x": [1e300] * 500}),
     ],
-    ids=["comparisons", "states", "faults"],
+    ids=["comparisons", "states", "faults", "decimals"],
 )
 def test_expensive_checks_leave_the_event_loop(schema: Any, payload: dict[str, Any]) -> None:
-    """Many values to compare, many states of a pattern, or many errors at a long path count as expensive."""
+    """Many values to compare, many states of a pattern, many errors at a long path, or exact decimals."""
     schema = to_json({"additionalProperties": schema}).decode()
-    with pytest.raises(payloads.ExpensiveValidation):
-        payloads.check(schema, payload)
+    assert payloads.check_quickly(schema, payload).errors is None
 
 
 async def test_of_too_many_errors_only_the_first_is_returned(checker: PayloadValidator) -> None:
     """If the paths of all errors would take too much memory, one error is returned."""
     schema = to_json({"additionalProperties": {"items": {"type": "string"}}}).decode()
-    with pytest.raises(InvalidPayload, match="not of type") as raised:
-        await checker.check(schema, {"k" * 200_000: list(range(4000))})
-    assert len((raised.value.problem.model_extra or {})["errors"]) == 1
-    await checker.check(schema, {"k": ["fits"]})
+    fault = await checker.fault(schema, {"k" * 200_000: list(range(4000))})
+    assert "not of type" in str(fault)
+    assert fault is not None
+    assert len((fault.problem.model_extra or {})["errors"]) == 1
+    assert await checker.fault(schema, {"k": ["fits"]}) is None
 
 
 @every_kind
@@ -133,13 +140,12 @@ async def test_a_recursive_schema_is_checked_in_full(replica: Replica) -> None:
 async def test_a_crashed_validator_process_is_replaced(checker: PayloadValidator) -> None:
     """The next check starts a new process."""
     schema = to_json(TREE).decode()
-    await checker.check(schema, {"name": "a"})
+    await checker.fault(schema, {"name": "a"})
     [child] = [each for each in psutil.Process().children() if "payload_validator" in str(each.cmdline())]
     child.kill()
     await until(lambda: not psutil.pid_exists(child.pid))
     await asyncio.sleep(0.1)  # asyncio notices the exit later than the process table shows it
-    with pytest.raises(InvalidPayload, match="string"):
-        await checker.check(schema, {"name": 1})
+    assert "string" in str(await checker.fault(schema, {"name": 1}))
 
 
 async def test_waiting_checks_are_bounded() -> None:
@@ -147,7 +153,78 @@ async def test_waiting_checks_are_bounded() -> None:
     checker = PayloadValidator(max_waiting=2)
     schema = to_json(TREE).decode()
     answers = await asyncio.gather(
-        *[checker.check(schema, {"name": "a"}) for _ in range(3)], return_exceptions=True
+        *[checker.fault(schema, {"name": "a"}) for _ in range(3)], return_exceptions=True
     )
     assert [type(answer) for answer in answers] == [type(None), type(None), ServiceUnavailable]
     await checker.close()
+
+
+# A check of this payload takes some 20 ms.
+SEARCH = {"additionalProperties": {"contains": {"const": -1}}}
+LONG_LIST = {"x": [*range(50_000), -1]}
+
+
+@every_kind
+async def test_many_checks_block_no_other_request(replica: Replica) -> None:
+    """While many payloads that each take a while are validated, other requests are answered."""
+    slow, quick = await replica.register("Slow", schema=SEARCH), await replica.register("Quick")
+    submits = [asyncio.create_task(replica.submit(slow, LONG_LIST)) for _ in range(60)]
+    served = 0
+    while not all(submit.done() for submit in submits):
+        await replica.submit(quick)
+        served += 1
+    assert served > 20
+    positions = sorted([(await submit).queue_position or 0 for submit in submits])
+    assert positions == list(range(1, 61))
+    await replica.runtime.finish()
+
+
+async def test_checks_of_bounded_effort_do_not_wait_for_endless_ones(replica: Replica) -> None:
+    """They have a process of their own."""
+    replica.runtime.payload_validator = PayloadValidator(check_seconds=20)
+    endless = await replica.register("Endless", schema=bomb(60))
+    search = await replica.register("Search", schema=SEARCH)
+    waiting = asyncio.create_task(replica.submit(endless))
+    for _ in range(3):
+        assert (await replica.submit(search, LONG_LIST)).payload == LONG_LIST
+    assert not waiting.done()
+    waiting.cancel()
+    await replica.runtime.finish()
+
+
+async def test_quick_checks_share_a_budget_per_cycle_of_the_event_loop() -> None:
+    """What exceeds the budget waits for the next cycle, in order; an error goes to its own caller."""
+    budget, log = LoopBudget(0.0), []
+
+    def work(number: int) -> int:
+        log.append(number)
+        if number == 2:
+            raise ValueError(number)
+        return number
+
+    running = [asyncio.create_task(budget.run(partial(work, number))) for number in range(4)]
+    running[1].cancel()
+    while not all(task.done() for task in running):
+        log.append("cycle")
+        await asyncio.sleep(0)
+    assert [entry for entry in log if entry != "cycle"] == [0, 2, 3]
+    assert all("cycle" in log[log.index(first) : log.index(then)] for first, then in ((0, 2), (2, 3)))
+    results = await asyncio.gather(*running, return_exceptions=True)
+    assert [type(result) for result in results] == [int, asyncio.CancelledError, ValueError, int]
+    assert await budget.run(lambda: 7) == 7
+
+
+async def test_a_schema_that_changed_meanwhile_counts(pair: list[Replica]) -> None:
+    """A server that validated against the schema of an earlier registration validates again."""
+    first, second = pair
+    for needed, bad in (("a", {}), ("b", {"a": 1}), ("c", {"b": 1})):
+        job = await second.register("Cut", schema={"required": [needed]})
+        for _ in range(2):
+            with pytest.raises(InvalidPayload, match=needed):
+                await first.submit(job, bad)
+            task = await first.submit(job, {needed: 1})
+            assert task.payload == {needed: 1}
+            await second.report(task.id, "cancelled", by=SUBMITTER)
+        await second.leave(job.worker_id)
+        with pytest.raises(JobNotFound):
+            await first.submit(job, bad)

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 from databases import every_kind
+from pydantic_core import to_json
 from replica import ADMIN, SUBMITTER, InternalExecutor, Replica, internal
 
 from zndraw_joblib.contract.events import TaskAvailable, TaskStatusEvent, room_of, workers_of
@@ -21,6 +22,7 @@ from zndraw_joblib.contract.problems import (
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.service import tasks
+from zndraw_joblib.server.service.payloads import UnvalidatedPayload
 from zndraw_joblib.server.store.tables import Job, Task
 
 NUMBERS = {"type": "object", "properties": {"n": {"type": "number"}}}
@@ -61,7 +63,10 @@ async def test_positions_within_a_batch_continue(replica: Replica) -> None:
 
 
 async def test_invalid_items_of_a_batch_are_refused_alone(replica: Replica) -> None:
-    """Each item gets its task or its problem, in order; refused items publish no event."""
+    """Each item gets its task or its problem, in order; refused items publish no event.
+
+    No payload is validated in the transaction: one without a check against the current schema is refused.
+    """
     job, checked = await replica.register("A"), await replica.register("B", schema=NUMBERS)
     deleted, foreign = await replica.register("C", "lab"), await replica.register("D", "elsewhere")
     await replica.leave(deleted.worker_id)
@@ -70,13 +75,14 @@ async def test_invalid_items_of_a_batch_are_refused_alone(replica: Replica) -> N
     batch: list[tuple[Any, type]] = [
         (submission(job.full_name), TaskResponse),
         (submission("@global:modifiers:Unknown"), JobNotFound),
-        (submission(checked.full_name, {"n": "one"}), InvalidPayload),
+        (submission(checked.full_name, {"n": "one"}), UnvalidatedPayload),
+        (submission(checked.full_name, {"n": 1}, validated_schema="{}"), UnvalidatedPayload),
         (submission(checked.full_name, {"n": "one"}, validate_payload=False), TaskResponse),
         (submission(deleted.full_name), JobNotFound),
         (submission(foreign.full_name), JobNotFound),
         (submission(foreign.full_name, cross_room=True), TaskResponse),
         (submission(str(internal())), InternalJobNotConfigured),
-        (submission(checked.full_name, {"n": 1}), TaskResponse),
+        (submission(checked.full_name, {"n": 1}, validated_schema=to_json(NUMBERS).decode()), TaskResponse),
     ]
     results = await replica.runtime.write(lambda tx: tasks.submit(tx, [item for item, _ in batch]))
     assert [type(answer) for answer in results] == [expected for _, expected in batch]

@@ -1,99 +1,180 @@
-"""Payload validation in a child process, because with some schemas it takes minutes."""
+"""Payload validation before the transaction; in a child process if it is expensive or has no end."""
 
 import asyncio
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, cast
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from cachetools import LRUCache
 from pydantic_core import from_json, to_json
 
 if sys.platform != "win32":
     import resource
 
+from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import InvalidPayload, ServiceUnavailable
+from zndraw_joblib.server.loop_budget import LoopBudget
 from zndraw_joblib.server.service import payloads
 
+if TYPE_CHECKING:
+    # The child process runs this module, and loads no database.
+    from zndraw_joblib.server.service.tasks import Submission
+
+Result = TypeVar("Result")
+
+# How long the quick checks may take in one cycle of the event loop.
+_LOOP_SECONDS = 0.002
 _START_SECONDS = 30.0
+_MAX_SCHEMA_CHARACTERS = 64_000_000
 _MAX_LINE_BYTES = 1 << 20
 _MAX_MEMORY_BYTES = 1 << 30
 _READY = b"ready\n"
 
 
 class PayloadValidator:
-    """Validator processes, one for each event loop that checks payloads.
+    """Validates payloads on the event loop within a budget, and expensive ones in child processes.
 
-    A check may take `check_seconds`; listing all its errors may take `listing_seconds` more. At most
-    `max_waiting` checks wait for the process of one event loop.
+    Each event loop has two processes: one for checks of bounded effort, so that they do not wait for the
+    others. A check may take `check_seconds`; listing all its errors may take `listing_seconds` more. At most
+    `max_waiting` checks of unbounded effort wait for their process, and `max_bounded` of the others.
     """
 
     def __init__(
-        self, *, check_seconds: float = 2.0, listing_seconds: float = 0.5, max_waiting: int = 50
+        self,
+        *,
+        check_seconds: float = 2.0,
+        listing_seconds: float = 0.5,
+        max_waiting: int = 50,
+        max_bounded: int = 1000,
     ) -> None:
-        self._check_seconds = check_seconds
-        self._listing_seconds = listing_seconds
-        self._max_waiting = max_waiting
-        self._processes: WeakKeyDictionary[asyncio.AbstractEventLoop, ValidatorProcess] = WeakKeyDictionary()
+        self._limits = check_seconds, listing_seconds, max_waiting, max_bounded
+        self._schemas: LRUCache[JobName, str] = LRUCache(_MAX_SCHEMA_CHARACTERS, getsizeof=len)
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopValidator] = WeakKeyDictionary()
 
-    async def check(self, schema: str, payload: dict[str, Any]) -> None:
-        """Raise `InvalidPayload` if the payload does not match the schema, or the check takes too long.
+    async def submit(self, item: "Submission", put: "Callable[[Submission], Awaitable[Result]]") -> Result:
+        """Return the result of `put(item)` for an item whose payload was validated.
 
-        The problem lists all errors, or the first one if listing all takes too long. Raises
-        `ServiceUnavailable` when too many checks wait.
+        The payload is validated against the schema that the job had last. Raises `InvalidPayload`.
         """
-        process = self._processes.setdefault(asyncio.get_running_loop(), ValidatorProcess())
-        if process.waiting >= self._max_waiting:
-            raise ServiceUnavailable(
-                f"{process.waiting} payloads already wait for validation; try again",
-                headers={"Retry-After": "5"},
-            )
-        request = to_json([schema, payload]) + b"\n"
-        errors = await process.errors(request, self._check_seconds, self._listing_seconds)
-        payloads.raise_if_invalid(errors)
+        schema, fault = self._schemas.get(item.job) if item.validate_payload else None, None
+        while True:
+            if schema is not None:
+                fault = await self.fault(schema, item.payload)
+                item = replace(item, validated_schema=None if fault else schema)
+            try:
+                return await put(item)
+            except payloads.UnvalidatedPayload as current:
+                if fault is not None and current.schema == schema:
+                    raise fault from None
+                schema = self._schemas[item.job] = current.schema
+
+    async def fault(self, schema: str, payload: dict[str, Any]) -> InvalidPayload | None:
+        """Return the problem of a payload that does not match a schema, given as JSON.
+
+        A check that takes too long is a problem too. The problem lists all errors, or the first one if
+        listing all takes too long. Raises `ServiceUnavailable` when too many checks wait.
+        """
+        loop = asyncio.get_running_loop()
+        validator = self._loops.get(loop)
+        if validator is None:
+            validator = self._loops[loop] = LoopValidator(*self._limits)
+        try:
+            payloads.raise_if_invalid(await validator.errors(schema, payload))
+        except InvalidPayload as problem:
+            return problem
+        return None
 
     async def close(self) -> None:
-        """Stop the process of the running event loop, if there is one."""
-        process = self._processes.pop(asyncio.get_running_loop(), None)
-        if process is not None:
-            await process.stop()
+        """Stop the processes of the running event loop, if there are any."""
+        validator = self._loops.pop(asyncio.get_running_loop(), None)
+        if validator is not None:
+            await validator.close()
+
+
+class LoopValidator:
+    """The budget and the processes of one event loop."""
+
+    def __init__(
+        self, check_seconds: float, listing_seconds: float, max_waiting: int, max_bounded: int
+    ) -> None:
+        self._budget = LoopBudget(_LOOP_SECONDS)
+        self._bounded = ValidatorProcess(check_seconds, listing_seconds, max_bounded)
+        self._unbounded = ValidatorProcess(check_seconds, listing_seconds, max_waiting)
+
+    async def errors(self, schema: str, payload: dict[str, Any]) -> list[dict[str, str]]:
+        """Return the errors of a payload. Raises `InvalidPayload` where the check does not end."""
+        check = await self._budget.run(partial(payloads.check_quickly, schema, payload))
+        if check.errors is not None:
+            return check.errors
+        if check.effort > payloads.MAX_EFFORT:
+            return await self._unbounded.errors(schema, payload)
+        lists_all = check.listing <= payloads.MAX_LISTING
+        errors = await self._bounded.errors(schema, payload, lists_all=lists_all)
+        if errors and not lists_all and not self._unbounded.is_full:
+            return await self._unbounded.errors(schema, payload)
+        return errors
+
+    async def close(self) -> None:
+        """Stop the processes."""
+        await self._bounded.stop()
+        await self._unbounded.stop()
 
 
 class ValidatorProcess:
     """A child process that checks one payload at a time; a new one replaces it after a timeout or a crash."""
 
-    def __init__(self) -> None:
-        self.waiting = 0
+    def __init__(self, check_seconds: float, listing_seconds: float, max_waiting: int) -> None:
+        self._check_seconds = check_seconds
+        self._listing_seconds = listing_seconds
+        self._max_waiting = max_waiting
+        self._waiting = 0
         self._lock = asyncio.Lock()
         self._process: Process | None = None
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as many checks wait as may wait."""
+        return self._waiting >= self._max_waiting
+
     async def errors(
-        self, request: bytes, check_seconds: float, listing_seconds: float
+        self, schema: str, payload: dict[str, Any], *, lists_all: bool = True
     ) -> list[dict[str, str]]:
-        """Return the errors of a payload. Raises `InvalidPayload` where the check does not end."""
-        self.waiting += 1
+        """Return the errors of a payload, the first one unless `lists_all`.
+
+        Raises `InvalidPayload` where the check does not end, and `ServiceUnavailable` when it is full.
+        """
+        if self.is_full:
+            raise ServiceUnavailable(
+                f"{self._waiting} payloads already wait for validation; try again",
+                headers={"Retry-After": "5"},
+            )
+        self._waiting += 1
         try:
             async with self._lock:
-                return await self._check(request, check_seconds, listing_seconds)
+                return await self._check(to_json([schema, payload, lists_all]) + b"\n")
         finally:
-            self.waiting -= 1
+            self._waiting -= 1
 
-    async def _check(
-        self, request: bytes, check_seconds: float, listing_seconds: float
-    ) -> list[dict[str, str]]:
+    async def _check(self, request: bytes) -> list[dict[str, str]]:
         stdin, stdout = await self._start()
         first = listing = b""
         try:
-            async with asyncio.timeout(check_seconds):
+            async with asyncio.timeout(self._check_seconds):
                 stdin.write(request)
                 first = await stdout.readline()
-            async with asyncio.timeout(listing_seconds):
+            async with asyncio.timeout(self._listing_seconds):
                 listing = await stdout.readline()
         except TimeoutError:
             if not first:
                 raise InvalidPayload(
-                    f"payload: checking it against the job's schema takes more than {check_seconds:g} s; "
-                    "the schema refers to itself too often, or the payload is too large for it"
+                    "payload: checking it against the job's schema takes more than "
+                    f"{self._check_seconds:g} s; the schema refers to itself too often, "
+                    "or the payload is too large for it"
                 ) from None
         finally:
             if not listing:
@@ -137,10 +218,13 @@ def _serve() -> None:
     """Answer each request on stdin with two lines: the first error alone, then all errors."""
     _write_line(_READY)
     for line in sys.stdin.buffer:
-        schema, payload = from_json(line)
+        schema, payload, lists_all = from_json(line)
         is_valid = payloads.is_valid(schema, payload)
-        _write_line(to_json([] if is_valid else [payloads.first_error(schema, payload)]) + b"\n")
-        _write_line(to_json([] if is_valid else payloads.list_errors(schema, payload)) + b"\n")
+        errors = [] if is_valid else [payloads.first_error(schema, payload)]
+        _write_line(to_json(errors) + b"\n")
+        if errors and lists_all:
+            errors = payloads.list_errors(schema, payload)
+        _write_line(to_json(errors) + b"\n")
 
 
 def _write_line(line: bytes) -> None:

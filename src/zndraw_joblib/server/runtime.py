@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
@@ -43,7 +42,6 @@ from zndraw_joblib.server.pubsub.pubsub import PubSub
 from zndraw_joblib.server.service import claims, idempotency, jobs, provider_requests, tasks, workers
 from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.service.idempotency import Repeat
-from zndraw_joblib.server.service.payloads import ExpensiveValidation
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase, Transaction
 from zndraw_joblib.server.store.limits import Limits
@@ -214,13 +212,8 @@ class Runtime:
         return ClaimOrder(self.settings.claim_order == "fair", self.settings.room_max_in_flight)
 
     async def submit(self, item: tasks.Submission) -> OnceOrRepeat:
-        """Add a task. Raises what `tasks.submit` returns as a problem."""
-        while True:
-            try:
-                return await self._submits.put(item)
-            except ExpensiveValidation as work:
-                await self.payload_validator.check(work.schema, item.payload)
-                item = replace(item, validated_schema=work.schema)
+        """Add a task. Raises what `tasks.submit` returns as a problem, and `InvalidPayload`."""
+        return await self.payload_validator.submit(item, self._submits.put)
 
     async def report(
         self, caller: Identity, task_id: UUID, update: TaskUpdateRequest, key: RequestKey | None = None

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from itertools import islice
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import jsonschema_rs
 from pydantic_core import from_json, to_json
@@ -11,22 +11,39 @@ from pydantic_core import from_json, to_json
 from zndraw_joblib.contract.problems import InvalidPayload, InvalidSchema
 
 MAX_LISTED_ERRORS = 100
-# Subschemas times bytes of payload: a validation below this takes at most some tens of milliseconds.
+# Subschemas times bytes of payload. A validation below the first takes at most about 3 ms, which the event
+# loop can afford; one below the second takes at most some tens of milliseconds.
+MAX_QUICK_EFFORT = 100_000
 MAX_EFFORT = 2_000_000
-# Effort times bytes: listing all errors with their pointers below this takes about as long.
+# Effort times bytes: listing all errors with their pointers below these takes about as long.
+MAX_QUICK_LISTING = 10_000_000
 MAX_LISTING = 100_000_000
 _BYTES_PER_ERROR = 1000
-# The effort of a pattern per byte, in subschemas. The size limit of patterns bounds their states.
+# The effort of some keywords per byte, in subschemas. The size limit of patterns bounds their states.
 _PATTERN_EFFORT = 1000
+_DECIMAL_EFFORT = 1000
+_FORMAT_EFFORT = 10
+_MAX_SMALL_INTEGER = 1_000_000
 _MAX_PATTERN_BYTES = 1_000_000
 
 
-class ExpensiveValidation(Exception):
-    """Validating a payload against `schema`, given as JSON, may block the event loop for too long."""
+class UnvalidatedPayload(Exception):
+    """A payload must be validated against `schema`, given as JSON, before its task is submitted."""
 
     def __init__(self, schema: str) -> None:
-        super().__init__("the payload must be validated in another process: its schema is too expensive")
+        super().__init__("the payload must be validated against the job's current schema")
         self.schema = schema
+
+
+class Check(NamedTuple):
+    """What a quick check found: the errors, None if it must be finished in another process.
+
+    `effort` and `listing` estimate the work of a validation and of listing its errors.
+    """
+
+    effort: float
+    listing: float
+    errors: list[dict[str, str]] | None
 
 
 def check_schema(schema: str) -> None:
@@ -34,22 +51,17 @@ def check_schema(schema: str) -> None:
     _validator(schema)
 
 
-def check(schema: str, payload: dict[str, Any], validated_schema: str | None = None) -> None:
-    """Raise `InvalidPayload` with the errors of a payload, or `ExpensiveValidation`.
-
-    Schemas are given as JSON. `validated_schema` is a schema that the payload is known to match.
-    """
-    if schema == validated_schema:
-        return
-    size = len(to_json(payload))
-    work = estimate_effort(schema) * size
-    if work > MAX_EFFORT:
-        raise ExpensiveValidation(schema)
+def check_quickly(schema: str, payload: dict[str, Any]) -> Check:
+    """Validate a payload against a schema, given as JSON, if that takes at most some milliseconds."""
+    size, subschemas = len(to_json(payload)), estimate_effort(schema)
+    # One subschema without others looks at the payload as a whole.
+    effort = subschemas * size if subschemas > 1 else 0
+    listing = effort * (size + _BYTES_PER_ERROR)
+    if effort > MAX_QUICK_EFFORT:
+        return Check(effort, listing, None)
     if is_valid(schema, payload):
-        return
-    if work * (size + _BYTES_PER_ERROR) > MAX_LISTING:
-        raise ExpensiveValidation(schema)
-    raise_if_invalid(list_errors(schema, payload))
+        return Check(effort, listing, [])
+    return Check(effort, listing, list_errors(schema, payload) if listing <= MAX_QUICK_LISTING else None)
 
 
 def is_valid(schema: str, payload: Any) -> bool:
@@ -93,7 +105,8 @@ def raise_if_invalid(found: list[dict[str, str]]) -> None:
 def estimate_effort(schema: str) -> float:
     """Return the number of subschemas once every reference is replaced by its target.
 
-    A list counts as its length, because a value may be compared with each item, and a pattern as a thousand.
+    A list counts as its length, because a value may be compared with each item. A pattern and a `multipleOf`
+    that is no small integer count as a thousand, a format as ten.
     The result is infinite for a recursive schema and for one that refers to anything outside itself.
     """
     root = from_json(schema)
@@ -119,8 +132,11 @@ def estimate_effort(schema: str) -> float:
 def _own_effort(node: dict[str, Any] | list[Any]) -> int:
     if isinstance(node, list):
         return len(node)
-    patterns = node.get("patternProperties", ())
-    return _PATTERN_EFFORT * (len(patterns) + ("pattern" in node))
+    patterns = len(node.get("patternProperties", ())) + ("pattern" in node)
+    # A factor that is no integer is checked in arithmetic of any precision.
+    factor = node.get("multipleOf", 1)
+    decimals = not isinstance(factor, int) or factor > _MAX_SMALL_INTEGER
+    return _PATTERN_EFFORT * patterns + _DECIMAL_EFFORT * decimals + _FORMAT_EFFORT * ("format" in node)
 
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")

@@ -34,6 +34,8 @@ from zndraw_joblib.server.store.tasks import Move, TaskRecord, read
 from zndraw_joblib.server.store.tasks.positions import positions
 
 ReportResult = TaskResponse | ProblemException
+# The schema of jobs that were registered without one.
+_ANY_PAYLOAD = "{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class Report(NamedTuple):
 async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskResponse | Exception]:
     """Insert tasks: pending, or claimed if the job is internal and the server dispatches it at once.
 
-    The result for a payload whose validation may take long is `ExpensiveValidation`.
+    No payload is validated here. The result for one that was not validated against the job's current schema
+    is `UnvalidatedPayload`.
     """
     jobs = await job_store.lock_by_names(tx, list(dict.fromkeys(item.job for item in items)))
     now = await tx.now()
@@ -117,10 +120,10 @@ def _check(item: Submission, schema: str | None) -> Exception | None:
         rules.check_room(item.job, item.room_id, cross_room=item.cross_room)
         if item.job.room_id == INTERNAL and not item.is_configured:
             raise InternalJobNotConfigured(f"Job {str(item.job)!r} has no executor in this server")
-        if item.validate_payload:
-            payloads.check(schema, item.payload, item.validated_schema)
-    except (ProblemException, payloads.ExpensiveValidation) as problem:
+    except ProblemException as problem:
         return problem
+    if item.validate_payload and schema not in {item.validated_schema, _ANY_PAYLOAD}:
+        return payloads.UnvalidatedPayload(schema)
     return None
 
 
