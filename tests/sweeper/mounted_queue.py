@@ -153,6 +153,16 @@ class MountedQueue:
     def end_startup_grace(self) -> None:
         """Advance the sweeper's own clock until it may expire workers."""
         self.monotonic.advance(self.joblib.settings.worker_timeout_seconds)
+        self._stay_present()
+
+    def _stay_present(self) -> None:
+        """Let the next cycle follow as if the server had observed the clocks all the time."""
+        self.joblib.sweeper.absence.forget()
+
+    def run_for(self, seconds: float) -> None:
+        """Advance all clocks."""
+        self.clock.advance(seconds)
+        self.monotonic.advance(seconds)
 
     async def sweep(self) -> Cycle:
         """Run one cycle of the sweeper."""
@@ -161,6 +171,7 @@ class MountedQueue:
     async def pass_time(self, seconds: float = 3600, *, alive: Iterable[str] = ()) -> None:
         """Advance the database's clock, then send heartbeats of the workers in `alive`."""
         self.clock.advance(seconds)
+        self._stay_present()
         for worker_id in alive:
             assert (await self.heartbeat(worker_id)).is_success
 

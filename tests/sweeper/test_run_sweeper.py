@@ -25,10 +25,7 @@ EXPIRE_ALL = "UPDATE joblib_worker SET last_heartbeat = '2020-01-01 00:00:00+00:
 
 @pytest.fixture
 def quick() -> JobLibSettings:
-    """Return settings with short intervals.
-
-    The grace period starts again if a cycle takes longer than an interval.
-    """
+    """Return settings with short intervals."""
     return JobLibSettings(worker_timeout_seconds=0.1, sweeper_interval_seconds=0.2)
 
 

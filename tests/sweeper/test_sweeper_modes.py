@@ -54,8 +54,9 @@ async def create_sweepable_tasks(queue: MountedQueue) -> dict[str, dict[str, Any
     await queue.execute(
         delete(links).where(links.c.worker_id == removed), delete(workers).where(workers.c.id == removed)
     )
+    idle = [(await queue.request("POST", "/workers"))["id"] for _ in range(3)]
     queue.end_startup_grace()
-    await queue.pass_time(61, alive=[alive["worker_id"]])
+    await queue.pass_time(61, alive=[alive["worker_id"], *idle])
     return tasks
 
 
@@ -81,7 +82,7 @@ async def test_enforce_does_what_observe_shows(
     cycles = [await queue.sweep() for _ in range(3)]
     assert (await all_rows(sessions), len(queue.events.emitted)) == (before, emitted)
     for cycle in cycles:
-        assert (cycle.scanned, cycle.stale, cycle.expired) == (4, 3, 3)
+        assert (cycle.scanned, cycle.stale, cycle.expired) == (7, 3, 3)
         assert cycle.counts == Counts(released=2, failed=4)
     assert "mode=observe" in caplog.text
     shown = {change["id"]: change for change in preview["tasks"]}

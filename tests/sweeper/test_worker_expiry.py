@@ -121,8 +121,8 @@ class TestStartupGrace:
         assert await queue.worker_ids() == {saved}
 
     async def test_after_a_late_cycle(self, queue: MountedQueue) -> None:
-        """A cycle that starts later than two intervals gives all workers a full timeout again."""
-        for seconds, expired in ((61, 0), (30, 0), (29, 0), (1, 2)):
+        """All workers get a full timeout again, and then the mass-expiry guard waits one cycle."""
+        for seconds, expired in ((0, 0), (61, 0), (30, 0), (29, 0), (1, 0), (30, 2)):
             queue.monotonic.advance(seconds)
             assert (await queue.sweep()).expired == expired
 
@@ -136,6 +136,7 @@ class TestStartupGrace:
         cycle = await queue.sweep()
         assert (cycle.stale, cycle.expired, cycle.errors) == (2, 0, 0)
         queue.end_startup_grace()
+        assert (await queue.sweep()).is_held_back
         assert (await queue.sweep()).expired == 2
 
     async def test_an_error_does_not_end_the_grace_period(self, queue: MountedQueue) -> None:
@@ -189,9 +190,9 @@ class TestMassExpiryGuard:
             assert (await queue.sweep()).is_held_back
             assert (await queue.sweep()).expired == 6
 
-    @pytest.mark.parametrize(("dead", "alive"), [(4, 0), (5, 5)], ids=["fewer than five", "half"])
+    @pytest.mark.parametrize(("dead", "alive"), [(1, 0), (5, 5)], ids=["one", "half"])
     async def test_few_workers_are_removed_at_once(self, queue: MountedQueue, dead: int, alive: int) -> None:
-        """Fewer than five, or at most half: the guard does not apply."""
+        """The only worker, or at most half of them: the guard does not apply."""
         ids = await create_workers(queue, dead + alive)
         await queue.pass_time(alive=ids[dead:])
         assert (await queue.sweep()).expired == dead
@@ -221,7 +222,7 @@ class TestClocks:
         [worker] = (await queue.request("GET", "/workers"))["items"]
         is_corrected = worker["last_heartbeat"].startswith(queue.clock.now.isoformat()[:19])
         assert is_corrected == (ahead > 5)
-        queue.clock.advance(min(ahead, 5) + 61)
+        await queue.pass_time(min(ahead, 5) + 61)
         assert (await queue.sweep()).expired == 1
         assert (await queue.heartbeat(worker_id)).status_code == 404
 
@@ -261,6 +262,7 @@ class TestFailures:
         await reject_changes(queue, "joblib_worker", "DELETE", jobs[1]["worker_id"])
         queue.end_startup_grace()
         await queue.pass_time()
+        assert (await queue.sweep()).is_held_back
         for expired in (3, 0):
             cycle = await queue.sweep()
             assert (cycle.expired, cycle.errors) == (expired, 1)
@@ -373,7 +375,10 @@ class TestFailures:
         assert not _summaries(caplog)
         await queue.pass_time()
         await queue.sweep()
-        [record] = _summaries(caplog)
+        await queue.sweep()
+        held, record = _summaries(caplog)
+        assert "expired=0" in held.message
+        assert "held_back=True" in held.message
         assert "expired=3" in record.message
 
 

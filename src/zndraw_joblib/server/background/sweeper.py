@@ -19,6 +19,7 @@ from uuid import UUID
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import SweeperMode, SweeperPreview
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.background.absence import AbsenceDetector
 from zndraw_joblib.server.realtime.publisher import emit
 from zndraw_joblib.server.service import sweep, workers
 from zndraw_joblib.server.service.workers import Counts
@@ -34,7 +35,8 @@ Batch = Callable[[Transaction], Awaitable[int]]
 PASS_SECONDS = 60.0
 # A timer may fire slightly early; that must not cost a whole interval.
 _TIMER_TOLERANCE = 0.01
-_MASS_EXPIRY_MIN = 5
+_MASS_EXPIRY_MIN = 2
+_MIN_SLACK_SECONDS = 1.0
 _CYCLES_KEPT = 20
 
 
@@ -83,12 +85,14 @@ class Sweeper:
         self._settings = settings
         self._monotonic = monotonic
         self._pass_seconds = pass_seconds
-        self._watching_since = self._last_tick = self.last_good = monotonic()
+        self.last_good = monotonic()
+        self.absence = AbsenceDetector(monotonic)
         self.last_cycles: deque[Cycle] = deque(maxlen=_CYCLES_KEPT)
 
     async def run(self) -> None:
         """Sweep every `sweeper_interval_seconds` until cancelled."""
-        self._watching_since = self._last_tick = self.last_good = self._monotonic()
+        self.last_good = self._monotonic()
+        self.absence.restart()
         self._warn_of_tight_margin()
         while True:
             await asyncio.sleep(self._settings.sweeper_interval_seconds)
@@ -97,10 +101,6 @@ class Sweeper:
     async def cycle(self) -> Cycle:
         """Sweep once. Never raises; a failure is logged and counted."""
         started = self._monotonic()
-        if started - self._last_tick > 2 * self._settings.sweeper_interval_seconds:
-            # This server was suspended: workers that could not reach it get a full timeout first.
-            self._watching_since = started
-        self._last_tick = started
         cycle = Cycle()
         is_good = await self._sweep(cycle)
         cycle.elapsed = self._monotonic() - started
@@ -110,14 +110,50 @@ class Sweeper:
         self.last_cycles.append(cycle)
         is_busy = cycle.stale or cycle.counts != Counts() or cycle.pruned or cycle.errors
         logger.log(logging.INFO if is_busy else logging.DEBUG, "Swept: %s", cycle)
+        if cycle.elapsed > self._settings.sweeper_interval_seconds:
+            logger.warning(
+                "A cycle of the sweeper took %.1f s, longer than sweeper_interval_seconds (%g): silent "
+                "workers are removed late",
+                cycle.elapsed,
+                self._settings.sweeper_interval_seconds,
+            )
         return cycle
+
+    async def _run(self, work: Callable[..., Awaitable[Result]], *args: Any, **kwargs: Any) -> Result:
+        """Run `work` in a transaction, and record that this server and its database worked at its start."""
+
+        async def observed(tx: Transaction) -> Result:
+            self._check_absence(await tx.now())
+            return await work(tx, *args, **kwargs)
+
+        try:
+            result: Result = await self._write(observed)
+            return result
+        finally:
+            self._check_absence()
+
+    def _check_absence(self, database_time: datetime | None = None) -> None:
+        settings = self._settings
+        slack = max(_MIN_SLACK_SECONDS, settings.worker_timeout_seconds / 4)
+        longest_gap = max(
+            settings.worker_timeout_seconds - settings.heartbeat_seconds,
+            settings.sweeper_interval_seconds + slack,
+        )
+        absence = self.absence.observe(database_time, longest_gap, slack)
+        if absence:
+            logger.warning(
+                "This server stood still, or the database's clock was set ahead, for %.1f s: no worker is "
+                "removed within the next %g s (worker_timeout_seconds)",
+                absence,
+                settings.worker_timeout_seconds,
+            )
 
     async def _sweep(self, cycle: Cycle) -> bool:
         """Run the passes of the current mode. Return whether all of them succeeded."""
         swept_workers = await self._guard(cycle, self._sweep_workers(cycle))
         if not swept_workers:
             # While this server could not query, workers may not have been able to report either.
-            self._watching_since = self._monotonic()
+            self.absence.restart()
         if cycle.mode != SweeperMode.ENFORCE:
             return swept_workers
         self._after_workers()
@@ -138,8 +174,11 @@ class Sweeper:
     @property
     def grace_remaining(self) -> float:
         """The seconds until this sweeper may expire workers: until each has had a full timeout to report."""
-        watched = self._monotonic() - self._watching_since
-        return max(0.0, self._settings.worker_timeout_seconds - watched)
+        return max(0.0, self._settings.worker_timeout_seconds - self.absence.watched_seconds)
+
+    @property
+    def _may_expire(self) -> bool:
+        return self.grace_remaining <= _TIMER_TOLERANCE
 
     async def _guard(self, cycle: Cycle, work: Awaitable[None]) -> bool:
         try:
@@ -163,12 +202,11 @@ class Sweeper:
 
     async def _sweep_workers(self, cycle: Cycle) -> None:
         timeout = self._timeout()
-        may_expire = self.grace_remaining <= _TIMER_TOLERANCE
         while True:
             try:
-                more = await self._write(self._sweep_batch, cycle, timeout, may_expire)
+                more = await self._run(self._sweep_batch, cycle, timeout)
             except Exception:
-                if not may_expire or cycle.is_held_back:
+                if not self._may_expire or cycle.is_held_back:
                     raise
                 logger.exception("Did not remove a batch of silent workers; removing each alone")
                 await self._retire_singly(cycle, timeout)
@@ -176,7 +214,7 @@ class Sweeper:
             if not more:
                 return
 
-    async def _sweep_batch(self, tx: Transaction, cycle: Cycle, timeout: timedelta, may_expire: bool) -> bool:
+    async def _sweep_batch(self, tx: Transaction, cycle: Cycle, timeout: timedelta) -> bool:
         if not cycle.expired:
             cycle.mode = await sweep.mode(tx, self._settings.sweeper_mode)
             if cycle.mode == SweeperMode.OBSERVE:
@@ -184,8 +222,8 @@ class Sweeper:
             if cycle.mode != SweeperMode.ENFORCE:
                 return False
             cycle.scanned, cycle.stale = await sweep.count_workers(tx, timeout)
-            cycle.is_held_back = may_expire and self._must_hold_back(cycle)
-        if not may_expire or cycle.is_held_back:
+            cycle.is_held_back = self._may_expire and self._must_hold_back(cycle)
+        if not self._may_expire or cycle.is_held_back:
             return False
         expired = await sweep.retire_stale(tx, timeout, counts=cycle.counts)
         cycle.expired += expired
@@ -205,10 +243,10 @@ class Sweeper:
         return False
 
     async def _retire_singly(self, cycle: Cycle, timeout: timedelta) -> None:
-        ids: list[UUID] = await self._write(sweep.stale_workers, timeout=timeout)
+        ids: list[UUID] = await self._run(sweep.stale_workers, timeout=timeout)
         for worker_id in ids:
             try:
-                cycle.expired += await self._write(
+                cycle.expired += await self._run(
                     sweep.retire_stale, timeout=timeout, only=worker_id, counts=cycle.counts
                 )
             except Exception:
@@ -236,14 +274,14 @@ class Sweeper:
         return settle
 
     async def _until_done(self, batch: Batch) -> None:
-        while await self._write(batch) >= sweep.TASKS_PER_BATCH:
+        while await self._run(batch) >= sweep.TASKS_PER_BATCH:
             pass
 
     async def _prune(self, cycle: Cycle) -> None:
         days = self._settings.keep_finished_days
         after: int | None = 0
         while days is not None and after is not None:
-            pruned, after = await self._write(sweep.prune, keep=timedelta(days=days), after=after)
+            pruned, after = await self._run(sweep.prune, keep=timedelta(days=days), after=after)
             cycle.pruned += pruned
 
     def _timeout(self) -> timedelta:
