@@ -85,8 +85,8 @@ class Replica:
     async def _publish(self, emissions: Sequence[Emission]) -> None:
         await self.publish(emissions)
 
-    def _schedule(self, at: datetime) -> None:
-        self.scheduler.add(at)
+    def _schedule(self, seconds: float) -> None:
+        self.scheduler.add(seconds)
 
     async def _record(self, emissions: Sequence[Emission]) -> None:
         self.events += emissions

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from datetime import datetime
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +102,8 @@ class JobLib(QueueState):
     async def _publish(self, emissions: Sequence[Emission]) -> None:
         await self.publisher(emissions)
 
-    def _schedule(self, at: datetime) -> None:
-        self._scheduler.add(at)
+    def _schedule(self, seconds: float) -> None:
+        self._scheduler.add(seconds)
 
     def mount(self, app: FastAPI) -> None:
         """Add the routes under ``/v1/joblib`` and the problem pages; join the app's lifespan.

@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
 from functools import partial
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -66,9 +65,8 @@ class Runtime:
     """The state of one server process.
 
     `publish` sends each event after its commit, in a task of its own; it is not called while
-    `has_subscribers()` is false. `on_due` gets
-    the time of each task that was scheduled here. Lost wake-ups are found by a re-check after
-    `recheck_seconds[0]`, growing to `recheck_seconds[1]`.
+    `has_subscribers()` is false. `on_due` gets the seconds until the first task that a transaction scheduled
+    is due. Lost wake-ups are found by a re-check after `recheck_seconds[0]`, growing to `recheck_seconds[1]`.
     """
 
     def __init__(  # noqa: PLR0913 - one argument per part that `mount` connects
@@ -78,7 +76,7 @@ class Runtime:
         *,
         publish: Publish | None = None,
         has_subscribers: Callable[[], bool] = lambda: True,
-        on_due: Callable[[datetime], None] = lambda _: None,
+        on_due: Callable[[float], None] = lambda _: None,
         clock: Clock | None = None,
         recheck_seconds: tuple[float, float] = (1.0, 5.0),
     ) -> None:
@@ -185,8 +183,8 @@ class Runtime:
     async def publish(self, tx: Transaction) -> None:
         """Wake waiters and queue events, after the commit. Nothing waits for the publisher."""
         self.waiters.notify(tx.wakes)
-        if tx.due is not None:
-            self._on_due(tx.due)
+        if (seconds := tx.seconds_until_due) is not None:
+            self._on_due(seconds)
         for worker_id in {freed.worker_id for freed in tx.freed}:
             self.waiters.wake(slot_key(worker_id))
         if tx.freed and self.settings.room_max_in_flight is not None:

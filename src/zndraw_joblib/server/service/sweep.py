@@ -187,10 +187,24 @@ async def _enqueue(tx: Transaction, due: list[TaskRecord]) -> None:
 _DUE = Kind(partial(expiry.lock_due, limit=TASKS_PER_BATCH), _enqueue)
 
 
-async def next_due(tx: Transaction) -> float | None:
-    """Return the seconds until the next scheduled task is due, None without one."""
+class NextDue(NamedTuple):
+    """The seconds until the next scheduled task is due, None without one.
+
+    `is_locked`: an earlier one is due, and another transaction holds a lock on it.
+    """
+
+    seconds: float | None
+    is_locked: bool
+
+
+async def next_due(tx: Transaction) -> NextDue:
+    """Return when the next scheduled task is due. `enqueue_due` has moved the due ones just before."""
+    now = await tx.now()
     at = await expiry.next_due(tx)
-    return None if at is None else (at - await tx.now()).total_seconds()
+    is_locked = at is not None and at <= now
+    if is_locked:
+        at = await expiry.next_due(tx, after=now)
+    return NextDue(None if at is None else (at - now).total_seconds(), is_locked)
 
 
 async def prune_provider_requests(tx: Transaction) -> int:

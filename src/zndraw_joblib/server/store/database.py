@@ -63,6 +63,7 @@ class Transaction:
         self._execute = execute
         self._clock = clock
         self._now: datetime | None = None
+        self._now_read_at = 0.0
         self.is_sqlite = is_sqlite
         self._emissions: dict[object, Callable[[], Emission]] = {}
         self.wakes: list[Wake] = []
@@ -84,12 +85,14 @@ class Transaction:
                 self._now = datetime.now(UTC)
             else:
                 self._now = (await self.execute(_NOW)).scalar_one().astimezone(UTC)
+            self._now_read_at = time.monotonic()
         return self._now
 
     def record_now(self, rows: Sequence[Any]) -> None:
         """Use the column `now` of the first statement as the time, which saves a statement."""
         if rows and self._now is None and self._clock is None and not self.is_sqlite:
             self._now = rows[0].now.astimezone(UTC)
+            self._now_read_at = time.monotonic()
 
     def emit(self, key: object, make: Callable[[], Emission]) -> None:
         """Record an event to publish after the commit, once per key. `make` runs only if it is published."""
@@ -103,6 +106,15 @@ class Transaction:
     def record_due(self, at: datetime) -> None:
         """Record that a scheduled task is due at a time."""
         self.due = at if self.due is None else min(self.due, at)
+
+    @property
+    def seconds_until_due(self) -> float | None:
+        """The seconds until the earliest of these times by the database's clock; None without one."""
+        if self.due is None:
+            return None
+        if self._now is None:
+            return 0.0
+        return (self.due - self._now).total_seconds() - (time.monotonic() - self._now_read_at)
 
     def record_freed(self, room_id: str, worker_id: UUID | None) -> None:
         """Record that a task of a room, held by a worker, is no longer claimed or running."""

@@ -97,9 +97,11 @@ async def lock_due(tx: Transaction, now: datetime, limit: int) -> list[TaskRecor
     return await fetch_records(tx, statement.with_for_update(of=tasks, skip_locked=True))
 
 
-async def next_due(tx: Transaction) -> datetime | None:
-    """Return the earliest `run_at` of a scheduled task."""
+async def next_due(tx: Transaction, after: datetime | None = None) -> datetime | None:
+    """Return the earliest `run_at` of a scheduled task, or the earliest after a time."""
     earliest = select(tasks.c.run_at).where(IS_SCHEDULED).order_by(tasks.c.run_at).limit(1)
+    if after is not None:
+        earliest = earliest.where(tasks.c.run_at > after)
     found: datetime | None = (await tx.execute(earliest)).scalar_one_or_none()
     return found
 
