@@ -14,6 +14,7 @@ from zndraw_joblib.contract.events import TaskAvailable
 from zndraw_joblib.contract.messages import EmptyReason, TaskSubmitRequest
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.service import sweep
 
 MOMENT = 0.000001
 
@@ -142,3 +143,15 @@ async def test_one_of_many_servers_queues_a_task(replica: Replica, open_replica:
     assert done == 50
     published = [e for end in (replica, other) for e, _ in end.events if isinstance(e, TaskAvailable)]
     assert len(published) == len({event.task_id for event in published}) == 50
+
+
+async def test_the_last_moment_is_a_time_like_others(replica: Replica) -> None:
+    """The task waits for it; every read returns it."""
+    job = await replica.register()
+    at = datetime.fromisoformat("9999-12-31T23:59:59+00:00")
+    task = await replica.submit(job, run_at=at)
+    assert task.run_at == at
+    assert (await replica.get(task.id)) == task
+    assert "scheduled" in await replica.explain(task.id)
+    assert await replica.enqueue_due() == 0
+    assert await replica.runtime.write(sweep.next_due) is not None

@@ -1,6 +1,7 @@
 """The bodies of requests and responses. The server ignores unknown fields of a request."""
 
-from datetime import datetime
+from contextlib import suppress
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Generic, Self, TypeVar
 from uuid import UUID
@@ -33,6 +34,20 @@ Name = Annotated[
 ]
 JsonObject = dict[str, Any]
 Item = TypeVar("Item")
+
+
+# asyncpg takes the last microsecond of the year for infinity.
+_LAST_MOMENT = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+
+
+def _in_utc(moment: datetime) -> datetime:
+    with suppress(OverflowError):
+        if (utc := moment.astimezone(UTC)) <= _LAST_MOMENT:
+            return utc
+    raise ValueError(f"{moment.isoformat()} is outside of the years 1 to 9999 in UTC, which can be stored")
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 class SchemaBody(BaseModel):
@@ -162,7 +177,7 @@ class TaskSubmitRequest(BaseModel):
 
     payload: JsonObject = Field(default_factory=dict)
     priority: Priority | None = None
-    run_at: AwareDatetime | None = None
+    run_at: Moment | None = None
     delay_seconds: Annotated[float, Field(ge=0, le=31_536_000, allow_inf_nan=False)] | None = None
     expires_in_seconds: Seconds | None = None
     max_attempts: Attempts | None = None
