@@ -52,8 +52,8 @@ async def readable(room_id: str, user: Annotated[User, Depends(current_user)]) -
 class Host:
     """An app with a Socket.IO server and the queue."""
 
-    def __init__(self, folder: Path, wrap: Callable[[Any], Any]) -> None:
-        self.engine = open_engine(f"sqlite:///{folder}/host.db")
+    def __init__(self, url: str, wrap: Callable[[Any], Any]) -> None:
+        self.engine = open_engine(url)
         self.sio = socketio.AsyncServer(async_mode="asgi")
         self.events: list[tuple[str, ...]] = []
         self.app = FastAPI()
@@ -95,7 +95,7 @@ class Wrapper:
 @pytest.fixture(params=["plain", "wrapper"])
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
     """Return a host whose `tsio` is its Socket.IO server or a wrapper around it."""
-    return Host(tmp_path, (lambda sio: sio) if request.param == "plain" else Wrapper)
+    return Host(f"sqlite:///{tmp_path}/host.db", (lambda sio: sio) if request.param == "plain" else Wrapper)
 
 
 @pytest.mark.parametrize("order", ["before", "after", "as a namespace"])

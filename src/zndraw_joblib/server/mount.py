@@ -32,7 +32,7 @@ from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.results.selection import Results, select_result_backend
 from zndraw_joblib.server.providers.uploads import Uploads
 from zndraw_joblib.server.pubsub.pubsub import connection_factory
-from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
+from zndraw_joblib.server.realtime.publisher import SocketIoPublisher, decode
 from zndraw_joblib.server.realtime.rooms import Rooms, SocketAccess
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
@@ -77,7 +77,6 @@ class JobLib(QueueState):
         self.identity = identity
         self._resolve_identity = identity_dependency(identity)
         self.guards = RoomGuards(readable_room, writable_room)
-        self.publisher = SocketIoPublisher(tsio)
         self.runtime = Runtime(
             session_maker,
             self.settings,
@@ -86,6 +85,8 @@ class JobLib(QueueState):
             on_due=self._schedule,
             clock=clock,
         )
+        self.publisher = SocketIoPublisher(tsio, self.runtime.pubsub)
+        self.runtime.pubsub.subscribe(self._receive)
         self._scheduler = Scheduler(self.runtime.write)
         self.dispatcher = Dispatcher(self.runtime, self._internal_registry)
         self.sweeper = Sweeper(self.runtime.write, self.settings, self.dispatcher.wake, monotonic=monotonic)
@@ -101,6 +102,10 @@ class JobLib(QueueState):
 
     async def _publish(self, emissions: Sequence[Emission]) -> None:
         await self.publisher(emissions)
+
+    def _receive(self, text: str) -> None:
+        if (emission := decode(text)) is not None:
+            self.runtime.events.put(self.publisher.send_here, [emission])
 
     def _schedule(self, seconds: float) -> None:
         self._scheduler.add(seconds)

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class BoundedQueue(Generic[Item]):
     """A queue that drops its oldest items when it is full, for messages that are hints.
 
     `what` names the items in the log: one line when the queue begins to drop, and one with their number when
-    it is empty again. `dropped` counts all of them.
+    `log_drops` finds it empty. `dropped` counts all of them.
     """
 
     def __init__(self, what: str, size: Callable[[Item], int], bounds: Callable[[], Bounds] = Bounds) -> None:
@@ -32,7 +32,7 @@ class BoundedQueue(Generic[Item]):
         self._size = size
         self._bounds = bounds
         self._items: deque[tuple[Item, int]] = deque()
-        self._bytes = self._dropped_before = 0
+        self._bytes = self._logged = 0
         self._lock = threading.Lock()
         self.dropped = 0
 
@@ -41,29 +41,25 @@ class BoundedQueue(Generic[Item]):
 
     def put(self, item: Item) -> None:
         """Add an item, and drop the oldest while there are too many."""
-        size, bounds = self._size(item), self._bounds()
+        size = self._size(item)
         with self._lock:
             self._items.append((item, size))
             self._bytes += size
-            before = self.dropped
-            while len(self._items) > bounds.items or self._bytes > bounds.bytes:
-                self._bytes -= self._items.popleft()[1]
-                self.dropped += 1
-        if before == self._dropped_before < self.dropped:
-            logger.warning(
-                "Too many %s wait (%d items or %d bytes%s): the oldest are dropped",
-                self._what,
-                bounds.items,
-                bounds.bytes,
-                bounds.names,
-            )
+            self._drop_oldest()
+
+    def put_back(self, items: Sequence[Item]) -> None:
+        """Add items before all others, in their order."""
+        sized = [(item, self._size(item)) for item in items]
+        with self._lock:
+            self._items.extendleft(reversed(sized))
+            self._bytes += sum(size for _, size in sized)
+            self._drop_oldest()
 
     def pop(self) -> Item:
         """Remove and return the oldest item. Raises IndexError."""
         with self._lock:
             item, size = self._items.popleft()
             self._bytes -= size
-        self._log_drops()
         return item
 
     def pop_all(self) -> list[Item]:
@@ -72,10 +68,24 @@ class BoundedQueue(Generic[Item]):
             items = [item for item, _ in self._items]
             self._items.clear()
             self._bytes = 0
-        self._log_drops()
         return items
 
-    def _log_drops(self) -> None:
-        if not self._items and self.dropped > self._dropped_before:
-            logger.warning("%d %s were dropped", self.dropped - self._dropped_before, self._what)
-            self._dropped_before = self.dropped
+    def log_drops(self) -> None:
+        """Log how many items were dropped, once the queue is empty again."""
+        if self.dropped > self._logged and not self._items:
+            logger.warning("%d %s were dropped", self.dropped - self._logged, self._what)
+            self._logged = self.dropped
+
+    def _drop_oldest(self) -> None:
+        bounds, before = self._bounds(), self.dropped
+        while len(self._items) > bounds.items or self._bytes > bounds.bytes:
+            self._bytes -= self._items.popleft()[1]
+            self.dropped += 1
+        if before == self._logged < self.dropped:
+            logger.warning(
+                "Too many %s wait (more than %d, or than %d bytes%s): the oldest are dropped",
+                self._what,
+                bounds.items,
+                bounds.bytes,
+                bounds.names,
+            )

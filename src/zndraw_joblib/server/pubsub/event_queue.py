@@ -84,6 +84,7 @@ class _LoopQueue:
             for _ in range(min(_EVENTS_PER_TURN, len(self.waiting))):
                 if self.waiting:
                     await self._publish(*self.waiting.pop())
+            self.waiting.log_drops()
             await asyncio.sleep(0)
 
     async def _publish(self, publish: Publish, emission: Emission) -> None:

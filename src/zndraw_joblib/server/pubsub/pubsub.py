@@ -4,15 +4,17 @@ import asyncio
 import json
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from sys import getsizeof
 from typing import Any
 from uuid import uuid4
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.server.ports import OpenConnection, PubSubConnection, Wake
+from zndraw_joblib.server.pubsub.bounded_queue import BoundedQueue
 from zndraw_joblib.server.settings import JobLibSettings
 
 logger = logging.getLogger(__name__)
@@ -22,7 +24,6 @@ _PEER_TIMEOUT_SECONDS = 25.0
 _SEND_SECONDS = 5.0
 # Between two messages. Messages published in between go with the second.
 _PAUSE_SECONDS = 0.002
-_MAX_MESSAGES = 10_000
 _MAX_FRAGMENTED = 64
 _HEADER_SIZE = 64
 
@@ -49,9 +50,10 @@ class PubSub:
         self._number = 0
         self._peers: dict[str, float] = {}
         self._wakes: dict[str, int | None] = {}
-        self._messages: deque[str] = deque(maxlen=_MAX_MESSAGES)
+        self._messages: BoundedQueue[str] = BoundedQueue("messages to other servers", getsizeof)
         self._must_recheck = False
-        self._fragments: OrderedDict[str, list[str]] = OrderedDict()
+        # The unfinished message of each sender: its number and its parts.
+        self._fragments: OrderedDict[str, tuple[str, list[str]]] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready: asyncio.Event | None = None
         self._rechecking: asyncio.Task[None] | None = None
@@ -82,7 +84,7 @@ class PubSub:
     def publish(self, text: str) -> None:
         """Send a text to the subscribers at each other replica, in order. The oldest are dropped first."""
         if self._peers:
-            self._messages.append(text)
+            self._messages.put(text)
             self._notify_sender()
 
     def subscribe(self, receive: Callable[[str], None]) -> None:
@@ -149,6 +151,7 @@ class PubSub:
             for frame in self._frames(message, connection.frame_size):
                 async with asyncio.timeout(_SEND_SECONDS):
                     await connection.send(frame)
+            self._messages.log_drops()
             await asyncio.sleep(_PAUSE_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_HELLO_SECONDS):
@@ -163,8 +166,7 @@ class PubSub:
         if self._wakes:
             message["wake"], self._wakes = self._wakes, {}
         if self._messages:
-            message["posts"] = list(self._messages)
-            self._messages.clear()
+            message["posts"] = self._messages.pop_all()
         if self._must_recheck:
             message["look"], self._must_recheck = True, False
         return message
@@ -181,10 +183,12 @@ class PubSub:
             sender, number, count, part = frame.split(" ", 3)
             if sender == self._name:
                 return
-            parts = self._fragments.pop(f"{sender} {number}", [])
+            known, parts = self._fragments.pop(sender, ("", []))
+            if known != number:
+                parts = []
             parts.append(part)
             if len(parts) < int(count):
-                self._fragments[f"{sender} {number}"] = parts
+                self._fragments[sender] = number, parts
                 if len(self._fragments) > _MAX_FRAGMENTED:
                     self._fragments.popitem(last=False)
                 return

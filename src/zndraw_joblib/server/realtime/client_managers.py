@@ -2,26 +2,26 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator
+from sys import getsizeof
 from typing import Any
 
 import redis.asyncio
 
+from zndraw_joblib.server.pubsub.bounded_queue import BoundedQueue
 from zndraw_joblib.server.pubsub.pubsub import PubSub
 from zndraw_joblib.server.pubsub.redis import open_redis, subscribed
 from zndraw_joblib.server.realtime.socketio_internals import MessageManager
 
 logger = logging.getLogger(__name__)
 
-_MAX_MESSAGES = 10_000
 _PAUSE_SECONDS = 0.5
 
 
 class PubSubManager(MessageManager):
     """A client manager that exchanges its messages by the pub/sub between replicas.
 
-    At most 10,000 messages wait to be handled; further ones are dropped, because an event is a hint.
+    At most 10,000 messages or 16 MiB wait to be handled; older ones are dropped, because an event is a hint.
     """
 
     name = "pubsub"
@@ -29,7 +29,8 @@ class PubSubManager(MessageManager):
     def __init__(self, pubsub: PubSub) -> None:
         super().__init__()
         self._pubsub = pubsub
-        self._messages: asyncio.Queue[str] = asyncio.Queue(_MAX_MESSAGES)
+        self._messages: BoundedQueue[str] = BoundedQueue("messages of other servers", getsizeof)
+        self._has_messages = asyncio.Event()
 
     @property
     def has_subscribers(self) -> bool:
@@ -38,13 +39,13 @@ class PubSubManager(MessageManager):
 
     def initialize(self) -> None:
         """Start to receive when the first socket connects; python-socketio calls this."""
-        self._messages = asyncio.Queue(_MAX_MESSAGES)
+        self._has_messages = asyncio.Event()
         self._pubsub.subscribe(self._put)
         super().initialize()
 
     def _put(self, text: str) -> None:
-        if not self._messages.full():
-            self._messages.put_nowait(text)
+        self._messages.put(text)
+        self._has_messages.set()
 
     def send(self, text: str) -> None:
         """Queue a message for the other processes."""
@@ -52,15 +53,19 @@ class PubSubManager(MessageManager):
 
     async def receive(self) -> AsyncIterator[str]:
         """Return the messages of the other processes as they come."""
-        while True:
-            yield await self._messages.get()
+        while await self._has_messages.wait():
+            self._has_messages.clear()
+            while self._messages:
+                yield self._messages.pop()
+            self._messages.log_drops()
 
 
 class RedisManager(MessageManager):
     """A client manager like python-socketio's own for Redis, but an `emit` never waits for Redis.
 
     Messages for other processes are queued and sent in order, all that are queued at once. While Redis is
-    unreachable the queue keeps the newest 10,000 messages and drops older ones, because an event is a hint.
+    unreachable the queue keeps the newest 10,000 messages, at most 16 MiB, and drops older ones, because an
+    event is a hint.
     """
 
     name = "redis"
@@ -68,14 +73,14 @@ class RedisManager(MessageManager):
     def __init__(self, url: str, channel: str) -> None:
         super().__init__(channel=channel)
         self._url = url
-        self._messages: deque[str] = deque(maxlen=_MAX_MESSAGES)
+        self._messages: BoundedQueue[str] = BoundedQueue("Socket.IO messages to Redis", getsizeof)
         self._has_messages = asyncio.Event()
         self._sending: asyncio.Task[None] | None = None
         self._failed_batches = 0
 
     def send(self, text: str) -> None:
         """Queue a message for the other processes."""
-        self._messages.append(text)
+        self._messages.put(text)
         if self._sending is None or self._sending.done():
             self._has_messages = asyncio.Event()
             self._sending = asyncio.create_task(self._send_messages())
@@ -90,8 +95,7 @@ class RedisManager(MessageManager):
             await client.aclose()
 
     async def _send_batch(self, client: Any) -> None:
-        batch = list(self._messages)
-        self._messages.clear()
+        batch = self._messages.pop_all()
         self._has_messages.clear()
         pipeline = client.pipeline(transaction=False)
         for text in batch:
@@ -99,14 +103,13 @@ class RedisManager(MessageManager):
         try:
             await pipeline.execute()
             self._failed_batches = 0
+            self._messages.log_drops()
         except (redis.RedisError, OSError) as error:
             level = logging.DEBUG if self._failed_batches else logging.WARNING
             logger.log(level, "Socket.IO events were not sent to Redis, retrying: %r", error)
             self._failed_batches += 1
             await asyncio.sleep(_PAUSE_SECONDS)
-            newer = list(self._messages)
-            self._messages.clear()
-            self._messages.extend([*batch, *newer])
+            self._messages.put_back(batch)
             self._has_messages.set()
 
     async def receive(self) -> AsyncIterator[bytes]:

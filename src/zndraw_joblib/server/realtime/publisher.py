@@ -6,13 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import socketio
-from pydantic_core import to_jsonable_python
+from pydantic_core import from_json, to_json, to_jsonable_python
 
-from zndraw_joblib.contract.events import Emission, audience
+from zndraw_joblib.contract.events import Emission, Event, audience
+from zndraw_joblib.server.pubsub.pubsub import PubSub
 from zndraw_joblib.server.realtime import socketio_internals
 
 logger = logging.getLogger(__name__)
 _EMIT_SECONDS = 5.0
+# Messages of python-socketio's managers are JSON objects.
+_PREFIX = "event "
+_EVENTS = {kind.event_name: kind for kind in Event.__subclasses__()}
 
 
 class SocketIoPublisher:
@@ -20,10 +24,12 @@ class SocketIoPublisher:
 
     `tsio` is a `socketio.AsyncServer`, or any object whose ``emit(model, room=…)`` takes a pydantic model.
     `rooms` is the `socketio.AsyncServer` whose sockets have joined the rooms, if `tsio` is not one itself.
+    If it knows the sockets of its process only, `pubsub` carries the events to other processes.
     """
 
-    def __init__(self, tsio: Any = None) -> None:
+    def __init__(self, tsio: Any = None, pubsub: PubSub | None = None) -> None:
         self._tsio = tsio
+        self._pubsub = pubsub
         self.rooms: Any = tsio if isinstance(tsio, socketio.AsyncServer) else None
 
     @property
@@ -39,12 +45,25 @@ class SocketIoPublisher:
     @property
     def has_subscribers(self) -> bool:
         """Whether a socket of any process may receive an event."""
-        if self.rooms is not self._tsio:
+        if self.rooms is not self._tsio or self._carries:
             return True
         return self.rooms is not None and socketio_internals.has_subscribers(self.rooms)
 
+    @property
+    def _carries(self) -> bool:
+        """Whether other processes get events by pub/sub alone."""
+        is_connected = self._pubsub is not None and self._pubsub.has_peers
+        return is_connected and self.rooms is not None and socketio_internals.is_local(self.rooms)
+
     async def __call__(self, emissions: Iterable[Emission]) -> None:
         """Send the events in their order."""
+        for emission in emissions:
+            if self._pubsub is not None and self._carries:
+                self._pubsub.publish(_encode(emission))
+            await self.send_here([emission])
+
+    async def send_here(self, emissions: Iterable[Emission]) -> None:
+        """Send events, in their order, to the sockets of this process."""
         for emission in emissions:
             try:
                 await self._send(emission)
@@ -59,6 +78,23 @@ class SocketIoPublisher:
             rooms = rooms[1:]
         if self.rooms is not None and rooms and socketio_internals.may_have_members(self.rooms, rooms):
             await self.rooms.emit(event.event_name, to_jsonable_python(event), room=rooms)
+
+
+def _encode(emission: Emission) -> str:
+    event, room = emission
+    return _PREFIX + to_json([event.event_name, event, room]).decode()
+
+
+def decode(text: str) -> Emission | None:
+    """Return the event in a message of another process; None if it is no event, or one of a newer version."""
+    if not text.startswith(_PREFIX):
+        return None
+    try:
+        name, fields, room = from_json(text.removeprefix(_PREFIX))
+        return Emission(_EVENTS[name].model_validate(fields), str(room))
+    except (KeyError, TypeError, ValueError) as error:
+        logger.debug("Event of another process ignored: %r", error)
+        return None
 
 
 async def emit(tsio: Any, emissions: Iterable[Emission]) -> None:

@@ -55,12 +55,17 @@ def has_subscribers(sio: Any) -> bool:
     manager = sio.manager
     if isinstance(manager, MessageManager):
         return manager.has_subscribers
-    return type(manager) is not AsyncManager or NAMESPACE in manager.rooms
+    return not is_local(sio) or NAMESPACE in manager.rooms
+
+
+def is_local(sio: Any) -> bool:
+    """Return whether a Socket.IO server knows only the sockets of its own process."""
+    return type(sio.manager) is AsyncManager
 
 
 def may_have_members(sio: Any, rooms: Iterable[str]) -> bool:
     """Return whether a socket of any process may be in one of these rooms."""
-    if type(sio.manager) is not AsyncManager:
+    if not is_local(sio):
         return True
     occupied = sio.manager.rooms.get(NAMESPACE, {})
     return any(room in occupied for room in rooms)
