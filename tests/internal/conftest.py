@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from servers import ServerProcess, Valkey
 
-from internal.processes import FOLDER, JOBS, SHORT_INTERVALS
+from internal.processes import JOBS, PYTHONPATH, SHORT_INTERVALS
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def journal(tmp_path: Path) -> Path:
 @pytest.fixture
 def settings(postgres_url: str, valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return the settings that a server shares with the processes that run its internal tasks."""
-    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     return {"redis_url": valkey.url, "database_url": postgres_url, "internal_concurrency": 4}
 
 

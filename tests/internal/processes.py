@@ -18,6 +18,8 @@ from rest import V1
 
 TOKEN = "a-token-of-the-tests"
 FOLDER = Path(__file__).parents[1]
+# The jobs of the tests, and this checkout.
+PYTHONPATH = os.pathsep.join([str(FOLDER), str(FOLDER.parent / "src")])
 JOBS = ",".join(
     f"internal.jobs:{name}" for name in ("Count", "Burn", "Once", "WaitForCancel", "EndAs", "AnyEnd")
 )
@@ -42,7 +44,7 @@ class WorkerProcess:
         self.process = subprocess.Popen(
             command,
             cwd=FOLDER,
-            env={**os.environ, **environment, "PYTHONPATH": str(FOLDER)},
+            env={**os.environ, **environment, "PYTHONPATH": PYTHONPATH},
             start_new_session=True,
         )
 

@@ -27,6 +27,7 @@ from internal.processes import (
     INTERNAL_WORKER,
     JOBS,
     ONCE,
+    PYTHONPATH,
     SHORT_INTERVALS,
     TASKIQ_WORKER,
     WAIT_FOR_CANCEL,
@@ -208,7 +209,7 @@ async def test_several_server_processes_run_internal_tasks_themselves(
     postgres_url: str, journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`serve --workers 2` without Redis: both processes run tasks, each task runs once."""
-    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     program = Program(FOLDER, DATABASE_URL=postgres_url, INTERNAL_EXTENSIONS=JOBS, INTERNAL_CONCURRENCY="1")
     program.env["ZNDRAW_JOBLIB_CREDENTIALS"] = str(journal.with_name("credentials.json"))
     program.credentials = journal.with_name("credentials.json")

@@ -1,5 +1,6 @@
 """The connection of a worker to its server: a host's own `ApiManager`, or `connect`."""
 
+import os
 from typing import Protocol, Self
 
 import httpx
@@ -47,14 +48,22 @@ class Connection:
             raise ValueError(f"The server's url must start with http:// or https://, not {url!r}")
         self._url = url.rstrip("/")
         self._token = token
-        limits = httpx.Limits(max_connections=None)
-        connect = min(timeout, _CONNECT_SECONDS)
+        self._timeout = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
         # A proxy of the environment must not get the token of a server on this machine.
-        is_remote = httpx.URL(url).host not in _LOOPBACK
-        self.http = httpx.Client(
-            timeout=httpx.Timeout(timeout, connect=connect), limits=limits, trust_env=is_remote
-        )
-        self.tsio = Realtime(self._url, token, trust_proxies=is_remote) if realtime else None
+        self._is_remote = httpx.URL(url).host not in _LOOPBACK
+        self._http, self._pid = self._new_client(), os.getpid()
+        self.tsio = Realtime(self._url, token, trust_proxies=self._is_remote) if realtime else None
+
+    @property
+    def http(self) -> httpx.Client:
+        """The HTTP client; a forked process gets its own, because two processes cannot share a connection."""
+        if self._pid != os.getpid():
+            self._http, self._pid = self._new_client(), os.getpid()
+        return self._http
+
+    def _new_client(self) -> httpx.Client:
+        limits = httpx.Limits(max_connections=None)
+        return httpx.Client(timeout=self._timeout, limits=limits, trust_env=self._is_remote)
 
     @property
     def base_url(self) -> str:

@@ -1,5 +1,6 @@
 """A worker: registers classes as jobs and providers, runs tasks, serves provider requests, submits tasks."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -7,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
+from zndraw_joblib.contract.forks import check_not_forked
 from zndraw_joblib.contract.messages import HeartbeatRequest, TaskResponse
 from zndraw_joblib.contract.names import GLOBAL, parse_job_name
 from zndraw_joblib.contract.policy import JobPolicy
@@ -199,7 +201,7 @@ class JobManager(JobClient):
         before the providers are unregistered. Afterwards the manager can register again.
         """
         session = self._session
-        if session is None:
+        if session is None or session.pid != os.getpid():  # a forked process is not the worker
             return
         try:
             session.close(timeout)
@@ -241,6 +243,8 @@ class JobManager(JobClient):
         self.disconnect()
 
     def _active(self) -> Session:
+        if self._session is not None:
+            check_not_forked(self._session.pid)
         with self._lock:
             if self._session is not None and self._session.registrations.has_left:
                 self._session.closed.wait(_CLOSE_SECONDS)

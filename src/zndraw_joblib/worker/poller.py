@@ -1,6 +1,7 @@
 """Claims of a worker: one long-poll is open at a time, from any of its threads."""
 
 import logging
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -10,6 +11,7 @@ from math import ceil
 from typing import Generic, TypeVar
 from uuid import UUID, uuid4
 
+from zndraw_joblib.contract.forks import check_not_forked, exit_if_forked
 from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.retry import RequestBackoff, describe, status_of
 
@@ -46,6 +48,7 @@ class Poller(ABC, Generic[Work]):
     def __init__(self, registrations: Registrations, wake: threading.Event) -> None:
         self._registrations = registrations
         self._wake = wake
+        self._pid = os.getpid()
         self.stopping = threading.Event()
         self._poll_lock = threading.Lock()
         self._change = threading.Condition()
@@ -84,8 +87,10 @@ class Poller(ABC, Generic[Work]):
             began = time.monotonic()
             try:
                 serve_once()
+                exit_if_forked(self._pid)
             # Not Exception: the code of a host may call sys.exit().
             except BaseException as error:
+                exit_if_forked(self._pid, error)
                 # A proxy that cuts long-polls fails slowly: that error needs no growing pauses.
                 if time.monotonic() - began > _LONG_POLL_SECONDS:
                     backoff.reset()
@@ -97,6 +102,7 @@ class Poller(ABC, Generic[Work]):
 
     def _next(self, pace: Pace) -> Work | None:
         """Claim, and count what is found as held. Only one thread of a worker waits on the server."""
+        check_not_forked(self._pid)
         if pace == NOW:
             return self._claim_with_recovery(0)[0]
         if not self._poll_lock.acquire(timeout=max(pace.poll, pace.pause)):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,6 +12,7 @@ from uuid import UUID
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
+from zndraw_joblib.contract.forks import exit_if_forked
 from zndraw_joblib.contract.outcomes import encode, error_text, text_of
 from zndraw_joblib.contract.problems import ProviderNotFound
 from zndraw_joblib.contract.providers import (
@@ -195,6 +197,7 @@ class ResultStream:
     """
 
     def __init__(self, read: Callable[[], Any], content_type: str) -> None:
+        pid = os.getpid()
         try:
             self._value = read()
             whole = _whole(self._value, content_type)
@@ -202,8 +205,10 @@ class ResultStream:
             self._whole = whole
             self._stream = _pieces(self._value, content_type) if whole is None else iter(())
             self._first = next(self._stream, b"")
+            exit_if_forked(pid)
         # Not Exception: sys.exit() in a provider ends its request, not the worker.
         except BaseException as error:
+            exit_if_forked(pid, error)
             raise ProviderRaised(error) from error
 
     def __iter__(self) -> Iterator[bytes]:

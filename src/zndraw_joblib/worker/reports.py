@@ -1,6 +1,7 @@
 """Reports about tasks, repeated until the server responds, and the tasks that this worker holds."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.extensions import NonRetryable
+from zndraw_joblib.contract.forks import check_not_forked
 from zndraw_joblib.contract.messages import (
     MAX_NAMED_TASKS,
     NamedTask,
@@ -44,6 +46,7 @@ class Reports:
         self._rest = rest
         self._held = held
         self._stop = stop
+        self._pid = os.getpid()
 
     def start(self, task: ClaimedTask, stop: threading.Event | None = None) -> TaskResponse:
         """Report that the task starts; do not repeat this once `stop` is set."""
@@ -122,6 +125,7 @@ class Reports:
     def _retry(
         self, task: ClaimedTask, what: str, call: Callable[[], TaskResponse], stop: threading.Event
     ) -> TaskResponse:
+        check_not_forked(self._pid)
         try:
             return retry(call, f"Report {what} of task {task.task_id}", seconds=RETRY_SECONDS, stop=stop)
         except Exception as error:

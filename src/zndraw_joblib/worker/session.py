@@ -1,6 +1,7 @@
 """One session of a worker, from its first registration until it is removed: its parts and its threads."""
 
 import logging
+import os
 import random
 import signal
 import threading
@@ -12,6 +13,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
+from zndraw_joblib.contract.forks import default_signals_in_forks
 from zndraw_joblib.worker.poller import Pace
 from zndraw_joblib.worker.provider_requests import ProviderPoller
 from zndraw_joblib.worker.registrations import Registrations
@@ -55,6 +57,7 @@ class Session:
         self, rest: RestApi, subscriptions: Subscriptions, held: HeldTasks, config: SessionConfig
     ) -> None:
         self._config = config
+        self.pid = os.getpid()
         self.stop = threading.Event()
         self.closed = threading.Event()
         self._end_requests: SimpleQueue[None] = SimpleQueue()
@@ -200,7 +203,8 @@ def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
 
     `stop` runs inside the signal handler, so it must take no lock. A later SIGINT raises KeyboardInterrupt, a
     later SIGTERM SystemExit. The block handles nothing on another thread than the main one, and no signal
-    that the process ignores. The former handlers are restored at the end.
+    that the process ignores. The former handlers are restored at the end. A process that is forked in the
+    block gets the default handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -220,7 +224,8 @@ def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
     handled = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
     former = {number: signal.signal(number, handle) for number in handled}
     try:
-        yield
+        with default_signals_in_forks():
+            yield
     finally:
         for number, handler in former.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -1,6 +1,7 @@
 """Claim tasks and run them."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from zndraw_joblib.contract.extensions import NonRetryable
+from zndraw_joblib.contract.forks import exit_if_forked
 from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
 from zndraw_joblib.contract.outcomes import text_of
 from zndraw_joblib.worker.poller import NOW, Pace, Poller
@@ -130,6 +132,7 @@ class TaskLoop:
         self._reports = reports
         self._execute = execute
         self._pace = pace
+        self._pid = os.getpid()
 
     def run(self) -> None:
         """Serve until the worker stops, whatever fails."""
@@ -172,9 +175,12 @@ class TaskLoop:
 
     def _run(self, task: ClaimedTask) -> tuple[Any, BaseException | None]:
         try:
-            return self._execute(task), None
+            result = self._execute(task)
+            exit_if_forked(self._pid)
+            return result, None
         # Not Exception: sys.exit() in an extension ends its task, not the worker.
         except BaseException as error:
+            exit_if_forked(self._pid, error)
             if task.cancelled.is_set():
                 log.info("Task %s ended after it was cancelled: %s", task.task_id, describe(error))
             else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from zndraw_joblib.contract.extensions import NonRetryable
+from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
 from zndraw_joblib.contract.outcomes import ResultRejected, error_text, jsonable_result, text_of
 
 logger = logging.getLogger(__name__)
@@ -48,11 +50,15 @@ def outcome_of(
     except BaseException as error:
         text = text_of(error) if isinstance(error, ValueError) else error_text(error)
         return Outcome(error=error_text(f"The payload does not fit {cls.__name__}: {text}"), retry=False)
+    pid = os.getpid()
     try:
-        return Outcome(jsonable_result(extension.run(argument_of(context))))
+        value = extension.run(argument_of(context))
+        exit_if_forked(pid)
+        return Outcome(jsonable_result(value))
     except ResultRejected as error:
         return Outcome(error=str(error))
     except BaseException as error:
+        exit_if_forked(pid, error)
         logger.warning("Failed task_id=%s", context.task_id, exc_info=True)
         return Outcome(error=error_text(error), retry=not isinstance(error, NonRetryable))
 
@@ -62,7 +68,7 @@ def start_thread(name: str, work: Callable[[], Outcome]) -> "asyncio.Future[Outc
 
     Not a thread of a pool: Python waits for those at exit, however long they take.
     """
-    loop = asyncio.get_running_loop()
+    loop, pid = asyncio.get_running_loop(), os.getpid()
     done: asyncio.Future[Outcome] = loop.create_future()
 
     def finish(outcome: Outcome) -> None:
@@ -71,9 +77,11 @@ def start_thread(name: str, work: Callable[[], Outcome]) -> "asyncio.Future[Outc
 
     def run() -> None:
         try:
-            outcome = work()
+            with default_signals_in_forks():
+                outcome = work()
         except BaseException as error:
             outcome = Outcome(error=error_text(error))
+        exit_if_forked(pid)
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(finish, outcome)
 
