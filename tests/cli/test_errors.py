@@ -21,6 +21,25 @@ USAGE_ERRORS: dict[str, Case] = {
     "port": (["jobs", "--url", "http://localhost:80000"], "is not a URL: Port out of range"),
     "payload": (["submit", "A", "--json", "[1]"], "--json must be an object"),
     "value": (["submit", "A", "value"], "'value' is not of the form KEY=VALUE"),
+    "too large": (
+        ["submit", "A", "width=1e400"],
+        "The payload field width: inf is not JSON: a number must be finite",
+    ),
+    "not a number": (
+        ["submit", "A", "--json", '{"a": [{"width": NaN}]}'],
+        "The payload field a.0.width: nan is not JSON: a number must be finite",
+    ),
+    "surrogate": (
+        ["submit", "A", "--json", '{"a": "\\ud800"}'],
+        "field a: the text is not JSON: it has half",
+    ),
+    "deep": (["submit", "A", "--json", "[" * 100_000], "is not valid JSON: maximum recursion depth"),
+    "delay": (["submit", "A", "--delay", "nan"], "--delay"),
+    "run at": (["submit", "A", "--run-at", "9999-12-31T23:59:59-12:00"], "--run-at"),
+    "key": (
+        ["submit", "A", "--idempotency-key", "\u00fc"],
+        "--idempotency-key: '\u00fc' has characters other than",
+    ),
     "database": (["serve", "--database-url", "mysql://u:secret@h/x"], "type 'mysql' are not supported"),
     "database port": (["serve", "--database-url", "postgresql://u:secret@h:x/x"], "database URL is invalid"),
     "database text": (["token", "list", "--database-url", "secret"], "database URL is invalid"),

@@ -27,9 +27,10 @@ from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import ProblemException, Unauthorized
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection, connect
-from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.worker.client import Attempt, JobClient
 from zndraw_joblib.worker.responses import UnexpectedResponse
-from zndraw_joblib.worker.rest import RestApi, quoted
+from zndraw_joblib.worker.rest import Model, RestApi, quoted
+from zndraw_joblib.worker.retry import BUSY, unexpected_response_of
 
 TOKEN_VARIABLE = "ZNDRAW_JOBLIB_TOKEN"  # noqa: S105 - the name of a variable
 _MAX_DETAIL = 500
@@ -45,40 +46,49 @@ class Access:
 
 
 class AdminClient(JobClient):
-    """A client with the requests of the commands."""
+    """A client with the requests of the commands.
+
+    A request is repeated for 10 seconds while its answer is lost, but not if no server can be reached at all.
+    """
+
+    _retry_seconds = 10.0
 
     def cancel(self, task_id: UUID) -> TaskResponse:
         """Cancel a task."""
-        return self._rest.report_task(str(task_id), TaskUpdateRequest(status=TaskStatus.CANCELLED))
+        update = TaskUpdateRequest(status=TaskStatus.CANCELLED)
+        return self._send_once(
+            f"Cancelling task {task_id}", lambda key: self._rest.report_task(str(task_id), update, key)
+        )
 
     def release(self, task_id: UUID) -> TaskResponse:
         """Take a task from its worker and put it back into its queue."""
-        return self._rest.act_on_task(str(task_id), "release")
+        return self._act(task_id, "release")
 
     def fail(self, task_id: UUID, reason: str | None) -> TaskResponse:
         """End a task as failed, without a retry."""
-        return self._rest.act_on_task(
-            str(task_id), "fail", TaskActionRequest(error=reason) if reason else None
-        )
+        return self._act(task_id, "fail", TaskActionRequest(error=reason) if reason else None)
 
     def drain(self, worker_id: UUID) -> WorkerResponse:
         """Ask a worker to finish its tasks and leave."""
-        return self._rest.send("POST", f"/workers/{worker_id}/drain", WorkerResponse)
+        return self._post(f"/workers/{worker_id}/drain", WorkerResponse)
 
     def pause(self, job: JobName) -> JobResponse:
         """Stop handing out the tasks of a job."""
-        return self._rest.send("POST", f"{_job_path(job)}/pause", JobResponse)
+        return self._post(f"{_job_path(job)}/pause", JobResponse)
 
     def resume(self, job: JobName) -> JobResponse:
         """Hand out the tasks of a paused job again."""
-        return self._rest.send("POST", f"{_job_path(job)}/resume", JobResponse)
+        return self._post(f"{_job_path(job)}/resume", JobResponse)
 
     def sweeper(self, mode: SweeperMode | None = None) -> SweeperState:
         """Return the sweeper's state; change its mode first if one is given."""
         path = "/admin/sweeper"
         if mode is None:
             return self._rest.get(path, SweeperState)
-        return self._rest.send("PATCH", path, SweeperState, SweeperUpdate(mode=mode))
+        update = SweeperUpdate(mode=mode)
+        return self._send_once(
+            "Changing the mode", lambda key: self._rest.send("PATCH", path, SweeperState, update, key=key)
+        )
 
     def preview(self) -> SweeperPreview:
         """Return what a cycle of the sweeper would change now."""
@@ -92,6 +102,26 @@ class AdminClient(JobClient):
             found += page.items
             if not page.items or len(found) >= page.total:
                 return found
+
+    def _act(self, task_id: UUID, action: str, request: TaskActionRequest | None = None) -> TaskResponse:
+        def call(key: str) -> TaskResponse:
+            return self._rest.act_on_task(str(task_id), action, request, key=key)
+
+        return self._send_once(f"Request to {action} task {task_id}", call)
+
+    def _post(self, path: str, model: type[Model]) -> Model:
+        return self._send_once(f"POST {path}", lambda key: self._rest.send("POST", path, model, key=key))
+
+    def _may_repeat(self, error: BaseException, attempt: Attempt) -> bool:
+        may_repeat = super()._may_repeat(error, attempt)
+        response = unexpected_response_of(error)
+        is_another_program = response is not None and response.status not in BUSY
+        return may_repeat and attempt.was_sent and not is_another_program
+
+    def _in_doubt(self, key: str) -> str:
+        return (
+            f"The request may or may not have been applied. To repeat a submit, pass --idempotency-key {key}"
+        )
 
 
 def find_access(url: str) -> Access:
@@ -119,15 +149,17 @@ def open_connection(access: Access, *, realtime: bool = False) -> Iterator[Conne
     except Unauthorized as problem:
         raise CommandError(_explain_unauthorized(access, problem)) from problem
     except ProblemException as problem:
-        raise CommandError(str(problem)[:_MAX_DETAIL]) from problem
+        raise CommandError(str(problem)[:_MAX_DETAIL] + _notes(problem)) from problem
     except httpx.TransportError as error:
         raise CommandError(
             f"The server at {access.url} cannot be reached: {_reason(error)}. "
             "Start it with 'zndraw-joblib serve', or set --url or ZNDRAW_JOBLIB_URL to another server"
+            + _notes(error)
         ) from error
     except UnexpectedResponse as error:
         raise CommandError(
             f"{error}. Check that --url names a zndraw-joblib server, and that both have the same version"
+            + _notes(error)
         ) from error
 
 
@@ -149,6 +181,10 @@ def _explain_unauthorized(access: Access, problem: ProblemException) -> str:
             f"Set {TOKEN_VARIABLE}; the operator creates a token with 'zndraw-joblib token create NAME'"
         )
     return f"The server at {access.url} rejected the token from {access.source}: {problem}"
+
+
+def _notes(error: BaseException) -> str:
+    return "".join(f". {note}" for note in getattr(error, "__notes__", ()))
 
 
 def _reason(error: httpx.TransportError) -> str:

@@ -7,7 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from zndraw_joblib.cli.errors import UsageError
+from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY, format_key
 from zndraw_joblib.contract.messages import TaskSubmitRequest
+from zndraw_joblib.contract.outcomes import encode
 from zndraw_joblib.worker.rest import validated
 
 _OPTIONS = {
@@ -25,7 +27,7 @@ def parse_object(text: str | None) -> dict[str, Any]:
         return {}
     try:
         payload = json.loads(sys.stdin.read() if text == "-" else text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f'--json {text[:100]!r} is not valid JSON: {error}. Pass an object like {{"key": 1}}'
         ) from error
@@ -67,6 +69,23 @@ def parse_options(*, run_at: str | None, **options: Any) -> dict[str, Any]:
         text = re.sub("|".join(_OPTIONS), lambda field: _OPTIONS[field[0]], str(error))
         raise UsageError(text) from error
     return given
+
+
+def check_payload(payload: dict[str, Any]) -> None:
+    """Raise `UsageError` that names a field whose value is not JSON, such as a number that is too large."""
+    try:
+        encode(payload)
+    except ValueError as error:
+        raise UsageError(f"The payload field {error}. Change its value") from error
+
+
+def check_key(key: str | None) -> None:
+    """Raise `UsageError` for an invalid `Idempotency-Key`."""
+    try:
+        if key is not None:
+            format_key(key)
+    except ValueError as error:
+        raise UsageError(str(error).replace(f"header.{IDEMPOTENCY_KEY}", "--idempotency-key")) from error
 
 
 def _parse_value(text: str) -> Any:

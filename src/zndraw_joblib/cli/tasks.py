@@ -18,7 +18,7 @@ from zndraw_joblib.cli.display import (
 from zndraw_joblib.cli.errors import CommandError
 from zndraw_joblib.cli.jobs import find_job
 from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Job, Limit, LogConfig, Room, TaskId, Url
-from zndraw_joblib.cli.payload import parse_object, parse_options, parse_values
+from zndraw_joblib.cli.payload import check_key, check_payload, parse_object, parse_options, parse_values
 from zndraw_joblib.contract.messages import TaskHistory, TaskResponse
 from zndraw_joblib.contract.names import RESERVED
 from zndraw_joblib.contract.status import TaskStatus
@@ -64,6 +64,14 @@ MaxAttempts = Annotated[
     int | None,
     typer.Option("--max-attempts", metavar="N", help="The number of attempts. Default: the job's policy."),
 ]
+IdempotencyKey = Annotated[
+    str | None,
+    typer.Option(
+        "--idempotency-key",
+        metavar="KEY",
+        help="Submits with the same key, payload and options submit one task. Default: a new key.",
+    ),
+]
 History = Annotated[bool, typer.Option("--history", help="List the task's status changes.")]
 Status = Annotated[
     TaskStatus | None,
@@ -85,6 +93,7 @@ def submit(  # noqa: PLR0913 - each is an option
     run_at: RunAt = None,
     expires_in: ExpiresIn = None,
     max_attempts: MaxAttempts = None,
+    idempotency_key: IdempotencyKey = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Submit a task, and print its id.
@@ -93,6 +102,8 @@ def submit(  # noqa: PLR0913 - each is an option
     """
     LogConfig().apply()
     body = parse_object(payload) | parse_values(values or [])
+    check_payload(body)
+    check_key(idempotency_key)
     options = parse_options(
         priority=priority,
         delay_seconds=delay,
@@ -103,7 +114,7 @@ def submit(  # noqa: PLR0913 - each is an option
     with open_client(url) as client:
         name = find_job(client, job, room)
         task_room = room or (DEFAULT_ROOM if name.room_id in RESERVED else name.room_id)
-        task_id = client.submit(str(name), body, room=task_room, **options)
+        task_id = client.submit(str(name), body, room=task_room, idempotency_key=idempotency_key, **options)
         if not wait:
             typer.echo(task_id)
             return

@@ -4,7 +4,8 @@ The code of a job takes part in both: a result may be a generator, and an except
 """
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -22,8 +23,28 @@ class ResultRejected(ValueError):
 
 
 def encode(value: Any) -> bytes:
-    """Return plain JSON as bytes. Raises ValueError if `value` is not JSON."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    """Return plain JSON as bytes. Raises ValueError that names the field which is not JSON."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError as error:
+        raise ValueError(next(_faults(value, ""), str(error))) from error
+
+
+def _faults(value: Any, place: str) -> Iterator[str]:
+    """Return the places of what strict JSON does not have: infinite numbers, NaN and lone surrogates."""
+    children: Iterable[tuple[Any, Any]] = ()
+    shown = place or "the value"
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{shown}: {value} is not JSON: a number must be finite, and at most about 1.8e308"
+    elif isinstance(value, str) and value.encode("utf-8", "ignore").decode() != value:
+        yield f"{shown}: the text is not JSON: it has half of a surrogate pair"
+    elif isinstance(value, dict):
+        children = value.items()
+        yield from (fault for key in value for fault in _faults(key, f"a field name in {shown}"))
+    elif isinstance(value, list | tuple):
+        children = enumerate(value)
+    for key, child in children:
+        yield from _faults(child, f"{place}.{key}".lstrip("."))
 
 
 def jsonable_result(value: Any) -> Any:

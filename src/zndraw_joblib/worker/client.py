@@ -2,12 +2,14 @@
 
 import json
 import logging
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
-from uuid import UUID
+from functools import partial
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
 
 from pydantic_core import to_jsonable_python
 
@@ -24,9 +26,18 @@ from zndraw_joblib.contract.problems import ProviderFailed, ProviderNotConnected
 from zndraw_joblib.contract.providers import ProviderResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.worker.rest import RestApi, quoted
-from zndraw_joblib.worker.retry import RequestBackoff, describe, is_unreachable, problem_of
+from zndraw_joblib.worker.retry import (
+    RequestBackoff,
+    describe,
+    is_refused,
+    is_repeatable,
+    is_unreachable,
+    problem_of,
+    retry,
+)
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _WAIT_SECONDS = 20.0
 _POLL_PAUSE_SECONDS = 0.25
@@ -48,8 +59,21 @@ class ProviderResult:
 ReadResult = ProviderResult
 
 
+@dataclass(slots=True)
+class Attempt:
+    """The attempts to send a request: `was_sent` unless no attempt reached the server."""
+
+    was_sent: bool = False
+
+
 class JobClient:
-    """A client that submits tasks and sends provider requests. Thread-safe."""
+    """A client that submits tasks and sends provider requests. Thread-safe.
+
+    A request that changes something has an `Idempotency-Key`. It is sent again with the same key, for 30
+    seconds, while the server cannot be reached or its answer is lost.
+    """
+
+    _retry_seconds = 30.0
 
     def __init__(self, rest: RestApi) -> None:
         self._rest = rest
@@ -66,6 +90,7 @@ class JobClient:
         delay_seconds: float | None = None,
         expires_in_seconds: float | None = None,
         max_attempts: int | None = None,
+        idempotency_key: str | None = None,
     ) -> str:
         """Submit a task from `room`, by default the job's own room; return its id.
 
@@ -73,6 +98,9 @@ class JobClient:
         an extension is looked up in `job_room`; without it, in the room where this manager registered the
         class, else in ``@global``. The other options are those of `TaskSubmitRequest`. Raises ValueError for
         invalid options, and for a payload that is not JSON.
+
+        Two submits with the same `idempotency_key`, also of different processes, submit one task; a key of
+        its own is made for each call without one.
         """
         if isinstance(job, str):
             name = parse_job_name(job)
@@ -92,7 +120,11 @@ class JobClient:
             "max_attempts": max_attempts,
         }
         options = {key: value for key, value in given.items() if value is not None}
-        return str(self._rest.submit(room or name.room_id, str(name), body, **options).id)
+
+        def call(key: str) -> TaskResponse:
+            return self._rest.submit(room or name.room_id, str(name), body, key, **options)
+
+        return str(self._send_once(f"Submitting {name}", call, idempotency_key).id)
 
     def get_task(self, task_id: str | UUID) -> TaskResponse:
         """Return a task."""
@@ -108,7 +140,9 @@ class JobClient:
 
     def retry(self, task_id: str | UUID) -> TaskResponse:
         """Put a failed or cancelled task into its queue again."""
-        return self._rest.act_on_task(str(task_id), "retry")
+        return self._send_once(
+            f"Retrying task {task_id}", lambda key: self._rest.act_on_task(str(task_id), "retry", key=key)
+        )
 
     def wait_for(self, task_id: str | UUID, timeout: float | None = None) -> TaskResponse:
         """Return the task once it is completed, failed or cancelled; keep waiting while the server restarts.
@@ -186,6 +220,30 @@ class JobClient:
         """Return a page of all workers, or of those that serve `room`."""
         path = "/workers" if room is None else f"/rooms/{quoted(room)}/workers"
         return self._rest.get(path, PaginatedResponse[WorkerSummary], limit=limit, offset=offset)
+
+    def _send_once(self, what: str, call: Callable[[str], T], key: str | None = None) -> T:
+        """Return what `call` returns for a key; repeat it with this key while it is not answered."""
+        used = str(uuid4()) if key is None else key
+        attempt = Attempt()
+        try:
+            return retry(
+                partial(call, used),
+                what,
+                seconds=self._retry_seconds,
+                stop=threading.Event(),
+                is_retryable=lambda error: self._may_repeat(error, attempt),
+            )
+        except Exception as error:
+            if attempt.was_sent and is_repeatable(error):
+                error.add_note(self._in_doubt(used))
+            raise
+
+    def _may_repeat(self, error: BaseException, attempt: "Attempt") -> bool:
+        attempt.was_sent |= not is_refused(error)
+        return is_repeatable(error)
+
+    def _in_doubt(self, key: str) -> str:
+        return f"The request may or may not have been applied; repeat it with idempotency_key={key!r}"
 
     def _job_room_of(self, cls: type[Any]) -> str:
         """Return the room whose job a class is."""

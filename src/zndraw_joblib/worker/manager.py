@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Self, TypeVar, Unpack, overload
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from zndraw_joblib.contract.forks import check_not_forked
 from zndraw_joblib.contract.messages import HeartbeatRequest, TaskResponse
@@ -18,7 +18,7 @@ from zndraw_joblib.worker.poller import NOW, Pace
 from zndraw_joblib.worker.registrations import JobRegistration, PolicyOptions, ProviderRegistration, policy_of
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi, validated
-from zndraw_joblib.worker.retry import is_unreachable, retry
+from zndraw_joblib.worker.retry import is_repeatable, retry
 from zndraw_joblib.worker.session import Session, SessionConfig, stop_signals
 from zndraw_joblib.worker.subscriptions import Subscriptions
 from zndraw_joblib.worker.task_loop import Execute
@@ -128,8 +128,8 @@ class JobManager(JobClient):
         session = self._active()
         provider = ProviderRegistration(cls, name, room, handler)
         provider.request(None)  # raises for invalid arguments without a request to the server
-        call = partial(session.registrations.register_provider, provider)
-        provider_id = _retry_unreachable(session, call, f"Registering {name}")
+        call = partial(session.registrations.register_provider, provider, uuid4())
+        provider_id = _repeat(session, call, f"Registering {name}")
         session.start_providers()
         return provider_id
 
@@ -140,7 +140,7 @@ class JobManager(JobClient):
     def create_worker(self) -> UUID:
         """Create the worker before it has any job, start its heartbeats, and return its id."""
         session = self._active()
-        worker_id = _retry_unreachable(session, session.registrations.create, "Creating the worker")
+        worker_id = _repeat(session, partial(session.registrations.create, uuid4()), "Creating the worker")
         session.start_heartbeats()
         return worker_id
 
@@ -254,8 +254,8 @@ class JobManager(JobClient):
 
     def _register(self, cls: Job, room: str, policy: JobPolicy) -> Job:
         session = self._active()
-        call = partial(session.registrations.register, JobRegistration(cls, room, policy))
-        _retry_unreachable(session, call, f"Registering {cls.__name__}")
+        call = partial(session.registrations.register, JobRegistration(cls, room, policy), uuid4())
+        _repeat(session, call, f"Registering {cls.__name__}")
         session.start_tasks()
         return cls
 
@@ -264,5 +264,5 @@ class JobManager(JobClient):
         return rooms[0] if len(rooms) == 1 else GLOBAL
 
 
-def _retry_unreachable(session: Session, call: Callable[[], T], what: str) -> T:
-    return retry(call, what, seconds=_REGISTER_SECONDS, stop=session.stop, is_retryable=is_unreachable)
+def _repeat(session: Session, call: Callable[[], T], what: str) -> T:
+    return retry(call, what, seconds=_REGISTER_SECONDS, stop=session.stop, is_retryable=is_repeatable)

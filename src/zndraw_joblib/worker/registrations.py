@@ -131,27 +131,30 @@ class Registrations:
             raise RuntimeError("There is no worker: call register() or create_worker() first")
         return worker_id
 
-    def create(self) -> UUID:
-        """Create the worker, unless there is one; return its id."""
+    def create(self, operation: UUID) -> UUID:
+        """Create the worker, unless there is one; return its id. Repeat it with the same `operation`."""
         with self._lock:
             self._check_open()
             if self.worker_id is None:
-                self.worker_id = self._rest.create_worker().id
+                self.worker_id = self._rest.create_worker(operation).id
             return self.worker_id
 
-    def register(self, job: JobRegistration) -> None:
-        """Register a job; the first registration creates the worker."""
+    def register(self, job: JobRegistration, operation: UUID) -> None:
+        """Register a job; the first registration creates the worker. Repeat it with the same `operation`."""
         with self._lock:
-            response = self._first_time(lambda: self._register_job(job, self.worker_id))
+            response = self._first_time(lambda: self._register_job(job, self.worker_id, operation))
             self.worker_id = response.worker_id
             self.jobs[response.full_name] = job
             self._classes[response.full_name] = job.cls
             self._subscriptions.join(response.full_name, self.worker())
 
-    def register_provider(self, provider: ProviderRegistration) -> UUID:
-        """Register a provider and return its id; the first registration creates the worker."""
+    def register_provider(self, provider: ProviderRegistration, operation: UUID) -> UUID:
+        """Register a provider and return its id; the first registration creates the worker.
+
+        Repeat it with the same `operation`.
+        """
         with self._lock:
-            response = self._first_time(lambda: self._register_provider(provider, self.worker_id))
+            response = self._first_time(lambda: self._register_provider(provider, self.worker_id, operation))
             self.worker_id = response.worker_id
             self._subscriptions.join_provider(response.full_name, response.worker_id)
             return response.id
@@ -228,7 +231,7 @@ class Registrations:
                 return
             log.warning("The server does not know worker %s; registering a new one", worker_id)
             self._held.lose_all(worker_id)
-            self.worker_id = self._register_all()
+            self.worker_id = self._register_all(worker_id)
             for full_name in self.jobs:
                 self._subscriptions.join(full_name, self.worker_id)
             for full_name in self.providers:
@@ -250,25 +253,30 @@ class Registrations:
             self._renew(self.worker_id)
             return register()
 
-    def _register_job(self, job: JobRegistration, worker_id: UUID | None) -> JobResponse:
-        return self._rest.register(job.room_id, job.request(worker_id, self._limits))
+    def _register_job(self, job: JobRegistration, worker_id: UUID | None, operation: UUID) -> JobResponse:
+        return self._rest.register(job.room_id, job.request(worker_id, self._limits), operation)
 
-    def _register_provider(self, provider: ProviderRegistration, worker_id: UUID | None) -> ProviderResponse:
-        response = self._rest.register_provider(provider.room_id, provider.request(worker_id))
+    def _register_provider(
+        self, provider: ProviderRegistration, worker_id: UUID | None, operation: UUID
+    ) -> ProviderResponse:
+        response = self._rest.register_provider(provider.room_id, provider.request(worker_id), operation)
         self.providers[response.full_name] = replace(provider, ids=(*provider.ids, response.id))
         return response
 
-    def _register_all(self) -> UUID:
-        """Register everything for a new worker and return its id; log what the server refuses."""
+    def _register_all(self, lost_id: UUID) -> UUID:
+        """Register everything for a new worker and return its id; log what the server refuses.
+
+        The lost worker's id is the operation: a worker is replaced once, however often this is repeated.
+        """
         new_id: UUID | None = None
         refusal: Exception | None = None
-        calls: dict[str, Callable[[UUID | None], JobResponse | ProviderResponse]] = {
+        calls: dict[str, Callable[[UUID | None, UUID], JobResponse | ProviderResponse]] = {
             **{f"Job {name}": partial(self._register_job, job) for name, job in self.jobs.items()},
             **{f"Provider {name}": partial(self._register_provider, p) for name, p in self.providers.items()},
         }
         for what, register in calls.items():
             try:
-                response = register(new_id)
+                response = register(new_id, lost_id)
             except Exception as error:
                 if is_transient(error):
                     raise
@@ -278,7 +286,7 @@ class Registrations:
                 new_id = response.worker_id
         if new_id is None and refusal is not None:
             raise refusal
-        return new_id or self._rest.create_worker().id
+        return new_id or self._rest.create_worker(lost_id).id
 
     def unregister_jobs(self) -> None:
         """Unregister all jobs, so that the worker gets no more tasks; it keeps the tasks that it holds."""

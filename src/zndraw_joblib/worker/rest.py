@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import httpx
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
 from zndraw_joblib.contract import messages, providers
+from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY, format_key
 from zndraw_joblib.contract.outcomes import encode
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.worker.api import API_PREFIX, ApiManager
@@ -26,14 +27,17 @@ class RestApi:
 
     Each method raises what the host's `raise_for_status` raises, with the server's problem as its cause, or
     with an `UnexpectedResponse`, if the response is not from a zndraw-joblib server.
+
+    `key` is an `Idempotency-Key`. Where a method takes an `operation`, the same request of one operation has
+    the same key, and a changed request has another.
     """
 
     def __init__(self, api: ApiManager) -> None:
         self.api = api
 
-    def create_worker(self) -> messages.WorkerResponse:
+    def create_worker(self, operation: UUID | None = None) -> messages.WorkerResponse:
         """Create a worker without jobs."""
-        return _parse(messages.WorkerResponse, self._send("POST", "/workers"))
+        return _parse(messages.WorkerResponse, self._send("POST", "/workers", key=operation))
 
     def heartbeat(
         self, worker_id: UUID, request: messages.HeartbeatRequest, timeout: float
@@ -46,9 +50,12 @@ class RestApi:
         """Remove the worker."""
         _check_empty(self._send("DELETE", f"/workers/{worker_id}", read_timeout=timeout))
 
-    def register(self, room_id: str, request: messages.JobRegisterRequest) -> messages.JobResponse:
+    def register(
+        self, room_id: str, request: messages.JobRegisterRequest, operation: UUID | None = None
+    ) -> messages.JobResponse:
         """Register a job and link the worker to it."""
-        return _parse(messages.JobResponse, self._send("PUT", f"/rooms/{quoted(room_id)}/jobs", request))
+        response = self._send("PUT", f"/rooms/{quoted(room_id)}/jobs", request, key=operation)
+        return _parse(messages.JobResponse, response)
 
     def unregister(self, worker_id: UUID, full_name: str, timeout: float | None = None) -> None:
         """Unlink the worker from a job."""
@@ -64,10 +71,10 @@ class RestApi:
         return _parse(messages.TaskClaimResponse, response, "task"), _applied_wait(response)
 
     def register_provider(
-        self, room_id: str, request: providers.ProviderRegisterRequest
+        self, room_id: str, request: providers.ProviderRegisterRequest, operation: UUID | None = None
     ) -> providers.ProviderResponse:
         """Register a provider and link the worker to it."""
-        response = self._send("PUT", f"/rooms/{quoted(room_id)}/providers", request)
+        response = self._send("PUT", f"/rooms/{quoted(room_id)}/providers", request, key=operation)
         return _parse(providers.ProviderResponse, response)
 
     def remove_provider(self, provider_id: UUID, worker_id: UUID, timeout: float | None = None) -> None:
@@ -100,9 +107,12 @@ class RestApi:
         response = self._send("GET", path, wait=wait, headers={"Prefer": f"wait={wait}"})
         return response.content, response.headers.get("Content-Type", "")
 
-    def report_task(self, task_id: str, update: messages.TaskUpdateRequest) -> messages.TaskResponse:
+    def report_task(
+        self, task_id: str, update: messages.TaskUpdateRequest, key: str | None = None
+    ) -> messages.TaskResponse:
         """Report a task's new status."""
-        return _parse(messages.TaskResponse, self._send("PATCH", f"/tasks/{quoted(task_id)}", update))
+        response = self._send("PATCH", f"/tasks/{quoted(task_id)}", update, key=key)
+        return _parse(messages.TaskResponse, response)
 
     def act_on_task(
         self,
@@ -110,19 +120,20 @@ class RestApi:
         action: str,
         request: messages.TaskActionRequest | None = None,
         timeout: float | None = None,
+        key: str | None = None,
     ) -> messages.TaskResponse:
         """Release, retry or fail a task; `action` is the last part of the path."""
-        body = request or messages.TaskActionRequest()
-        response = self._send("POST", f"/tasks/{quoted(task_id)}/{action}", body, read_timeout=timeout)
+        body, path = request or messages.TaskActionRequest(), f"/tasks/{quoted(task_id)}/{action}"
+        response = self._send("POST", path, body, read_timeout=timeout, key=key)
         return _parse(messages.TaskResponse, response)
 
     def submit(
-        self, room_id: str, full_name: str, payload: dict[str, Any], **options: Any
+        self, room_id: str, full_name: str, payload: dict[str, Any], key: str | None = None, **options: Any
     ) -> messages.TaskResponse:
-        """Submit a task. Raises ValueError for invalid `options`."""
+        """Submit a task. Raises ValueError for invalid `options`, and for a payload that is not JSON."""
         body = validated(messages.TaskSubmitRequest, {"payload": payload, **options})
         path = f"/rooms/{quoted(room_id)}/tasks/{quoted(full_name)}"
-        return _parse(messages.TaskResponse, self._send("POST", path, body))
+        return _parse(messages.TaskResponse, self._send("POST", path, body, key=key))
 
     def get_task(self, task_id: str, wait: int = 0) -> tuple[messages.TaskResponse, int]:
         """Return a task and how many seconds the server agreed to wait for its end."""
@@ -134,11 +145,13 @@ class RestApi:
         params = {key: value for key, value in query.items() if value is not None}
         return _parse(model, self._send("GET", str(httpx.URL(path, params=params))))
 
-    def send(self, method: str, path: str, model: type[Model], request: BaseModel | None = None) -> Model:
+    def send(
+        self, method: str, path: str, model: type[Model], request: BaseModel | None = None, *, key: str
+    ) -> Model:
         """Send a request to `path`, whose parts must be quoted; return the response."""
-        return _parse(model, self._send(method, path, request))
+        return _parse(model, self._send(method, path, request, key=key))
 
-    def _send(
+    def _send(  # noqa: PLR0913 - one argument per part of a request
         self,
         method: str,
         path: str,
@@ -147,6 +160,7 @@ class RestApi:
         wait: int = 0,
         read_timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
+        key: str | UUID | None = None,
     ) -> httpx.Response:
         headers = {**self.api.get_headers(), **(headers or {})}
         content: bytes | Iterable[bytes] | None
@@ -157,6 +171,8 @@ class RestApi:
             headers = {**headers, "Content-Type": "application/json"}
         if wait:
             headers = {**headers, "Prefer": f"wait={wait}"}
+        if key is not None:
+            headers = {**headers, IDEMPOTENCY_KEY: format_key(_key_of(key, f"{method} {path}", content))}
         response = self.api.http.request(
             method,
             f"{self.api.base_url.rstrip('/')}{API_PREFIX}{path}",
@@ -189,6 +205,13 @@ class RestApi:
             raise error from fault
         if fault is not None:
             raise fault
+
+
+def _key_of(key: str | UUID, target: str, content: object) -> str:
+    """Return a text as it is; for the id of an operation, a key that its same requests have in common."""
+    if isinstance(key, str):
+        return key
+    return str(uuid5(key, f"{target} {content.decode() if isinstance(content, bytes) else ''}"))
 
 
 def _parse(model: type[Model], response: httpx.Response, required: str | None = None) -> Model:

@@ -12,7 +12,7 @@ import httpx
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.outcomes import text_of
-from zndraw_joblib.contract.problems import ProblemException
+from zndraw_joblib.contract.problems import InternalJobNotConfigured, ProblemException, RequestInProgress
 from zndraw_joblib.worker.responses import UnexpectedResponse
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.25, 15.0
 _LONGEST_RETRY_AFTER_SECONDS = 300.0
 # 401 is transient: the next request asks the host for its headers again, and may get a fresh token.
 _TRANSIENT = frozenset({401, 408, 425, 429})
-_BUSY = frozenset({429, 502, 503, 504})
+BUSY = frozenset({429, 502, 503, 504})
 _SERVER_ERROR, _TOO_LARGE = 500, 413
 _TOO_LARGE_SECONDS = 30.0
 
@@ -60,7 +60,7 @@ def is_connection_error(error: BaseException) -> bool:
 
 def is_unreachable(error: BaseException) -> bool:
     """Return whether the server did not respond, is too busy, or is still starting."""
-    return is_connection_error(error) or status_of(error) in _BUSY
+    return is_connection_error(error) or status_of(error) in BUSY
 
 
 def is_transient(error: BaseException) -> bool:
@@ -69,6 +69,19 @@ def is_transient(error: BaseException) -> bool:
     return is_connection_error(error) or (
         status is not None and (status in _TRANSIENT or status >= _SERVER_ERROR)
     )
+
+
+def is_repeatable(error: BaseException) -> bool:
+    """Return whether a request with an `Idempotency-Key` should be sent again with the same key."""
+    problem = problem_of(error)
+    if isinstance(problem, InternalJobNotConfigured):
+        return False
+    return is_unreachable(error) or isinstance(problem, RequestInProgress)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return whether the request was not sent, because no connection was made."""
+    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
 
 
 def is_too_large_for_proxy(error: BaseException) -> bool:
