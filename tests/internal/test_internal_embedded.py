@@ -297,3 +297,63 @@ async def test_a_result_that_the_server_refuses_fails_the_task(client: httpx.Asy
     """A text that the database cannot store is an error with a reason, on both databases."""
     ended = await wait_for_end(client, await submit(client, ANY_END, how="nul"))
     assert ended["status"] in {"completed", "failed"}
+
+
+@pytest.fixture
+def impatient(settings: ServerSettings) -> ServerSettings:
+    """Return settings with one slot, whose tasks have half a second."""
+    settings.internal_concurrency = 1
+    settings.internal_task_timeout_seconds = 0.5
+    settings.sweeper_interval_seconds = 0.2
+    settings.heartbeat_interval_seconds = 0.1
+    settings.internal_abandon_seconds = 0.2
+    return settings
+
+
+async def test_a_run_that_never_ends_frees_its_slot(
+    impatient: ServerSettings, journal: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its task fails at its time limit; soon after, the next task runs."""
+    gate = tmp_path / "gate"
+    async with running(create_app(impatient)) as client:
+        endless = await submit(client, ONCE, journal=str(journal), gate=str(gate))
+        await until(lambda: journal_entries(journal, "begin"))
+        assert (await wait_for_end(client, endless))["error"] == "Internal worker timeout"
+        assert (await wait_for_end(client, await submit(client, END_AS)))["status"] == "completed"
+        assert "its thread is abandoned and its slot freed" in caplog.text
+        gate.touch()
+        await until(lambda: journal_entries(journal, "end"))
+        assert (await client.get(f"{V1}/tasks/{endless['id']}")).json()["status"] == "failed"
+
+
+async def test_the_number_of_abandoned_runs_is_bounded(
+    impatient: ServerSettings, journal: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Further runs keep their slots, the server is not ready, and recovers when they end."""
+    impatient.internal_max_abandoned = 1
+    gate = tmp_path / "gate"
+    async with running(create_app(impatient)) as client:
+
+        async def state() -> tuple[int, str]:
+            found = await client.get("/health/ready")
+            return found.status_code, found.json()["checks"]["internal"]
+
+        async def is_ready() -> bool:
+            return (await state())[0] == 200
+
+        async def is_not_ready() -> bool:
+            return not await is_ready()
+
+        await submit(client, ONCE, journal=str(journal), gate=str(gate))
+        await until(lambda: "its slot freed" in caplog.text)
+        await submit(client, ONCE, journal=str(journal), gate=str(gate))
+        await until(lambda: "keeps its slot" in caplog.text)
+        await until(is_not_ready)
+        status, text = await state()
+        assert (status, "internal_max_abandoned" in text) == (503, True)
+        impatient.internal_task_timeout_seconds = 60
+        waits = await submit(client, END_AS)
+        assert (await client.get(f"{V1}/tasks/{waits['id']}")).json()["status"] == "claimed"
+        gate.touch()
+        assert (await wait_for_end(client, waits))["status"] == "completed"
+        await until(is_ready)

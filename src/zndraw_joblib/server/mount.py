@@ -92,7 +92,7 @@ class JobLib(QueueState):
         self.sweeper = Sweeper(self.runtime.write, self.settings, self.dispatcher.wake, monotonic=monotonic)
         self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers)
         self.uploads = Uploads(self.runtime)
-        self.health = Health(self.runtime, {"sweeper": self._check_sweeper})
+        self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
         self.rooms: Rooms | None = None
         self._internal_jobs = internal_jobs
         self._given_results = result_backend
@@ -231,6 +231,12 @@ class JobLib(QueueState):
     def _has_unknown_subscribers(self) -> bool:
         """Return whether a host may have let sockets into the rooms of providers by itself."""
         return self.publisher.is_open and (self.rooms is None or not self.rooms.owns_provider_rooms)
+
+    def _check_internal(self) -> str:
+        """Return whether internal tasks run, if their executor runs here and says so."""
+        registry = self._internal_registry()
+        check = getattr(registry.executor if registry else None, "check", None)
+        return str(check()) if callable(check) else "ok"
 
     def _check_sweeper(self) -> str:
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"

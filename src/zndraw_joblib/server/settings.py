@@ -68,6 +68,8 @@ class JobLibSettings(BaseSettings):
     claim_order: Literal["fifo", "fair"] = "fifo"
     room_max_in_flight: Annotated[int, Field(ge=1)] | None = None
     internal_task_timeout_seconds: Seconds = 3600
+    internal_abandon_seconds: Seconds = 30
+    internal_max_abandoned: Annotated[int, Field(ge=0, le=1000)] = 16
     long_poll_max_wait_seconds: Annotated[float, Field(ge=0, le=3600)] = 60
     claim_max_attempts: Annotated[int, Field(ge=1, le=1000)] = 10
     claim_base_delay_seconds: Seconds = 0.01

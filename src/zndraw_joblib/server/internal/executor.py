@@ -20,7 +20,14 @@ from zndraw_joblib.contract.problems import (
     WorkerNotFound,
 )
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.internal.runs import InternalContext, Outcome, outcome_of, start_thread
+from zndraw_joblib.server.internal.runs import (
+    InternalContext,
+    Outcome,
+    Run,
+    RunEnds,
+    outcome_of,
+    start_thread,
+)
 from zndraw_joblib.server.ports import OpenConnection, SessionMaker, task_key
 from zndraw_joblib.server.pubsub.pubsub import connection_factory
 from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
@@ -44,7 +51,8 @@ class GuardedExecutor:
 
     One process starts a task, however many messages name it. The server refuses a report of an attempt that
     lost its task. While the database is unavailable, a report is retried for an hour. The process is a worker
-    with heartbeats: when they stop, the job's retry policy decides about its tasks.
+    with heartbeats: when they stop, the job's retry policy decides about its tasks. A run that does not end
+    after its time limit frees its slot, see `internal_abandon_seconds`.
 
     `database` is a session maker, or the `runtime` of a `JobLib` in the same process. `context` turns an
     `InternalContext` into the argument of `run`, in the run's thread. Events are sent through `tsio`.
@@ -80,7 +88,8 @@ class GuardedExecutor:
         self._context = context
         self._starts = self._runtime.batcher(internal.start)
         self._worker_id: UUID | None = None
-        self._running: dict[tuple[UUID, int], InternalContext] = {}
+        self._running: dict[tuple[UUID, int], Run] = {}
+        self._ends = RunEnds(self._runtime.settings, concurrency)
         self._started: dict[tuple[UUID, int], None] = {}
         self._runs: set[asyncio.Task[Any]] = set()
         self._unstarted: set[UUID] = set()
@@ -111,6 +120,10 @@ class GuardedExecutor:
         if worker_id is not None:
             await self._try(workers.remove, caller=EXECUTOR, worker_id=worker_id)
         await _end(loops[1:])
+
+    def check(self) -> str:
+        """Return `ok`, or why no internal task can run in this process; a server's health check."""
+        return self._ends.check()
 
     async def __call__(
         self, extension_cls: type[Any], payload: dict[str, Any], room_id: str, task_id: str
@@ -151,12 +164,13 @@ class GuardedExecutor:
 
     async def _run_attempt(self, cls: type[Any], payload: dict[str, Any], task: TaskRecord) -> None:
         context = InternalContext(str(task.id), task.room_id, task.attempt)
-        self._running[task.id, task.attempt] = context
+        self._running[task.id, task.attempt] = run = Run(context)
         watching = asyncio.create_task(self._watch(context))
         try:
             work = partial(outcome_of, cls, payload, context, self._context)
-            outcome = await start_thread(f"zndraw-joblib task {task.id}", work)
-            await self._report(task, outcome)
+            outcome = await self._ends.wait(run, start_thread(f"zndraw-joblib task {task.id}", work))
+            if outcome is not None:
+                await self._report(task, outcome)
         finally:
             watching.cancel()
             del self._running[task.id, task.attempt]
@@ -208,8 +222,8 @@ class GuardedExecutor:
                 "The server removed worker_id=%s; this process registers as a new worker", worker_id
             )
             self._worker_id = None
-            for context in self._running.values():
-                context.cancelled.set()
+            for run in self._running.values():
+                run.lose()
 
     async def _send_heartbeats(self) -> None:
         while True:
@@ -229,9 +243,9 @@ class GuardedExecutor:
             await self._worker()
             return
         for task, answered in zip(named, response.tasks, strict=False):
-            context = self._running.get((task.id, task.attempt))
-            if context is not None and answered.verdict != Verdict.CONTINUE:
-                context.cancelled.set()
+            run = self._running.get((task.id, task.attempt))
+            if run is not None and answered.verdict != Verdict.CONTINUE:
+                run.lose()
 
     async def _run_pubsub(self) -> None:
         open_connection = await _retry(self._connection_factory)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
 from zndraw_joblib.contract.outcomes import ResultRejected, error_text, jsonable_result, text_of
+from zndraw_joblib.server.settings import JobLibSettings
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,82 @@ class Outcome(NamedTuple):
     result: Any = None
     error: str | None = None
     retry: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A run of an attempt. `lost` is set when the attempt has ended elsewhere."""
+
+    context: InternalContext
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def lose(self) -> None:
+        """Mark the attempt as lost, and ask the job to stop."""
+        self.context.cancelled.set()
+        self.lost.set()
+
+
+class RunEnds:
+    """Waits for runs, and frees the slot of one that does not end although its attempt has.
+
+    A thread cannot be stopped: after `internal_abandon_seconds` it is abandoned, and runs on beside the
+    slots. With `internal_max_abandoned` such threads, further runs keep their slots.
+    """
+
+    def __init__(self, settings: JobLibSettings, concurrency: int) -> None:
+        self._settings = settings
+        self._concurrency = concurrency
+        self._abandoned: set[Run] = set()
+        self._stuck: set[Run] = set()
+
+    def check(self) -> str:
+        """Return `ok`, or why no internal task can run in this process."""
+        if len(self._stuck) < self._concurrency:
+            return "ok"
+        return (
+            f"all {self._concurrency} slots run internal tasks that have ended, and {len(self._abandoned)} "
+            "more threads are abandoned (internal_max_abandoned): restart this process"
+        )
+
+    async def wait(self, run: Run, done: "asyncio.Future[Outcome]") -> Outcome | None:
+        """Return the outcome of a run; None if its slot is freed before it ends."""
+        losing = asyncio.create_task(run.lost.wait())
+        either: set[asyncio.Future[Any]] = {done, losing}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            while not done.done():
+                await asyncio.wait({done}, timeout=self._settings.internal_abandon_seconds)
+                if not done.done() and self._abandon(run, done):
+                    return None
+            return done.result()
+        finally:
+            losing.cancel()
+            self._stuck.discard(run)
+
+    def _abandon(self, run: Run, done: "asyncio.Future[Outcome]") -> bool:
+        limit, task_id = self._settings.internal_max_abandoned, run.context.task_id
+        if len(self._abandoned) < limit:
+            self._abandoned.add(run)
+            done.add_done_callback(lambda _: self._end(run))
+            logger.warning(
+                "The run of task_id=%s does not end although the task has: its thread is abandoned and its "
+                "slot freed (abandoned=%d, internal_max_abandoned=%d)",
+                *(task_id, len(self._abandoned), limit),
+            )
+            return True
+        if run not in self._stuck:
+            self._stuck.add(run)
+            logger.error(
+                "The run of task_id=%s does not end although the task has, and keeps its slot: %d threads "
+                "are abandoned already (internal_max_abandoned). Restart this process, and let the job check "
+                "`cancelled` or limit its own waits",
+                *(task_id, len(self._abandoned)),
+            )
+        return False
+
+    def _end(self, run: Run) -> None:
+        self._abandoned.discard(run)
+        logger.info("The abandoned run of task_id=%s ended", run.context.task_id)
 
 
 def outcome_of(
