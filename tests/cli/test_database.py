@@ -1,5 +1,7 @@
 """The schema: commands upgrade SQLite automatically, PostgreSQL only by `db upgrade`."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from cli.program import Program, RunningServer
@@ -38,3 +40,19 @@ def test_sqlite_is_upgraded_automatically(program: Program, tmp_path: Path) -> N
     assert f"There is no database {tmp_path / 'some.db'}" in unlisted.err
     assert f"{tmp_path / 'some.db'}, because the file did not exist" in created.err
     assert current.out.endswith(" (newest)\n")
+
+
+def test_a_schema_of_a_newer_release_is_an_error(program: Program, tmp_path: Path) -> None:
+    """Each command names the version, and the release that upgraded the database; none changes it."""
+    program.env["ZNDRAW_JOBLIB_DATABASE_URL"] = "sqlite:///some.db"
+    program.ok("db", "upgrade")
+    with closing(sqlite3.connect(tmp_path / "some.db")) as connection, connection:
+        connection.execute("UPDATE joblib_alembic_version SET version_num = '0999'")
+        connection.execute("UPDATE joblib_switch SET value = '9.1.0' WHERE name = 'upgraded_by'")
+    commands = [["serve", "--port", "0"], ["db", "upgrade"], ["db", "current"], ["token", "create", "ann"]]
+    for done in program.run_all(commands):
+        assert done.code == 1
+        assert done.is_error_line
+        assert "version '0999'" in done.err
+        assert "zndraw-joblib 9.1.0" in done.err
+        assert str(tmp_path / "some.db") in done.err

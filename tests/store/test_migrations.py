@@ -7,6 +7,7 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -157,15 +158,24 @@ async def test_a_start_upgrades_sqlite_and_only_checks_postgresql(empty: AsyncEn
     await schema.prepare(SessionDatabase(open_sessions(empty)))
 
 
-async def test_an_unknown_version_stops_the_start(empty: AsyncEngine) -> None:
-    """A start does not change a PostgreSQL database with a version that this code does not know."""
-    await schema.upgrade(SessionDatabase(open_sessions(empty)))
+@pytest.mark.parametrize("writer", ["9.1.0", None])
+async def test_a_schema_of_a_newer_release_stops_the_start(empty: AsyncEngine, writer: str | None) -> None:
+    """The error names the schema's version and the release to install; the database does not change."""
+    database = SessionDatabase(open_sessions(empty))
+    await schema.upgrade(database)
     async with empty.begin() as connection:
-        await connection.execute(text("UPDATE joblib_alembic_version SET version_num = '0000'"))
-    if empty.dialect.name == "postgresql":
-        with pytest.raises(schema.OutdatedSchema, match="0000"):
-            await schema.prepare(SessionDatabase(open_sessions(empty)))
-    assert await schema.current(SessionDatabase(open_sessions(empty))) == "0000"
+        stored = await connection.execute(text("SELECT value FROM joblib_switch WHERE name = 'upgraded_by'"))
+        assert stored.scalar_one() == version("zndraw-joblib")
+        await connection.execute(text("UPDATE joblib_alembic_version SET version_num = '0999'"))
+        if writer is None:
+            await connection.execute(text("DELETE FROM joblib_switch"))
+        else:
+            await connection.execute(text("UPDATE joblib_switch SET value = :release"), {"release": writer})
+    release = rf"zndraw-joblib {writer}" if writer else "A newer zndraw-joblib"
+    for work in (schema.prepare, schema.upgrade, schema.check):
+        with pytest.raises(schema.OutdatedSchema, match=rf"'0999'.*{release}.*Install"):
+            await work(database)
+    assert await schema.current(database) == "0999"
 
 
 @pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)

@@ -51,7 +51,7 @@ def upgrade(database_url: str | None) -> None:
     url = settings.load(database_url).database_url
 
     async def work(database: Database) -> str | None:
-        before = await schema.current(database)
+        before = await schema.check(database)
         await schema.upgrade(database)
         return before
 
@@ -63,7 +63,7 @@ def upgrade(database_url: str | None) -> None:
 def current(database_url: str | None) -> None:
     """Print the schema's version, and how to upgrade it if it is not the newest."""
     url = settings.load(database_url).database_url
-    found = run(url, schema.current, allow_new=False)
+    found = run(url, schema.check, allow_new=False)
     if found == schema.newest():
         typer.echo(f"{found} (newest)")
     else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from uuid import uuid4
 
-from zndraw_joblib.contract.problems import WorkerNotFound
+from zndraw_joblib.contract.problems import ServiceUnavailable, WorkerNotFound
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.runtime import Runtime
 
@@ -43,6 +43,8 @@ class Health:
                     await self._runtime.claim(unknown, worker_id)
         except TimeoutError:
             return f"a claim and a heartbeat took more than {_PROBE_SECONDS:g} s"
+        except ServiceUnavailable as problem:
+            return problem.problem.detail or problem.problem.title
         except Exception as error:
             logger.warning("The health check of the write path failed: %r", error)
             return f"a claim and a heartbeat did not go through ({type(error).__name__})"

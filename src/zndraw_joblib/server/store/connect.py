@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
-from alembic.util import CommandError
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
@@ -90,12 +89,7 @@ async def connected(url: str) -> AsyncIterator[Database]:
             "Check that it runs and that --database-url names it"
         ) from error
     except schema.OutdatedSchema as error:
-        raise UnusableDatabase(str(error)) from error
-    except CommandError as error:
-        raise UnusableDatabase(
-            f"The schema of the database {location.text} has a version that this release does not know "
-            f"({error}). A newer zndraw-joblib created it: install that release"
-        ) from error
+        raise UnusableDatabase(f"{location.text}: {error}") from error
     finally:
         await database.close()
 

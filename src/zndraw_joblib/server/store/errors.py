@@ -1,6 +1,7 @@
 """Decide which errors of the database to retry, and explain the others to clients."""
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,6 +32,9 @@ _REFUSED = {
     _READ_ONLY: "it is read-only. Name the primary in database_url, or end the read-only mode",
     "attempt to write a readonly database": "it is read-only. Make the file and its folder writable",
 }
+# The same for tables and columns. SQLite's text is compared from its beginning.
+_MISSING_STATES = frozenset({"42P01", "42703"})
+_MISSING_TEXT = re.compile(r"no such table: \w*\.?joblib_|no such column: |table joblib_\w+ has no column")
 
 
 class Unresponsive(Exception):
@@ -82,7 +86,14 @@ def _state(error: BaseException) -> str:
 
 
 def _refusal(error: BaseException) -> str | None:
-    return _REFUSED.get(_state(error) or str(getattr(error, "orig", "")))
+    state, text = _state(error), str(getattr(error, "orig", ""))
+    if state in _MISSING_STATES or _MISSING_TEXT.match(text):
+        return (
+            f"the queue's tables (joblib_...) are missing or outdated: {_reason(error)}. Run the app with its "
+            "lifespan, which creates them on SQLite (httpx.ASGITransport alone does not), or run "
+            "'zndraw-joblib db upgrade' with the same database URL"
+        )
+    return _REFUSED.get(state or text)
 
 
 def _reason(error: BaseException) -> str:

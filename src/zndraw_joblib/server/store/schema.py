@@ -2,18 +2,23 @@
 
 import asyncio
 import threading
+from importlib.metadata import version
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, delete, insert, select, text
 
 from zndraw_joblib.server.store.database import Database
+from zndraw_joblib.server.store.tables import RuntimeSetting
 
 VERSION_TABLE = "joblib_alembic_version"
 _ALEMBIC = threading.Lock()
+# The runtime setting that names the release which made the newest change of the schema.
+_UPGRADED_BY = "upgraded_by"
+_settings = RuntimeSetting.__table__
 _POLL_SECONDS = 0.02
 # PostgreSQL: two concurrent upgrades would both see the old version.
 _UPGRADE_LOCK = 7_046_029_254_386_353_131
@@ -40,6 +45,11 @@ async def current(database: Database) -> str | None:
     return await database.run_sync(_current)
 
 
+async def check(database: Database) -> str | None:
+    """Return the database's version. Raises `OutdatedSchema` if this code does not know it."""
+    return await database.run_sync(_check)
+
+
 async def upgrade(database: Database) -> None:
     """Upgrade the database to the newest version, also while another process does the same."""
     # Alembic keeps its context in globals, so that only one upgrade can run in a process.
@@ -54,9 +64,9 @@ async def upgrade(database: Database) -> None:
 async def prepare(database: Database) -> None:
     """Upgrade a SQLite database; check the version of any other.
 
-    Raises `OutdatedSchema` with the command to run.
+    Raises `OutdatedSchema` with the command to run, or with the release to install.
     """
-    found = await current(database)
+    found = await check(database)
     if found == newest():
         return
     if not await database.run_sync(lambda connection: connection.dialect.name == "sqlite"):
@@ -72,13 +82,31 @@ def _current(connection: Connection) -> str | None:
     return context.get_current_revision()
 
 
+def _check(connection: Connection) -> str | None:
+    found, known = _current(connection), ScriptDirectory(str(scripts()))
+    if found is None or found in {script.revision for script in known.walk_revisions()}:
+        return found
+    writer = connection.execute(select(_settings.c.value).where(_settings.c.name == _UPGRADED_BY)).scalar()
+    release = f"zndraw-joblib {writer}" if writer else "A newer zndraw-joblib"
+    raise OutdatedSchema(
+        f"The database's schema has version {found!r}, which this release ({version('zndraw-joblib')}, "
+        f"schema {newest()}) does not know. {release} upgraded it. Install that release or a newer one, or "
+        "restore a backup from before its upgrade"
+    )
+
+
 def _upgrade(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
     else:
         # The sqlite3 module begins no transaction before CREATE TABLE.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+    before = _check(connection)
     config = Config()
     config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+    if before != newest():
+        connection.execute(delete(_settings).where(_settings.c.name == _UPGRADED_BY))
+        row = {"name": _UPGRADED_BY, "value": version("zndraw-joblib")}
+        connection.execute(insert(_settings), row)
