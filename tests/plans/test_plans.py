@@ -135,15 +135,15 @@ async def test_a_heartbeat_finds_its_workers_by_their_keys(explainer: Explainer,
 async def test_a_heartbeat_finds_the_tasks_that_it_names_by_their_keys(
     explainer: Explainer, count: int
 ) -> None:
-    """One statement reads the named tasks of all heartbeats of a batch."""
+    """One statement reads the held tasks of a batch's workers, and one the other tasks that it names."""
     named = [NamedTask(id=task_id(60_001 + turn), attempt=1) for turn in range(3 * count)]
     items = [
         workers.Heartbeat(OWNER, worker_id(turn), 15, named[3 * turn : 3 * turn + 3]) for turn in range(count)
     ]
     plans = await explainer.plans(partial(workers.heartbeat, items=items))
-    assert_reads(plans, KEY)
+    assert_reads(plans, HELD, KEY)
     assert_bounded(plans)
-    assert len({plan.statement for plan in plans if plan.by("joblib_task")}) == 1
+    assert len({plan.statement for plan in plans if plan.by("joblib_task")}) == 2
 
 
 @pytest.mark.parametrize("count", [1, 200])

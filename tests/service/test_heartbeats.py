@@ -1,5 +1,8 @@
 """Heartbeats keep a worker alive and return a verdict on each task that it names."""
 
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
@@ -10,10 +13,12 @@ from sqlalchemy import update
 from zndraw_joblib.contract.messages import NamedTask, Verdict, WorkerResponse
 from zndraw_joblib.contract.problems import Forbidden, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import workers
+from zndraw_joblib.server.service import sweep, workers
 from zndraw_joblib.server.service.workers import Heartbeat
 from zndraw_joblib.server.store import tasks as store
-from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tables import Task, UnnamedTask
+from zndraw_joblib.server.store.tasks import unnamed
 
 CONTINUE, CANCEL, LOST = Verdict
 tasks = Task.__table__
@@ -94,16 +99,17 @@ async def test_one_statement_reads_the_tasks_of_a_batch(
         item(job.worker_id, secret, by=STRANGER),
         item(uuid4(), secret),
     ]
-    read_ids: list[list[UUID]] = []
-    read = store.states
+    read_ids: list[Sequence[UUID]] = []
+    read = unnamed.held_by
 
-    async def record_ids(tx: object, ids: list[UUID]) -> object:
+    async def record_ids(tx: Transaction, ids: Sequence[UUID], limit: int) -> list[unnamed.HeldTask]:
         read_ids.append(ids)
-        return await read(tx, ids)  # type: ignore[arg-type]
+        return await read(tx, ids, limit)
 
-    monkeypatch.setattr(store, "states", record_ids)
+    monkeypatch.setattr(unnamed, "held_by", record_ids)
+    monkeypatch.setattr(store, "states", None)
     first, second, third, *refused = await replica.runtime.write(lambda tx: workers.heartbeat(tx, items))
-    assert read_ids == [[own_task.id, others_task.id]]
+    assert read_ids == [[job.worker_id, other.worker_id]]
     verdicts = [
         [task.verdict for task in answer.tasks]
         for answer in (first, second, third)
@@ -111,7 +117,8 @@ async def test_one_statement_reads_the_tasks_of_a_batch(
     ]
     assert verdicts == [[CONTINUE, LOST], [LOST, CONTINUE], []]
     assert [type(problem) for problem in refused] == [Forbidden, WorkerNotFound]
-    await replica.runtime.write(lambda tx: workers.heartbeat(tx, items[2:]))
+    without_names = [Heartbeat(OWNER, job.worker_id or uuid4(), 15), *items[3:]]
+    await replica.runtime.write(lambda tx: workers.heartbeat(tx, without_names))
     assert len(read_ids) == 1
 
 
@@ -129,3 +136,22 @@ async def test_more_tasks_can_be_named_than_a_statement_takes(replica: Replica) 
         (task_id, verdict)
         for (task_id, _), verdict in zip(named, [*[LOST] * len(unknown), *[CONTINUE] * 7], strict=True)
     ]
+
+
+async def test_any_replica_settles_a_task_that_another_one_heard_nothing_of(pair: list[Replica]) -> None:
+    """The record is in the database: a server that is killed after the heartbeats loses nothing."""
+    first, second = pair
+    job = await first.register()
+    submitted = [await first.submit(job) for _ in range(5)]
+    for _ in submitted:
+        await first.start(job.worker_id)
+    assert await first.verdicts(job.worker_id) == []
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    await first.execute(update(UnnamedTask.__table__).values(unnamed_since=long_ago))
+    limit = timedelta(seconds=60)
+    sweeps = [replica.runtime.write(sweep.recover_unnamed, limit=limit) for replica in pair]
+    assert sum(await asyncio.gather(*sweeps)) == len(submitted)
+    for task in submitted:
+        assert (await second.get(task.id)).status is TaskStatus.FAILED
+        published = {*first.final_statuses(task.id), *second.final_statuses(task.id)}
+        assert published == {TaskStatus.FAILED}

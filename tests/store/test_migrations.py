@@ -308,3 +308,28 @@ async def test_a_queue_with_tasks_gets_the_table_of_keys(empty: AsyncEngine) -> 
             ]
     assert counts == [1, 1]
     assert "joblib_idempotency_key" not in await tables(empty)
+
+
+async def test_a_queue_with_held_tasks_gets_the_table_of_unnamed_tasks(empty: AsyncEngine) -> None:
+    """The upgrade from 0005 keeps the rows; a downgrade drops the table alone."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job_id = uuid4()
+    job = {"id": job_id, "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    task = {"id": uuid4(), "job_id": job_id, "room_id": "lab", "status": "claimed", "created_by": "ada"}
+    rows = {
+        "joblib_job": job | {"schema": {}},
+        "joblib_task": task | {"payload": {}, "created_at": at, "claimed_at": at, "worker_id": uuid4()},
+    }
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0005")
+        for name, row in rows.items():
+            await connection.execute(insert(metadata.tables[name]), row)
+    await schema.upgrade(SessionDatabase(open_sessions(empty)))
+    mark = {"task_seq": 1, "attempt": 1, "unnamed_since": at}
+    async with empty.begin() as connection:
+        await connection.execute(insert(metadata.tables["joblib_unnamed_task"]), mark)
+        await connection.run_sync(migrate, command.downgrade, "0005")
+        for name in rows:
+            count = select(func.count()).select_from(table(name))
+            assert (await connection.execute(count)).scalar_one() == 1
+    assert "joblib_unnamed_task" not in await tables(empty)

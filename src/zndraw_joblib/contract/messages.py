@@ -117,7 +117,10 @@ class NamedTask(BaseModel):
 
 
 class HeartbeatRequest(BaseModel):
-    """A heartbeat. `tasks` are the tasks that the worker holds, to learn their verdicts.
+    """A heartbeat. `tasks` are all tasks that the worker holds, to learn their verdicts.
+
+    A held task that the list omits for three heartbeats is released, retried or fails. Without the field, the
+    worker does not say which tasks it holds.
 
     `max_tasks` changes how many tasks the worker may hold at once.
     """

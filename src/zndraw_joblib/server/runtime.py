@@ -176,7 +176,7 @@ class Runtime:
     async def _commit_heartbeats(
         self, items: Sequence[workers.Heartbeat], lock_seconds: float
     ) -> Sequence[WorkerResponse | Exception]:
-        is_short = sum(len(item.named) for item in items) <= _TASKS_PER_SHORT_WRITE
+        is_short = sum(len(item.named or ()) for item in items) <= _TASKS_PER_SHORT_WRITE
         write = self.database.write_batch(workers.heartbeat, items, lock_seconds, is_short=is_short)
         return await self._finish_write(write)
 
@@ -226,9 +226,16 @@ class Runtime:
         return task
 
     async def heartbeat(
-        self, caller: Identity, worker_id: UUID, named: Sequence[NamedTask] = (), max_tasks: int | None = None
+        self,
+        caller: Identity,
+        worker_id: UUID,
+        named: Sequence[NamedTask] | None = None,
+        max_tasks: int | None = None,
     ) -> WorkerResponse:
-        """Record a worker's heartbeat; return a verdict on each task that it names."""
+        """Record a worker's heartbeat; return a verdict on each task that it names.
+
+        A heartbeat with `named` None does not say which tasks the worker holds.
+        """
         self._mark_seen(worker_id)
         item = workers.Heartbeat(caller, worker_id, self.settings.heartbeat_seconds, named, max_tasks)
         return await self._heartbeats.put(item)

@@ -16,6 +16,7 @@ from zndraw_joblib.contract.messages import SweeperMode
 
 DEFAULT_DATABASE_URL = "sqlite+aiosqlite:///zndraw-joblib.db"
 HEARTBEATS_PER_TIMEOUT = 4
+UNNAMED_HEARTBEATS = 3
 MAX_PROCESSES = 64
 MIB = 1024 * 1024
 _ALIASES = {
@@ -58,6 +59,7 @@ class JobLibSettings(BaseSettings):
 
     worker_timeout_seconds: Seconds = 60
     sweeper_interval_seconds: Seconds = 30
+    unnamed_task_timeout_seconds: Annotated[float, Field(ge=0, le=31_536_000)] | None = None
     sweeper_mode: SweeperMode = SweeperMode.ENFORCE
     # Aliases of the two above.
     sweep_threshold_seconds: Seconds | None = None
@@ -117,6 +119,13 @@ class JobLibSettings(BaseSettings):
     def heartbeat_seconds(self) -> float:
         """The heartbeat interval of workers: by default a quarter of the timeout, so three may get lost."""
         return self.heartbeat_interval_seconds or self.worker_timeout_seconds / HEARTBEATS_PER_TIMEOUT
+
+    @property
+    def unnamed_task_seconds(self) -> float | None:
+        """For how long a living worker may not name a task that it holds: by default three heartbeats."""
+        if self.unnamed_task_timeout_seconds is None:
+            return UNNAMED_HEARTBEATS * self.heartbeat_seconds
+        return self.unnamed_task_timeout_seconds or None
 
     @classmethod
     def settings_customise_sources(

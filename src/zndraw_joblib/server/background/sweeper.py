@@ -198,7 +198,7 @@ class Sweeper:
 
     async def preview(self, tx: Transaction) -> SweeperPreview:
         """Return what a cycle would do now, without startup grace and mass-expiry guard."""
-        return await sweep.preview(tx, self._timeout(), self._internal_timeout())
+        return await sweep.preview(tx, self._timeout(), self._internal_timeout(), self._unnamed_limit())
 
     async def _sweep_workers(self, cycle: Cycle) -> None:
         timeout = self._timeout()
@@ -254,7 +254,9 @@ class Sweeper:
                 logger.exception("Did not remove worker_id=%s", worker_id)
 
     def _batches(self, cycle: Cycle) -> list[Batch]:
+        limit = self._unnamed_limit() if self._may_expire else None
         return [
+            *([] if limit is None else [partial(sweep.recover_unnamed, limit=limit, counts=cycle.counts)]),
             partial(sweep.fail_stuck, timeout=self._internal_timeout(), counts=cycle.counts),
             partial(sweep.recover_abandoned, counts=cycle.counts),
             partial(sweep.recover_overdue, counts=cycle.counts),
@@ -268,8 +270,11 @@ class Sweeper:
         """Return a function that moves a batch of tasks of each kind in one transaction."""
 
         async def settle(tx: Transaction) -> int:
-            kinds = sweep.kinds(self._internal_timeout(), cycle.counts)
-            return max(await sweep.settle(tx, kinds), await sweep.prune_provider_requests(tx))
+            limit = self._unnamed_limit() if self._may_expire else None
+            kinds = sweep.kinds(self._internal_timeout(), limit, cycle.counts)
+            moved = await sweep.settle(tx, kinds)
+            await sweep.prune_unnamed(tx, limit or timedelta(days=1))
+            return max(moved, await sweep.prune_provider_requests(tx))
 
         return settle
 
@@ -286,6 +291,10 @@ class Sweeper:
 
     def _timeout(self) -> timedelta:
         return timedelta(seconds=self._settings.worker_timeout_seconds)
+
+    def _unnamed_limit(self) -> timedelta | None:
+        seconds = self._settings.unnamed_task_seconds
+        return None if seconds is None else timedelta(seconds=seconds)
 
     def _internal_timeout(self) -> timedelta:
         return timedelta(seconds=self._settings.internal_task_timeout_seconds)

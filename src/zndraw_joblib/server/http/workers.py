@@ -41,7 +41,9 @@ async def heartbeat(
 ) -> Response:
     """Record a worker's heartbeat; return a verdict on each task that it names. Only its owner may do so."""
     body = body or HeartbeatRequest()
-    return json_response(await runtime.heartbeat(caller, worker_id, body.tasks, body.max_tasks))
+    # A client that omits the field names no tasks; an empty list says that the worker holds none.
+    named = body.tasks if "tasks" in body.model_fields_set else None
+    return json_response(await runtime.heartbeat(caller, worker_id, named, body.max_tasks))
 
 
 @router.post("/workers/{worker_id}/drain", response_model=WorkerResponse)

@@ -18,6 +18,7 @@ from zndraw_joblib.server.store.tasks import TaskRecord
 
 ERROR = "error"
 DISCONNECTED = "Worker disconnected"
+UNNAMED = "The worker lives, but did not name the task in its heartbeats: it has lost the task"
 INTERNAL_TIMEOUT = "Internal worker timeout"
 # How long a broker may take to confirm a task, with a margin.
 LEASE_SECONDS = 30.0
@@ -137,6 +138,13 @@ def _has_attempts_left(task: TaskRecord, cause: RetryOn, failures: int, crashes:
 def worker_lost(task: TaskRecord, now: datetime, chance: float) -> TaskRecord:
     """Return a held task after its worker was removed."""
     return failed(task, RetryOn.WORKER_LOST, DISCONNECTED, now, chance)
+
+
+def unnamed(task: TaskRecord, now: datetime, chance: float) -> TaskRecord:
+    """Return a held task that its living worker did not name in its heartbeats."""
+    if task.status == TaskStatus.CLAIMED:
+        return released(task, UNNAMED)
+    return failed(task, RetryOn.WORKER_LOST, UNNAMED, now, chance)
 
 
 def overdue(task: TaskRecord, now: datetime, chance: float) -> TaskRecord:

@@ -20,7 +20,7 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Condition, TaskRecord, expiry
+from zndraw_joblib.server.store.tasks import Condition, TaskRecord, expiry, unnamed
 
 WORKERS_PER_BATCH = 128
 TASKS_PER_BATCH = 1000
@@ -90,6 +90,11 @@ def overdue(now: datetime) -> Rule:
     return Rule(expiry.overdue(now), retry_policy.overdue)
 
 
+def not_named(now: datetime, limit: timedelta) -> Rule:
+    """Return the rule for held tasks that a living worker did not name in its heartbeats for `limit`."""
+    return Rule(unnamed.since(now - limit), retry_policy.unnamed)
+
+
 class Kind(NamedTuple):
     """A kind of tasks that a sweep moves: `find` locks some of them, `apply` moves them."""
 
@@ -97,13 +102,17 @@ class Kind(NamedTuple):
     apply: Callable[[Transaction, list[TaskRecord]], Awaitable[None]]
 
 
-def kinds(internal_timeout: timedelta, counts: Counts | None = None) -> list[Kind]:
+def kinds(
+    internal_timeout: timedelta, unnamed_limit: timedelta | None, counts: Counts | None = None
+) -> list[Kind]:
     """Return the kinds of tasks that a sweep moves, in the order in which it looks for them."""
     rules: list[Callable[[datetime], Rule]] = [
         partial(stuck, timeout=internal_timeout),
         lambda _: abandoned(),
         overdue,
     ]
+    if unnamed_limit is not None:
+        rules.append(partial(not_named, limit=unnamed_limit))
     return [
         *[_recovered(rule, counts) for rule in rules],
         Kind(partial(expiry.expired, limit=TASKS_PER_BATCH), partial(_fail_expired, counts=counts)),
@@ -133,6 +142,16 @@ async def settle(tx: Transaction, wanted: Sequence[Kind]) -> int:
 async def fail_stuck(tx: Transaction, timeout: timedelta, counts: Counts | None = None) -> int:
     """Fail internal tasks that were held for longer than `timeout`."""
     return await settle(tx, [_recovered(partial(stuck, timeout=timeout), counts)])
+
+
+async def recover_unnamed(tx: Transaction, limit: timedelta, counts: Counts | None = None) -> int:
+    """Fail or requeue tasks that their living workers did not name in their heartbeats for `limit`."""
+    return await settle(tx, [_recovered(partial(not_named, limit=limit), counts)])
+
+
+async def prune_unnamed(tx: Transaction, limit: timedelta) -> None:
+    """Forget which tasks were not named in attempts that have ended."""
+    await unnamed.forget_ended(tx, await tx.now() - limit)
 
 
 async def recover_abandoned(tx: Transaction, counts: Counts | None = None) -> int:
@@ -227,11 +246,15 @@ async def prune(tx: Transaction, keep: timedelta, after: int) -> tuple[int, int 
     return await task_store.prune(tx, await tx.now() - keep, after, TASKS_PER_BATCH)
 
 
-async def preview(tx: Transaction, timeout: timedelta, internal_timeout: timedelta) -> SweeperPreview:
+async def preview(
+    tx: Transaction, timeout: timedelta, internal_timeout: timedelta, unnamed_limit: timedelta | None
+) -> SweeperPreview:
     """Return what a cycle would do now, at most one batch of each kind."""
     now = await tx.now()
     stale = await store.stale(tx, now - timeout, WORKERS_PER_BATCH)
     rules = [stuck(now, internal_timeout), abandoned(), overdue(now)]
+    if unnamed_limit is not None:
+        rules.append(not_named(now, unnamed_limit))
     if stale:
         rules.append(Rule(expiry.held_by(stale), retry_policy.worker_lost))
     changes: dict[UUID, PlannedChange] = {}

@@ -3,11 +3,12 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import (
+    MAX_NAMED_TASKS,
     NamedTask,
     PaginatedResponse,
     TaskVerdict,
@@ -24,10 +25,13 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import TaskRecord, TaskState, expiry
+from zndraw_joblib.server.store.tasks import TaskRecord, TaskState, expiry, unnamed
 from zndraw_joblib.server.store.tasks.positions import positions
 from zndraw_joblib.server.store.workers import WorkerRecord
 
+# How many held tasks a batch of heartbeats compares with the named ones.
+_MAX_HELD = 2000
+_NEVER = datetime.max.replace(tzinfo=UTC)
 Decide = Callable[[TaskRecord, datetime, float], TaskRecord]
 
 
@@ -40,12 +44,15 @@ class Counts:
 
 
 class Heartbeat(NamedTuple):
-    """A heartbeat: the next is due in `interval` seconds. `named`: tasks it believes it holds."""
+    """A heartbeat: the next is due in `interval` seconds.
+
+    `named` are the tasks that the worker believes it holds; None if it does not say.
+    """
 
     caller: Identity
     worker_id: UUID
     interval: float
-    named: Sequence[NamedTask] = ()
+    named: Sequence[NamedTask] | None = None
     max_tasks: int | None = None
 
     @property
@@ -65,8 +72,7 @@ async def heartbeat(tx: Transaction, items: Sequence[Heartbeat]) -> list[WorkerR
     workers = await store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
     problems = [_problem(item, workers.get(item.worker_id)) for item in items]
     valid = [item for item, problem in zip(items, problems, strict=True) if problem is None]
-    named = dict.fromkeys(task.id for item in valid for task in item.named)
-    states = await task_store.states(tx, list(named)) if named else {}
+    states = await _states(tx, valid)
     await store.heartbeat(tx, [item.worker_id for item in valid])
     for item in valid:
         if item.max_tasks is not None and item.max_tasks != workers[item.worker_id].max_tasks:
@@ -77,6 +83,26 @@ async def heartbeat(tx: Transaction, items: Sequence[Heartbeat]) -> list[WorkerR
         problem or _response(item, workers[item.worker_id], states, now)
         for item, problem in zip(items, problems, strict=True)
     ]
+
+
+async def _states(tx: Transaction, items: Sequence[Heartbeat]) -> dict[UUID, TaskState]:
+    """Return the states of all named tasks, and record which held tasks are not named."""
+    named: dict[UUID, set[tuple[UUID, int]]] = {}
+    for item in items:
+        # A list of the greatest length may be incomplete.
+        if item.named is not None and len(item.named) < MAX_NAMED_TASKS:
+            named.setdefault(item.worker_id, set()).update((task.id, task.attempt) for task in item.named)
+    held = await unnamed.held_by(tx, list(named), _MAX_HELD) if named else []
+    now = await tx.now()
+    is_named = {task: (task.id, task.attempt) in named[task.worker_id] for task in held}
+    await unnamed.unmark(tx, [task for task in held if is_named[task] and task.unnamed_since])
+    # A time in the future was recorded before the clock was set back.
+    new = [task for task in held if not is_named[task] and (task.unnamed_since or _NEVER) > now]
+    await unnamed.mark(tx, new)
+    states = {task.id: TaskState(task.status, task.worker_id, task.attempt) for task in held}
+    ids = dict.fromkeys(task.id for item in items for task in item.named or ())
+    others = [task_id for task_id in ids if task_id not in states]
+    return states | (await task_store.states(tx, others) if others else {})
 
 
 def _problem(item: Heartbeat, worker: WorkerRecord | None) -> ProblemException | None:
@@ -99,7 +125,7 @@ def _response(
             TaskVerdict.model_construct(
                 id=task.id, verdict=rules.verdict(states.get(task.id), item.worker_id, task.attempt)
             )
-            for task in item.named
+            for task in item.named or ()
         ],
     )
 

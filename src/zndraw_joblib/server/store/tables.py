@@ -238,6 +238,19 @@ class Task(_Base, table=True):
     error_code: str | None = Field(default=None, max_length=64)
 
 
+class UnnamedTask(_Base, table=True):
+    """A held task, by its attempt, that its worker's heartbeats do not name since a time.
+
+    Rows are rare: they are deleted when the worker names the task again, or the attempt has ended.
+    """
+
+    __tablename__ = "joblib_unnamed_task"
+
+    task_seq: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    attempt: int
+    unnamed_since: datetime = _time()
+
+
 class Attempt(_Base, table=True):
     """An earlier attempt of a task, or the end that a manual retry replaced.
 

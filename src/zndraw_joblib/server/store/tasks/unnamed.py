@@ -1,0 +1,74 @@
+"""Held tasks that their worker did not name in its heartbeats, and since when."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import and_, bindparam, delete, exists, select
+
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.store.bulk import among, padded
+from zndraw_joblib.server.store.database import Transaction, dialect
+from zndraw_joblib.server.store.tables import Task, UnnamedTask, Worker
+from zndraw_joblib.server.store.tasks.records import CHUNK, IS_HELD, Condition
+
+tasks = Task.__table__
+workers = Worker.__table__
+unnamed = UnnamedTask.__table__
+
+_IS_MARK = and_(unnamed.c.task_seq == tasks.c.seq, unnamed.c.attempt == tasks.c.attempt)
+_HELD = (
+    select(
+        tasks.c.seq, tasks.c.id, tasks.c.status, tasks.c.worker_id, tasks.c.attempt, unnamed.c.unnamed_since
+    )
+    .select_from(tasks.outerjoin(unnamed, _IS_MARK))
+    .where(IS_HELD, among(tasks.c.worker_id, bindparam("workers")))
+    .limit(bindparam("limit"))
+)
+
+
+class HeldTask(NamedTuple):
+    """A held task, and since when its worker's heartbeats do not name it."""
+
+    seq: int
+    id: UUID
+    status: TaskStatus
+    worker_id: UUID
+    attempt: int
+    unnamed_since: datetime | None
+
+
+async def held_by(tx: Transaction, worker_ids: Sequence[UUID], limit: int) -> list[HeldTask]:
+    """Return tasks that these workers hold, at most `limit`, without a lock."""
+    rows = await tx.execute(_HELD, {"workers": padded(worker_ids), "limit": limit})
+    return [HeldTask(seq, id_, TaskStatus(status), *rest) for seq, id_, status, *rest in rows]
+
+
+async def mark(tx: Transaction, held: Iterable[HeldTask]) -> None:
+    """Record that the heartbeats of their workers do not name these tasks from now on."""
+    now = await tx.now()
+    rows = [{"task_seq": task.seq, "attempt": task.attempt, "unnamed_since": now} for task in held]
+    if rows:
+        statement = dialect(tx).insert(unnamed)
+        values = {name: statement.excluded[name] for name in ("attempt", "unnamed_since")}
+        await tx.execute(statement.on_conflict_do_update(index_elements=["task_seq"], set_=values), rows)
+
+
+async def unmark(tx: Transaction, held: Iterable[HeldTask]) -> None:
+    """Forget that these tasks were not named."""
+    seqs = [task.seq for task in held]
+    for start in range(0, len(seqs), CHUNK):
+        await tx.execute(delete(unnamed).where(unnamed.c.task_seq.in_(padded(seqs[start : start + CHUNK]))))
+
+
+def since(cutoff: datetime) -> Condition:
+    """Match the tasks that were not named since `cutoff`, by a worker that has sent a heartbeat after it."""
+    is_alive = exists().where(workers.c.id == tasks.c.worker_id, workers.c.last_heartbeat > cutoff)
+    return and_(exists().where(_IS_MARK, unnamed.c.unnamed_since <= cutoff), is_alive)
+
+
+async def forget_ended(tx: Transaction, cutoff: datetime) -> None:
+    """Delete the records, older than `cutoff`, of attempts that have ended."""
+    is_held = exists().where(_IS_MARK, IS_HELD)
+    await tx.execute(delete(unnamed).where(unnamed.c.unnamed_since <= cutoff, ~is_held))
