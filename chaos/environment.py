@@ -19,8 +19,7 @@ from zndraw_joblib.contract.messages import JobResponse, PaginatedResponse, Task
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.worker.api import API_PREFIX
 
-WORKER_TIMEOUT_SECONDS = 3.0
-SWEEPER_INTERVAL_SECONDS = 0.5
+DEFAULTS: dict[str, Any] = {"worker_timeout_seconds": 3.0, "sweeper_interval_seconds": 0.5}
 _PAGE_SIZE = 500
 _CONCURRENT_REQUESTS = 8
 _WAIT_SECONDS = 20
@@ -135,17 +134,23 @@ async def open_environment(
     database: Database, folder: Path, command: Sequence[str] = COMMAND, **settings: Any
 ) -> AsyncIterator[Environment]:
     """Start a server behind a proxy. The caller starts the workers."""
-    settings = {
-        "worker_timeout_seconds": WORKER_TIMEOUT_SECONDS,
-        "sweeper_interval_seconds": SWEEPER_INTERVAL_SECONDS,
-        **settings,
-    }
-    log_folder = folder / "workers"
-    log_folder.mkdir()
+    settings = {**DEFAULTS, **settings}
+    server = Server(database.url, folder / "server.log", command, **settings)
+    await server.start()
+    try:
+        async with connect(database, server, folder / "workers", settings) as environment:
+            yield environment
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def connect(
+    database: Database, server: Server, log_folder: Path, settings: dict[str, Any]
+) -> AsyncIterator[Environment]:
+    """Put a proxy, clients and workers in front of a running server. The caller starts the workers."""
+    log_folder.mkdir(parents=True)  # noqa: ASYNC240
     async with AsyncExitStack() as stack:
-        server = Server(database.url, folder / "server.log", command, **settings)
-        await server.start()
-        stack.push_async_callback(server.stop)
         proxy = Proxy(server.port)
         await proxy.start()
         stack.push_async_callback(proxy.stop)

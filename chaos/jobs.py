@@ -1,9 +1,12 @@
 """The jobs of a chaos run. Their tasks have no effect; the worker logs start and end of each attempt."""
 
+import os
+import time
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from zndraw_joblib.contract.extensions import Category, Extension
+from zndraw_joblib.contract.policy import JobPolicy
 
 GLOBAL = "@global"
 RETRY_POLICY: dict[str, Any] = {
@@ -26,8 +29,9 @@ class _ChaosExtension(Extension):
     seconds: float = 0.0
     failures: int = 0
     release_file: str = ""
+    padding: str = ""
 
-    def run(self, vis: Any, **kwargs: Any) -> None:
+    def run(self, vis: Any, **kwargs: Any) -> Any:
         """Do nothing: the workers of a chaos run pass their own `execute`."""
 
 
@@ -51,6 +55,17 @@ class Ordered(_ChaosExtension):
     """One attempt only, by one worker, in the order of the submissions."""
 
 
+class Internal(_ChaosExtension):
+    """Retried, run by the processes of the server's side."""
+
+    policy: ClassVar[JobPolicy] = JobPolicy.model_validate(RETRY_POLICY)
+
+    def run(self, vis: Any, **kwargs: Any) -> Any:
+        """Return what the workers return."""
+        time.sleep(self.seconds)
+        return {"task_id": str(vis.task_id), "attempt": vis.attempt, "pid": os.getpid()}
+
+
 @dataclass(frozen=True)
 class Job:
     """An extension class, the room of its job, and the job's policy."""
@@ -72,4 +87,7 @@ LIMITED = Job(Limited, policy={**RETRY_POLICY, "max_in_flight": 3})
 SLOW = Job(Slow, policy={**RETRY_POLICY, "timeout_seconds": 1.5})
 ORDERED = Job(Ordered, "lab-2", {"start_timeout_seconds": 2})
 ALL = (SINGLE_ATTEMPT, RETRIED, RETRIED_IN_ROOM, LIMITED, SLOW, ORDERED)
+HEALTHY = Job(Retried, "lab-1", RETRY_POLICY)
+AFFECTED = Job(Retried, "lab-2", RETRY_POLICY)
+INTERNAL = Job(Internal, "@internal")
 ROOMS = ("lab-1", "lab-2", "lab-3", "lab-4")

@@ -74,7 +74,7 @@ def read_worker_logs(folder: Path) -> tuple[list[ExecutionEvent], list[WorkerReq
     """Return the events and the requests of all workers, ordered by time."""
     executions: list[ExecutionEvent] = []
     requests: list[WorkerRequest] = []
-    for path in folder.glob("*.jsonl"):
+    for path in folder.rglob("*.jsonl"):
         unanswered: dict[int, WorkerRequest] = {}
         for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
             event, number = line.pop("event"), line.pop("number", 0)

@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 TOKEN = "token-of-the-chaos-run"
@@ -25,12 +25,18 @@ class Server:
     """One server process at a time, on one port. `settings` become environment variables of the process."""
 
     def __init__(
-        self, database_url: str, log: Path, command: Sequence[str] = COMMAND, **settings: object
+        self,
+        database_url: str,
+        log: Path,
+        command: Sequence[str] = COMMAND,
+        environment: Mapping[str, str] | None = None,
+        **settings: object,
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         settings = {"database_url": database_url, "admin_token": TOKEN, **settings}
-        self._environment = {f"ZNDRAW_JOBLIB_{name.upper()}": str(value) for name, value in settings.items()}
+        self.environment = {**os.environ, **(environment or {})}
+        self.environment |= {f"ZNDRAW_JOBLIB_{name.upper()}": str(value) for name, value in settings.items()}
         self._command = [sys.executable, *command, "serve", "--port", str(self.port)]
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
@@ -38,12 +44,18 @@ class Server:
         self._changed = asyncio.Condition()
         self.output: list[str] = []
 
+    @property
+    def pid(self) -> int:
+        """The id of the current process."""
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self) -> float:
         """Start the process and wait until it serves. Return the time just before the start."""
         started_at = time.time()
         lines = len(self.output)
         self._process = await asyncio.create_subprocess_exec(
-            *self._command, stderr=asyncio.subprocess.PIPE, env={**os.environ, **self._environment}
+            *self._command, stderr=asyncio.subprocess.PIPE, env=self.environment
         )
         self._reading = asyncio.create_task(self._read_output(self._process))
         await self.wait_for_output(" serves http", since=lines)

@@ -129,7 +129,7 @@ class JobLib(QueueState):
                 tags=[TAG],
                 status_code=route.status_code,
                 response_model=route.response_model,
-                responses={**route.responses, **PROBLEM_RESPONSES},
+                responses={**PROBLEM_RESPONSES, **route.responses},
                 dependencies=[Depends(self.identity)],
                 route_class_override=Route,
             )

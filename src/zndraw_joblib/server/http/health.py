@@ -1,5 +1,7 @@
 """Liveness and readiness endpoints."""
 
+from typing import Any
+
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
@@ -15,7 +17,10 @@ async def live() -> dict[str, str]:
     return {"status": "alive"}
 
 
-@router.get("/ready", responses={503: {"description": "Not ready; `checks` has the reasons"}})
+_NOT_READY = {"description": "Not ready; `checks` has the reasons", "model": dict[str, Any]}
+
+
+@router.get("/ready", responses={503: _NOT_READY})
 async def ready(request: Request) -> Response:
     """Return 200 while a claim and a heartbeat succeed and the sweeper runs, else 503."""
     checks = await queue_state(request).health.check()

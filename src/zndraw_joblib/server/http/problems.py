@@ -12,16 +12,22 @@ from zndraw_joblib.contract.problems import PROBLEM_MEDIA_TYPE, PROBLEMS, NotFou
 from zndraw_joblib.server.problem_responses import problem_exception_handler, problem_response
 
 router = APIRouter(tags=["problems"])
+PROBLEM_CONTENT = {PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema()}}
+_REJECTED = {
+    "description": "A problem (RFC 9457); its `type` leads to an explanation",
+    "content": PROBLEM_CONTENT,
+}
 # For the OpenAPI document, in which FastAPI would otherwise declare its own errors.
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {
-        "description": "A problem (RFC 9457); its `type` leads to an explanation",
-        "content": {PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema()}},
-    }
+    "4XX": _REJECTED,
+    503: {
+        "description": "The server cannot answer at present: repeat the request",
+        "content": PROBLEM_CONTENT,
+    },
 }
 
 
-@router.get("/v1/problems/{problem_id}", response_class=PlainTextResponse)
+@router.get("/v1/problems/{problem_id}", response_class=PlainTextResponse, responses={"4XX": _REJECTED})
 async def explain_problem(problem_id: str) -> Response:
     """Explain a problem type."""
     cls = PROBLEMS.get(problem_id)

@@ -37,6 +37,7 @@ from zndraw_joblib.server.http.dependencies import (
     json_response,
 )
 from zndraw_joblib.server.http.idempotency import Key, claim_id_of
+from zndraw_joblib.server.http.problems import PROBLEM_CONTENT
 from zndraw_joblib.server.http.request_body import read_body
 from zndraw_joblib.server.http.routing import RESOLVERS, Route
 from zndraw_joblib.server.ports import PART_BYTES
@@ -93,9 +94,9 @@ async def get_provider(
     responses={
         200: {"description": "The provider result, with the provider's content type", "content": {"*/*": {}}},
         304: {"description": "`If-None-Match` has the current ETag"},
-        502: {"description": "The provider failed"},
-        503: {"description": "No worker is connected for the provider"},
-        504: {"description": "No result yet; send the request again"},
+        502: {"description": "The provider failed", "content": PROBLEM_CONTENT},
+        503: {"description": "No worker is connected for the provider", "content": PROBLEM_CONTENT},
+        504: {"description": "No result yet; send the request again", "content": PROBLEM_CONTENT},
     },
 )
 async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of the request

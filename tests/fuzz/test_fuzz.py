@@ -1,0 +1,154 @@
+"""Random requests that follow, or just miss, the OpenAPI document: no 5xx, no answer outside it.
+
+The requests are the same in each run. `make fuzz` sends many more, and others each time.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from databases import PostgresDatabases
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi import checks
+from servers import ServerProcess
+
+from fuzz.rows import Rows, Values
+
+DOCUMENT = json.loads((Path(__file__).parents[1] / "http" / "openapi.json").read_text(encoding="utf-8"))
+MANY = int(os.environ.get("FUZZ_EXAMPLES", "0"))
+# No request may wait for long.
+SHORT_WAITS = {
+    "long_poll_max_wait_seconds": 0.05,
+    "provider_long_poll_default_seconds": 0.05,
+    "provider_long_poll_max_seconds": 0.05,
+}
+# A provider that does not answer: the only server errors that a request may cause.
+EXPECTED = {f"/v1/problems/{name}" for name in ("provider-not-connected", "provider-timeout")}
+
+
+def no_server_error(
+    context: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case
+) -> None:
+    """Accept no 5xx, except that a provider does not answer."""
+    is_problem = response.headers.get("content-type") == ["application/problem+json"]
+    if not (is_problem and response.json()["type"] in EXPECTED):
+        schemathesis.checks.not_a_server_error(context, response, case)
+
+
+CHECKS = [
+    no_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+    checks.missing_required_header,
+    checks.unsupported_method,
+    checks.ignored_auth,
+]
+schema = schemathesis.openapi.from_dict(DOCUMENT)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """Start a server on a new database."""
+    if request.param == "sqlite":
+        with ServerProcess(
+            f"sqlite:///{tmp_path_factory.mktemp('fuzz') / 'fuzz.db'}", **SHORT_WAITS
+        ) as server:
+            yield server
+        return
+    postgres: PostgresDatabases = request.getfixturevalue("postgres")
+    name = postgres.take()
+    with ServerProcess(postgres.url.format(name), **SHORT_WAITS) as server:
+        yield server
+    postgres.give_back(name)
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess) -> Iterator[httpx.Client]:
+    """Return a superuser's client."""
+    headers = {"Authorization": f"Bearer {server.token}"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def rows(client: httpx.Client) -> Rows:
+    """Return the rows that requests may address."""
+    return Rows(client)
+
+
+@schema.given(data=st.data())
+@schema.parametrize()
+@settings(
+    max_examples=MANY or 8,
+    derandomize=not MANY,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+def test_each_answer_follows_the_document(
+    case: schemathesis.Case, data: st.DataObject, rows: Rows, server: ServerProcess
+) -> None:
+    """Half of the requests address rows that exist."""
+    values = rows.values_for(case.operation.label)
+    if data.draw(st.booleans(), "address existing rows"):
+        for part in (case.path_parameters, case.query, case.headers, case.body):
+            address(part, values, data)
+    case.call_and_validate(
+        base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}, checks=CHECKS, timeout=30
+    )
+
+
+def address(part: Any, values: Values, data: st.DataObject) -> None:
+    """Replace the ids and names in a part of a request by those of existing rows."""
+    if isinstance(part, list):
+        for each in part:
+            address(each, values, data)
+    elif hasattr(part, "items"):
+        for name, value in list(part.items()):
+            if choices := values.get(name):
+                part[name] = choices[data.draw(st.integers(0, len(choices) - 1), name)]
+            elif isinstance(value, dict | list):
+                address(value, values, data)
+
+
+def answer(status: int = 200, kind: str = "application/json", body: Any = None) -> httpx.Response:
+    """Return an answer to a request for the status of the sweeper."""
+    request = httpx.Request("GET", "http://test/v1/joblib/admin/sweeper")
+    headers = {"content-type": kind} if kind else {}
+    response = httpx.Response(status, headers=headers, content=json.dumps(body), request=request)
+    response.elapsed = timedelta(0)
+    return response
+
+
+@pytest.mark.parametrize(
+    ("response", "failure"),
+    [
+        (
+            answer(500, "application/problem+json", {"type": "/v1/problems/internal-server-error"}),
+            "Server error",
+        ),
+        (answer(204), "Undocumented status code"),
+        (answer(200, "text/html", "<p>"), "Undocumented Content-Type"),
+        (answer(200, ""), "Missing Content-Type header"),
+        (answer(200, body={"mode": "enforce"}), "Response violates schema"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.status_code,
+)
+def test_a_wrong_answer_is_reported(response: httpx.Response, failure: str) -> None:
+    """A server error, and each kind of answer that the document does not have, fails the test."""
+    case = schema["/v1/joblib/admin/sweeper"]["GET"].Case()
+    with pytest.raises(FailureGroup) as raised:
+        case.validate_response(response, checks=CHECKS[:5])
+    assert failure in str(raised.value.exceptions)
