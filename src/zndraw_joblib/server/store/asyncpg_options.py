@@ -1,7 +1,8 @@
 """Connect to PostgreSQL with asyncpg: parameters of a URL in libpq's spelling, and limits of a connection.
 
 The only module that uses a private part of asyncpg: the transport of a connection, for options of its
-socket. `tests/bounds/test_connections.py` fails when it changes, and `pyproject.toml` sets an upper bound.
+socket. `tests/bounds/test_silent_connections.py` fails when it changes, and `pyproject.toml` sets an upper
+bound.
 """
 
 import socket

@@ -1,0 +1,162 @@
+"""Connections to PostgreSQL that fall silent are noticed and replaced, also when the server stops."""
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+from conftest import running
+from databases import on_postgresql
+from replica import TIMEOUT
+from rest import V1
+from servers import ServerProcess
+from sqlalchemy import make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from waiting import until
+
+from bounds.silent_proxy import SilentProxy
+from zndraw_joblib.contract.problems import ServiceUnavailable
+from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.store import workers
+from zndraw_joblib.server.store.asyncpg_options import connect_arguments, prepare
+from zndraw_joblib.server.store.database import Database, SessionDatabase, Transaction
+from zndraw_joblib.server.store.engine import open_database, open_sessions
+from zndraw_joblib.server.store.limits import Limits
+
+pytestmark = on_postgresql
+LIMITS = Limits(response=1, statement=1)
+
+
+@pytest.fixture
+async def proxy(database_url: str) -> AsyncIterator[SilentProxy]:
+    """Run a proxy in front of the test's database."""
+    async with SilentProxy(database_url).running() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def database(proxy: SilentProxy) -> AsyncIterator[Database]:
+    """Return the database through the proxy."""
+    database = open_database(proxy.url, limits=LIMITS)
+    yield database
+    await database.close()
+
+
+async def open_connections(database: Database, count: int) -> None:
+    """Make the pool open several connections."""
+    together = asyncio.Barrier(count)
+
+    async def work(tx: Transaction) -> None:
+        await tx.now()
+        await together.wait()
+
+    await asyncio.gather(*[database.read(work) for _ in range(count)])
+
+
+@pytest.mark.parametrize("what", ["read_short", "write_short"])
+async def test_silent_connections_are_replaced(database: Database, proxy: SilentProxy, what: str) -> None:
+    """A request on a silent connection is repeated on a new one; later ones meet no silent connection."""
+    await open_connections(database, 8)
+    assert proxy.silence() == 8
+    act: Any = getattr(database, what)
+    async with asyncio.timeout(TIMEOUT):
+        await asyncio.gather(*[act(workers.count) for _ in range(4)])
+    started = time.monotonic()
+    await asyncio.gather(*[act(workers.count) for _ in range(8)])
+    assert time.monotonic() - started < LIMITS.response
+
+
+async def test_a_commit_without_an_answer_is_not_repeated(database: Database, proxy: SilentProxy) -> None:
+    """Whether it took effect is unknown: the request gets 503, and the transaction runs once."""
+    tries = 0
+
+    async def work(tx: Transaction) -> None:
+        nonlocal tries
+        tries += 1
+        await workers.add(tx, "once")
+        asyncio.get_running_loop().call_soon(proxy.silence)
+
+    with pytest.raises(ServiceUnavailable, match="may or may not"):
+        async with asyncio.timeout(TIMEOUT):
+            await database.write_short(work)
+    assert tries == 1
+
+
+async def test_closing_is_bounded(database: Database, proxy: SilentProxy) -> None:
+    """A silent connection does not keep the database from closing."""
+    await open_connections(database, 4)
+    proxy.silence()
+    async with asyncio.timeout(TIMEOUT):
+        await database.close()
+
+
+async def test_a_hosts_silent_connection_is_bounded(proxy: SilentProxy) -> None:
+    """Requests over a host's pool get an answer in time, and succeed when the pool has replaced its own."""
+    engine = create_async_engine(proxy.url.replace("postgresql:", "postgresql+asyncpg:"), pool_size=2)
+    database = SessionDatabase(open_sessions(engine), limits=LIMITS)
+    await open_connections(database, 2)
+    proxy.silence()
+    answers: list[Any] = [None]
+    async with asyncio.timeout(TIMEOUT):
+        while not isinstance(answers[-1], tuple) and len(answers) < 10:
+            write = database.write_short(workers.add, owner_id="host")
+            answers += await asyncio.gather(write, return_exceptions=True)
+    problems = answers[1:-1]
+    assert 0 < len(problems) <= 2
+    assert ["did not respond within 1 s" in str(problem) for problem in problems] == [True] * len(problems)
+    await engine.dispose()
+
+
+async def test_health_and_submits_recover(proxy: SilentProxy) -> None:
+    """With every connection silent, the server serves requests again within seconds, and says so."""
+    settings = ServerSettings(
+        database_url=proxy.url, admin_token="admin-token-of-the-tests", database_response_timeout_seconds=1
+    )
+    job = {"category": "modifiers", "name": "Rotate", "schema": {}}
+    async with running(create_app(settings)) as client:
+
+        async def ready() -> bool:
+            return (await client.get("/health/ready")).status_code == 200
+
+        made = (await client.put(f"{V1}/rooms/@global/jobs", json=job)).raise_for_status().json()
+        assert await ready()
+        proxy.silence()
+        async with asyncio.timeout(TIMEOUT):
+            submit = f"{V1}/rooms/lab/tasks/{made['full_name']}"
+            answer = await client.post(submit, json={"payload": {}})
+            assert answer.status_code in {202, 503}
+            await until(ready)
+            (await client.post(submit, json={"payload": {}})).raise_for_status()
+
+
+async def test_sigterm_ends_a_server_with_silent_connections(proxy: SilentProxy) -> None:
+    """The process ends within the promised 20 s."""
+    with ServerProcess(proxy.url) as server:
+        async with server.client() as client:
+            (await client.get("/health/ready")).raise_for_status()
+        proxy.silence()
+        server.process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(asyncio.to_thread(server.process.wait), 20)
+
+
+async def test_both_ends_of_a_connection_have_the_limits(database: Database, proxy: SilentProxy) -> None:
+    """PostgreSQL has them in the session, and the kernel at the driver's socket, which is private."""
+
+    async def work(tx: Transaction) -> list[str]:
+        names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+        return [(await tx.execute(text(f"SHOW {name}"))).scalar_one() for name in names]
+
+    assert await database.read(work) == ["1s", "5s", "10s"]
+    connection: Any = await asyncpg.connect(**connect_arguments(make_url(proxy.url), LIMITS))
+    await prepare(connection, LIMITS)
+    client_end = connection._transport.get_extra_info("socket")
+    assert client_end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    if sys.platform == "linux":
+        assert client_end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000
+    await connection.close()
