@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
+import httpx
 import pytest
-from conftest import running
 from databases import on_postgresql
 from replica import TIMEOUT
-from rest import V1
+from rest import V1, register
 from servers import ServerProcess
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -21,7 +21,6 @@ from waiting import until
 
 from bounds.silent_proxy import SilentProxy
 from zndraw_joblib.contract.problems import ServiceUnavailable
-from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import workers
 from zndraw_joblib.server.store.asyncpg_options import connect_arguments, prepare
@@ -29,6 +28,7 @@ from zndraw_joblib.server.store.database import Database, SessionDatabase, Trans
 from zndraw_joblib.server.store.engine import open_database, open_sessions
 from zndraw_joblib.server.store.limits import Limits
 
+ADMIN_TOKEN = "admin-token-of-the-tests"
 pytestmark = on_postgresql
 LIMITS = Limits(response=1, statement=1)
 
@@ -113,26 +113,28 @@ async def test_a_hosts_silent_connection_is_bounded(proxy: SilentProxy) -> None:
     await engine.dispose()
 
 
-async def test_health_and_submits_recover(proxy: SilentProxy) -> None:
-    """With every connection silent, the server serves requests again within seconds, and says so."""
-    settings = ServerSettings(
-        database_url=proxy.url, admin_token="admin-token-of-the-tests", database_response_timeout_seconds=1
+@pytest.fixture
+def settings(proxy: SilentProxy) -> ServerSettings:
+    """Return settings of a server that uses the proxy."""
+    return ServerSettings(
+        database_url=proxy.url, admin_token=ADMIN_TOKEN, database_response_timeout_seconds=1
     )
-    job = {"category": "modifiers", "name": "Rotate", "schema": {}}
-    async with running(create_app(settings)) as client:
 
-        async def ready() -> bool:
-            return (await client.get("/health/ready")).status_code == 200
 
-        made = (await client.put(f"{V1}/rooms/@global/jobs", json=job)).raise_for_status().json()
-        assert await ready()
-        proxy.silence()
-        async with asyncio.timeout(TIMEOUT):
-            submit = f"{V1}/rooms/lab/tasks/{made['full_name']}"
-            answer = await client.post(submit, json={"payload": {}})
-            assert answer.status_code in {202, 503}
-            await until(ready)
-            (await client.post(submit, json={"payload": {}})).raise_for_status()
+async def test_health_and_submits_recover(client: httpx.AsyncClient, proxy: SilentProxy) -> None:
+    """With every connection silent, the server serves requests again within seconds, and says so."""
+
+    async def ready() -> bool:
+        return (await client.get("/health/ready")).status_code == 200
+
+    job = await register(client)
+    assert await ready()
+    proxy.silence()
+    submit = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+    async with asyncio.timeout(TIMEOUT):
+        assert (await client.post(submit, json={"payload": {}})).status_code in {202, 503}
+        await until(ready)
+        (await client.post(submit, json={"payload": {}})).raise_for_status()
 
 
 async def test_sigterm_ends_a_server_with_silent_connections(proxy: SilentProxy) -> None:

@@ -3,13 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 from uuid import uuid4
 
-from zndraw_joblib.contract.problems import ServiceUnavailable, WorkerNotFound
+from zndraw_joblib.contract.messages import TaskUpdateRequest
+from zndraw_joblib.contract.names import GLOBAL, JobName
+from zndraw_joblib.contract.problems import NotFound, ProblemException
+from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.service import health, tasks
 
 logger = logging.getLogger(__name__)
 
@@ -24,28 +28,46 @@ class Health:
         self._runtime = runtime
         self._checks = checks
         self._cached: tuple[float, dict[str, str]] | None = None
+        self._running: asyncio.Task[dict[str, str]] | None = None
 
     async def check(self) -> dict[str, str]:
-        """Return `ok` or a reason for each check; a cached answer for a second."""
-        if self._cached is None or time.monotonic() > self._cached[0]:
-            results = {"work": await self._probe(), **{name: run() for name, run in self._checks.items()}}
-            self._cached = time.monotonic() + _CACHE_SECONDS, results
-        return self._cached[1]
+        """Return `ok` or a reason for each check; a cached answer for a second. One check runs at a time."""
+        if self._cached is not None and time.monotonic() <= self._cached[0]:
+            return self._cached[1]
+        loop = asyncio.get_running_loop()
+        if self._running is None or self._running.done() or self._running.get_loop() is not loop:
+            self._running = asyncio.create_task(self._check())
+        return await asyncio.shield(self._running)
+
+    async def _check(self) -> dict[str, str]:
+        results = {"work": await self._probe(), **{name: run() for name, run in self._checks.items()}}
+        self._cached = time.monotonic() + _CACHE_SECONDS, results
+        return results
 
     async def _probe(self) -> str:
-        # A claim and a heartbeat of a worker that does not exist take the same path as real ones.
-        unknown, worker_id = Identity("", is_superuser=False), uuid4()
+        """Return `ok`, or why a request of some kind would not succeed now."""
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                with suppress(WorkerNotFound):
-                    await self._runtime.heartbeat(unknown, worker_id)
-                with suppress(WorkerNotFound):
-                    await self._runtime.claim(unknown, worker_id)
+                answers = await asyncio.gather(*self._requests(), return_exceptions=True)
         except TimeoutError:
-            return f"a claim and a heartbeat took more than {_PROBE_SECONDS:g} s"
-        except ServiceUnavailable as problem:
-            return problem.problem.detail or problem.problem.title
-        except Exception as error:
-            logger.warning("The health check of the write path failed: %r", error)
-            return f"a claim and a heartbeat did not go through ({type(error).__name__})"
+            return f"a submit, a claim, a report, a heartbeat or a write took more than {_PROBE_SECONDS:g} s"
+        for error in answers:
+            if isinstance(error, Exception) and not isinstance(error, NotFound):
+                logger.warning("The health check of the write path failed: %r", error)
+                return str(error) if isinstance(error, ProblemException) else type(error).__name__
         return "ok"
+
+    def _requests(self) -> list[Awaitable[Any]]:
+        """Return a request of each kind that is written in batches, and one that changes the database.
+
+        The requests for a job, a task and a worker that do not exist take the same path as real ones.
+        """
+        unknown, any_id = Identity("", is_superuser=False), uuid4()
+        submission = tasks.Submission(unknown, GLOBAL, JobName(GLOBAL, "health", str(any_id)), {})
+        return [
+            self._runtime.submit(submission),
+            self._runtime.claim(unknown, any_id),
+            self._runtime.report(unknown, any_id, TaskUpdateRequest(status=TaskStatus.RUNNING)),
+            self._runtime.heartbeat(unknown, any_id),
+            self._runtime.write_short(health.write),
+        ]

@@ -22,7 +22,7 @@ _NOT_READY = {"description": "Not ready; `checks` has the reasons", "model": dic
 
 @router.get("/ready", responses={503: _NOT_READY})
 async def ready(request: Request) -> Response:
-    """Return 200 while a claim and a heartbeat succeed and the sweeper runs, else 503."""
+    """Return 200 while requests of each kind succeed, the database accepts writes and the sweeper runs."""
     checks = await queue_state(request).health.check()
     good = all(check == "ok" for check in checks.values())
     body = {"status": "ready" if good else "not ready", "checks": checks}

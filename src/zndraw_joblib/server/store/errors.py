@@ -64,7 +64,8 @@ def raises_unavailable() -> Iterator[None]:
         refused = _refusal(error)
         if not refused and not _is_unavailable(error):
             raise
-        logger.error("Database unavailable: %s: %s", type(error).__name__, error)
+        # SQLAlchemy's text would contain the statement and its parameters.
+        logger.error("Database unavailable: %r", getattr(error, "orig", None) or error)
         text = f"{refused}. {_NOT_APPLIED}" if refused else f"{_reason(error)}. {_MAYBE_APPLIED}"
         raise ServiceUnavailable(f"Database unavailable: {text}", headers=_RETRY_AFTER) from error
 
