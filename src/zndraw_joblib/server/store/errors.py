@@ -90,8 +90,8 @@ def _refusal(error: BaseException) -> str | None:
     state, text = _state(error), str(getattr(error, "orig", ""))
     if state in _MISSING_STATES or _MISSING_TEXT.match(text):
         return (
-            f"the queue's tables (joblib_...) are missing or outdated: {_reason(error)}. Run the app with its "
-            "lifespan, which creates them on SQLite (httpx.ASGITransport alone does not), or run "
+            f"the queue's tables (joblib_...) are missing or outdated: {_reason(error)}. Run the app with "
+            "its lifespan, which creates them on SQLite (httpx.ASGITransport alone does not), or run "
             "'zndraw-joblib db upgrade' with the same database URL"
         )
     return _REFUSED.get(state or text)
