@@ -1,12 +1,15 @@
 """A worker with the Socket.IO client of a host, on a real Socket.IO server."""
 
+import gc
 import socket
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import socketio
@@ -14,7 +17,7 @@ from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from waiting import wait_until
 
-from sdk.jobs import Add
+from sdk.jobs import Add, Picky
 from sdk.live import LiveServer
 from sdk.providers import Call
 from zndraw_joblib.contract.events import (
@@ -32,6 +35,8 @@ from zndraw_joblib.server.mount import JobLib
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.worker.api import Connection
 from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.reports import HeldTasks
+from zndraw_joblib.worker.subscriptions import Subscriptions
 
 Make = Callable[..., JobManager]
 HOST = Identity("host", is_superuser=True)
@@ -207,7 +212,9 @@ def test_the_hosts_handlers_stay(
     assert cancelled.wait(5)
 
 
-def test_a_namespace_class_keeps_its_events(worker: Make, tsio: socketio.Client, host: HostServer) -> None:
+def test_a_namespace_class_keeps_its_events(
+    worker: Make, room: str, host: HostServer, host_api: Connection, tsio: socketio.Client
+) -> None:
     """A host that handles events with a namespace class still gets them."""
     connected, dropped = threading.Event(), threading.Event()
 
@@ -219,7 +226,7 @@ def test_a_namespace_class_keeps_its_events(worker: Make, tsio: socketio.Client,
             dropped.set()
 
     tsio.register_namespace(Namespace("/"))
-    worker(tsio=tsio)
+    worker(at=host_api, tsio=tsio).register(Add, room=room)
     connect_client(tsio, host)
     assert connected.wait(5)
     tsio.disconnect()
@@ -238,3 +245,56 @@ def test_a_worker_works_without_a_connection(
     tsio.disconnect()
     manager.disconnect()
     assert not manager.workers().items
+
+
+def test_a_worker_leaves_no_handler_behind(
+    worker: Make, room: str, host: HostServer, host_api: Connection, tsio: socketio.Client
+) -> None:
+    """A worker that disconnects gives the client back as it was; another one still gets its events."""
+
+    def own(data: Any) -> None:
+        """Handle an event for the host."""
+
+    tsio.on("task_available", own)
+    connect_client(tsio, host)
+    before = {namespace: dict(handlers) for namespace, handlers in tsio.handlers.items()}
+    first = worker(at=host_api, tsio=tsio)
+    second = worker(lambda task: 1, at=host_api, tsio=tsio, long_poll=0, polling_interval=60)
+    first.register(Add, room=room)
+    second.register(Picky, room=room)
+    first.disconnect()
+    wait_until(lambda: set(host.left) and set(host.joined) - set(host.left) == {str(second.worker_id)})
+    assert second.wait_for(second.submit(Picky(word="good"), room=room), 30).result == 1
+    second.disconnect()
+    assert tsio.handlers == before
+    first.register(Add, room=room)
+    assert tsio.handlers != before
+    first.disconnect()
+    assert tsio.handlers == before
+
+
+@pytest.mark.parametrize("has_handler", [True, False])
+def test_thousands_of_workers_share_a_client(has_handler: bool) -> None:
+    """Each gets the events, the host's handler is called once, and nothing remains of closed workers."""
+    client, calls = socketio.Client(), []
+    if has_handler:
+        client.on("task_available", calls.append)
+    before = {namespace: dict(handlers) for namespace, handlers in client.handlers.items()}
+    opened = [Subscriptions(client, HeldTasks()) for _ in range(2000)]
+    for number, subscriptions in enumerate(opened):
+        subscriptions.join(f"lab:modifiers:Job{number}", uuid4())
+    client.handlers["/"]["task_available"]("event")
+    assert calls == ["event"] * has_handler
+    assert all(subscriptions.wake.is_set() for subscriptions in opened)
+    last = weakref.ref(opened[-1])
+    for subscriptions in opened:
+        subscriptions.close()
+    assert client.handlers == before
+    opened.clear()
+    del subscriptions
+    gc.collect()
+    assert last() is None
+    gone = weakref.ref(client)
+    del client
+    gc.collect()
+    assert gone() is None

@@ -55,6 +55,10 @@ class Realtime:
         """
         self._handlers.setdefault(event, []).append(handler)
 
+    def off(self, event: str, handler: Callable[..., Any]) -> None:
+        """Call `handler` no more."""
+        self._handlers[event].remove(handler)
+
     def emit(self, event: Event, callback: Callable[..., None] | None = None) -> None:
         """Send an event; `callback` gets the server's answer. Raises ConnectionError without a connection."""
         client = self._client

@@ -67,6 +67,7 @@ class Session:
         self._task_threads: list[threading.Thread] = []
         self._provider_threads: list[threading.Thread] = []
         self._heartbeat_due = subscriptions.heartbeat_due
+        self._subscriptions = subscriptions
         self._held = held
         self.registrations = Registrations(rest, subscriptions, held, config.limits, self.drain)
         self.reports = Reports(rest, held, self.stop)
@@ -180,6 +181,7 @@ class Session:
             self.registrations.leave()
             _join_threads(idle_threads)
         finally:
+            self._subscriptions.close()
             self.closed.set()
             self.request_end()
 

@@ -1,7 +1,6 @@
 """The worker's Socket.IO rooms. They only save time: without events the worker polls."""
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +18,7 @@ from zndraw_joblib.contract.events import (
 )
 from zndraw_joblib.contract.problems import WorkerNotFound, problem_for
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.handlers import is_socketio_client, shared_handlers
 from zndraw_joblib.worker.realtime import Realtime
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.retry import describe
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 Acknowledge = Callable[..., None]
 RoomKey = tuple[str, str]
-_RESERVED = frozenset({"connect", "connect_error", "disconnect"})
 
 
 class Subscriptions:
@@ -37,8 +36,8 @@ class Subscriptions:
     `heartbeat_due` is set when the connection is lost, which the server may take for the worker's end. A
     cancelled task is marked in `held`.
 
-    `tsio` is a `Realtime`, a `socketio.Client`, or a wrapper with `on(event, handler)` and `emit(model)`. The
-    host's own handlers stay: python-socketio keeps one for each event, so the new one calls the former one.
+    `tsio` is a `Realtime`, a `socketio.Client`, or a wrapper with `on(event, handler)` and `emit(model)`. Its
+    events are handled from the first join until `close`.
     """
 
     def __init__(self, tsio: Any, held: HeldTasks) -> None:
@@ -49,12 +48,24 @@ class Subscriptions:
         self._send = _sender_of(tsio)
         self._joined: dict[RoomKey, tuple[Event, Event]] = {}
         self._refused: set[RoomKey] = set()
-        if tsio is not None:
-            _add_handler(tsio, "connect", self._on_connect)
-            _add_handler(tsio, "disconnect", self._on_disconnect)
-            _add_handler(tsio, TaskAvailable.event_name, self._on_task_available)
-            _add_handler(tsio, TaskStatusEvent.event_name, self._on_task_status)
-            _add_handler(tsio, ProviderRequest.event_name, self._on_provider_request)
+        self._tsio = tsio
+        self._is_open = False
+        self._shared = shared_handlers(tsio)
+        self._handlers = {
+            "connect": self._on_connect,
+            "disconnect": self._on_disconnect,
+            TaskAvailable.event_name: self._on_task_available,
+            TaskStatusEvent.event_name: self._on_task_status,
+            ProviderRequest.event_name: self._on_provider_request,
+        }
+
+    def close(self) -> None:
+        """Handle no more events, until the next join; the client keeps nothing of this worker."""
+        self._joined.clear()
+        self._refused.clear()
+        if self._is_open:
+            self._is_open = False
+            self._shared.remove(self._tsio, self._handlers)
 
     def join(self, job_name: str, worker_id: UUID) -> None:
         """Join the room of a job's workers."""
@@ -76,6 +87,9 @@ class Subscriptions:
         self._leave(("requests", provider_name))
 
     def _join(self, key: RoomKey, join: Event, leave: Event) -> None:
+        if not self._is_open and self._tsio is not None:
+            self._is_open = True
+            self._shared.add(self._tsio, self._handlers)
         self._joined[key] = join, leave
         self._emit_join(key, join)
 
@@ -145,35 +159,8 @@ def _sender_of(tsio: Any) -> Callable[[Event, Acknowledge | None], None]:
         return lambda event, acknowledge: None
     if isinstance(tsio, Realtime):
         return tsio.emit
-    if _is_socketio_client(tsio):
+    if is_socketio_client(tsio):
         return lambda event, acknowledge: tsio.emit(
             event.event_name, event.model_dump(mode="json"), callback=acknowledge
         )
     return lambda event, acknowledge: tsio.emit(event)
-
-
-def _is_socketio_client(tsio: Any) -> bool:
-    # Not imported: that takes half a second, and the module is loaded if a client of it exists.
-    cls = getattr(sys.modules.get("socketio"), "Client", None)
-    return cls is not None and isinstance(tsio, cls)
-
-
-def _add_handler(tsio: Any, event: str, handle: Callable[..., None]) -> None:
-    former = _former_handler(tsio, event)
-
-    def handler(*args: Any) -> Any:
-        handle(*args)
-        return former(*args) if former else None
-
-    tsio.on(event, handler)
-
-
-def _former_handler(tsio: Any, event: str) -> Callable[..., Any] | None:
-    """Return the handler that runs for an event so far: an explicit one would replace it."""
-    handlers = getattr(tsio, "handlers", {}).get("/", {})
-    if event in handlers:
-        return handlers[event]  # type: ignore[no-any-return]
-    if event not in _RESERVED and "*" in handlers:
-        return lambda *args: handlers["*"](event, *args)
-    namespace = getattr(tsio, "namespace_handlers", {}).get("/")
-    return (lambda *args: namespace.trigger_event(event, *args)) if namespace else None
