@@ -25,7 +25,12 @@ with suppress(KeyboardInterrupt):
 
 
 class ServerProcess:
-    """The standalone server in a process, during a `with` block. Settings are keyword arguments."""
+    """The standalone server in a process, during a `with` block. Settings are keyword arguments.
+
+    `prelude` is code that runs in the process first.
+    """
+
+    prelude = ""
 
     def __init__(self, database_url: str, **settings: object) -> None:
         given = {"database_url": database_url, "admin_token": "a-token-for-a-real-server", **settings}
@@ -35,7 +40,7 @@ class ServerProcess:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, str(listener.fileno())],
+                [sys.executable, "-c", self.prelude + _SERVE, str(listener.fileno())],
                 pass_fds=[listener.fileno()],
                 env={**os.environ, **environment},
             )

@@ -188,3 +188,16 @@ async def test_old_tasks_are_removed_if_configured(queue: MountedQueue, sessions
     rows = await all_rows(sessions)
     assert (len(rows["joblib_task"]), rows["joblib_attempt"]) == (2, [])
     assert [(await queue.get_task(task))["status"] for task in (late, fresh)] == ["completed", "pending"]
+
+
+async def test_a_cycle_removes_old_idempotency_keys(queue: MountedQueue, sessions: Sessions) -> None:
+    """A key is removed in the first cycle after `idempotency_key_hours`."""
+    queue.joblib.settings.idempotency_key_hours = 1
+    response = await queue.client.post(f"{V1}/workers", headers={"Idempotency-Key": "one"})
+    assert response.status_code == 201
+    left = []
+    for seconds in (3599, 1):
+        queue.clock.advance(seconds)
+        await queue.sweep()
+        left.append(len((await all_rows(sessions))["joblib_idempotency_key"]))
+    assert left == [1, 0]

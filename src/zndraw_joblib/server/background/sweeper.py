@@ -263,7 +263,6 @@ class Sweeper:
             partial(sweep.fail_expired, counts=cycle.counts),
             sweep.enqueue_due,
             sweep.prune_provider_requests,
-            partial(sweep.prune_keys, keep=timedelta(hours=self._settings.idempotency_key_hours)),
         ]
 
     def _sweep_tasks(self, cycle: Cycle) -> Batch:
@@ -283,6 +282,8 @@ class Sweeper:
             pass
 
     async def _prune(self, cycle: Cycle) -> None:
+        keep_keys = timedelta(hours=self._settings.idempotency_key_hours)
+        await self._until_done(partial(sweep.prune_keys, keep=keep_keys))
         days = self._settings.keep_finished_days
         after: int | None = 0
         while days is not None and after is not None:

@@ -76,8 +76,8 @@ async def add(tx: Transaction, answers: Sequence[StoredAnswer], free_since: date
 
 
 async def prune(tx: Transaction, before: datetime, limit: int) -> int:
-    """Delete up to `limit` answers that were stored before a time. Return how many."""
-    old = select(keys.c.id).where(keys.c.created_at < before).order_by(keys.c.created_at)
+    """Delete up to `limit` answers that were stored at a time or before. Return how many."""
+    old = select(keys.c.id).where(keys.c.created_at <= before).order_by(keys.c.created_at)
     ids = (await tx.execute(old.limit(limit).with_for_update(skip_locked=True))).scalars().all()
     if ids:
         await tx.execute(delete(keys).where(keys.c.id.in_(padded(ids))))
