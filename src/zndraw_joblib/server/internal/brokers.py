@@ -8,7 +8,7 @@ from redis.exceptions import RedisError
 from taskiq import BrokerMessage, InMemoryBroker
 from taskiq_redis import ListQueueBroker
 
-from zndraw_joblib.server.pubsub.redis import open_redis
+from zndraw_joblib.server.pubsub.redis import connection_options, open_redis
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class QueueBroker(ListQueueBroker):
     """
 
     def __init__(self, url: str, queue_name: str) -> None:
-        super().__init__(url, queue_name=queue_name, socket_connect_timeout=_WAIT_SECONDS)
+        super().__init__(url, queue_name=queue_name, **connection_options(url))
         self._url = url
 
     async def listen(self) -> AsyncGenerator[bytes, None]:

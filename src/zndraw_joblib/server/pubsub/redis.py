@@ -9,19 +9,24 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+# The longest time of an answer. A blocking read must be shorter.
 _TIMEOUT_SECONDS = 5.0
-_PING_SECONDS = 5
+_PING_SECONDS = 5.0
+
+
+def connection_options(url: str) -> dict[str, Any]:
+    """Return the options of every connection: none waits without a limit, or retries by itself."""
+    options = {
+        "socket_connect_timeout": _TIMEOUT_SECONDS,
+        "socket_timeout": _TIMEOUT_SECONDS,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    return options if url.startswith("unix://") else {**options, "socket_keepalive": True}
 
 
 def open_redis(url: str) -> Any:
     """Return a client that fails fast and does not retry by itself: its callers decide when to retry."""
-    return redis.asyncio.Redis.from_url(
-        url,
-        socket_connect_timeout=_TIMEOUT_SECONDS,
-        socket_keepalive=True,
-        health_check_interval=_PING_SECONDS,
-        retry=Retry(NoBackoff(), 0),
-    )
+    return redis.asyncio.Redis.from_url(url, **connection_options(url))
 
 
 class RedisConnection:
@@ -57,11 +62,15 @@ async def subscribed(client: Any, channel: str, ready: Callable[[], None]) -> As
     """Yield what is published on a channel after `ready` was called. Raise when the connection is lost."""
     async with client.pubsub() as pubsub:
         await pubsub.subscribe(channel)
-        task = asyncio.current_task()
+        task, is_asked = asyncio.current_task(), False
         while task is None or not task.cancelling():  # redis-py can swallow a cancellation as a timeout
-            # The pings between two messages detect a connection that went silent.
-            message = await pubsub.get_message(timeout=_PING_SECONDS) or {"type": None}
-            if message["type"] == "subscribe":
+            message = await pubsub.get_message(timeout=_PING_SECONDS)
+            if message is None:
+                if is_asked:
+                    raise redis.TimeoutError(f"Redis has not answered a ping for {_PING_SECONDS:g} s")
+                await pubsub.ping()
+            elif message["type"] == "subscribe":
                 ready()
             elif message["type"] == "message":
                 yield message["data"]
+            is_asked = message is None

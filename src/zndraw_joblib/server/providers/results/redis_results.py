@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
@@ -17,12 +15,11 @@ from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
 from zndraw_joblib.server.ports import PART_BYTES
 from zndraw_joblib.server.providers import parts
 from zndraw_joblib.server.providers.results.notifier import Notifier
-from zndraw_joblib.server.pubsub.redis import open_redis, subscribed
+from zndraw_joblib.server.pubsub.redis import connection_options, open_redis, subscribed
 
 logger = logging.getLogger(__name__)
 
 _CONNECTIONS = 16
-_TIMEOUT_SECONDS = 5.0
 _POOL_SECONDS = 10.0
 # The longest pause between two chunks of a value that is being stored.
 _DRAFT_MS = 60_000
@@ -213,10 +210,7 @@ def _open_pooled(url: str) -> Any:
         url,
         max_connections=_CONNECTIONS,
         timeout=_POOL_SECONDS,
-        socket_connect_timeout=_TIMEOUT_SECONDS,
-        socket_timeout=_TIMEOUT_SECONDS,
-        socket_keepalive=True,
-        retry=Retry(NoBackoff(), 0),
+        **connection_options(url),
         # With RESP3 the pool takes a closed connection for one with a message, and reuses it.
         protocol=2,
     )

@@ -1,0 +1,56 @@
+"""A proxy in front of a TCP server, which can end TLS, and whose connections can fall silent."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+
+class TcpProxy:
+    """Forwards connections to a port of this machine, until `silence`. With `tls` its clients speak TLS."""
+
+    def __init__(self, target_port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._target_port = target_port
+        self._tls = tls
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+        self._silent: list[asyncio.StreamWriter] = []
+        self.port = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["TcpProxy"]:
+        """Accept connections during the block."""
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+            self.silence()
+            for writer in self._silent:
+                writer.transport.abort()
+
+    def silence(self) -> int:
+        """Forward nothing on the open connections from now on; return their number. New ones work."""
+        for pump in self._pumps:
+            pump.cancel()
+        count = len(self._writers) // 2
+        self._silent += self._writers
+        self._writers = []
+        return count
+
+    async def _accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        server, to_server = await asyncio.open_connection("127.0.0.1", self._target_port)
+        self._writers += [to_client, to_server]
+        for source, sink in ((client, to_server), (server, to_client)):
+            pump = asyncio.create_task(_pump(source, sink))
+            self._pumps.add(pump)
+            pump.add_done_callback(self._pumps.discard)
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await source.read(65536):
+            sink.write(data)
+            await sink.drain()
+        sink.close()
