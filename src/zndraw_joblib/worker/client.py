@@ -102,16 +102,7 @@ class JobClient:
         Two submits with the same `idempotency_key`, also of different processes, submit one task; a key of
         its own is made for each call without one.
         """
-        if isinstance(job, str):
-            name = parse_job_name(job)
-            body = to_jsonable_python(dict(payload or {}))
-        else:
-            if payload is not None:
-                raise TypeError(
-                    f"submit() got a payload beside {type(job).__name__}: an extension is its own payload"
-                )
-            name = job_name_of(type(job), job_room or self._job_room_of(type(job)))
-            body = job.model_dump(mode="json")
+        name, body = self._name_and_payload(job, payload, job_room)
         given = {
             "priority": priority,
             "run_at": run_at,
@@ -125,6 +116,18 @@ class JobClient:
             return self._rest.submit(room or name.room_id, str(name), body, key, **options)
 
         return str(self._send_once(f"Submitting {name}", call, idempotency_key).id)
+
+    def _name_and_payload(
+        self, job: Any, payload: Mapping[str, Any] | None, job_room: str | None
+    ) -> tuple[JobName, Any]:
+        if isinstance(job, str):
+            return parse_job_name(job), to_jsonable_python(dict(payload or {}))
+        if payload is not None:
+            raise TypeError(
+                f"submit() got a payload beside {type(job).__name__}: an extension is its own payload"
+            )
+        name = job_name_of(type(job), job_room or self._job_room_of(type(job)))
+        return name, job.model_dump(mode="json")
 
     def get_task(self, task_id: str | UUID) -> TaskResponse:
         """Return a task."""
