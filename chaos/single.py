@@ -1,6 +1,7 @@
 """Inject one fault into a stage of its own and measure what it did."""
 
 import asyncio
+import pickle
 import time
 from pathlib import Path
 
@@ -56,6 +57,7 @@ async def _run(scenario: Scenario, database: str, folder: Path) -> Outcome:
         measured = Measured(
             fault, scenario.is_momentary, scenario.healthy.get(database, ""), lanes, load_ended_at
         )
+    (folder / "record.pickle").write_bytes(pickle.dumps((record, measured)))
     return measure(database, record, measured, stage.notes)
 
 

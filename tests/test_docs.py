@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos.scenarios import SCENARIOS
 from typer.main import get_command
 
 from zndraw_joblib.cli import commands
@@ -16,6 +17,8 @@ from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+GUARANTEES = (REFERENCE / "guarantees.md").read_text()
+FAULTS = {*SCENARIOS, "mixed"}
 PACKAGES = ("background", "http", "internal", "pubsub", "realtime", "service", "store")
 ALIASES = {"sweep_threshold_seconds", "sweep_interval_seconds"}
 
@@ -75,3 +78,29 @@ def test_names_of_the_server_exist(page: Path) -> None:
     names = re.findall(rf"`((?:{'|'.join(PACKAGES)})(?:\.(?!py\b)\w+)+)`", page.read_text())
     for name in names:
         assert pkgutil.resolve_name(f"zndraw_joblib.server.{name}") is not None
+
+
+def test_every_guarantee_names_what_shows_it() -> None:
+    """Each row of a table with the column "shown by" names a test or a fault."""
+    tables = re.findall(r"^\| situation .*shown by \|\n\|[-|]+\n((?:\|.*\n)+)", GUARANTEES, re.MULTILINE)
+    cells = [line.strip("|").split("|")[-1] for table in tables for line in table.splitlines()]
+    assert len(cells) > 30
+    assert [cell for cell in cells if "`tests/" not in cell and "chaos `" not in cell] == []
+
+
+def test_every_test_named_by_a_guarantee_exists() -> None:
+    """A name like `tests/a.py::test_b`, or `::test_c` after it, is a test; `tests/a.py` is a file."""
+    path = ""
+    for named, test in re.findall(r"`((?:tests/[\w/]+\.py)?)(?:::(\w+))?`", GUARANTEES):
+        path = named or path
+        if path and (named or test):
+            found = re.findall(r"^\s*(?:async )?def (test_\w+)", (ROOT / path).read_text(), re.MULTILINE)
+            assert (test or found[0]) in found, f"{path}::{test}"
+
+
+def test_every_fault_named_by_a_guarantee_exists() -> None:
+    """A name after "chaos" is a fault of `make chaos`, and the table of faults lists each one."""
+    named = re.findall(r"chaos ((?:`[\w-]+`(?:, )?)+)", GUARANTEES.partition("## Faults")[0])
+    assert set(re.findall(r"`([\w-]+)`", " ".join(named))) <= FAULTS
+    listed = {name.strip("`") for name, *rest in rows(REFERENCE / "guarantees.md") if len(rest) == 1}
+    assert listed == FAULTS
