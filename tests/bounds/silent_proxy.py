@@ -1,17 +1,23 @@
-"""A proxy in front of PostgreSQL whose connections fall silent: no data, no error, no end."""
+"""A proxy in front of PostgreSQL that speaks TLS, or whose connections fall silent without an error."""
 
 import asyncio
+import ssl
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from sqlalchemy import make_url
 
+_SSL_REQUEST = struct.pack("!ii", 8, 80877103)
+
 
 class SilentProxy:
-    """Forwards TCP connections to PostgreSQL's Unix socket, until `silence`."""
+    """Forwards TCP connections to PostgreSQL's Unix socket, until `silence`. With `tls`, it requires TLS."""
 
-    def __init__(self, database_url: str) -> None:
+    def __init__(self, database_url: str, tls: ssl.SSLContext | None = None) -> None:
         self._url = make_url(database_url)
+        self._tls = tls
+        self.handshakes = 0
         self._pumps: set[asyncio.Task[None]] = set()
         self._silent: list[asyncio.StreamWriter] = []
         self._writers: list[asyncio.StreamWriter] = []
@@ -46,6 +52,14 @@ class SilentProxy:
         return count
 
     async def _accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        if self._tls is not None:
+            assert await client.readexactly(len(_SSL_REQUEST)) == _SSL_REQUEST
+            to_client.write(b"S")
+            try:
+                await to_client.start_tls(self._tls)
+            except ssl.SSLError:
+                return  # the client refused the certificate
+            self.handshakes += 1
         path = f"{self._url.query['host']}/.s.PGSQL.{self._url.port or 5432}"
         server, to_server = await asyncio.open_unix_connection(path)
         self._writers += [to_client, to_server]

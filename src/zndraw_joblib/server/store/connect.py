@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.asyncpg_options import InvalidDatabaseUrl
 from zndraw_joblib.server.store.database import Database
-from zndraw_joblib.server.store.engine import open_database, open_engine
+from zndraw_joblib.server.store.engine import check_url, open_database
 
 _ANSWER_SECONDS = 20.0
 _IN_MEMORY = frozenset({None, "", ":memory:"})
@@ -47,7 +48,7 @@ class DatabaseLocation:
 def locate(url: str) -> DatabaseLocation:
     """Return which database a URL names. Raises `InvalidDatabaseUrl`."""
     try:
-        open_engine(url)
+        check_url(url)
         parts = make_url(url)
     except InvalidDatabaseUrl:
         raise
@@ -96,7 +97,7 @@ async def connected(url: str) -> AsyncIterator[Database]:
 
 def _reason(error: BaseException) -> str:
     cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
-    if isinstance(cause, OSError):
+    if isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError):
         number = cause.errno or 0
         return os.strerror(number) if number > 0 else cause.strerror or str(cause)
     return str(cause) or type(cause).__name__

@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.pool import StaticPool
 
-from zndraw_joblib.server.store.asyncpg_options import InvalidDatabaseUrl
+from zndraw_joblib.server.store.asyncpg_options import InvalidDatabaseUrl, connect_arguments
 from zndraw_joblib.server.store.database import SQLITE_LOCK, Clock, Database, Rows, Transaction, Work
 from zndraw_joblib.server.store.limits import Limits
 from zndraw_joblib.server.store.postgres import PostgresDatabase
@@ -162,6 +162,13 @@ def open_database(url: str, clock: Clock | None = None, limits: Limits | None = 
         event.listen(quick, "connect", _leave_checkpoints)
         return SqliteDatabase(file, clock, quick)
     return PostgresDatabase(parsed, clock, limits)
+
+
+def check_url(url: str) -> None:
+    """Raise `InvalidDatabaseUrl` for a URL that `open_database` refuses."""
+    parsed = _parse(url)
+    if parsed.get_backend_name() != "sqlite":
+        connect_arguments(parsed, Limits())
 
 
 def _open_sqlite(url: URL, seconds: float, **options: Any) -> Engine:

@@ -78,7 +78,11 @@ class PostgresDatabase(Database):
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` on a plain connection, which no statement timeout bounds, and commit."""
         engine = create_async_engine(
-            "postgresql+asyncpg://", async_creator=self._connect_for_migrations, poolclass=NullPool
+            "postgresql+asyncpg://",
+            async_creator=self._connect_for_migrations,
+            poolclass=NullPool,
+            # PgBouncer in transaction mode would lose prepared statements.
+            connect_args={"prepared_statement_cache_size": 0},
         )
         async with engine.begin() as connection:
             return await connection.run_sync(work)

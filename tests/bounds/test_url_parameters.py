@@ -1,0 +1,131 @@
+"""Parameters of a PostgreSQL URL in libpq's spelling, as managed databases hand them out."""
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from databases import on_postgresql
+from replica import TIMEOUT
+from sqlalchemy import text
+
+from bounds.silent_proxy import SilentProxy
+from zndraw_joblib.server.store import schema, workers
+from zndraw_joblib.server.store.asyncpg_options import InvalidDatabaseUrl
+from zndraw_joblib.server.store.connect import UnusableDatabase, connected, locate
+from zndraw_joblib.server.store.database import Database, Transaction
+from zndraw_joblib.server.store.engine import open_database
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return the files of a new self-signed certificate of 127.0.0.1, and of its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("the command openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    files = folder / "certificate.pem", folder / "key.pem"
+    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", files[0], "-keyout", files[1]]
+    subprocess.run([openssl, *options.split(), *names], check=True, capture_output=True)
+    return files
+
+
+@pytest.fixture
+async def tls_proxy(database_url: str, certificate: tuple[Path, Path]) -> AsyncIterator[SilentProxy]:
+    """Run a proxy that accepts only TLS."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificate)
+    async with SilentProxy(database_url, context).running() as proxy:
+        yield proxy
+
+
+async def use(database: Database) -> None:
+    """Use the database as `db upgrade`, requests and the pub/sub connection do."""
+    assert await schema.current(database) == schema.newest()
+    await database.write(workers.add, owner_id="x")
+    assert await database.read(workers.count) == 1
+    open_pubsub = await database.pubsub_connection()
+    assert open_pubsub is not None
+    async with open_pubsub() as connection:
+        await connection.send("hello")
+
+
+@on_postgresql
+@pytest.mark.parametrize(
+    "query",
+    [
+        "sslmode=require",
+        "ssl=require",
+        "sslmode=verify-full&sslrootcert={file}",
+        "sslmode=verify-ca&sslrootcert={file}&application_name=web&connect_timeout=7&channel_binding=prefer",
+    ],
+)
+async def test_tls(tls_proxy: SilentProxy, certificate: tuple[Path, Path], query: str) -> None:
+    """Every connection makes a TLS handshake."""
+    url = f"{tls_proxy.url}?{query.format(file=certificate[0])}"
+    async with asyncio.timeout(TIMEOUT), connected(url) as database:
+        await use(database)
+    assert tls_proxy.handshakes >= 4
+
+
+@on_postgresql
+async def test_an_untrusted_certificate_is_refused(tls_proxy: SilentProxy) -> None:
+    """The error says that the certificate could not be verified."""
+    with pytest.raises(UnusableDatabase, match="certificate verify failed"):
+        async with connected(f"{tls_proxy.url}?sslmode=verify-full&sslrootcert=system"):
+            pass
+    assert tls_proxy.handshakes == 0
+
+
+@on_postgresql
+@pytest.mark.parametrize(
+    "query",
+    [
+        "application_name=web",
+        "connect_timeout=3",
+        "options=-c%20search_path%3Dpublic",
+        "target_session_attrs=read-write",
+        "prepared_statement_cache_size=0",
+        "sslmode=prefer&gssencmode=disable&keepalives_idle=30",
+    ],
+)
+async def test_every_query_works_with_a_parameter(database_url: str, query: str) -> None:
+    """The parameter applies to migrations, requests and pub/sub alike."""
+    async with asyncio.timeout(TIMEOUT), connected(f"{database_url}&{query}") as database:
+        await use(database)
+
+
+@on_postgresql
+async def test_parameters_reach_postgresql(database_url: str) -> None:
+    """The session has the name and the options that the URL gives."""
+    database = open_database(f"{database_url}&application_name=web&options=-c%20geqo_seed%3D0.5")
+
+    async def shown(tx: Transaction) -> list[str]:
+        return [
+            (await tx.execute(text(f"SHOW {name}"))).scalar_one()
+            for name in ("application_name", "geqo_seed")
+        ]
+
+    assert await database.read(shown) == ["web", "0.5"]
+    await database.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "named"),
+    [
+        ("sslmod=require", "unknown parameter 'sslmod'"),
+        ("sslmode=maybe", "sslmode=maybe. Use one of disable, allow"),
+        ("sslrootcert=/no/such/file", "sslrootcert=/no/such/file, but there is no such file"),
+        ("connect_timeout=soon", "connect_timeout=soon. Use a number"),
+        ("channel_binding=require", "channel_binding=require, which the driver cannot provide"),
+    ],
+)
+def test_a_wrong_parameter_is_named(query: str, named: str) -> None:
+    """The error names the parameter and what to write instead, before anything connects."""
+    for act in (locate, open_database):
+        with pytest.raises(InvalidDatabaseUrl, match=named.replace(".", r"\.")):
+            act(f"postgresql://user:secret@host/name?{query}")
