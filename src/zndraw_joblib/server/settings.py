@@ -67,6 +67,8 @@ class JobLibSettings(BaseSettings):
     heartbeat_interval_seconds: Seconds | None = None
     keep_finished_days: Annotated[float, Field(gt=0, le=36_500)] | None = None
     idempotency_key_hours: Annotated[float, Field(gt=0, le=8760)] = 24
+    prune_max_rows: Annotated[int, Field(ge=1)] = 20_000
+    prune_max_seconds: Annotated[float, Field(gt=0, le=3600)] = 5
     claim_order: Literal["fifo", "fair"] = "fifo"
     room_max_in_flight: Annotated[int, Field(ge=1)] | None = None
     internal_task_timeout_seconds: Seconds = 3600

@@ -20,6 +20,7 @@ from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import SweeperMode, SweeperPreview
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.absence import AbsenceDetector
+from zndraw_joblib.server.background.pruner import Pruner
 from zndraw_joblib.server.realtime.publisher import emit
 from zndraw_joblib.server.service import sweep, workers
 from zndraw_joblib.server.service.workers import Counts
@@ -87,6 +88,7 @@ class Sweeper:
         self._pass_seconds = pass_seconds
         self.last_good = monotonic()
         self.absence = AbsenceDetector(monotonic)
+        self._pruner = Pruner(self._run, settings, monotonic, pass_seconds)
         self.last_cycles: deque[Cycle] = deque(maxlen=_CYCLES_KEPT)
 
     async def run(self) -> None:
@@ -107,6 +109,9 @@ class Sweeper:
         if is_good:
             # One worker that cannot be removed is in the log; the server stays ready.
             self.last_good = self._monotonic()
+        if cycle.mode == SweeperMode.ENFORCE:
+            cycle.pruned = await self._pruner.cycle()
+            cycle.errors += self._pruner.failures
         self.last_cycles.append(cycle)
         is_busy = cycle.stale or cycle.counts != Counts() or cycle.pruned or cycle.errors
         logger.log(logging.INFO if is_busy else logging.DEBUG, "Swept: %s", cycle)
@@ -164,7 +169,7 @@ class Sweeper:
                 with suppress(Exception):
                     async with asyncio.timeout(self._pass_seconds):
                         await self._until_done(batch)
-        return swept_workers and swept_tasks and await self._guard(cycle, self._prune(cycle))
+        return swept_workers and swept_tasks
 
     @property
     def is_late(self) -> bool:
@@ -262,7 +267,6 @@ class Sweeper:
             partial(sweep.recover_overdue, counts=cycle.counts),
             partial(sweep.fail_expired, counts=cycle.counts),
             sweep.enqueue_due,
-            sweep.prune_provider_requests,
         ]
 
     def _sweep_tasks(self, cycle: Cycle) -> Batch:
@@ -271,24 +275,14 @@ class Sweeper:
         async def settle(tx: Transaction) -> int:
             limit = self._unnamed_limit() if self._may_expire else None
             kinds = sweep.kinds(self._internal_timeout(), limit, cycle.counts)
-            moved = await sweep.settle(tx, kinds)
             await sweep.prune_unnamed(tx, limit or timedelta(days=1))
-            return max(moved, await sweep.prune_provider_requests(tx))
+            return await sweep.settle(tx, kinds)
 
         return settle
 
     async def _until_done(self, batch: Batch) -> None:
         while await self._run(batch) >= sweep.TASKS_PER_BATCH:
             pass
-
-    async def _prune(self, cycle: Cycle) -> None:
-        keep_keys = timedelta(hours=self._settings.idempotency_key_hours)
-        await self._until_done(partial(sweep.prune_keys, keep=keep_keys))
-        days = self._settings.keep_finished_days
-        after: int | None = 0
-        while days is not None and after is not None:
-            pruned, after = await self._run(sweep.prune, keep=timedelta(days=days), after=after)
-            cycle.pruned += pruned
 
     def _timeout(self) -> timedelta:
         return timedelta(seconds=self._settings.worker_timeout_seconds)

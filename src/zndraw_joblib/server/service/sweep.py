@@ -226,16 +226,29 @@ async def next_due(tx: Transaction) -> NextDue:
     return NextDue(None if at is None else (at - now).total_seconds(), is_locked)
 
 
-async def prune_provider_requests(tx: Transaction) -> int:
-    """Delete old provider requests and expired provider results."""
+class Pruned(NamedTuple):
+    """How many rows a batch deleted, and whether there may be more."""
+
+    deleted: int
+    may_be_more: bool
+
+
+async def prune_provider_requests(tx: Transaction) -> Pruned:
+    """Delete a batch of old provider requests."""
     deleted = await provider_requests.prune(tx, await tx.now() - _KEEP_REQUESTS, TASKS_PER_BATCH)
-    # Results may be large, so their batches are small: after any deletion there may be more.
-    return TASKS_PER_BATCH if await results.prune(tx, _RESULT_PARTS) else deleted
+    return Pruned(deleted, deleted == TASKS_PER_BATCH)
 
 
-async def prune_keys(tx: Transaction, keep: timedelta) -> int:
+async def prune_results(tx: Transaction) -> Pruned:
+    """Delete a batch of expired provider results; they may be large, so the batch is small."""
+    deleted = await results.prune(tx, _RESULT_PARTS)
+    return Pruned(deleted, deleted > 0)
+
+
+async def prune_keys(tx: Transaction, keep: timedelta) -> Pruned:
     """Delete a batch of answers to requests with an `Idempotency-Key` that were stored `keep` ago."""
-    return await idempotency.prune(tx, await tx.now() - keep, TASKS_PER_BATCH)
+    deleted = await idempotency.prune(tx, await tx.now() - keep, TASKS_PER_BATCH)
+    return Pruned(deleted, deleted == TASKS_PER_BATCH)
 
 
 async def prune(tx: Transaction, keep: timedelta, after: int) -> tuple[int, int | None]:

@@ -208,8 +208,15 @@ async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tu
     if not rows or rows[0].created_at >= before:
         return 0, None
     old = [row.seq for row in rows if row.completed_at is not None and row.completed_at < before]
+    deleted = 0
     for start in range(0, len(old), CHUNK):
-        seqs = padded(old[start : start + CHUNK])
-        await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(seqs)))
-        await tx.execute(delete(tasks).where(tasks.c.seq.in_(seqs), of_status(TERMINAL)))
-    return len(old), rows[-1].seq
+        # A task that another transaction has locked is left to a later cycle.
+        chosen = (tasks.c.seq.in_(padded(old[start : start + CHUNK])), tasks.c.completed_at < before)
+        free = select(tasks.c.seq).where(*chosen, of_status(TERMINAL)).with_for_update(skip_locked=True)
+        seqs = list((await tx.execute(free)).scalars())
+        if not seqs:
+            continue
+        deleted += len(seqs)
+        await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(padded(seqs))))
+        await tx.execute(delete(tasks).where(tasks.c.seq.in_(padded(seqs))))
+    return deleted, rows[-1].seq

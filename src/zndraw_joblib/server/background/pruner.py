@@ -1,0 +1,90 @@
+"""Deletes old rows, a limited number in each cycle of the sweeper, so that it delays nothing else."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from zndraw_joblib.server.service import sweep
+from zndraw_joblib.server.settings import JobLibSettings
+
+logger = logging.getLogger(__name__)
+Write = Callable[..., Awaitable[Any]]
+Batch = Callable[[], Awaitable[sweep.Pruned]]
+
+
+class Pruner:
+    """Deletes batches of each kind of old rows in turn, until none is left or the budget is spent.
+
+    The budget of a cycle is `prune_max_rows` and `prune_max_seconds`; the next cycle continues where the
+    last one ended. After each batch it pauses for as long as the batch took, for other writers.
+    """
+
+    def __init__(
+        self, write: Write, settings: JobLibSettings, monotonic: Callable[[], float], batch_seconds: float
+    ) -> None:
+        self._write = write
+        self._settings = settings
+        self._monotonic = monotonic
+        self._batch_seconds = batch_seconds
+        self._next_task = 0
+        self.failures = 0
+
+    async def cycle(self) -> int:
+        """Delete old rows within the budget. Return the number of deleted tasks; count failures."""
+        self.failures = 0
+        until = self._monotonic() + self._settings.prune_max_seconds
+        rows_left = self._settings.prune_max_rows
+        deleted_tasks = 0
+        batches: list[Batch] = [
+            self._prune_requests,
+            self._prune_results,
+            self._prune_keys,
+            self._prune_tasks,
+        ]
+        while batches and rows_left > 0:
+            for batch in list(batches):
+                started = asyncio.get_running_loop().time()
+                if self._monotonic() >= until:
+                    return deleted_tasks
+                deleted, may_be_more = await self._run(batch)
+                rows_left -= deleted
+                deleted_tasks += deleted if batch == self._prune_tasks else 0
+                if not may_be_more:
+                    batches.remove(batch)
+                elif rows_left > 0:
+                    await asyncio.sleep(asyncio.get_running_loop().time() - started)
+        return deleted_tasks
+
+    async def _run(self, batch: Batch) -> sweep.Pruned:
+        try:
+            async with asyncio.timeout(self._batch_seconds):
+                return await batch()
+        except Exception:
+            self.failures += 1
+            logger.exception("Did not delete a batch of old rows; the next cycle retries it")
+            return sweep.Pruned(0, may_be_more=False)
+
+    async def _prune_requests(self) -> sweep.Pruned:
+        pruned: sweep.Pruned = await self._write(sweep.prune_provider_requests)
+        return pruned
+
+    async def _prune_results(self) -> sweep.Pruned:
+        pruned: sweep.Pruned = await self._write(sweep.prune_results)
+        return pruned
+
+    async def _prune_keys(self) -> sweep.Pruned:
+        keep = timedelta(hours=self._settings.idempotency_key_hours)
+        pruned: sweep.Pruned = await self._write(partial(sweep.prune_keys, keep=keep))
+        return pruned
+
+    async def _prune_tasks(self) -> sweep.Pruned:
+        days = self._settings.keep_finished_days
+        if days is None:
+            return sweep.Pruned(0, may_be_more=False)
+        work = partial(sweep.prune, keep=timedelta(days=days), after=self._next_task)
+        deleted, following = await self._write(work)
+        self._next_task = following or 0
+        return sweep.Pruned(deleted, may_be_more=following is not None)

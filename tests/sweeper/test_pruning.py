@@ -1,0 +1,107 @@
+"""Old rows are deleted in the background, within a budget per cycle."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import func, insert, select
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+
+from sweeper.mounted_queue import MountedQueue
+from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.store.tables import Task
+
+Sessions = async_sessionmaker[AsyncSession]
+tasks = Task.__table__
+OLD = 3500
+
+
+@pytest.fixture
+async def old_tasks(queue: MountedQueue, sessions: Sessions) -> None:
+    """Add thousands of tasks that ended two days ago, and turn on their removal."""
+    job = await queue.register()
+    at = queue.clock.now - timedelta(days=2)
+    row = {
+        "job_id": UUID(job["id"]),
+        "room_id": "lab",
+        "status": "failed",
+        "created_by": "ada",
+        "payload": {},
+        "created_at": at,
+        "completed_at": at,
+        "attempt": 0,
+        "lane": 0,
+        "failures": 0,
+        "crashes": 0,
+    }
+    async with sessions() as session:
+        await (await session.connection()).execute(insert(tasks), [row | {"id": uuid4()} for _ in range(OLD)])
+        await session.commit()
+    queue.joblib.settings.keep_finished_days = 1
+
+
+async def count(sessions: Sessions) -> int:
+    """Count all tasks."""
+    async with sessions() as session:
+        found: int = (await session.execute(select(func.count()).select_from(tasks))).scalar_one()
+        return found
+
+
+@pytest.mark.usefixtures("old_tasks")
+async def test_a_cycle_deletes_a_limited_number_of_rows(queue: MountedQueue, sessions: Sessions) -> None:
+    """The next cycle continues; a task that ended lately stays."""
+    queue.joblib.settings.prune_max_rows = 1000
+    job = await queue.register()
+    recent = await queue.submit_and_claim(job, running=True)
+    await queue.report(recent, "completed")
+    assert [(await queue.sweep()).pruned for _ in range(5)] == [1000, 1000, 1000, 500, 0]
+    assert await count(sessions) == 1
+
+
+@pytest.mark.usefixtures("old_tasks")
+async def test_a_cycle_prunes_for_a_limited_time(queue: MountedQueue) -> None:
+    """The sweep itself is not late, and the server is ready before the first row is deleted."""
+
+    async def slow(work: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+        result = await queue.joblib.runtime.write(work, *args, **kwargs)
+        queue.run_for(2)
+        return result
+
+    queue.joblib.sweeper = Sweeper(slow, queue.joblib.settings, monotonic=queue.monotonic)
+    # Workers and tasks take 4 s. Three transactions begin within the 5 s for old rows; none is for tasks.
+    first = await queue.sweep()
+    assert (first.pruned, first.elapsed) == (0, 4)
+    assert queue.monotonic.now - queue.joblib.sweeper.last_good == 6
+    queue.joblib.settings.prune_max_seconds = 11
+    assert (await queue.sweep()).pruned == 3000
+
+
+@pytest.mark.usefixtures("old_tasks")
+@pytest.mark.parametrize("kind", ["postgresql"])
+async def test_a_locked_task_does_not_block_the_others(queue: MountedQueue, sessions: Sessions) -> None:
+    """It is deleted by a later cycle."""
+    async with sessions() as foreign:
+        first = select(tasks.c.seq).order_by(tasks.c.seq).limit(1).with_for_update()
+        await (await foreign.connection()).execute(first)
+        cycle = await queue.sweep()
+        assert (cycle.pruned, cycle.errors) == (OLD - 1, 0)
+        await foreign.rollback()
+    assert (await queue.sweep()).pruned == 1
+    assert await count(sessions) == 0
+
+
+@pytest.mark.usefixtures("old_tasks")
+async def test_a_failure_of_one_kind_stops_neither_the_others_nor_the_server(
+    queue: MountedQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each cycle logs and counts it; the server stays ready."""
+    await queue.execute("ALTER TABLE joblib_result RENAME TO joblib_result_away")
+    queue.monotonic.advance(30)
+    cycle = await queue.sweep()
+    assert (cycle.pruned, cycle.errors) == (OLD, 1)
+    assert queue.joblib.sweeper.last_good == queue.monotonic.now
+    assert "Did not delete a batch of old rows" in caplog.text
+    await queue.execute("ALTER TABLE joblib_result_away RENAME TO joblib_result")
+    assert (await queue.sweep()).errors == 0
