@@ -1,5 +1,6 @@
 """The schema: commands upgrade SQLite automatically, PostgreSQL only by `db upgrade`."""
 
+import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -56,3 +57,22 @@ def test_a_schema_of_a_newer_release_is_an_error(program: Program, tmp_path: Pat
         assert "version '0999'" in done.err
         assert "zndraw-joblib 9.1.0" in done.err
         assert str(tmp_path / "some.db") in done.err
+
+
+def test_an_sqlite_file_has_one_server(program: Program, tmp_path: Path) -> None:
+    """A second `serve` names the file, the first server and what to do. A crash leaves no lock."""
+    (tmp_path / "link.db").symlink_to(tmp_path / "zndraw-joblib.db")
+    with RunningServer(program) as first:
+        serve = ["serve", "--port", "0"]
+        *refused, created = program.run_all(
+            [serve, [*serve, "--database-url", "sqlite:///link.db"], ["token", "create", "ann"]]
+        )
+        for done in refused:
+            assert (done.code, done.is_error_line) == (1, True), done
+            assert f"{tmp_path / 'zndraw-joblib.db'} is in use" in done.err
+            assert f"process {first.process.pid}, {first.url}" in done.err
+            assert "postgresql://" in done.err
+        assert created.code == 0
+        first.stop(signal.SIGKILL)
+    with RunningServer(program) as second:
+        assert second.stop().code == 0

@@ -14,6 +14,7 @@ from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.options import LogConfig
 from zndraw_joblib.cli.server import bootstrap_token, database, processes, settings
 from zndraw_joblib.cli.server.bootstrap_token import BootstrapToken
+from zndraw_joblib.cli.server.file_lock import only_server
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.worker.api import DEFAULT_URL
@@ -30,9 +31,10 @@ def run(host: str, port: int, database_url: str | None, workers: int | None, log
         # uvicorn handles SIGTERM only while it runs; before and after, SIGTERM acts like Ctrl-C.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         url = url_of(host, listener)
-        token = _prepare_database(config, url)
-        serve = processes.serve_several if config.workers > 1 else processes.serve_one
-        serve(config, listener, log, partial(_print_banner, url, config, token))
+        with only_server(database.locate(config.database_url).file, url):
+            token = _prepare_database(config, url)
+            serve = processes.serve_several if config.workers > 1 else processes.serve_one
+            serve(config, listener, log, partial(_print_banner, url, config, token))
 
 
 def check_several_processes(config: ServerSettings) -> None:
