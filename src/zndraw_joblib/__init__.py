@@ -121,6 +121,7 @@ _MODULES = {
     "server.internal.registration": ("register_internal_tasks",),
     "server.internal.registry": ("InternalExecutor", "InternalRegistry"),
     "server.settings": ("JobLibSettings",),
+    "server.store.host_migrations": ("alembic_include_object",),
     "server.store.tables": ("Job", "ProviderRecord", "Task", "Worker", "WorkerJobLink"),
     "server.background.sweeper": (
         "cleanup_stale_workers",
