@@ -190,9 +190,9 @@ async def test_old_keys_are_pruned_in_batches(
     fresh = new_key()
     await submit(timed, fresh)
     prune = partial(sweep.prune_keys, keep=DAY)
-    assert await timed.runtime.write(prune) == 0
+    assert (await timed.runtime.write(prune)).deleted == 0
     clock.advance(1)
-    assert [await timed.runtime.write(prune) for _ in range(3)] == [3, 2, 0]
+    assert [(await timed.runtime.write(prune)).deleted for _ in range(3)] == [3, 2, 0]
     assert [row.id for row in await timed.rows(IdempotencyKey.__table__)] == [fresh.id]
     await submit(timed, fresh)
     assert await count(timed, Task) == 6

@@ -4,9 +4,13 @@ The `deadline` of a claimed internal task is when it is dispatched again; that o
 must have ended.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from heapq import merge
+from itertools import islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -73,12 +77,14 @@ async def register(tx: Transaction, jobs: Sequence[InternalJob]) -> None:
 async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | ProblemException | None]:
     """Start claimed tasks, each for the first executor that asks.
 
-    The result for a later executor is None, and for an unknown worker `WorkerNotFound`. An executor that
+    The result for a later executor is None, and for an unknown worker `WorkerNotFound`. A task of a paused
+    job is not started; it is dispatched again after the job was resumed. An executor that
     repeats its request gets the task again, since the first response may have been lost.
     """
     workers = await worker_store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
     found = await store.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
     now = await tx.now()
+    paused = await job_store.paused(tx, {task.job_id for task in found.values()}) if found else set()
     moves: list[Move] = []
     results: list[TaskRecord | ProblemException | None] = []
     for item in items:
@@ -87,14 +93,18 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | Pr
             results.append(WorkerNotFound(f"Worker {item.worker_id} not found"))
         elif task is None or not _may_start(task):
             results.append(task if task is not None and _runs_at(task, item.worker_id) else None)
+        elif task.job_id in paused:
+            moves.append((task, replace(task, deadline=now)))
+            results.append(None)
         else:
             after = _started(task, item.worker_id, now)
             moves.append((task, after))
             found[task.id] = after
             results.append(after)
     await store.move(tx, moves)
-    for _, after in moves:
-        serializers.publish_status(tx, after)
+    for before, after in moves:
+        if after.status != before.status:
+            serializers.publish_status(tx, after)
     return results
 
 
@@ -121,12 +131,12 @@ def _started(task: TaskRecord, worker_id: UUID, now: datetime) -> TaskRecord:
 async def claim(
     tx: Transaction, names: Sequence[str], limit: int, order: ClaimOrder, *, exclusive_start: bool
 ) -> list[TaskRecord]:
-    """Claim at most `limit` tasks of these jobs for dispatch.
+    """Claim at most `limit` tasks of these jobs for dispatch, by priority and age.
 
-    Claimed tasks that are due to be dispatched again come first, then those in the queues.
+    Claimed tasks that are due to be dispatched and tasks in the queues take turns by their places.
     """
-    jobs = await job_store.by_names(tx, names)
-    waiting = [job for job in jobs if job.pending and not job.paused]
+    jobs = [job for job in await job_store.by_names(tx, names) if not job.paused]
+    waiting = [job for job in jobs if job.pending]
     limits = {job.id: job.max_in_flight for job in waiting if job.max_in_flight is not None}
     if waiting:
         await fairness.lock_rooms(tx, order)
@@ -134,9 +144,9 @@ async def claim(
     now = await tx.now()
     due = await expiry.lock_due_dispatches(tx, [job.id for job in jobs], now, limit) if jobs else []
     demand = {job.id: min(job.pending, free.get(job.id, limit)) for job in waiting}
-    queued = await _lock_next(tx, demand, limit - len(due), order)
-    claimed: list[Move] = [(task, task) for task in due]
-    claimed += [(task, retry_policy.claimed(task, now)) for task in queued]
+    queued = await _lock_next(tx, demand, limit, order)
+    chosen = islice(merge(due, queued, key=attrgetter("place")), limit)
+    claimed = [(task, retry_policy.claimed(task, now) if task.is_queued else task) for task in chosen]
     moves = [(task, _leased(after, now, exclusive_start=exclusive_start)) for task, after in claimed]
     await store.move(tx, moves)
     for before, after in moves:
@@ -157,11 +167,12 @@ async def _lock_next(
         await fairness.assign(tx, slots, demand, order)
         chosen = [slot.seq for slot in slots if slot.seq is not None]
         return list((await fetch.lock_queued(tx, chosen)).values()) if chosen else []
+    oldest = await fetch.oldest(tx, {job_id: min(count, limit) for job_id, count in demand.items()})
+    places = sorted((place, job_id) for job_id, queue in oldest.items() for place in queue)
     found: list[TaskRecord] = []
-    for job_id, count in demand.items():
-        if limit > len(found):
-            found += await fetch.lock_oldest(tx, job_id, min(count, limit - len(found)))
-    return found
+    for job_id, count in sorted(Counter(job_id for _, job_id in places[:limit]).items()):
+        found += await fetch.lock_oldest(tx, job_id, count)
+    return sorted(found, key=attrgetter("place"))
 
 
 def _leased(task: TaskRecord, now: datetime, *, exclusive_start: bool) -> TaskRecord:

@@ -137,8 +137,9 @@ async def get(tx: Transaction, room_id: str, name: JobName, *, cross_room: bool)
 async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobResponse:
     """Pause or resume the claims of a job. Raises `JobNotFound`."""
     job = _existing(await store.pause(tx, name, paused=paused), name)
-    if not paused and job.pending:
-        tx.wake(job_key(name), job.pending)
+    if not paused and (job.pending or name.room_id == INTERNAL):
+        # Tasks of an internal job may wait although its queue is empty: they were claimed at their submit.
+        tx.wake(job_key(name), job.pending or 1)
     serializers.publish_jobs_changed(tx, name.room_id)
     return await _response(tx, job, job.policy)
 

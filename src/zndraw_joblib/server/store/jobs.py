@@ -1,6 +1,6 @@
 """Jobs: named functions with a JSON Schema."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -194,6 +194,12 @@ async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobRecord | 
     statement = update(jobs).where(_is_named(name), ~jobs.c.deleted).values(paused=paused)
     row = (await tx.execute(statement.returning(*_COLUMNS))).first()
     return None if row is None else JobRecord(*row)
+
+
+async def paused(tx: Transaction, job_ids: Collection[UUID]) -> set[UUID]:
+    """Return those of these jobs that are paused."""
+    statement = select(jobs.c.id).where(jobs.c.id.in_(padded(sorted(job_ids))), jobs.c.paused)
+    return set((await tx.execute(statement)).scalars())
 
 
 async def record_priorities(tx: Transaction, job_id: UUID) -> None:

@@ -133,10 +133,10 @@ async def expired(
 async def lock_due_dispatches(
     tx: Transaction, job_ids: Sequence[UUID], now: datetime, limit: int
 ) -> list[TaskRecord]:
-    """Lock internal tasks that are due to be dispatched, the longest due first; skip locked ones."""
+    """Lock internal tasks that are due to be dispatched, by priority and age; skip locked ones."""
     known = func.coalesce(tasks.c.job_id, null()).in_(padded(job_ids))
     statement = select_records().where(IS_HELD, _UNDISPATCHED, known, tasks.c.deadline <= now)
-    statement = statement.order_by(tasks.c.deadline, _BY_SEQ).limit(limit)
+    statement = statement.order_by(tasks.c.lane, _BY_SEQ).limit(limit)
     return await fetch_records(tx, statement.with_for_update(of=tasks, skip_locked=True))
 
 
