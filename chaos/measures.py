@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import nan
 
-from chaos.jobs import INTERNAL
 from chaos.records import Fault, RunRecord, Submission
 from zndraw_joblib.contract.status import TaskStatus
 
@@ -96,9 +95,10 @@ def completion_times(record: RunRecord) -> dict[int, float]:
             number = number_of[report.task_id]
             times[number] = min(report.response_at, times.get(number, report.response_at))
     for task in record.tasks:
-        # No worker log has the internal tasks; no fault shifts their clock.
-        if task.job_name == INTERNAL.name and task.completed_at and task.status == TaskStatus.COMPLETED:
-            times[task.payload["number"]] = task.completed_at.timestamp()
+        # A killed worker has no response in its log, and an internal one has no log. No fault of theirs
+        # shifts the server's clock.
+        if task.completed_at and task.status == TaskStatus.COMPLETED:
+            times.setdefault(task.payload["number"], task.completed_at.timestamp())
     return times
 
 
