@@ -171,6 +171,23 @@ async def test_a_waiter_that_found_nothing_keeps_its_place(waiters: Waiters, ent
         assert not await first.wait(0.001)
 
 
+async def test_waiters_that_were_woken_together_and_found_nothing_keep_their_order(
+    waiters: Waiters, enter: Enter
+) -> None:
+    """However many were woken, and in whatever order they check; a later waiter stays behind them."""
+    crowd = [enter("job", "other") for _ in range(4)]
+    waiters.wake("job", 4)
+    late = enter("job")
+    for waiter in [crowd[1], crowd[3], crowd[0], crowd[2]]:
+        begin_check(waiters, waiter)
+        found_nothing(waiters, waiter)
+    for expected in [*crowd, late]:
+        waiters.wake("job", 1)
+        assert [waiter.is_woken for waiter in [*crowd, late]].count(True) == 1
+        assert expected.is_woken
+        expected.begin_check()  # consumes the wake-up, and stays out of the queue
+
+
 async def test_a_disconnected_client_passes_its_wake_up_on(waiters: Waiters, enter: Enter) -> None:
     """Its wait ends at once; a wake-up that arrives at the same time goes to the next waiter."""
     gone = asyncio.get_running_loop().create_future()

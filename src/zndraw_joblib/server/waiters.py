@@ -1,8 +1,9 @@
 """Requests that wait for a wake-up, in order of arrival. A waiter holds no database session."""
 
 import asyncio
+import itertools
 import time
-from collections import OrderedDict
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
@@ -17,12 +18,16 @@ Disconnected = asyncio.Future[None] | None
 
 
 class Waiter:
-    """One waiting request and the keys it waits on. It registers first, checks second, waits third."""
+    """One waiting request and the keys it waits on. It registers first, checks second, waits third.
 
-    __slots__ = ("_checked_for", "_future", "_loop", "_unused", "_woken", "is_evicted", "keys")
+    `number` grows with every waiter: the queues are in the order of the numbers.
+    """
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    __slots__ = ("_checked_for", "_future", "_loop", "_unused", "_woken", "is_evicted", "keys", "number")
+
+    def __init__(self, keys: Sequence[str], number: int) -> None:
         self.keys = tuple(keys)
+        self.number = number
         self._loop = asyncio.get_running_loop()
         self._future: asyncio.Future[None] | None = None
         self._woken = False
@@ -107,7 +112,8 @@ class Waiters:
     ) -> None:
         self._limit = limit
         self._forward = forward
-        self._queues: dict[str, OrderedDict[Waiter, None]] = {}
+        self._queues: dict[str, list[Waiter]] = {}
+        self._numbers = itertools.count()
         self._subscribers: dict[str, Callable[[str], None]] = {}
         self._count = 0
         self.is_closed = False
@@ -155,7 +161,7 @@ class Waiters:
                 "'Prefer: wait', or retry it later",
                 headers={"Retry-After": "5"},
             )
-        waiter = Waiter(keys)
+        waiter = Waiter(keys, next(self._numbers))
         self._count += 1
         self._enqueue(waiter)
         try:
@@ -171,28 +177,27 @@ class Waiters:
 
     def evict_oldest(self, key: str, most: int) -> None:
         """End the oldest waiters of a key, so that with one more there are at most `most`."""
-        queue = self._queues.get(key) or OrderedDict()
-        for waiter in list(queue)[: max(0, len(queue) + 1 - most)]:
+        queue = self._queues.get(key, [])
+        for waiter in queue[: max(0, len(queue) + 1 - most)]:
             self._remove(waiter)
             waiter.evict()
 
     def begin_check(self, waiter: Waiter) -> None:
-        """Put a waiter back into its queues, first, before it checks the database.
+        """Put a waiter back into its queues, at its place, before it checks the database.
 
         What is committed after the check began wakes it again.
         """
         waiter.begin_check()
-        self._enqueue(waiter, first=True)
+        self._enqueue(waiter)
 
     def wake(self, key: str, count: int | None = None) -> int:
         """Wake the first `count` waiters of a key, or all. Return how many more could have been woken."""
         for prefix, notify in self._subscribers.items():
             if key.startswith(prefix):
                 notify(key)
-        queue = self._queues.get(key) or OrderedDict()
+        queue = self._queues.get(key, [])
         present = len(queue)
-        for _ in range(present if count is None else min(count, present)):
-            waiter = next(iter(queue))
+        for waiter in queue[: present if count is None else max(0, count)]:
             self._remove(waiter)
             waiter.wake(None if count is None else key)
         return 0 if count is None else max(0, count - present)
@@ -231,18 +236,22 @@ class Waiters:
         for key in self.waited_keys:
             self.wake(key)
 
-    def _enqueue(self, waiter: Waiter, *, first: bool = False) -> None:
+    def _enqueue(self, waiter: Waiter) -> None:
         for key in waiter.keys:
-            queue = self._queues.setdefault(key, OrderedDict())
-            if waiter not in queue:
-                queue[waiter] = None
-                if first:
-                    queue.move_to_end(waiter, last=False)
+            queue = self._queues.setdefault(key, [])
+            place = _place(queue, waiter)
+            if queue[place : place + 1] != [waiter]:
+                queue.insert(place, waiter)
 
     def _remove(self, waiter: Waiter) -> None:
         for key in waiter.keys:
             queue = self._queues.get(key)
             if queue is not None:
-                queue.pop(waiter, None)
+                place = _place(queue, waiter)
+                del queue[place : place + (queue[place : place + 1] == [waiter])]
                 if not queue:
                     del self._queues[key]
+
+
+def _place(queue: Sequence[Waiter], waiter: Waiter) -> int:
+    return bisect_left(queue, waiter.number, key=lambda other: other.number)
