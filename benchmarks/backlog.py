@@ -18,6 +18,10 @@ _POSTGRESQL = (
     f"INSERT INTO joblib_task ({_COLUMNS}) "
     f"SELECT gen_random_uuid(), {_VALUES} FROM generate_series(1, :count)"
 )
+_ROOM = (
+    f"INSERT INTO joblib_room_queue (job_id, room_id, lane, seq) SELECT {_JOB}, 'bench', 0, 0 "
+    "WHERE true ON CONFLICT DO NOTHING"
+)
 
 
 async def add_pending_tasks(url: str, count: int) -> None:
@@ -31,4 +35,5 @@ async def add_pending_tasks(url: str, count: int) -> None:
 def _insert(connection: Connection, count: int) -> None:
     insert = _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL
     connection.execute(text(insert), {"count": count})
+    connection.execute(text(_ROOM))
     connection.execute(text(f"UPDATE joblib_job SET pending = pending + {count} WHERE id = {_JOB}"))

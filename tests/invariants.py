@@ -17,6 +17,11 @@ INVARIANTS = {
         SELECT count(*) FROM joblib_job j WHERE j.pending <>
           (SELECT count(*) FROM joblib_task t
            WHERE t.job_id = j.id AND t.status = 'pending' AND t.run_at IS NULL)""",
+    "a queued task has no room queue, or is before the first place of it": """
+        SELECT count(*) FROM joblib_task t
+        WHERE t.status = 'pending' AND t.run_at IS NULL AND NOT EXISTS (
+          SELECT 1 FROM joblib_room_queue q WHERE q.job_id = t.job_id AND q.room_id = t.room_id
+            AND (q.lane, q.seq) <= (t.lane, t.seq))""",
     "a count of scheduled tasks is wrong": """
         SELECT count(*) FROM joblib_job j WHERE j.scheduled <>
           (SELECT count(*) FROM joblib_task t

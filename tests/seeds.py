@@ -6,10 +6,12 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from replica import SUBMITTER, Replica
-from sqlalchemy import update
+from sqlalchemy import delete, func, insert, select, update
 
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
-from zndraw_joblib.server.store.tables import Job, Task
+from zndraw_joblib.server.store.tables import Job, RoomQueue, Task
+
+tasks, queues = Task.__table__, RoomQueue.__table__
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 _STARTED = {TaskStatus.RUNNING, TaskStatus.COMPLETED}
@@ -44,6 +46,11 @@ async def add_tasks(replica: Replica, rows: Iterable[dict[str, Any]]) -> list[UU
         pending = sum(row["job_id"] == job_id and row["status"] == "pending" for row in listed)
         change = update(jobs).where(jobs.c.id == job_id).values(pending=jobs.c.pending + pending)
         await replica.execute(change)
+        queued = select(tasks.c.job_id, tasks.c.room_id, func.min(tasks.c.lane), func.min(tasks.c.seq))
+        queued = queued.where(tasks.c.status == "pending", tasks.c.job_id == job_id)
+        queued = queued.group_by(tasks.c.job_id, tasks.c.room_id)
+        await replica.execute(delete(queues).where(queues.c.job_id == job_id))
+        await replica.execute(insert(queues).from_select(list(queues.c.keys()), queued))
     return [row["id"] for row in listed]
 
 

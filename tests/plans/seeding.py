@@ -87,10 +87,12 @@ def _seed(kind: str) -> list[str]:
             FROM t ORDER BY i""",
         """UPDATE joblib_job SET pending =
             (SELECT count(*) FROM joblib_task t WHERE t.job_id = joblib_job.id AND t.status = 'pending')""",
+        """INSERT INTO joblib_room_queue SELECT job_id, room_id, min(lane), min(seq) FROM joblib_task
+            WHERE status = 'pending' GROUP BY job_id, room_id""",
     ]
     if kind == "postgresql":
         # The test decides when statistics are made.
-        names = ("joblib_task", "joblib_job", "joblib_worker", "joblib_worker_job")
+        names = ("joblib_task", "joblib_job", "joblib_worker", "joblib_worker_job", "joblib_room_queue")
         return [f"ALTER TABLE {name} SET (autovacuum_enabled = off)" for name in names] + seeds
     return seeds
 

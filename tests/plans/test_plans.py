@@ -23,7 +23,7 @@ from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.tables import Task
-from zndraw_joblib.server.store.tasks import read
+from zndraw_joblib.server.store.tasks import read, room_queues
 
 PENDING, HELD = "ix_joblib_task_queue", "ix_joblib_task_held"
 ROOM = "ix_joblib_task_room_status"
@@ -97,6 +97,26 @@ async def test_a_batch_of_claims_reads_as_many_tasks_as_it_claims(explainer: Exp
         plans = await explainer.plans(partial(claims.claim, items=items))
         assert_reads(plans, PENDING, KEY)
         assert_bounded(plans)
+
+
+@pytest.mark.parametrize(
+    "order", [ClaimOrder(is_fair=True), ClaimOrder(room_cap=50), ClaimOrder(True, 50)], ids=str
+)
+async def test_a_claim_by_room_reads_a_few_rooms(explainer: Explainer, order: ClaimOrder) -> None:
+    """It reads the next rooms along an index, their first tasks, and how many of their tasks are held."""
+    item = claims.Claim(OWNER, worker_id(BIG + JOBS), 15, None, order)
+    plans = await explainer.plans(partial(claims.claim, items=[item]))
+    assert_reads(plans, "ix_joblib_task_turn", ROOM, KEY, HELD)
+    assert_bounded(plans)
+    for plan in plans:
+        assert None not in plan.by("joblib_room_queue"), describe(plan)
+    assert len({plan.statement for plan in plans}) <= 16
+
+
+async def test_a_free_slot_reads_no_backlog(explainer: Explainer) -> None:
+    """The jobs with tasks in a room are found in the queues of rooms, not among the tasks."""
+    for plan in await explainer.plans(partial(room_queues.jobs_queued_in, rooms=[LAB, QUIET])):
+        assert plan.by("joblib_task") == set(), describe(plan)
 
 
 @pytest.mark.parametrize("count", [1, 16])

@@ -180,3 +180,31 @@ async def test_a_room_at_its_limit_misses_its_turn(timed: Replica, clock: Manual
     await timed.report(held[1].id, TaskStatus.CANCELLED)
     clock.advance(1)
     assert (await timed.claim_task(job.worker_id)).room_id == "b"
+
+
+@every_kind
+async def test_rising_priorities_give_a_room_no_additional_turn(timed: Replica, clock: ManualClock) -> None:
+    """A room whose tasks have ever higher priorities alternates with a room of one high priority."""
+    job = await timed.register()
+    for priority in range(10):
+        await timed.submit(job, room="a", priority=priority)
+        await timed.submit(job, room="b", priority=1000)
+    turns = ""
+    for _ in range(20):
+        clock.advance(1)
+        turns += (await timed.claim_task(job.worker_id)).room_id
+    assert turns == 10 * "ab"
+
+
+@every_kind
+async def test_rooms_take_turns_over_several_jobs(timed: Replica, clock: ManualClock) -> None:
+    """A room with a long backlog in one job does not delay rooms in other jobs of the worker."""
+    first = await timed.register("A")
+    second = await timed.register("B", worker=first.worker_id)
+    await backlog(timed, first, {"flood": 20})
+    await backlog(timed, second, {"x": 3, "y": 3})
+    turns = []
+    for _ in range(9):
+        clock.advance(1)
+        turns.append((await timed.claim_task(first.worker_id)).room_id)
+    assert Counter(turns) == {"flood": 3, "x": 3, "y": 3}

@@ -12,12 +12,14 @@ from sqlalchemy import func, select
 
 from recovery.test_time_limits import LONG, no_recheck, wait_until_waiting  # noqa: F401 - a fixture
 from zndraw_joblib.contract.messages import EmptyReason, JobResponse, TaskResponse
-from zndraw_joblib.contract.problems import ProblemException
+from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import claims, task_actions
+from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service.claims import Claim, ClaimResult
 from zndraw_joblib.server.store import database
-from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.store.tables import RoomQueue, Task
+from zndraw_joblib.server.store.tasks import room_queues
 
 ROUNDS = 12
 tasks = Task.__table__
@@ -358,3 +360,53 @@ async def test_a_room_is_counted_over_jobs_and_replicas(pair: list[Replica]) -> 
         [claimed] = [task for task in await asyncio.gather(*claim_requests) if task is not None]
         assert await held(pair[0]) == 1
         await pair[0].report(claimed.id, TaskStatus.CANCELLED, by=ADMIN)
+
+
+@every_kind
+async def test_a_failing_read_after_the_commit_fails_no_report(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The report is answered with the ended task; a log line names what did not happen."""
+    replica.runtime.settings.room_max_in_flight = 1
+    job = await replica.register()
+    await replica.submit(job)
+    held = await replica.start(job.worker_id)
+
+    async def fail(_: Any, room_ids: Any) -> None:
+        raise ServiceUnavailable("Database unavailable")
+
+    monkeypatch.setattr(job_service, "pending_in_rooms", fail)
+    assert (await replica.report(held.id, TaskStatus.COMPLETED)).status is TaskStatus.COMPLETED
+    await replica.runtime.finish()
+    assert "Did not wake claims for freed slots" in caplog.text
+
+
+async def test_rows_of_empty_rooms_are_deleted(replica: Replica) -> None:
+    """Claims without fair scheduling leave rows behind; the sweeper deletes those without tasks."""
+    job = await replica.register()
+    for room in "abcd":
+        await replica.submit(job, room=room)
+    for _ in range(3):
+        await replica.claim_task(job.worker_id)
+    first = room_queues.FIRST
+    assert await replica.runtime.write(room_queues.prune, after=first, limit=2) == (2, (job.id, "b"))
+    assert await replica.runtime.write(room_queues.prune, after=(job.id, "b"), limit=9) == (1, first)
+    assert [row.room_id for row in await replica.rows(RoomQueue.__table__)] == ["d"]
+
+
+@every_kind
+@pytest.mark.parametrize("order", ["fifo", "fair"])
+async def test_a_claim_by_room_after_many_claims_without(replica: Replica, order: Any) -> None:
+    """Outdated rows of rooms, more than one claim reads, hide no task."""
+    job = await replica.register()
+    for number in range(30):
+        await replica.submit(job, room=f"room-{number:02}")
+    for _ in range(28):
+        await replica.claim_task(job.worker_id)
+    urgent = await replica.submit(job, room="room-29", priority=5)
+    replica.runtime.settings.claim_order = order
+    replica.runtime.settings.room_max_in_flight = 2
+    rest = [await replica.claim_task(job.worker_id) for _ in range(3)]
+    assert sorted(task.room_id for task in rest) == ["room-28", "room-29", "room-29"]
+    assert order == "fair" or rest[0].id == urgent.id
+    assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.EMPTY

@@ -21,10 +21,11 @@ from sqlalchemy import Connection, column, func, insert, inspect, select, table,
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from zndraw_joblib.server.store import idempotency, providers, schema
+from zndraw_joblib.server.store.column_types import UtcDateTime
 from zndraw_joblib.server.store.database import SessionDatabase
 from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
 from zndraw_joblib.server.store.idempotency import StoredAnswer
-from zndraw_joblib.server.store.tables import UtcDateTime, metadata
+from zndraw_joblib.server.store.tables import metadata
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -333,3 +334,40 @@ async def test_a_queue_with_held_tasks_gets_the_table_of_unnamed_tasks(empty: As
             count = select(func.count()).select_from(table(name))
             assert (await connection.execute(count)).scalar_one() == 1
     assert "joblib_unnamed_task" not in await tables(empty)
+
+
+async def test_queued_tasks_get_the_queues_of_their_rooms(empty: AsyncEngine) -> None:
+    """The upgrade from 0006 adds a row for each job and room with queued tasks, and none for others."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job_id = uuid4()
+    job = {"id": job_id, "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    task = {"job_id": job_id, "created_by": "ada", "payload": {}, "created_at": at, "status": "pending"}
+    placed = [("a", 0, 1), ("a", -3, 2), ("b", 0, 3), ("b", 0, 4)]
+    rows = [{**task, "id": uuid4(), "room_id": room, "lane": lane, "seq": seq} for room, lane, seq in placed]
+    rows.append({**task, "id": uuid4(), "room_id": "later", "lane": 0, "seq": 5, "run_at": at})
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0006")
+        await connection.execute(insert(metadata.tables["joblib_job"]), job | {"schema": {}})
+        for row in rows:
+            await connection.execute(insert(metadata.tables["joblib_task"]), row)
+    queues = metadata.tables["joblib_room_queue"]
+    for _ in range(2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        async with empty.begin() as connection:
+            found = await connection.execute(select(queues).order_by(queues.c.room_id))
+            assert [tuple(row) for row in found] == [(job_id, "a", -3, 1), (job_id, "b", 0, 3)]
+            await connection.run_sync(migrate, command.downgrade, "0006")
+            assert len((await connection.execute(select(metadata.tables["joblib_task"].c.id))).all()) == 5
+    assert queues.name not in await tables(empty)
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+async def test_postgresql_cleans_the_queue_tables_early(empty: AsyncEngine) -> None:
+    """Dead rows of tables that change with each task are removed after a small share, not a fifth."""
+    await schema.upgrade(SessionDatabase(open_sessions(empty)))
+    listed = text("SELECT relname, unnest(reloptions) FROM pg_class WHERE relname LIKE 'joblib%'")
+    async with empty.connect() as connection:
+        options = {(name, option) for name, option in await connection.execute(listed)}
+    for name in ("joblib_task", "joblib_job", "joblib_worker", "joblib_room_queue"):
+        assert (name, "autovacuum_vacuum_scale_factor=0.01") in options
+    assert ("joblib_job", "fillfactor=80") in options

@@ -188,19 +188,22 @@ class Runtime:
         for worker_id in {freed.worker_id for freed in tx.freed}:
             self.waiters.wake(slot_key(worker_id))
         if tx.freed and self.settings.room_max_in_flight is not None:
-            await self._wake_for_rooms([freed.room_id for freed in tx.freed], tx.wakes)
+            # Not awaited: its error must not become one of the committed write.
+            waking = asyncio.create_task(self._wake_for_rooms([each.room_id for each in tx.freed], tx.wakes))
+            self._writing.add(waking)
+            waking.add_done_callback(self._writing.discard)
         if self._publish is not None and self._has_subscribers():
             self.events.put(self._publish, tx.emissions)
 
     async def _wake_for_rooms(self, rooms: list[str], woken: Sequence[Wake]) -> None:
-        """Wake one waiter for each freed slot of these rooms and each job that has pending tasks there.
-
-        Waiters that were woken already count.
-        """
-        waiting = await self.database.read(jobs.pending_in_rooms, room_ids=sorted(set(rooms)))
-        done = Counter[str]()
-        for key, count in woken:
-            done[key] += count or 0
+        """Wake one waiter for each freed slot of these rooms and each job that has pending tasks there."""
+        try:
+            waiting = await self.database.read_short(jobs.pending_in_rooms, room_ids=sorted(set(rooms)))
+        except Exception as error:
+            logger.warning("Did not wake claims for freed slots of rooms; the re-check does: %r", error)
+            return
+        # Waiters that were woken already count.
+        done = Counter(key for key, count in woken for _ in range(count or 0))
         wanted = {job_key(name): len(rooms) - done[job_key(name)] for name in waiting}
         self.waiters.notify([Wake(key, count) for key, count in wanted.items() if count > 0])
 

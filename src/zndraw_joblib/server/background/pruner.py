@@ -30,6 +30,7 @@ class Pruner:
         self._monotonic = monotonic
         self._batch_seconds = batch_seconds
         self._next_task = 0
+        self._next_room = sweep.FIRST_ROOM
         self.failures = 0
 
     async def cycle(self) -> int:
@@ -42,6 +43,7 @@ class Pruner:
             self._prune_requests,
             self._prune_results,
             self._prune_keys,
+            self._prune_room_queues,
             self._prune_tasks,
         ]
         while batches and rows_left > 0:
@@ -78,6 +80,11 @@ class Pruner:
     async def _prune_keys(self) -> sweep.Pruned:
         keep = timedelta(hours=self._settings.idempotency_key_hours)
         pruned: sweep.Pruned = await self._write(partial(sweep.prune_keys, keep=keep))
+        return pruned
+
+    async def _prune_room_queues(self) -> sweep.Pruned:
+        pruned: sweep.Pruned
+        pruned, self._next_room = await self._write(sweep.prune_room_queues, after=self._next_room)
         return pruned
 
     async def _prune_tasks(self) -> sweep.Pruned:

@@ -185,8 +185,6 @@ async def _claim_new(
 ) -> dict[int | None, TaskRecord]:
     """Claim a task for each open slot and return the claimed tasks by `seq`."""
     open_slots = [slot for slot in slots if slot.seq is None]
-    if any(slot.demand for slot in open_slots):
-        await fairness.lock_rooms(tx, open_slots[0].claim.order)
     await _apply_job_limits(tx, open_slots, queues)
     locked = await _choose(tx, open_slots)
     now = await tx.now()

@@ -3,16 +3,19 @@
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import EmptyReason
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Place, fetch, read
+from zndraw_joblib.server.store.tasks import read, room_queues
+from zndraw_joblib.server.store.tasks.room_queues import Head, Turn
 
-_NEVER = datetime.min.replace(tzinfo=UTC)
+# A claim reads a few more rooms than it needs, and a bounded number of tasks.
+_SPARE_ROOMS = 7
+_MAX_READ = 4096
 
 
 class ClaimOrder(NamedTuple):
@@ -36,20 +39,20 @@ class ClaimSlot:
     refusal: EmptyReason | None = None
 
 
-@dataclass(slots=True)
-class _RoomQueue:
-    """The first tasks of one room in the queue of one job. `served` grows with every claim of the room."""
+class _Candidate(NamedTuple):
+    """A task that a slot may get: the one with the smallest `key` first."""
 
-    job_id: UUID
+    key: tuple[Any, ...]
     room_id: str
-    places: deque[Place]
-    served: tuple[int, datetime]
+    seq: int
+    turn: Turn | None = None
 
 
-async def lock_rooms(tx: Transaction, order: ClaimOrder) -> None:
-    """Wait until no other transaction counts the held tasks of rooms, before any job is locked."""
-    if order.room_cap is not None:
-        await fetch.lock_counts(tx)
+class _Found(NamedTuple):
+    """The next tasks of a job. `is_all`: no other room has a task of the job that may be claimed now."""
+
+    candidates: deque[_Candidate]
+    is_all: bool
 
 
 async def free_slots(tx: Transaction, limits: Mapping[UUID, int], job_ids: Iterable[UUID]) -> dict[UUID, int]:
@@ -68,30 +71,142 @@ async def free_slots(tx: Transaction, limits: Mapping[UUID, int], job_ids: Itera
 async def assign(
     tx: Transaction, slots: Sequence[ClaimSlot], demand: Mapping[UUID, int], order: ClaimOrder
 ) -> None:
-    """Choose a task for each slot by room, and set its `seq`."""
-    queues = await _room_queues(tx, demand)
-    held: Counter[str] = Counter()
-    if order.room_cap is not None:
-        held = await read.held_in_rooms(tx, sorted({queue.room_id for queue in queues}))
-    left = dict(demand)
-    for turn, slot in enumerate(slots, 1):
-        open_queues = [q for q in queues if q.job_id in slot.demand and left[q.job_id] and q.places]
-        free = [q for q in open_queues if order.room_cap is None or held[q.room_id] < order.room_cap]
-        if not free:
-            if open_queues:
-                slot.refusal, slot.demand = EmptyReason.AT_CAPACITY, {}
-            continue
-        queue = min(free, key=lambda q: (q.served, q.places[0]) if order.is_fair else q.places[0])
-        slot.seq = queue.places.popleft()[1]
-        left[queue.job_id] -= 1
-        held[queue.room_id] += 1
-        queue.served = turn, _NEVER
+    """Choose a task for each slot by room, and set its `seq`.
+
+    The jobs are locked, so that their claims run one after the other. A slot that gets none, although
+    another room may have one, keeps its demand: then its claim is repeated.
+    """
+    cap = order.room_cap
+    found = await (_in_turn if order.is_fair else _in_order)(tx, demand, cap)
+    free = None if cap is None else await _lock_rooms(tx, found, demand, cap)
+    left, turns = dict(demand), dict[UUID, Turn]()
+    for slot in slots:
+        open_jobs = [job_id for job_id in slot.demand if left[job_id]]
+        chosen = _choose({job_id: found[job_id].candidates for job_id in open_jobs}, free)
+        if chosen is not None:
+            job_id, candidate = chosen
+            slot.seq = candidate.seq
+            left[job_id] -= 1
+            if candidate.turn is not None:
+                turns[job_id] = candidate.turn
+        elif open_jobs and cap is not None and all(found[job_id].is_all for job_id in open_jobs):
+            slot.refusal, slot.demand = EmptyReason.AT_CAPACITY, {}
+    for job_id, turn in sorted(turns.items()):
+        await job_store.set_turn(tx, job_id, turn)
 
 
-async def _room_queues(tx: Transaction, demand: Mapping[UUID, int]) -> list[_RoomQueue]:
-    queues: dict[tuple[UUID, str], _RoomQueue] = {}
+def _choose(
+    queues: Mapping[UUID, deque[_Candidate]], free: Counter[str] | None
+) -> tuple[UUID, _Candidate] | None:
+    """Take the first candidate of all queues whose room has a free slot."""
+    first: UUID | None = None
+    for job_id, queue in queues.items():
+        while queue and free is not None and free[queue[0].room_id] <= 0:
+            queue.popleft()
+        if queue and (first is None or queue[0].key < queues[first][0].key):
+            first = job_id
+    if first is None:
+        return None
+    chosen = queues[first].popleft()
+    if free is not None:
+        free[chosen.room_id] -= 1
+    return first, chosen
+
+
+async def _lock_rooms(
+    tx: Transaction, found: dict[UUID, _Found], demand: Mapping[UUID, int], cap: int
+) -> Counter[str]:
+    """Lock the rooms of the next candidates; return the number of free slots of each.
+
+    Two claims of different jobs in one room would both take its last slot. A locked room is skipped.
+    """
+    rooms: set[str] = set()
+    for job_id, (candidates, is_all) in found.items():
+        near = deque(islice(candidates, 2 * demand[job_id]))
+        found[job_id] = _Found(near, is_all and len(near) == len(candidates))
+        rooms |= {candidate.room_id for candidate in near}
+    locked = await room_queues.lock_rooms(tx, sorted(rooms))
+    if len(locked) < len(rooms):
+        for job_id, (candidates, _) in found.items():
+            found[job_id] = _Found(candidates, is_all=False)
+    held = await read.held_in_rooms(tx, locked)
+    return Counter({room: cap - held[room] for room in locked})
+
+
+async def _in_order(tx: Transaction, demand: Mapping[UUID, int], cap: int | None) -> dict[UUID, _Found]:
+    """Return the first tasks of each job by priority and age, without those of full rooms."""
+    await job_store.lock(tx, demand)
+    return {job_id: await _first_of(tx, job_id, count, cap) for job_id, count in demand.items()}
+
+
+async def _first_of(tx: Transaction, job_id: UUID, count: int, cap: int | None) -> _Found:
+    for size in _sizes(count):
+        rows = await room_queues.by_place(tx, job_id, size, cap)
+        each = _per_room(count, len(rows), cap)
+        tasks = await _heads(tx, job_id, [row.room_id for row in rows], each)
+        firsts = [heads[0] for heads in tasks.values()]
+        await room_queues.move(tx, job_id, sorted(set(firsts) - set(rows)))
+        # What was not read comes after the last room of this page, and after the last task of a cut room.
+        ends = [rows[-1].place] if len(rows) == size else []
+        if each < min(count, cap or count):
+            ends += [heads[-1].place for heads in tasks.values() if len(heads) == each]
+        end = min(ends, default=None)
+        near = [head for heads in tasks.values() for head in heads if end is None or head.place <= end]
+        if end is None or len(near) >= count:
+            break
+    candidates = sorted(_Candidate(head.place, head.room_id, head.seq) for head in near)
+    return _Found(deque(candidates), is_all=end is None)
+
+
+async def _in_turn(tx: Transaction, demand: Mapping[UUID, int], cap: int | None) -> dict[UUID, _Found]:
+    """Return the tasks whose rooms are next, room by room, without full rooms.
+
+    A job that had no claims for a while catches up at most one round.
+    """
+    turns = {job_id: Turn(*turn) for job_id, turn in (await job_store.lock_turns(tx, demand)).items()}
+    oldest = max(turn.round for turn in turns.values()) - 1
+    found: dict[UUID, _Found] = {}
     for job_id, count in demand.items():
-        for head in await fetch.queue_heads(tx, job_id, count):
-            new = _RoomQueue(job_id, head.room_id, deque(), (0, head.served_at or _NEVER))
-            queues.setdefault((job_id, head.room_id), new).places.append((head.lane, head.seq))
-    return list(queues.values())
+        last = turns[job_id]._replace(round=max(turns[job_id].round, oldest))
+        found[job_id] = await _next_of(tx, job_id, count, last, cap)
+    return found
+
+
+async def _next_of(tx: Transaction, job_id: UUID, count: int, last: Turn, cap: int | None) -> _Found:
+    for size in _sizes(count):
+        after = await room_queues.by_name(tx, job_id, last.room_id, size, cap)
+        start = [] if len(after) == size else await room_queues.by_name(tx, job_id, "", size, cap)
+        before = [room for room in start if room <= last.room_id]
+        is_cut = size in (len(after), len(before))
+        # A room has its second turn only after the first turns of all others.
+        each = 1 if is_cut else _per_room(count, len(after) + len(before), cap)
+        tasks = await _heads(tx, job_id, [*after, *before], each)
+        candidates = [
+            _Candidate((turn, head.place), room_id, head.seq, turn)
+            for room_id, heads in tasks.items()
+            for number, head in enumerate(heads, last.round + (room_id <= last.room_id))
+            if (turn := Turn(number, room_id))
+        ]
+        if not is_cut or len(candidates) >= count:
+            break
+    is_all = not is_cut and (each >= count or all(len(heads) < each for heads in tasks.values()))
+    return _Found(deque(sorted(candidates)), is_all)
+
+
+async def _heads(tx: Transaction, job_id: UUID, rooms: Sequence[str], each: int) -> dict[str, list[Head]]:
+    """Return the first tasks of these rooms by room, and delete the rows of rooms without tasks."""
+    tasks: dict[str, list[Head]] = {}
+    for head in await room_queues.heads(tx, job_id, rooms, each) if rooms else []:
+        tasks.setdefault(head.room_id, []).append(head)
+    await room_queues.remove(tx, job_id, [room for room in rooms if room not in tasks])
+    return {room: sorted(heads, key=lambda head: head.place) for room, heads in tasks.items()}
+
+
+def _sizes(count: int) -> list[int]:
+    """Return how many rooms to read for `count` tasks: more where rows turn out to be outdated."""
+    return [times * (count + _SPARE_ROOMS) for times in (1, 8, 64)]
+
+
+def _per_room(count: int, rooms: int, cap: int | None) -> int:
+    """Return how many tasks of each room to read, so that `count` are found and the work is bounded."""
+    return max(1, min(count, cap or count, _MAX_READ // max(rooms, 1)))

@@ -138,8 +138,6 @@ async def claim(
     jobs = [job for job in await job_store.by_names(tx, names) if not job.paused]
     waiting = [job for job in jobs if job.pending]
     limits = {job.id: job.max_in_flight for job in waiting if job.max_in_flight is not None}
-    if waiting:
-        await fairness.lock_rooms(tx, order)
     free = await fairness.free_slots(tx, limits, [job.id for job in waiting])
     now = await tx.now()
     due = await expiry.lock_due_dispatches(tx, [job.id for job in jobs], now, limit) if jobs else []

@@ -21,7 +21,7 @@ from zndraw_joblib.server.store import jobs as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.jobs import JobRecord
-from zndraw_joblib.server.store.tasks import TaskRecord, fetch
+from zndraw_joblib.server.store.tasks import TaskRecord, room_queues
 
 _CONFLICT_RULE = (
     "It must be the same, or every worker of the job has to leave and its pending tasks have to end first."
@@ -118,7 +118,7 @@ async def restore_needed(tx: Transaction, moved: Iterable[TaskRecord]) -> None:
 
 async def pending_in_rooms(tx: Transaction, room_ids: Sequence[str]) -> list[JobName]:
     """Return jobs whose queues contain tasks of these rooms."""
-    return await fetch.jobs_queued_in(tx, room_ids)
+    return await room_queues.jobs_queued_in(tx, room_ids)
 
 
 async def pending_counts(tx: Transaction, full_names: Sequence[str]) -> dict[str, int]:

@@ -20,9 +20,10 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Condition, TaskRecord, expiry, unnamed
+from zndraw_joblib.server.store.tasks import Condition, TaskRecord, expiry, room_queues, unnamed
 
 WORKERS_PER_BATCH = 128
+FIRST_ROOM = room_queues.FIRST
 TASKS_PER_BATCH = 1000
 _RESULT_PARTS = 16
 _MODE = "sweeper_mode"
@@ -243,6 +244,12 @@ async def prune_results(tx: Transaction) -> Pruned:
     """Delete a batch of expired provider results; they may be large, so the batch is small."""
     deleted = await results.prune(tx, _RESULT_PARTS)
     return Pruned(deleted, deleted > 0)
+
+
+async def prune_room_queues(tx: Transaction, after: tuple[UUID, str]) -> tuple[Pruned, tuple[UUID, str]]:
+    """Delete rows of rooms without queued tasks, in a batch that follows a row; return where to continue."""
+    deleted, following = await room_queues.prune(tx, after, TASKS_PER_BATCH)
+    return Pruned(deleted, following != room_queues.FIRST), following
 
 
 async def prune_keys(tx: Transaction, keep: timedelta) -> Pruned:

@@ -9,8 +9,9 @@ from sqlalchemy import BigInteger, Text, Uuid, bindparam, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
+from zndraw_joblib.server.store.column_types import UtcDateTime
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tables import IdempotencyKey, UtcDateTime
+from zndraw_joblib.server.store.tables import IdempotencyKey
 
 keys = IdempotencyKey.__table__
 

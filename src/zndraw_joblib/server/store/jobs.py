@@ -84,10 +84,15 @@ _LOCK_NAMED = (
     .with_for_update(key_share=True)
 )
 _LOCK = (
-    select(jobs.c.id)
+    select(jobs.c.id, jobs.c.fair_round, jobs.c.fair_room)
     .where(among(jobs.c.id, bindparam("ids")))
     .order_by(jobs.c.id)
     .with_for_update(key_share=True)
+)
+_SET_TURN = (
+    update(jobs)
+    .where(jobs.c.id == bindparam("job"))
+    .values(fair_round=bindparam("round"), fair_room=bindparam("room"))
 )
 ADD_TO_COUNTS = (
     update(jobs)
@@ -139,6 +144,8 @@ async def add_or_lock(
         "scheduled": 0,
         "paused": False,
         "has_lanes": False,
+        "fair_round": 0,
+        "fair_room": "",
         **_stored(policy),
     }
     statement = dialect(tx).insert(jobs).values(**values).on_conflict_do_nothing().returning(jobs.c.id)
@@ -217,6 +224,17 @@ async def lock_named(tx: Transaction, names: Sequence[JobName]) -> None:
     """Lock the jobs of these names, also soft-deleted ones, in the order of their ids."""
     named = jobs.c.full_name.in_(padded([str(name) for name in names]))
     await tx.execute(select(jobs.c.id).where(named).order_by(jobs.c.id).with_for_update(key_share=True))
+
+
+async def lock_turns(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, tuple[int, str]]:
+    """Lock jobs as `lock` does. Return the turn of the last fair claim of each: its round and its room."""
+    rows = await tx.execute(_LOCK, {"ids": padded(sorted(set(job_ids)))})
+    return {job_id: (number, room) for job_id, number, room in rows}
+
+
+async def set_turn(tx: Transaction, job_id: UUID, turn: tuple[int, str]) -> None:
+    """Record the turn of the last fair claim of a job, which the caller has locked."""
+    await tx.execute(_SET_TURN, {"job": job_id, "round": turn[0], "room": turn[1]})
 
 
 async def add_to_counts(tx: Transaction, changes: Mapping[UUID, CountChange]) -> None:

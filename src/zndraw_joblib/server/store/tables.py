@@ -1,69 +1,31 @@
 """The tables and their constraints, with metadata that is separate from the host's."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
-from pydantic_core import from_json, to_json
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
     Computed,
-    Dialect,
     ForeignKey,
     Index,
     Integer,
     MetaData,
+    String,
     Table,
     Text,
     UniqueConstraint,
     false,
     text,
 )
-from sqlalchemy import DateTime as SqlDateTime
 from sqlalchemy import Uuid as SqlUuid
 from sqlalchemy.orm import registry
-from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field, SQLModel
 
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """A point in time in UTC, aware on every database."""
-
-    impl = SqlDateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Store UTC."""
-        return value if value is None else value.astimezone(UTC)
-
-    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
-        """Return no processor for asyncpg, whose times are in UTC already."""
-        return None if dialect.driver == "asyncpg" else super().result_processor(dialect, coltype)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return a time in UTC. SQLite stores no time zone."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-
-
-class JsonText(TypeDecorator[Any]):
-    r"""JSON stored as text, which keeps the order of keys and, unlike jsonb, accepts ``\u0000``."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """Store compact JSON."""
-        return None if value is None else to_json(value).decode()
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        """Return the value."""
-        return None if value is None else from_json(value)
+from zndraw_joblib.server.store.column_types import JsonText, UtcDateTime
 
 
 def _among(column: str, values: frozenset[TaskStatus]) -> str:
@@ -115,7 +77,8 @@ class Job(_Base, table=True):
 
     `pending` counts the tasks in its queue, `scheduled` those with a later `run_at`; the functions that write
     a task's status keep both. `policy` is a `JobPolicy` as JSON, null for the default; `max_in_flight` is
-    part of it. `has_lanes` is set once a task with a priority other than 0 was submitted.
+    part of it. `has_lanes` is set once a task with a priority other than 0 was submitted. `fair_round` and
+    `fair_room` are the turn of the last fair claim: rooms take turns in the order of their names.
     """
 
     __tablename__ = "joblib_job"
@@ -144,6 +107,10 @@ class Job(_Base, table=True):
     scheduled: int = _zero()
     paused: bool = _no()
     has_lanes: bool = _no()
+    fair_round: int = Field(sa_column=Column(BigInteger, nullable=False, server_default=text("0")), default=0)
+    fair_room: str = Field(
+        sa_column=Column(String(128), nullable=False, server_default=text("''")), default=""
+    )
     policy: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
     max_in_flight: int | None = None
 
@@ -249,6 +216,22 @@ class UnnamedTask(_Base, table=True):
     task_seq: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
     attempt: int
     unnamed_since: datetime = _time()
+
+
+class RoomQueue(_Base, table=True):
+    """The tasks of one room in the queue of one job: none of them is before (`lane`, `seq`).
+
+    Every queued task has the row of its job and room. Writers hold the lock of the job. A task that leaves
+    its queue changes no row: a claim by room moves the row to its next task, or deletes it.
+    """
+
+    __tablename__ = "joblib_room_queue"
+    __table_args__ = (Index("ix_joblib_room_queue_place", "job_id", "lane", "seq"), Index(None, "room_id"))
+
+    job_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_job.id"), primary_key=True))
+    room_id: str = Field(primary_key=True, max_length=128)
+    lane: int
+    seq: int = Field(sa_column=Column(BigInteger, nullable=False))
 
 
 class Attempt(_Base, table=True):

@@ -2,11 +2,22 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Executable, Update, bindparam, delete, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    Update,
+    bindparam,
+    delete,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import job_key
@@ -14,6 +25,7 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tables import Attempt, Task
+from zndraw_joblib.server.store.tasks import room_queues
 from zndraw_joblib.server.store.tasks.records import CHUNK, COLUMNS, IS_HELD, Move, TaskRecord, of_status
 
 tasks = Task.__table__
@@ -56,10 +68,16 @@ _MOVED = {f"old_{name}": tasks.c[name].type for name in _GUARDED} | {
 }
 _MOVE = _moving({name: bindparam(name) for name in _MOVED})
 _MOVE_MANY = _moving(dict(arrays(_MOVED).c))
-# If all tasks are of one job, the same statement updates that job's counts: one round trip less.
-_ADD_AND_COUNT, _MOVE_AND_COUNT = (
-    job_store.ADD_TO_COUNTS.add_cte(many.cte("written")) for many in (_ADD_MANY, _MOVE_MANY)
+_PLACED = [tasks.c[name] for name in (*room_queues.COLUMNS, "status", "run_at")]
+_ADDED = _ADD_MANY.returning(*_PLACED).cte("written")
+_ENTERED = select(*[_ADDED.c[name] for name in room_queues.COLUMNS]).where(
+    _ADDED.c.status == literal_column(f"'{TaskStatus.PENDING}'"), _ADDED.c.run_at.is_(None)
 )
+_ADD_MANY_AND_ROOMS = room_queues.upsert_from(_ENTERED)
+# If all tasks are of one job, the same statement updates that job's counts: one round trip less.
+_MOVE_AND_COUNT = job_store.ADD_TO_COUNTS.add_cte(_MOVE_MANY.cte("written"))
+_ADDED_TO_ROOMS = _ADD_MANY_AND_ROOMS.returning(room_queues.queues.c.room_id).cte("entered")
+_ADD_AND_COUNT = job_store.ADD_TO_COUNTS.add_cte(_ADDED_TO_ROOMS)
 _END_ALIKE = (
     update(tasks)
     .where(among(tasks.c.seq, bindparam("seqs")), IS_HELD)
@@ -79,7 +97,11 @@ async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
     """Insert tasks in their order. The caller holds locks on their jobs, so no job is deleted meanwhile."""
     rows = [{name: getattr(task, name) for name in _INSERTED} for task in new]
     inserted = [(None, task) for task in new]
-    await _write(tx, (_ADD, _ADD_MANY, _ADD_AND_COUNT), rows, inserted)
+    await _write(tx, (_ADD, _ADD_MANY_AND_ROOMS, _ADD_AND_COUNT), rows, inserted)
+    if tx.is_sqlite:
+        first = await room_queues.last_seq(tx) - len(new) + 1
+        numbered = [replace(task, seq=first + index) for index, task in enumerate(new)]
+        await room_queues.add(tx, [task for task in numbered if task.is_queued])
     _record_effects(tx, inserted)
 
 
@@ -97,6 +119,8 @@ async def move(tx: Transaction, moves: Sequence[Move]) -> None:
         merged[before.seq] = (first, after)
     rows = [_parameters(before, after) for before, after in merged.values()]
     await _write(tx, (_MOVE, _MOVE_MANY, _MOVE_AND_COUNT), rows, list(merged.values()))
+    entered = [after for before, after in merged.values() if after.is_queued and not before.is_queued]
+    await room_queues.add(tx, entered)
     _record_effects(tx, merged.values())
     ended = [_attempt(before, after, await tx.now()) for before, after in moves if _requeues(before, after)]
     if ended:

@@ -1,0 +1,45 @@
+"""Types of columns that behave the same on both databases."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic_core import from_json, to_json
+from sqlalchemy import DateTime as SqlDateTime
+from sqlalchemy import Dialect, Text
+from sqlalchemy.types import TypeDecorator
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A point in time in UTC, aware on every database."""
+
+    impl = SqlDateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Store UTC."""
+        return value if value is None else value.astimezone(UTC)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return no processor for asyncpg, whose times are in UTC already."""
+        return None if dialect.driver == "asyncpg" else super().result_processor(dialect, coltype)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Return a time in UTC. SQLite stores no time zone."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class JsonText(TypeDecorator[Any]):
+    r"""JSON stored as text, which keeps the order of keys and, unlike jsonb, accepts ``\u0000``."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """Store compact JSON."""
+        return None if value is None else to_json(value).decode()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """Return the value."""
+        return None if value is None else from_json(value)

@@ -1,0 +1,240 @@
+"""The queues of rooms: which rooms have tasks in the queue of a job, and where each of them begins."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from pydantic_core import to_json
+from sqlalchemy import (
+    Executable,
+    Integer,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    delete,
+    func,
+    literal,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from zndraw_joblib.contract.names import JobName
+from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tables import Job, RoomQueue, Task
+from zndraw_joblib.server.store.tasks.records import IS_HELD, QUEUED, Place, TaskRecord
+
+queues = RoomQueue.__table__
+tasks = Task.__table__
+jobs = Job.__table__
+
+_MAX_JOBS = 100
+# Before all rows.
+FIRST = (UUID(int=0), "")
+# Distinguishes the locks of rooms from those of other applications on the same database.
+_LOCK_SEED = 4961402731120482811
+COLUMNS = ("job_id", "room_id", "lane", "seq")
+
+
+class Turn(NamedTuple):
+    """The turn of a room: rooms are served in the order of their names, round by round."""
+
+    round: int
+    room_id: str
+
+
+class Head(NamedTuple):
+    """One of the first tasks of a room in the queue of a job."""
+
+    room_id: str
+    lane: int
+    seq: int
+
+    @property
+    def place(self) -> Place:
+        """The sort key of the task in its queue."""
+        return self.lane, self.seq
+
+
+def upsert_from(entered: Select[Any]) -> postgresql.Insert:
+    """Return PostgreSQL's statement that adds the rows for the tasks that `entered` selects.
+
+    A row that is early enough is not written again.
+    """
+    each = entered.subquery()
+    firsts = [func.min(each.c.lane).label("lane"), func.min(each.c.seq).label("seq")]
+    new = select(each.c.job_id, each.c.room_id, *firsts).group_by(each.c.job_id, each.c.room_id).subquery()
+    same = and_(queues.c.job_id == new.c.job_id, queues.c.room_id == new.c.room_id)
+    is_early = tuple_(queues.c.lane, queues.c.seq) <= tuple_(new.c.lane, new.c.seq)
+    missing = select(*new.c).where(~select(queues.c.job_id).where(same, is_early).exists())
+    added = postgresql.insert(queues).from_select(COLUMNS, missing)
+    moved = {name: added.excluded[name] for name in ("lane", "seq")}
+    return added.on_conflict_do_update(index_elements=["job_id", "room_id"], set_=moved)
+
+
+async def add(tx: Transaction, entered: Iterable[TaskRecord]) -> None:
+    """Add the rows of tasks that enter their queues, after the counts of their jobs were written."""
+    rows = [{name: getattr(task, name) for name in COLUMNS} for task in entered]
+    if not rows:
+        return
+    if tx.is_sqlite:
+        firsts: dict[Any, dict[str, Any]] = {}
+        for row in sorted(rows, key=lambda row: (row["lane"], row["seq"])):
+            firsts.setdefault((row["job_id"], row["room_id"]), row)
+        await tx.execute(_UPSERT, list(firsts.values()))
+    else:
+        await tx.execute(_UPSERT_MANY, by_column(rows))
+
+
+async def last_seq(tx: Transaction) -> int:
+    """Return the `seq` of the task that SQLite inserted last."""
+    found: int = (await tx.execute(_LAST_SEQ)).scalar_one()
+    return found
+
+
+async def by_place(tx: Transaction, job_id: UUID, limit: int, room_cap: int | None) -> list[Head]:
+    """Return the first rows of a job in the order of their places, without those of full rooms."""
+    statement = _BY_PLACE if room_cap is None else _OPEN_BY_PLACE
+    given = {"job": job_id, "limit": limit, "cap": room_cap}
+    return [Head(*row) for row in await tx.execute(statement, given if room_cap else _without_cap(given))]
+
+
+async def by_name(tx: Transaction, job_id: UUID, after: str, limit: int, room_cap: int | None) -> list[str]:
+    """Return the rooms of a job that follow a name, in order, without full ones."""
+    statement = _BY_NAME if room_cap is None else _OPEN_BY_NAME
+    given = {"job": job_id, "after": after, "limit": limit, "cap": room_cap}
+    return list((await tx.execute(statement, given if room_cap else _without_cap(given))).scalars())
+
+
+def _without_cap(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name != "cap"}
+
+
+async def heads(tx: Transaction, job_id: UUID, rooms: Sequence[str], count: int) -> list[Head]:
+    """Return the first `count` tasks of each of these rooms in the queue of a job."""
+    if tx.is_sqlite:
+        given = {"job": job_id, "count": count, "rooms": to_json(rooms).decode()}
+        rows = await tx.execute(_HEADS_ON_SQLITE, given)
+    else:
+        rows = await tx.execute(_HEADS, {"job": job_id, "count": count, "all_room": list(rooms)})
+    return [Head(*row) for row in rows]
+
+
+async def move(tx: Transaction, job_id: UUID, moved: Sequence[Head]) -> None:
+    """Set the places of rows to the first tasks of their rooms. The caller has locked the job."""
+    rows = [{"job": job_id, "room": room, "new_lane": lane, "new_seq": seq} for room, lane, seq in moved]
+    if rows:
+        await tx.execute(_MOVE, rows)
+
+
+async def remove(tx: Transaction, job_id: UUID, rooms: Sequence[str]) -> None:
+    """Delete the rows of rooms without queued tasks. The caller has locked the job."""
+    if rooms:
+        await tx.execute(_REMOVE, {"job": job_id, "rooms": padded(sorted(rooms))})
+
+
+async def lock_rooms(tx: Transaction, rooms: Sequence[str]) -> list[str]:
+    """Lock rooms whose held tasks are counted; return them without those that are locked already.
+
+    No transaction waits for a room, so rooms have no place in the order of locks.
+    """
+    if tx.is_sqlite or not rooms:
+        return list(rooms)
+    return list((await tx.execute(_LOCK_ROOMS, {"all_room": list(rooms)})).scalars())
+
+
+async def jobs_queued_in(tx: Transaction, rooms: Sequence[str]) -> list[JobName]:
+    """Return the jobs whose queues contain tasks of these rooms, at most a hundred."""
+    return [JobName(*row) for row in await tx.execute(_JOBS, {"rooms": padded(rooms)})]
+
+
+async def prune(tx: Transaction, after: tuple[UUID, str], limit: int) -> tuple[int, tuple[UUID, str]]:
+    """Delete rows of rooms without queued tasks, among the `limit` rows that follow `after`.
+
+    Return how many, and the row to continue from: `FIRST` at the end. Jobs that another transaction has
+    locked are skipped.
+    """
+    chunk = select(queues.c.job_id, queues.c.room_id).order_by(queues.c.job_id, queues.c.room_id)
+    chunk = chunk.where(tuple_(queues.c.job_id, queues.c.room_id) > tuple_(literal(after[0]), after[1]))
+    rows = (await tx.execute(chunk.limit(limit))).all()
+    found: dict[UUID, list[str]] = {}
+    for job_id, room_id in rows:
+        found.setdefault(job_id, []).append(room_id)
+    locked = select(jobs.c.id).where(jobs.c.id.in_(padded(sorted(found)))).order_by(jobs.c.id)
+    locked = locked.with_for_update(key_share=True, skip_locked=True)
+    deleted = 0
+    for job_id in (await tx.execute(locked)).scalars().all() if found else []:
+        filled = {head.room_id for head in await heads(tx, job_id, found[job_id], 1)}
+        empty = [room for room in found[job_id] if room not in filled]
+        await remove(tx, job_id, empty)
+        deleted += len(empty)
+    return deleted, tuple(rows[-1]) if len(rows) == limit else FIRST
+
+
+def _upsert_row() -> Executable:
+    added = sqlite.insert(queues)
+    moved = {name: added.excluded[name] for name in ("lane", "seq")}
+    is_later = tuple_(*moved.values()) < tuple_(queues.c.lane, queues.c.seq)
+    statement: Executable = added.on_conflict_do_update(
+        index_elements=["job_id", "room_id"], set_=moved, where=is_later
+    )
+    return statement
+
+
+def _heads_of(room: Any) -> Select[Any]:
+    # A range and this order: with an equality SQLite may sort all tasks of the job in the room.
+    queue = select(tasks.c.room_id, tasks.c.lane, tasks.c.seq)
+    queue = queue.where(tasks.c.job_id == _JOB, tasks.c.room_id >= room, tasks.c.room_id <= room, QUEUED)
+    return queue.order_by(tasks.c.room_id, tasks.c.lane, tasks.c.seq).limit(bindparam("count"))
+
+
+_JOB = bindparam("job", type_=queues.c.job_id.type)
+_UPSERT = _upsert_row()
+_NEW = arrays({name: queues.c[name].type for name in COLUMNS})
+_UPSERT_MANY = upsert_from(select(*[_NEW.c[name] for name in COLUMNS]))
+_LAST_SEQ = select(func.last_insert_rowid())
+_HELD = select(func.count()).where(tasks.c.room_id == queues.c.room_id, IS_HELD).correlate(queues)
+_IS_OPEN = _HELD.scalar_subquery() < bindparam("cap", type_=Integer())
+_BY_PLACE = (
+    select(queues.c.room_id, queues.c.lane, queues.c.seq)
+    .where(queues.c.job_id == _JOB)
+    .order_by(queues.c.lane, queues.c.seq)
+    .limit(bindparam("limit"))
+)
+_OPEN_BY_PLACE = _BY_PLACE.where(_IS_OPEN)
+_BY_NAME = (
+    select(queues.c.room_id)
+    .where(queues.c.job_id == _JOB, queues.c.room_id > bindparam("after", type_=queues.c.room_id.type))
+    .order_by(queues.c.room_id)
+    .limit(bindparam("limit"))
+)
+_OPEN_BY_NAME = _BY_NAME.where(_IS_OPEN)
+_ROOMS = arrays({"room": queues.c.room_id.type})
+_HEADS = select(_heads_of(_ROOMS.c.room).lateral()).select_from(_ROOMS)
+_LISTED = func.json_each(bindparam("rooms", type_=Text())).table_valued("value", name="listed")
+_first = tasks.alias("first")
+_FIRST_SEQS = _heads_of(_LISTED.c.value).with_only_columns(tasks.c.seq).correlate(_LISTED)
+_HEADS_ON_SQLITE = (
+    select(_first.c.room_id, _first.c.lane, _first.c.seq)
+    .select_from(_LISTED)
+    .join(_first, _first.c.seq.in_(_FIRST_SEQS))
+)
+_MOVE = (
+    update(queues)
+    .where(queues.c.job_id == _JOB, queues.c.room_id == bindparam("room"))
+    .values(lane=bindparam("new_lane"), seq=bindparam("new_seq"))
+)
+_REMOVE = delete(queues).where(queues.c.job_id == _JOB, among(queues.c.room_id, bindparam("rooms")))
+_LOCK_ROOMS = select(_ROOMS.c.room).where(
+    func.pg_try_advisory_xact_lock(func.hashtextextended(_ROOMS.c.room, _LOCK_SEED))
+)
+_JOBS = (
+    select(jobs.c.room_id, jobs.c.category, jobs.c.name)
+    .join_from(queues, jobs, queues.c.job_id == jobs.c.id)
+    .where(among(queues.c.room_id, bindparam("rooms")))
+    .distinct()
+    .limit(_MAX_JOBS)
+)
