@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import socketio
@@ -40,7 +41,7 @@ def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = N
         finally:
             await database.close()
 
-    app = FastAPI(title="zndraw-joblib", lifespan=lifespan)
+    app = FastAPI(title="zndraw-joblib", version=version("zndraw-joblib"), lifespan=lifespan)
     install_exception_handlers(app)
     if settings.cors_origins:
         app.add_middleware(
