@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
+from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.service import sweep
 
 logger = logging.getLogger(__name__)
@@ -63,8 +64,12 @@ class Scheduler:
 
     async def _queue_due(self) -> float | None:
         """Queue the due tasks. Return the seconds until the next one is due; None without one."""
-        while await self._write(sweep.enqueue_due) == sweep.TASKS_PER_BATCH:
-            pass
+        try:
+            while await self._write(sweep.enqueue_due) == sweep.TASKS_PER_BATCH:
+                pass
+        except ServiceUnavailable:
+            # A job may be locked: the due tasks of others must not wait for it.
+            await self._write(sweep.enqueue_due, skip_locked=True)
         next_due: sweep.NextDue = await self._write(sweep.next_due)
         if not next_due.is_locked:
             self._locked.reset()

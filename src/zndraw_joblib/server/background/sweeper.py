@@ -164,6 +164,10 @@ class Sweeper:
         self._after_workers()
         swept_tasks = await self._guard(cycle, self._until_done(self._sweep_tasks(cycle)))
         if not swept_tasks:
+            # A locked job must not stop the tasks of others.
+            skipping = self._sweep_tasks(cycle, skip_locked=True)
+            swept_tasks = await self._guard(cycle, self._until_done(skipping))
+        if not swept_tasks:
             # A failing batch of one kind must not stop those of the others.
             for batch in self._batches(cycle):
                 with suppress(Exception):
@@ -269,14 +273,14 @@ class Sweeper:
             sweep.enqueue_due,
         ]
 
-    def _sweep_tasks(self, cycle: Cycle) -> Batch:
+    def _sweep_tasks(self, cycle: Cycle, *, skip_locked: bool = False) -> Batch:
         """Return a function that moves a batch of tasks of each kind in one transaction."""
 
         async def settle(tx: Transaction) -> int:
             limit = self._unnamed_limit() if self._may_expire else None
             kinds = sweep.kinds(self._internal_timeout(), limit, cycle.counts)
             await sweep.prune_unnamed(tx, limit or timedelta(days=1))
-            return await sweep.settle(tx, kinds)
+            return await sweep.settle(tx, kinds, skip_locked=skip_locked)
 
         return settle
 

@@ -121,10 +121,11 @@ def kinds(
     ]
 
 
-async def settle(tx: Transaction, wanted: Sequence[Kind]) -> int:
+async def settle(tx: Transaction, wanted: Sequence[Kind], *, skip_locked: bool = False) -> int:
     """Move a batch of tasks of each kind. Return the size of the largest batch.
 
-    All tasks are locked first, without waiting, then their jobs, in order.
+    All tasks are locked first, without waiting, then their jobs, in order. With `skip_locked`, the tasks of
+    jobs that another transaction has locked are left for later.
     """
     now = await tx.now()
     found: dict[int, TaskRecord] = {}
@@ -133,7 +134,8 @@ async def settle(tx: Transaction, wanted: Sequence[Kind]) -> int:
         batch = [task for task in await kind.find(tx, now) if task.seq not in found]
         found |= {task.seq: task for task in batch}
         batches.append(batch)
-    await job_store.lock(tx, {task.job_id for task in found.values()})
+    locked = await job_store.lock(tx, {task.job_id for task in found.values()}, skip_locked=skip_locked)
+    batches = [[task for task in batch if task.job_id in locked] for batch in batches]
     for kind, batch in zip(wanted, batches, strict=True):
         if batch:
             await kind.apply(tx, batch)
@@ -171,9 +173,9 @@ async def fail_expired(tx: Transaction, counts: Counts | None = None) -> int:
     return await settle(tx, [Kind(find, partial(_fail_expired, counts=counts))])
 
 
-async def enqueue_due(tx: Transaction) -> int:
-    """Move scheduled tasks whose `run_at` has passed into their queues."""
-    return await settle(tx, [_DUE])
+async def enqueue_due(tx: Transaction, *, skip_locked: bool = False) -> int:
+    """Move scheduled tasks whose `run_at` has passed into their queues; `skip_locked` is that of `settle`."""
+    return await settle(tx, [_DUE], skip_locked=skip_locked)
 
 
 def _recovered(rule: Callable[[datetime], Rule], counts: Counts | None) -> Kind:

@@ -83,12 +83,13 @@ _LOCK_NAMED = (
     .order_by(jobs.c.id)
     .with_for_update(key_share=True)
 )
-_LOCK = (
+_BY_ID = (
     select(jobs.c.id, jobs.c.fair_round, jobs.c.fair_room)
     .where(among(jobs.c.id, bindparam("ids")))
     .order_by(jobs.c.id)
-    .with_for_update(key_share=True)
 )
+_LOCK = _BY_ID.with_for_update(key_share=True)
+_LOCK_FREE = _BY_ID.with_for_update(key_share=True, skip_locked=True)
 _SET_TURN = (
     update(jobs)
     .where(jobs.c.id == bindparam("job"))
@@ -214,10 +215,15 @@ async def record_priorities(tx: Transaction, job_id: UUID) -> None:
     await tx.execute(update(jobs).where(jobs.c.id == job_id).values(has_lanes=True))
 
 
-async def lock(tx: Transaction, job_ids: Iterable[UUID]) -> None:
-    """Lock jobs until the commit, in the order of their ids: no other transaction changes their queues."""
-    if not tx.is_sqlite and (ids := sorted(set(job_ids))):
-        await tx.execute(_LOCK, {"ids": ids})
+async def lock(tx: Transaction, job_ids: Iterable[UUID], *, skip_locked: bool = False) -> set[UUID]:
+    """Lock jobs until the commit, in the order of their ids: no other transaction changes their queues.
+
+    Return the locked ones; with `skip_locked` without those that another transaction has locked.
+    """
+    ids = sorted(set(job_ids))
+    if tx.is_sqlite or not ids:
+        return set(ids)
+    return set((await tx.execute(_LOCK_FREE if skip_locked else _LOCK, {"ids": ids})).scalars())
 
 
 async def lock_named(tx: Transaction, names: Sequence[JobName]) -> None:
