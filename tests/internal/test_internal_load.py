@@ -28,7 +28,7 @@ from internal.processes import (
 
 TASKS = 1000
 CONCURRENCY = 4  # of each process, by the fixture `settings`
-QUEUE = "zndraw-joblib:internal"
+QUEUE = "zndraw-joblib:internal:queue"
 
 
 async def submit_all(client: httpx.AsyncClient, journal: Path, gate: Path) -> list[dict[str, Any]]:
@@ -46,9 +46,9 @@ async def submit_all(client: httpx.AsyncClient, journal: Path, gate: Path) -> li
 async def duplicate_messages(url: str) -> None:
     """Add a copy of each message, as a broker does that delivers a message more than once."""
     async with redis.asyncio.Redis.from_url(url) as client:
-        messages = await client.lrange(QUEUE, 0, -1)
-        await client.delete(QUEUE)
-        await client.rpush(QUEUE, *(copy for message in messages for copy in (message, message)))
+        messages = await client.zrange(QUEUE, 0, -1, withscores=True)
+        # With a space, the same JSON is another member of the set.
+        await client.zadd(QUEUE, {message + b" ": place for message, place in messages})
 
 
 def runs_gated_task(process: WorkerProcess, journal: Path) -> bool:

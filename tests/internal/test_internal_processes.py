@@ -1,13 +1,16 @@
 """Internal jobs in processes of their own, over Valkey: events, kills and stops."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -37,6 +40,11 @@ from internal.processes import (
     submit,
     wait_for_end,
 )
+from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.internal.brokers import QueueBroker
+from zndraw_joblib.server.internal.dispatcher import _send
+from zndraw_joblib.server.internal.registry import OrderedTask
 from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 
@@ -126,7 +134,7 @@ async def test_a_server_killed_before_the_dispatch_loses_no_task(
                 await asyncio.wait([hanging])
                 assert hanging.exception() is not None
         await broker.client_unpause()
-        assert await broker.llen("zndraw-joblib:internal") == 1
+        assert await broker.zcard("zndraw-joblib:internal:queue") == 1
     with ServerProcess(**given) as server, WorkerProcess(INTERNAL_WORKER, **settings):
         async with server.client() as client:
             while await count(client, "completed") < 2:
@@ -276,3 +284,66 @@ def test_an_internal_worker_prints_which_setting_is_missing(
     assert "cannot use SQLite" in error_of(database_url=sqlite_url)
     assert "redis_url" in error_of(database_url="postgresql://nobody@127.0.0.1:9/none")
     assert "internal_extensions" in error_of(redis_url="redis://127.0.0.1:9")
+
+
+@pytest.mark.timeout(90)
+async def test_a_backlog_runs_by_priority_and_not_while_its_job_is_paused(
+    settings: dict[str, Any], valkey: Valkey, journal: Path
+) -> None:
+    """Also the tasks whose messages are in Redis already."""
+    given = {**settings, **SHORT_INTERVALS, "internal_extensions": JOBS}
+    with ServerProcess(**given) as server:
+        async with server.client() as client:
+            url, body = f"{V1}/rooms/lab/tasks", {"payload": {"journal": str(journal)}}
+            paused = (await client.post(f"{url}/{END_AS}", json={"priority": 9})).raise_for_status().json()
+            assert paused["status"] == "claimed"
+            (await client.post(f"{V1}/rooms/lab/jobs/{END_AS}/pause")).raise_for_status()
+            tasks = [
+                (await client.post(f"{url}/{COUNT}", json={**body, "priority": priority})).json()
+                for priority in (0, 0, 5, -5, 7)
+            ]
+            with WorkerProcess(INTERNAL_WORKER, **{**settings, "internal_concurrency": 1}):
+                ends = [await wait_for_end(client, task) for task in tasks]
+                starts = [end["started_at"] for end in ends]
+                assert sorted(starts) == [starts[n] for n in (4, 2, 0, 1, 3)]
+                assert (await client.get(f"{V1}/tasks/{paused['id']}")).json()["status"] == "claimed"
+                (await client.post(f"{V1}/rooms/lab/jobs/{END_AS}/resume")).raise_for_status()
+                assert (await wait_for_end(client, paused))["started_at"] > max(starts)
+
+
+async def test_the_broker_gives_out_the_highest_priority_first(valkey: Valkey) -> None:
+    """Then the oldest, over all jobs; a message without a place comes before those with one."""
+    broker = QueueBroker(valkey.url, "test:order")
+    now = datetime.now(UTC)
+    tasks = {
+        "old": (0, now - timedelta(seconds=1)),
+        "lowest": (-1000, now - timedelta(days=20_000)),
+        "new": (0, now),
+        "high": (1, now + timedelta(days=20_000)),
+        "highest": (1000, now),
+    }
+    names = {}
+    for name, (priority, created_at) in tasks.items():
+        task = TaskResponse(
+            id=uuid4(),
+            job_name=f"@internal:modifiers:{name}",
+            room_id="lab",
+            status=TaskStatus.CLAIMED,
+            created_at=created_at,
+            payload={},
+            priority=priority,
+        )
+        names[str(task.id)] = name
+        await _send(OrderedTask(broker.register_task(_nothing, name)), task)
+    taken = []
+    async with aclosing(broker.listen()) as messages:
+        async for message in messages:
+            taken.append(names[json.loads(message)["kwargs"]["task_id"]])
+            if len(taken) == len(tasks):
+                break
+    await broker.shutdown()
+    assert taken == ["highest", "high", "old", "new", "lowest"]
+
+
+async def _nothing(**_: Any) -> None:
+    """Do nothing."""

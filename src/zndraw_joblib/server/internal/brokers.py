@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from taskiq import BrokerMessage, InMemoryBroker
 from taskiq_redis import ListQueueBroker
@@ -45,16 +46,24 @@ class EmbeddedBroker(InMemoryBroker):
 
 
 class QueueBroker(ListQueueBroker):
-    """A list in Redis or Valkey. While Redis is down, it waits and reconnects.
+    """A sorted set in Redis or Valkey, by priority and age. While Redis is down, it waits and reconnects.
 
-    A list and not a stream: the database has the tasks that were not started, and they are sent again.
-    A stream would give a long task to a second worker, keep a hundred messages with a worker that is killed,
-    and need its consumer group created again after a restart without persistence.
+    Not a stream: the database has the tasks that were not started, and they are sent again. A stream would
+    give a long task to a second worker, keep a hundred messages with a worker that is killed, and need its
+    consumer group created again after a restart without persistence.
     """
+
+    orders_tasks = True
 
     def __init__(self, url: str, queue_name: str) -> None:
         super().__init__(url, queue_name=queue_name, **connection_options(url))
         self._url = url
+
+    async def kick(self, message: BrokerMessage) -> None:
+        """Add a message at the place of its label `place`; the lowest is taken first."""
+        place = float(message.labels.get("place") or 0)
+        async with Redis(connection_pool=self.connection_pool) as client:
+            await client.zadd(self.queue_name, {message.message: place})
 
     async def listen(self) -> AsyncGenerator[bytes, None]:
         """Yield messages as they arrive, without an end."""
@@ -63,7 +72,7 @@ class QueueBroker(ListQueueBroker):
             client = open_redis(self._url)
             try:
                 while True:
-                    found = await client.brpop([self.queue_name], timeout=_WAIT_SECONDS)
+                    found = await client.bzpopmin([self.queue_name], timeout=_WAIT_SECONDS)
                     is_down = False
                     if found is not None:
                         yield found[1]

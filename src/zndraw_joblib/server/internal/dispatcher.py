@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 from uuid import UUID
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.messages import TaskResponse, TaskSubmitRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.internal.registry import InternalRegistry
+from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask
 from zndraw_joblib.server.ports import DispatchMode, Identity, InternalTask, RequestKey, job_key
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import internal
@@ -24,6 +25,8 @@ _INTERNAL_JOBS = job_key(f"{INTERNAL}:")
 _SEND_SECONDS = 20.0
 _BATCH = 100
 _MAX_FAILURES_IN_A_ROW = 3
+# More than any time in milliseconds until the year 2090; times MAX_PRIORITY it is exact as a float.
+_MILLISECONDS = 4 * 10**12
 
 
 class Dispatcher:
@@ -177,5 +180,15 @@ class Dispatcher:
 
 
 async def _send(handle: InternalTask, task: TaskRecord | TaskResponse) -> None:
+    call: dict[str, Any] = {"task_id": str(task.id), "room_id": task.room_id, "payload": task.payload}
     async with asyncio.timeout(_SEND_SECONDS):
-        await handle.kiq(task_id=str(task.id), room_id=task.room_id, payload=task.payload)
+        if isinstance(handle, OrderedTask):
+            await handle.kiq_at(_place(task), **call)
+        else:
+            await handle.kiq(**call)
+
+
+def _place(task: TaskRecord | TaskResponse) -> float:
+    """Return a number that is lower for a higher priority and, for the same one, for an older task."""
+    lane = task.lane if isinstance(task, TaskRecord) else -task.priority
+    return lane * _MILLISECONDS + round(task.created_at.timestamp() * 1000)

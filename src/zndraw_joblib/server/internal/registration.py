@@ -9,7 +9,7 @@ from taskiq import AsyncBroker, TaskiqEvents
 from zndraw_joblib.contract.messages import JobRegisterRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.policy import JobPolicy
-from zndraw_joblib.server.internal.registry import InternalExecutor, InternalRegistry
+from zndraw_joblib.server.internal.registry import InternalExecutor, InternalRegistry, OrderedTask
 from zndraw_joblib.server.service import internal
 
 
@@ -22,7 +22,11 @@ def register_internal_tasks(
     when such a process starts and stops. Raises ValueError for an extension that cannot be a job.
     """
     names = {str(_name_of(cls)): cls for cls in extensions}
-    tasks = {name: broker.register_task(_call(cls, executor), name) for name, cls in names.items()}
+    tasks: dict[str, Any] = {
+        name: broker.register_task(_call(cls, executor), name) for name, cls in names.items()
+    }
+    if getattr(broker, "orders_tasks", False):
+        tasks = {name: OrderedTask(task) for name, task in tasks.items()}
     for event, method in ((TaskiqEvents.WORKER_STARTUP, "start"), (TaskiqEvents.WORKER_SHUTDOWN, "stop")):
         handler = getattr(executor, method, None)
         if handler is not None and handler not in broker.event_handlers[event]:

@@ -86,4 +86,4 @@ def load_extensions(settings: ServerSettings) -> list[type[Any]]:
 
 
 def _queue(settings: ServerSettings) -> QueueBroker:
-    return QueueBroker(str(settings.redis_url), f"{settings.redis_prefix}:internal")
+    return QueueBroker(str(settings.redis_url), f"{settings.redis_prefix}:internal:queue")
