@@ -1,10 +1,13 @@
 """Workers in several processes, as the command line runs them."""
 
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -46,11 +49,11 @@ def start(server: LiveServer, room: str, tmp_path: Path) -> Iterator[Start]:
     (tmp_path / "work.py").write_text(EXTENSION)
     started: list[subprocess.Popen[bytes]] = []
 
-    def run(number: int = 2, target: str = "work") -> subprocess.Popen[bytes]:
-        arguments = [server.url, TOKEN, room, target, str(number)]
-        started.append(
-            subprocess.Popen([sys.executable, "main.py", *arguments], cwd=tmp_path, start_new_session=True)
-        )
+    def run(number: int = 2, target: str = "work", log: Path | None = None) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "main.py", server.url, TOKEN, room, target, str(number)]
+        with ExitStack() as stack:
+            output = stack.enter_context(log.open("wb")) if log else None
+            started.append(subprocess.Popen(command, cwd=tmp_path, stderr=output, start_new_session=True))
         return started[-1]
 
     yield run
@@ -121,3 +124,111 @@ def test_processes_end_with_their_parent(worker: Make, room: str, start: Start) 
     wait_until(lambda: workers_of(caller, room))
     parent.kill()
     wait_until(lambda: not workers_of(caller, room))
+
+
+def test_a_process_that_cannot_be_started_is_started_later(
+    worker: Make, room: str, start: Start, tmp_path: Path
+) -> None:
+    """Without a free file descriptor the parent and the other process continue."""
+    caller = worker()
+    parent = start(2, log=tmp_path / "log")
+    wait_until(lambda: len(workers_of(caller, room)) == 2)
+    job = f"{room}:analysis:Work"
+    pid = caller.wait_for(caller.submit(job), 30).result
+    limits = resource.prlimit(parent.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(parent.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: "Too many open files" in (tmp_path / "log").read_text())
+    assert caller.wait_for(caller.submit(job), 30).result != pid
+    resource.prlimit(parent.pid, resource.RLIMIT_NOFILE, limits)
+    wait_until(lambda: len(workers_of(caller, room)) == 3)  # the sweeper removes the killed one later
+    parent.send_signal(signal.SIGTERM)
+    assert parent.wait(30) == 0
+
+
+# A child of a supervisor: reports what the test wants, and does what the test wants afterwards.
+CHILD = """
+import signal, sys, time
+from zndraw_joblib.worker.supervisor import Parent
+parent = Parent()
+exec(parent.config.replace(";;", "\\n"))
+"""
+SUPERVISOR = """
+import asyncio, json, logging, signal, sys
+from zndraw_joblib.worker.supervisor import Next, Supervisor
+logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.ERROR)
+code, after, settled, is_ignored = json.loads(sys.argv[1])
+if is_ignored:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+supervisor = Supervisor(
+    (sys.executable, "-c", sys.argv[2]), code, 1, lambda ended: print(ended, flush=True) or Next[after],
+    settled_seconds=settled, on_ready=lambda: print("all ready", flush=True),
+)
+print("end", asyncio.run(supervisor.run()))
+"""
+Supervise = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def supervise() -> Iterator[Supervise]:
+    """Return a function that supervises one child, which runs some code."""
+    with ExitStack() as stack:
+
+        def run(
+            code: str, after: str, settled: float = 60, *, is_ignored: bool = False
+        ) -> subprocess.Popen[str]:
+            arguments = [json.dumps([code, after, settled, is_ignored]), CHILD]
+            parent = subprocess.Popen(
+                [sys.executable, "-c", SUPERVISOR, *arguments], stdout=subprocess.PIPE, text=True
+            )
+            stack.callback(parent.stdout.close)  # type: ignore[union-attr]
+            stack.callback(parent.wait)
+            stack.callback(parent.kill)
+            return parent
+
+        yield run
+
+
+def next_line(parent: subprocess.Popen[str]) -> str:
+    """Return the next line that a parent writes."""
+    assert parent.stdout is not None
+    return parent.stdout.readline().strip()
+
+
+def test_an_ignored_interrupt_stays_ignored(supervise: Supervise) -> None:
+    """After `nohup … &` Ctrl-C for another program does not stop the processes; SIGTERM does."""
+    parent = supervise("parent.report('ready');;signal.pause()", "RESTART", is_ignored=True)
+    assert next_line(parent) == "all ready"
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        parent.send_signal(number)
+    assert next_line(parent) == "end None"
+    assert parent.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        ("parent.report('no ' + 'x' * 100_000)", "no " + "x" * 9_997),
+        ("parent._channel.sendall(b'x' * 1_000_000)", "reported a line that is too long"),
+    ],
+    ids=["report", "endless"],
+)
+def test_the_answer_of_a_child_is_bounded(supervise: Supervise, code: str, answer: str) -> None:
+    """A report is cut; a child that sends anything longer is killed."""
+    parent = supervise(f"{code};;sys.exit(3)", "ABORT")
+    assert next_line(parent).endswith(answer)
+    assert next_line(parent).startswith("end ")
+    assert parent.wait(20) == 0
+
+
+@pytest.mark.parametrize(("settled", "pauses"), [(60, ["0", "1", "2"]), (0, ["0", "0", "0"])])
+def test_a_child_that_settled_is_replaced_at_once(
+    supervise: Supervise, settled: float, pauses: list[str]
+) -> None:
+    """Pauses grow only while children end within `settled_seconds` of their start."""
+    parent = supervise("sys.exit(3)", "RESTART", settled)
+    lines = [next_line(parent) for _ in range(6)]
+    found = [line.rsplit(" ", 2)[1] for line in lines if "another one starts" in line]
+    assert found == pauses
+    parent.terminate()
+    assert parent.wait(20) == 0

@@ -96,14 +96,12 @@ class JobClient:
 
         `job` is the full name of a job, or an instance of an extension, which is its own payload. The job of
         an extension is looked up in `job_room`; without it, in the room where this manager registered the
-        class, else in ``@global``. The other options are those of `TaskSubmitRequest`. Raises ValueError for
-        invalid options, and for a payload that is not JSON.
-
-        Two submits with the same `idempotency_key`, also of different processes, submit one task; a key of
-        its own is made for each call without one.
+        class, else in ``@global``. The other options are those of `TaskSubmitRequest`. Two submits with the
+        same `idempotency_key`, also of different processes, submit one task; each call has its own by
+        default. Raises ValueError for invalid options, and for a payload that is not JSON.
         """
         name, body = self._name_and_payload(job, payload, job_room)
-        given = {
+        given: dict[str, Any] = {
             "priority": priority,
             "run_at": run_at,
             "delay_seconds": delay_seconds,
@@ -111,10 +109,7 @@ class JobClient:
             "max_attempts": max_attempts,
         }
         options = {key: value for key, value in given.items() if value is not None}
-
-        def call(key: str) -> TaskResponse:
-            return self._rest.submit(room or name.room_id, str(name), body, key, **options)
-
+        call = partial(self._rest.submit, room or name.room_id, str(name), body, **options)
         return str(self._send_once(f"Submitting {name}", call, idempotency_key).id)
 
     def _name_and_payload(

@@ -146,7 +146,13 @@ class RestApi:
         return _parse(model, self._send("GET", str(httpx.URL(path, params=params))))
 
     def send(
-        self, method: str, path: str, model: type[Model], request: BaseModel | None = None, *, key: str
+        self,
+        method: str,
+        path: str,
+        model: type[Model],
+        request: BaseModel | None = None,
+        *,
+        key: str | None = None,
     ) -> Model:
         """Send a request to `path`, whose parts must be quoted; return the response."""
         return _parse(model, self._send(method, path, request, key=key))

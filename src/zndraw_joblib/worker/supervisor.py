@@ -81,7 +81,8 @@ class Supervisor:
         """Keep the children running until a signal; return the exit that made `after` abort, if one did.
 
         A child is replaced at once, and after 1 s, doubling to 30 s, while children end within
-        `settled_seconds` of their start.
+        `settled_seconds` of their start, or cannot be started because the system has no process, file or
+        memory left.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -114,7 +115,14 @@ class Supervisor:
         crashes = 0
         while not self._stopping.is_set():
             started = time.monotonic()
-            ended = await self._run_one()
+            try:
+                ended = await self._run_one()
+            except (OSError, RuntimeError, MemoryError) as error:
+                # RuntimeError: asyncio cannot start the thread that waits for the process.
+                pause = backoff.next()
+                log.error("A process could not be started: %r; trying again in %g s", error, pause)
+                await self._sleep(pause)
+                continue
             if self._stopping.is_set() or (action := self.after(ended)) == Next.DONE:
                 return
             if action == Next.ABORT:
@@ -126,18 +134,26 @@ class Supervisor:
                 backoff.reset()
             pause = 0.0 if crashes == 1 else backoff.next()
             log.error("%s; another one starts in %g s", ended, pause)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause)
+            await self._sleep(pause)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep until the supervisor stops, at most `seconds`."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _run_one(self) -> ChildExit:
         """Start one child, and return how it ended."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *self.command, stdin=theirs.fileno(), pass_fds=self.pass_fds, start_new_session=True
-            )
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *self.command, stdin=theirs.fileno(), pass_fds=self.pass_fds, start_new_session=True
+                )
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()  # a child that was started reads no configuration and ends
+            raise
         self._processes.add(process)
-        reader, writer = await asyncio.open_connection(sock=ours)
         try:
             if self._stopping.is_set():
                 _send(process, signal.SIGTERM)
@@ -162,8 +178,11 @@ class Supervisor:
         except TimeoutError:
             _send(process, signal.SIGKILL)
             return f"Process {process.pid} was not ready within {self.start_seconds:g} s"
-        except (ConnectionError, ValueError):  # ValueError: the line is too long
+        except ConnectionError:
             return ""
+        except ValueError:  # nothing reads the rest, so the child may wait for that for ever
+            _send(process, signal.SIGKILL)
+            return f"Process {process.pid} reported a line that is too long"
         if answer == READY:
             self._ready_count += 1
             if self._ready_count == self.count and self.on_ready and not self._stopping.is_set():
