@@ -1,6 +1,7 @@
 """`serve` stops cleanly, and `serve --workers N` acts like one server: a process that exits is replaced."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -141,6 +142,20 @@ def test_each_process_serves_and_is_replaced(server: TwoProcesses) -> None:
     wait_until(lambda: "another one starts in 1 s" in server.stderr)
     assert server.is_ready()
     assert f"Process {first.pid} ended (-9); another one starts in 0 s" in server.stderr
+
+
+def test_a_failed_start_of_a_process_ends_no_other(server: TwoProcesses) -> None:
+    """Without a free file descriptor the parent tries again, and the other process serves."""
+    first, second = server.children
+    limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    first.kill()
+    wait_until(lambda: "Too many open files" in server.stderr)
+    assert server.is_ready()
+    assert server.children == [second]
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
+    wait_until(lambda: len(server.children) == 2)
+    assert server.stop(signal.SIGTERM).code == 0
 
 
 def test_several_processes_start_and_stop_like_one(server: TwoProcesses, program: Program) -> None:

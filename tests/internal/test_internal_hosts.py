@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import httpx
@@ -24,6 +25,7 @@ from zndraw_joblib import (
     register_internal_jobs,
     register_internal_tasks,
 )
+from zndraw_joblib.contract.names import JobName
 
 NAME = "@internal:modifiers:Double"
 Sessions = async_sessionmaker[AsyncSession]
@@ -161,6 +163,37 @@ async def test_a_host_may_set_the_registry_itself(sessions: Sessions, broker: In
         )
         app.state.internal_registry = registry
         await submit(client, NAME, x=1)
+
+
+@pytest.mark.parametrize(("is_exclusive", "slots"), [(True, 0), (True, 1), (False, 1), (False, None)])
+async def test_a_registry_of_a_hosts_own_class_keeps_its_executor_and_free(
+    sessions: Sessions, broker: InMemoryBroker, is_exclusive: bool, slots: int | None
+) -> None:
+    """Any object with `tasks` will do; its executor's `exclusive_start` and its `free` count as well."""
+    app, executor = FastAPI(), Executor()
+    executor.exclusive_start = is_exclusive  # type: ignore[attr-defined]
+    joblib = mounted(app, sessions)
+    registry = await register_internal_jobs(app, broker, [Double], executor, sessions)
+    own = SimpleNamespace(tasks=registry.tasks, executor=executor)
+    if slots is not None:
+        own.free = lambda: slots
+    app.state.internal_registry = own
+    mode = joblib.dispatcher.mode(JobName("@internal", "modifiers", "Double"))
+    assert mode is not None
+    assert (mode.exclusive_start, mode.is_bounded) == (is_exclusive, slots is not None)
+    if slots == 0:
+        async with run_lifespan(app) as client:
+            await submit(client, NAME, x=1)
+            await joblib.dispatcher.dispatch()
+        assert executor.calls == []
+
+
+@pytest.mark.parametrize("database", [None, "postgresql://host/name", object()])
+def test_an_executor_of_internal_tasks_names_a_wrong_database(database: Any) -> None:
+    """The error names the class that was given, and what to pass."""
+    kind = type(database).__name__
+    with pytest.raises(TypeError, match=f"database is a {kind}: pass a session maker, or the `runtime`"):
+        GuardedExecutor(database)
 
 
 async def test_a_worker_process_registers_tasks_alone(broker: InMemoryBroker) -> None:
