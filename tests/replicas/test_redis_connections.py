@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis.asyncio
 from servers import free_port
 from taskiq import BrokerMessage
 from tcp_proxy import TcpProxy
@@ -154,8 +155,8 @@ async def check_broker(url: str, silence: Any = None) -> None:
     listening = worker.listen()
     got = asyncio.ensure_future(anext(listening))
     if silence is not None:
-        await asyncio.sleep(0.3)
-        silence()
+        await until(partial(_is_reading, url))
+        assert silence() > 0
         # Until the read that Redis knows of has ended, it would give the task to the lost connection.
         await asyncio.sleep(brokers._WAIT_SECONDS + 0.5)
     await asyncio.wait_for(_until_accepted(sender, message), ENOUGH)
@@ -163,6 +164,11 @@ async def check_broker(url: str, silence: Any = None) -> None:
     await listening.aclose()
     for broker in (sender, worker):
         await broker.shutdown()
+
+
+async def _is_reading(url: str) -> bool:
+    async with redis.asyncio.Redis.from_url(url) as client:
+        return any(each["cmd"] == "brpop" for each in await client.client_list())
 
 
 async def _until_accepted(sender: QueueBroker, message: BrokerMessage) -> None:
