@@ -36,7 +36,7 @@ async def test_every_key_has_the_prefix_and_expires(
     await results.store("b", b"x" * (2 * MIB), 60)
     await results.acquire_inflight("c", 60)
     names = [name.decode() for name in await client.keys("*")]
-    assert sorted(names) == [f"{PREFIX}:{rest}" for rest in ("a", "b", "b:version", "c")]
+    assert sorted(names) == [f"{PREFIX}:{rest}" for rest in ("a", "b", "b:version", "c", "expiries", "sizes")]
     assert all([0 < await client.pttl(name) <= 60_000 for name in names])
     assert await client.get(names[names.index(f"{PREFIX}:a")]) == b"small"
     for key in "ab":

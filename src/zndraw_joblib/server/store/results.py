@@ -17,6 +17,10 @@ from zndraw_joblib.server.ports import PART_BYTES
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tables import Result, ResultPart
 
+# What a value counts in addition to its bytes.
+VALUE_BYTES = 1024
+_PARTS_PER_EVICTION = 64
+
 results = Result.__table__
 parts = ResultPart.__table__
 
@@ -128,6 +132,25 @@ async def prune(tx: Transaction, limit: int) -> int:
     return len(chosen)
 
 
+async def evict(tx: Transaction, max_bytes: int) -> bool:
+    """Delete the values that expire first while all values have more than `max_bytes`, in bounded steps.
+
+    Drafts and locks stay. Return whether another step is needed.
+    """
+    total: int = (await tx.execute(_TOTAL)).scalar_one()
+    excess, budget, chosen = total - max_bytes, _PARTS_PER_EVICTION, list[dict[str, int]]()
+    for row in (await tx.execute(_OLDEST)).all() if excess > 0 else ():
+        if excess <= 0 or budget <= 0:
+            break
+        chosen.append({"old": row.n})
+        excess -= row.size + VALUE_BYTES
+        budget -= 1 + row.size // PART_BYTES
+    if chosen:
+        await tx.execute(_DROP, chosen)
+        await tx.execute(_DROP_PARTS, chosen)
+    return bool(chosen) and excess > 0
+
+
 async def _replace(tx: Transaction, n: int, key: str, size: int, ttl: float) -> None:
     row = await _row(tx, n, _value(key), size, ttl)
     while True:
@@ -199,5 +222,14 @@ _EXPIRED = (
     .where(results.c.expires_at <= bindparam("now"))
     .order_by(results.c.expires_at)
     .limit(bindparam("limit", type_=Integer))
+    .with_for_update(skip_locked=True)
+)
+_IS_VALUE = results.c.key.like(_value("%"))
+_TOTAL = select(func.coalesce(func.sum(results.c.size + VALUE_BYTES), 0)).where(_IS_VALUE)
+_OLDEST = (
+    select(results.c.n, results.c.size)
+    .where(_IS_VALUE)
+    .order_by(results.c.expires_at)
+    .limit(_PARTS_PER_EVICTION)
     .with_for_update(skip_locked=True)
 )

@@ -1,5 +1,6 @@
 """A result backend in the server's database, shared by all server processes."""
 
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -35,12 +36,14 @@ class DatabaseResults:
         self._draft_seconds = draft_seconds
         self._recheck_seconds = recheck_seconds
         self._shared_get = SingleFlight(self.get)
+        self._unchecked_bytes: float = math.inf
 
     async def store(self, key: str, data: bytes, ttl: int) -> None:
         """Store bytes under a key for `ttl` seconds."""
         if len(data) > PART_BYTES:
             await self.store_stream(key, parts.stream(data), ttl)
             return
+        await self._make_room(len(data))
         n = results.new_number()
         write = self._runtime.write_short if len(data) <= _SHORT_BYTES else self._runtime.write
         await write(results.put, n=n, key=key, data=bytes(data), ttl=ttl)
@@ -119,8 +122,21 @@ class DatabaseResults:
     async def close(self) -> None:
         """Do nothing: there are no connections to close."""
 
+    async def _make_room(self, size: int) -> None:
+        """Remove the values that expire first, if all together would exceed `max_cached_bytes`.
+
+        The total is counted after each sixteenth of the limit that this process writes.
+        """
+        limit = self._runtime.settings.max_cached_bytes
+        self._unchecked_bytes += size + results.VALUE_BYTES
+        if self._unchecked_bytes >= limit // 16:
+            self._unchecked_bytes = 0
+            while await self._runtime.write(results.evict, max_bytes=max(0, limit - size)):
+                pass
+
     async def _add_part(self, n: int, number: int, data: bytes) -> None:
         ttl = self._draft_seconds
+        await self._make_room(len(data))
         if not await self._runtime.write(results.add_part, n=n, number=number, data=data, ttl=ttl):
             raise self._draft_expired()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -15,6 +15,7 @@ from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
 from zndraw_joblib.server.ports import PART_BYTES
 from zndraw_joblib.server.providers import parts
 from zndraw_joblib.server.providers.results.notifier import Notifier
+from zndraw_joblib.server.providers.results.redis_script import ACCOUNT
 from zndraw_joblib.server.pubsub.redis import connection_options, open_redis, subscribed
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,9 @@ _POOL_SECONDS = 10.0
 _DRAFT_MS = 60_000
 _READ_ATTEMPTS = 5
 _RETRY_AFTER = {"Retry-After": "1"}
+_MAX_BYTES = 256 * 1024 * 1024
+# What a value counts in addition to its bytes.
+_VALUE_BYTES = 1024
 Command = tuple[Any, ...]
 
 
@@ -42,12 +46,14 @@ class RedisResults:
     Each event loop has at most 16 connections, and one more for the notifications of all its waiting
     callers. While Redis is unreachable every call raises `ServiceUnavailable`; callers that already wait go
     on waiting, and read again after the connection is back. A value over 1 MiB is stored in parts;
-    ``{key}:version`` identifies the value, so that a reader does not mix parts of two values.
+    ``{key}:version`` identifies the value, so that a reader does not mix parts of two values. All values
+    together have at most `max_bytes()` bytes: those that expire first are removed. The newest always stays.
     """
 
-    def __init__(self, url: str, prefix: str) -> None:
+    def __init__(self, url: str, prefix: str, max_bytes: Callable[[], int] = lambda: _MAX_BYTES) -> None:
         self._url = url
         self._prefix = prefix
+        self._max_bytes = max_bytes
         self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
 
     async def store(self, key: str, data: bytes, ttl: int) -> None:
@@ -56,7 +62,9 @@ class RedisResults:
             await self.store_stream(key, parts.stream(data), ttl)
             return
         name = self._name(key)
-        await self._execute(("SET", name, data, "EX", ttl), ("DEL", _version(name)))
+        await self._execute(
+            ("SET", name, data, "EX", ttl), ("DEL", _version(name)), self._account(name, len(data), ttl)
+        )
 
     async def get(self, key: str) -> bytes | None:
         """Return the bytes of a key, or None."""
@@ -73,7 +81,8 @@ class RedisResults:
 
     async def delete(self, key: str) -> None:
         """Remove a key."""
-        await self._execute(("DEL", self._name(key), _version(self._name(key))))
+        name = self._name(key)
+        await self._execute(("DEL", name, _version(name)), self._account(name))
 
     async def acquire_inflight(self, key: str, ttl: int) -> bool:
         """Take a lock for at most `ttl` seconds. Return whether it was free."""
@@ -107,7 +116,8 @@ class RedisResults:
                     raise _unavailable("Redis lost a part of the value while it was stored")
             version = ("SET", _version(name), uuid4().bytes, "EX", ttl)
             # RENAME keeps the expiry of the draft, so EXPIRE comes first.
-            await self._execute(("EXPIRE", draft, ttl), ("RENAME", draft, name), version)
+            account = self._account(name, size, ttl)
+            await self._execute(("EXPIRE", draft, ttl), ("RENAME", draft, name), version, account)
         except BaseException:
             with suppress(ServiceUnavailable):
                 await self._execute(("DEL", draft))
@@ -191,6 +201,12 @@ class RedisResults:
     @property
     def _channel(self) -> str:
         return f"{self._prefix}:results"
+
+    def _account(self, name: str, size: int | None = None, ttl: int = 0) -> Command:
+        """Return the command that records the size of a value, None for no value, and makes room for it."""
+        counted = 0 if size is None else size + _VALUE_BYTES
+        keys = self._name("expiries"), self._name("sizes")
+        return ("EVAL", ACCOUNT, 2, *keys, name, counted, 1000 * ttl, self._max_bytes())
 
     def _name(self, key: str) -> str:
         return f"{self._prefix}:{key}"

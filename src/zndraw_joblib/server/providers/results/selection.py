@@ -33,7 +33,7 @@ def select_result_backend(settings: JobLibSettings, runtime: Runtime) -> Results
         raise ValueError("result_backend is 'redis', but redis_url is not set")
     from zndraw_joblib.server.providers.results.redis_results import RedisResults  # noqa: PLC0415 - few servers need it
 
-    return RedisResults(settings.redis_url, settings.redis_prefix)
+    return RedisResults(settings.redis_url, settings.redis_prefix, lambda: settings.max_cached_bytes)
 
 
 def _select(settings: JobLibSettings, runtime: Runtime) -> str:
