@@ -17,6 +17,7 @@ from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.asyncpg_options import InvalidDatabaseUrl
 from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.engine import check_url, open_database
+from zndraw_joblib.server.store.pooling import TransactionPooling
 
 _ANSWER_SECONDS = 20.0
 _IN_MEMORY = frozenset({None, "", ":memory:"})
@@ -89,7 +90,7 @@ async def connected(url: str) -> AsyncIterator[Database]:
             f"The database {location.text} cannot be used: {_reason(error)}. "
             "Check that it runs and that --database-url names it"
         ) from error
-    except schema.OutdatedSchema as error:
+    except (schema.OutdatedSchema, TransactionPooling) as error:
         raise UnusableDatabase(f"{location.text}: {error}") from error
     finally:
         await database.close()

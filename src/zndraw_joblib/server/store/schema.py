@@ -12,6 +12,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, delete, insert, select, text
 
 from zndraw_joblib.server.store.database import Database
+from zndraw_joblib.server.store.pooling import check_sessions
 from zndraw_joblib.server.store.tables import RuntimeSetting
 
 VERSION_TABLE = "joblib_alembic_version"
@@ -64,8 +65,9 @@ async def upgrade(database: Database) -> None:
 async def prepare(database: Database) -> None:
     """Upgrade a SQLite database; check the version of any other.
 
-    Raises `OutdatedSchema` with the command to run, or with the release to install.
+    Raises `OutdatedSchema` with the command to run, or with the release to install, and `TransactionPooling`.
     """
+    await check_sessions(database)
     found = await check(database)
     if found == newest():
         return
