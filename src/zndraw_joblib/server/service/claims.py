@@ -205,7 +205,7 @@ async def _claim_new(
         chosen = [task.seq for task, _ in moves]
         rest = await expiry.expired(tx, now, _MAX_EXPIRED, only=sorted(expired), but=chosen)
         moves += [(task, retry_policy.expired(task, now)) for task in rest]
-    await store.move(tx, moves)
+    await store.claim(tx, moves)
     for _, after in moves:
         serializers.publish_status(tx, after)
     return {after.seq: after for _, after in moves if after.status == TaskStatus.CLAIMED}

@@ -146,7 +146,7 @@ async def claim(
     chosen = islice(merge(due, queued, key=attrgetter("place")), limit)
     claimed = [(task, retry_policy.claimed(task, now) if task.is_queued else task) for task in chosen]
     moves = [(task, _leased(after, now, exclusive_start=exclusive_start)) for task, after in claimed]
-    await store.move(tx, moves)
+    await store.claim(tx, moves)
     for before, after in moves:
         if before.status != after.status:
             serializers.publish_status(tx, after)

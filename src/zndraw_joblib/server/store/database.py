@@ -23,7 +23,13 @@ from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.server.batcher import RowLocked, locked_problem
 from zndraw_joblib.server.ports import OpenConnection, SessionMaker, Wake
-from zndraw_joblib.server.store.errors import Unresponsive, in_doubt, is_retriable, raises_unavailable
+from zndraw_joblib.server.store.errors import (
+    RepeatTransaction,
+    Unresponsive,
+    in_doubt,
+    is_retriable,
+    raises_unavailable,
+)
 from zndraw_joblib.server.store.limits import Limits, SingleWrites
 from zndraw_joblib.server.store.notify_connection import NotifyConnection
 from zndraw_joblib.server.store.tables import Token
@@ -365,5 +371,7 @@ async def _retry(transaction: Callable[[], Awaitable[Result]]) -> Result:
                 if not is_retriable(error) or time.monotonic() > give_up:
                     raise
                 logger.info("Retrying a transaction (attempt=%d error=%r)", attempt, error.orig)
+            except RepeatTransaction as change:
+                logger.debug("Repeating a transaction (attempt=%d): %s", attempt, change)
             await asyncio.sleep(backoff.next())
         return await transaction()

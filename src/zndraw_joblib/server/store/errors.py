@@ -37,6 +37,10 @@ _MISSING_STATES = frozenset({"42P01", "42703"})
 _MISSING_TEXT = re.compile(r"no such table: \w*\.?joblib_|no such column: |table joblib_\w+ has no column")
 
 
+class RepeatTransaction(ServiceUnavailable):
+    """What a transaction read has changed before it locked it: roll it back and run it again."""
+
+
 class Unresponsive(Exception):
     """The database did not respond in time."""
 

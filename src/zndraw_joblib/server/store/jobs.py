@@ -90,6 +90,7 @@ _BY_ID = (
 )
 _LOCK = _BY_ID.with_for_update(key_share=True)
 _LOCK_FREE = _BY_ID.with_for_update(key_share=True, skip_locked=True)
+_PAUSED = select(jobs.c.id).where(among(jobs.c.id, bindparam("ids")), jobs.c.paused).limit(1)
 _SET_TURN = (
     update(jobs)
     .where(jobs.c.id == bindparam("job"))
@@ -208,6 +209,12 @@ async def paused(tx: Transaction, job_ids: Collection[UUID]) -> set[UUID]:
     """Return those of these jobs that are paused."""
     statement = select(jobs.c.id).where(jobs.c.id.in_(padded(sorted(job_ids))), jobs.c.paused)
     return set((await tx.execute(statement)).scalars())
+
+
+async def are_paused(tx: Transaction, job_ids: Iterable[UUID]) -> bool:
+    """Return whether one of these jobs is paused."""
+    ids = {"ids": padded(sorted(set(job_ids)))}
+    return (await tx.execute(_PAUSED, ids)).first() is not None
 
 
 async def record_priorities(tx: Transaction, job_id: UUID) -> None:

@@ -10,7 +10,7 @@ from zndraw_joblib.server.store.tasks.read import (
     states,
 )
 from zndraw_joblib.server.store.tasks.records import Condition, Move, Place, TaskRecord, TaskState
-from zndraw_joblib.server.store.tasks.write import add, move, move_alike, prune
+from zndraw_joblib.server.store.tasks.write import add, claim, move, move_alike, prune
 
 __all__ = [
     "AttemptRecord",
@@ -23,6 +23,7 @@ __all__ = [
     "attempts_of",
     "by_claims",
     "by_id",
+    "claim",
     "finished",
     "lock",
     "move",

@@ -24,6 +24,7 @@ from zndraw_joblib.server.ports import job_key
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.errors import RepeatTransaction
 from zndraw_joblib.server.store.tables import Attempt, Task
 from zndraw_joblib.server.store.tasks import room_queues
 from zndraw_joblib.server.store.tasks.records import CHUNK, COLUMNS, IS_HELD, Move, TaskRecord, of_status
@@ -75,7 +76,8 @@ _ENTERED = select(*[_ADDED.c[name] for name in room_queues.COLUMNS]).where(
 )
 _ADD_MANY_AND_ROOMS = room_queues.upsert_from(_ENTERED)
 # If all tasks are of one job, the same statement updates that job's counts: one round trip less.
-_MOVE_AND_COUNT = job_store.ADD_TO_COUNTS.add_cte(_MOVE_MANY.cte("written"))
+_COUNT_AND_CHECK = job_store.ADD_TO_COUNTS.returning(job_store.jobs.c.paused)
+_MOVE_AND_COUNT = _COUNT_AND_CHECK.add_cte(_MOVE_MANY.cte("written"))
 _ADDED_TO_ROOMS = _ADD_MANY_AND_ROOMS.returning(room_queues.queues.c.room_id).cte("entered")
 _ADD_AND_COUNT = job_store.ADD_TO_COUNTS.add_cte(_ADDED_TO_ROOMS)
 _END_ALIKE = (
@@ -111,20 +113,39 @@ async def move(tx: Transaction, moves: Sequence[Move]) -> None:
     A task may move several times: its first and its last state are used. A row that differs from the old
     state does not change, because the statement compares status and attempt.
     """
+    await _move(tx, moves)
+
+
+async def claim(tx: Transaction, moves: Sequence[Move]) -> None:
+    """Do what `move` does for tasks that leave their queues.
+
+    Raises `RepeatTransaction` if one of their jobs was paused since it was read. Now the job is locked: a
+    pause succeeds before this claim, or after its commit.
+    """
+    is_paused = await _move(tx, moves)
+    ids = {before.job_id for before, _ in moves if before.is_queued}
+    if is_paused is None and ids and not tx.is_sqlite:
+        is_paused = await job_store.are_paused(tx, ids)
+    if is_paused:
+        raise RepeatTransaction("A job was paused during the claim")
+
+
+async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
     if not moves:
-        return
+        return None
     merged: dict[int, Move] = {}
     for before, after in moves:
         first, _ = merged.get(before.seq, (before, after))
         merged[before.seq] = (first, after)
     rows = [_parameters(before, after) for before, after in merged.values()]
-    await _write(tx, (_MOVE, _MOVE_MANY, _MOVE_AND_COUNT), rows, list(merged.values()))
+    is_paused = await _write(tx, (_MOVE, _MOVE_MANY, _MOVE_AND_COUNT), rows, list(merged.values()))
     entered = [after for before, after in merged.values() if after.is_queued and not before.is_queued]
     await room_queues.add(tx, entered)
     _record_effects(tx, merged.values())
     ended = [_attempt(before, after, await tx.now()) for before, after in moves if _requeues(before, after)]
     if ended:
         await tx.execute(insert(attempts), ended)
+    return is_paused
 
 
 async def move_alike(tx: Transaction, moves: Sequence[Move]) -> None:
@@ -186,18 +207,20 @@ async def _write(
     statements: tuple[Executable, Executable, Executable],
     rows: Sequence[Mapping[str, Any]],
     moves: Sequence[tuple[TaskRecord | None, TaskRecord]],
-) -> None:
+) -> bool | None:
+    """Write rows and counts. Return whether the job is paused, None if that is unknown."""
     each, many, and_count = statements
     changes = _count_changes(moves)
     if tx.is_sqlite:
         await tx.execute(each, rows)
     elif len(changes) == 1:
         [(job_id, change)] = changes.items()
-        await tx.execute(and_count, {**by_column(rows), "job": job_id, **change._asdict()})
-        return
+        found = await tx.execute(and_count, {**by_column(rows), "job": job_id, **change._asdict()})
+        return found.scalar() if and_count is _MOVE_AND_COUNT else None
     else:
         await tx.execute(many, by_column(rows))
     await job_store.add_to_counts(tx, changes)
+    return None
 
 
 def _count_changes(
