@@ -147,6 +147,19 @@ async def test_the_identity_and_guards_of_the_host_apply(host: Host) -> None:
         assert await ada.call("join_job_room", **join) == {}
 
 
+async def test_joins_leave_nothing_behind(host: Host) -> None:
+    """The dependencies of the host run for each join, and the socket keeps no values of theirs."""
+    register_socketio_handlers(host.sio, host.joblib)
+    async with host.serve() as server:
+        ada = await server.connect(auth={"token": KEY})
+        assert host.joblib.rooms is not None
+        [request] = host.joblib.rooms._requests.values()
+        receive, keys = request.receive, set(request.scope)
+        for _ in range(3):
+            assert await ada.call("join_room", room_id="attic") == {}
+        assert (request.receive, set(request.scope) - {"state"}) == (receive, keys - {"state"})
+
+
 async def test_a_host_gets_all_events(host: Host) -> None:
     """Front-ends of all rooms get events of a global job; a worker gets a cancellation."""
     register_socketio_handlers(host.sio, host.joblib)

@@ -211,7 +211,7 @@ class Rooms:
     async def _join_room(self, sid: str, event: events.JoinRoom) -> None:
         await self._caller(sid)
         room_id = validate_room_id(event.room_id)
-        await self._access.check_readable(self._requests[sid], room_id)
+        await self._access.check_readable(_copy(self._requests[sid]), room_id)
         await self._enter(sid, events.room_of(room_id), events.EVERY_ROOM)
 
     async def _leave_room(self, sid: str, event: events.LeaveRoom) -> None:
@@ -227,7 +227,7 @@ class Rooms:
         return caller
 
     async def _identify(self, sid: str, request: Request) -> Identity | None:
-        caller = await self._access.identify(request)
+        caller = await self._access.identify(_copy(request))
         if caller is not None and self._is_connected(sid):
             self.supervisor.add(sid, SocketOwner(caller, self._access.digest_of(request)))
         return caller
@@ -251,6 +251,11 @@ class Rooms:
         with suppress(KeyError):
             self._joined.get(sid, set()).remove(room)
             await self.sio.leave_room(sid, room)
+
+
+def _copy(request: Request) -> Request:
+    """Return a request for one call of the host's dependencies, which may leave values in it."""
+    return Request(dict(request.scope), _no_body)
 
 
 async def _no_body() -> dict[str, Any]:
