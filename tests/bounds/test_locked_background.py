@@ -1,19 +1,25 @@
-"""A locked row stops neither the sweeper nor the scheduler, and leaves no transaction behind."""
+"""A locked row stops neither sweeper, scheduler nor dispatcher, and leaves no transaction behind."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
-from replica import TIMEOUT, Replica
+from replica import TIMEOUT, InternalExecutor, Replica, internal
 from sqlalchemy import func, select, text, update
 from waiting import until
 
+from zndraw_joblib.contract.policy import JobPolicy
+from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.internal.registry import InternalRegistry
+from zndraw_joblib.server.service import internal as rules
+from zndraw_joblib.server.service import jobs
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store.tables import Job, Task
 
@@ -101,3 +107,24 @@ async def test_a_locked_job_stops_no_scheduled_task_of_others(replica: Replica) 
     assert await replica.claim(stuck_job.worker_id, wait=TIMEOUT / 2) is not None
     scheduling.cancel()
     await asyncio.wait([scheduling])
+
+
+async def test_a_locked_internal_job_stops_no_dispatch_of_others(replica: Replica) -> None:
+    """The dispatcher sends the pending tasks of other internal jobs, and those of the job when it is free."""
+    stuck, other, broker = internal("Stuck"), internal("Other"), InternalExecutor()
+    offers = [rules.InternalJob(name, {}, JobPolicy()) for name in (stuck, other)]
+    await replica.runtime.write(rules.register, jobs=offers)
+    replica.registry = InternalRegistry({str(stuck): broker, str(other): broker})
+    for name in (stuck, other):
+        await replica.runtime.write(partial(jobs.pause, name=name, paused=True))
+    tasks = {name: await replica.submit(str(name)) for name in (stuck, other)}
+    for name in (stuck, other):
+        await replica.runtime.write(partial(jobs.pause, name=name, paused=False))
+    assert broker.calls == []
+    [row] = await replica.rows(Job.__table__, Job.__table__.c.name == stuck.name)
+    async with locked(replica, Job.__table__, row.id), asyncio.timeout(TIMEOUT):
+        with pytest.raises(ServiceUnavailable):
+            await replica.dispatcher.dispatch()
+    assert [call["task_id"] for call in broker.calls] == [str(tasks[other].id)]
+    assert await replica.dispatcher.dispatch()
+    assert [call["task_id"] for call in broker.calls[1:]] == [str(tasks[stuck].id)]

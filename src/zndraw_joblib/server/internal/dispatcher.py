@@ -3,12 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.messages import TaskResponse, TaskSubmitRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
+from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask
 from zndraw_joblib.server.ports import DispatchMode, Identity, InternalTask, RequestKey, job_key
@@ -125,13 +127,7 @@ class Dispatcher:
         if registry is None or not registry.tasks:
             return True
         while (limit := _BATCH if registry.free is None else min(_BATCH, registry.free())) > 0:
-            batch = await self._runtime.write(
-                internal.claim,
-                list(registry.tasks),
-                limit,
-                self._runtime.order,
-                exclusive_start=registry.exclusive_start,
-            )
+            batch = await self._claim(registry, limit)
             refused = await self._send_batch(registry, batch)
             if refused:
                 await self._runtime.write(internal.retry_dispatch_later, refused)
@@ -139,6 +135,25 @@ class Dispatcher:
             if not batch:
                 break
         return True
+
+    async def _claim(self, registry: InternalRegistry, limit: int) -> list[TaskRecord]:
+        """Claim tasks of all jobs together or, where that fails, of each job alone: one may be locked."""
+
+        async def claim(names: list[str], limit: int) -> list[TaskRecord]:
+            order, exclusive = self._runtime.order, registry.exclusive_start
+            return await self._runtime.write(internal.claim, names, limit, order, exclusive_start=exclusive)
+
+        names, found = list(registry.tasks), list[TaskRecord]()
+        try:
+            return await claim(names, limit)
+        except ServiceUnavailable as problem:
+            for name in names if len(names) > 1 else []:
+                if len(found) < limit:
+                    with suppress(ServiceUnavailable):
+                        found += await claim([name], limit - len(found))
+            if not found:
+                raise problem from None
+        return found
 
     async def _send_batch(self, registry: InternalRegistry, batch: Sequence[TaskRecord]) -> list[UUID]:
         """Send each task to the broker. Return the tasks that it did not take."""
