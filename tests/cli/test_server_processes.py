@@ -134,13 +134,13 @@ def test_each_process_serves_and_is_replaced(server: TwoProcesses) -> None:
         assert other.is_running()
     first.kill()
     wait_until(lambda: len(server.children) == 2 and first not in server.children)
-    second.suspend()  # so that the new process serves the next requests
-    assert server.is_ready()
-    second.resume()
     [third] = [child for child in server.children if child not in before]
     third.kill()
     wait_until(lambda: "another one starts in 1 s" in server.stderr)
+    wait_until(lambda: len(server.children) == 2 and third not in server.children)
+    second.suspend()  # so that the new process serves the next request
     assert server.is_ready()
+    second.resume()
     assert f"Process {first.pid} ended (-9); another one starts in 0 s" in server.stderr
 
 
