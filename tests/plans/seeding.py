@@ -9,6 +9,7 @@ one has three tasks at its end, one is internal, one has only a history; there a
 from uuid import UUID
 
 TASKS = 100_000
+KEYS = 20_000
 WORKERS = 20_000
 JOBS = 21
 BIG, RARE, IDLE = 0, 19, 20
@@ -87,12 +88,17 @@ def _seed(kind: str) -> list[str]:
             FROM t ORDER BY i""",
         """UPDATE joblib_job SET pending =
             (SELECT count(*) FROM joblib_task t WHERE t.job_id = joblib_job.id AND t.status = 'pending')""",
+        f"""INSERT INTO joblib_idempotency_key (id, fingerprint, created_at, answer) {numbers(KEYS, 1)}
+            SELECT {uuid.format("i")}, {uuid.format("i")}, {time.format("i")}, '{{}}' FROM n""",
         """INSERT INTO joblib_room_queue SELECT job_id, room_id, min(lane), min(seq) FROM joblib_task
             WHERE status = 'pending' GROUP BY job_id, room_id""",
     ]
     if kind == "postgresql":
         # The test decides when statistics are made.
-        names = ("joblib_task", "joblib_job", "joblib_worker", "joblib_worker_job", "joblib_room_queue")
+        names = (
+            *("joblib_task", "joblib_job", "joblib_worker", "joblib_worker_job", "joblib_room_queue"),
+            "joblib_idempotency_key",
+        )
         return [f"ALTER TABLE {name} SET (autovacuum_enabled = off)" for name in names] + seeds
     return seeds
 

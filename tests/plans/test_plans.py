@@ -6,6 +6,7 @@ The tests explain the statements that the code executes; a full scan of the task
 import re
 from datetime import timedelta
 from functools import partial
+from uuid import uuid4
 
 import pytest
 from replica import ADMIN, OWNER, SUBMITTER
@@ -17,8 +18,8 @@ from plans.seeding import BIG, IDLE, JOBS, LAB, QUIET, RARE, TASKS, WORKERS, job
 from zndraw_joblib.contract.messages import NamedTask, TaskUpdateRequest
 from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import claims, internal, sweep, tasks, workers
+from zndraw_joblib.server.ports import Page, RequestKey
+from zndraw_joblib.server.service import claims, idempotency, internal, sweep, tasks, workers
 from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
@@ -124,6 +125,19 @@ async def test_a_submission_reads_no_task(explainer: Explainer, count: int) -> N
     """It reads its job and inserts its rows; the length of the queue is a stored count."""
     items = [tasks.Submission(SUBMITTER, LAB, name(turn % JOBS), {"angle": 3}) for turn in range(count)]
     for plan in await explainer.plans(partial(tasks.submit, items=items)):
+        assert plan.by("joblib_task") == set(), describe(plan)
+
+
+@pytest.mark.parametrize("count", [1, 16])
+async def test_idempotency_keys_are_found_by_their_digest(explainer: Explainer, count: int) -> None:
+    """A submit with a key reads only its own row of the keys; the sweeper reads the oldest ones."""
+    keys = [RequestKey(uuid4(), uuid4(), timedelta(days=1)) for _ in range(count)]
+    items = [tasks.Submission(SUBMITTER, LAB, name(0), {"angle": 3}, key=key) for key in keys]
+    plans = await explainer.plans(partial(idempotency.submit, items=items))
+    plans += await explainer.plans(partial(sweep.prune_keys, keep=timedelta(days=1)))
+    assert any(plan.by("joblib_idempotency_key") for plan in plans)
+    for plan in plans:
+        assert None not in plan.by("joblib_idempotency_key"), describe(plan)
         assert plan.by("joblib_task") == set(), describe(plan)
 
 
