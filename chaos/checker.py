@@ -10,7 +10,7 @@ from chaos.records import ExecutionEvent, LostAttempt, RunRecord, WorkerRequest
 from zndraw_joblib.contract.messages import TaskHistory, TaskResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 
-MASS_EXPIRY_MINIMUM = 5
+MASS_EXPIRY_MINIMUM = 2
 
 
 @dataclass(frozen=True, slots=True)

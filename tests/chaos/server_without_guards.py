@@ -4,7 +4,6 @@ After each cycle the sweeper prints a line to standard error.
 """
 
 import asyncio
-import math
 import sys
 from datetime import timedelta
 from functools import partial
@@ -25,8 +24,7 @@ def remove_fencing() -> None:
 
 def remove_startup_grace() -> None:
     """Remove silent workers at once after the server was paused."""
-    assert "_watching_since" in sweeper.Sweeper.__init__.__code__.co_names
-    sweeper.Sweeper._watching_since = property(lambda _: -math.inf, lambda *_: None)
+    replace(sweeper.Sweeper, "grace_remaining", property(lambda _: 0.0))
 
 
 def remove_mass_expiry_guard() -> None:

@@ -46,7 +46,7 @@ async def test_a_worker_that_reports_in_time_is_not_removed(
         assert await broken_rules(environment, submissions) == rules
 
 
-@pytest.mark.parametrize(("server", "rules"), [("grace", {"live workers are kept"}), ("", set())])
+@pytest.mark.parametrize(("server", "rules"), [("grace,mass-expiry", {"live workers are kept"}), ("", set())])
 async def test_after_a_pause_the_server_removes_no_worker_at_once(
     start_environment: OpenEnvironment, release_file: Path, server: str, rules: set[str]
 ) -> None:
