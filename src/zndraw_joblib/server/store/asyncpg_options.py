@@ -137,7 +137,7 @@ async def prepare(connection: Connection, limits: Limits, *, is_for_migrations: 
     probe = max(1, round(limits.response / 2 / _KEEPALIVE_PROBES))
     values: dict[str, int | str] = {
         "statement_timeout": 0 if is_for_migrations else milliseconds(limits.statement),
-        "lock_timeout": 0 if is_for_migrations else milliseconds(limits.lock),
+        "lock_timeout": 0 if is_for_migrations else milliseconds(limits.session_lock),
         "idle_in_transaction_session_timeout": milliseconds(limits.idle_transaction),
         "tcp_keepalives_idle": idle,
         "tcp_keepalives_interval": probe,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Self
 from weakref import WeakKeyDictionary
 
+from zndraw_joblib.server.batcher import LOCK_SECONDS
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.errors import Unresponsive
 
 # Writes outside batches that may run at once, so that connections stay free for batches and reads.
 _SINGLE_WRITES = 8
-_IMPATIENT_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,14 @@ class Limits:
             settings.database_lock_timeout_seconds,
             settings.database_idle_transaction_timeout_seconds,
         )
+
+    @property
+    def session_lock(self) -> float:
+        """How long a statement waits for a lock, unless its transaction sets another time.
+
+        It is the time of a batch, so that a batch sets none.
+        """
+        return min(LOCK_SECONDS, self.lock)
 
     def transaction(self, *, is_short: bool) -> float:
         """Return how long a transaction may take."""
@@ -68,7 +76,7 @@ class SingleWrites:
         self._running += 1
         is_crowded = self._running > _SINGLE_WRITES // 2
         try:
-            yield min(_IMPATIENT_SECONDS, self._limits.lock) if is_crowded else self._limits.lock
+            yield self._limits.session_lock if is_crowded else self._limits.lock
         finally:
             self._running -= 1
             slots.release()

@@ -130,15 +130,16 @@ class PostgresDatabase(Database):
         if lock_seconds is None:
             async with self._single_writes.slot() as patience:
                 return await self._write(work, is_short, patience)
+        begin = "BEGIN"
+        if lock_seconds != self._limits.session_lock:
+            begin += f"; SET LOCAL lock_timeout = {milliseconds(lock_seconds)}"
         seconds = self._limits.transaction(is_short=is_short)
         is_committing = False
         async with self._connection() as connection:
             try:
                 async with asyncio.timeout(seconds):
                     with _translated_errors(connection):
-                        await connection.execute(
-                            f"BEGIN; SET LOCAL lock_timeout = {milliseconds(lock_seconds)}"
-                        )
+                        await connection.execute(begin)
                     tx = self._on(connection)
                     result = await work(tx)
                     is_committing = True
