@@ -6,14 +6,15 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from databases import every_kind
+from databases import every_kind, on_postgresql
 from replica import ADMIN, OWNER, SUBMITTER, ManualClock, Replica
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 
 from recovery.test_time_limits import LONG, no_recheck, wait_until_waiting  # noqa: F401 - a fixture
 from zndraw_joblib.contract.messages import EmptyReason, JobResponse, TaskResponse
 from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.service import claims, task_actions
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service.claims import Claim, ClaimResult
@@ -410,3 +411,17 @@ async def test_a_claim_by_room_after_many_claims_without(replica: Replica, order
     assert sorted(task.room_id for task in rest) == ["room-28", "room-29", "room-29"]
     assert order == "fair" or rest[0].id == urgent.id
     assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.EMPTY
+
+
+@on_postgresql
+async def test_tasks_of_a_server_of_an_earlier_version_are_found(replica: Replica) -> None:
+    """It adds no rows of rooms; the sweeper of a newer server adds them in its first cycle."""
+    replica.runtime.settings.room_max_in_flight = 1
+    jobs = [await replica.register(name) for name in "AB"]
+    submitted = [await replica.submit(job, room=room) for job in jobs for room in "xy"]
+    await replica.execute(delete(RoomQueue.__table__))
+    await Sweeper(replica.runtime.write, replica.runtime.settings).cycle()
+    rows = await replica.rows(RoomQueue.__table__)
+    assert {(row.job_id, row.room_id) for row in rows} == {(job.id, room) for job in jobs for room in "xy"}
+    claimed = [await replica.claim_task(job.worker_id) for job in jobs]
+    assert {task.id for task in claimed} <= {task.id for task in submitted}

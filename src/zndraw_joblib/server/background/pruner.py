@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from zndraw_joblib.server.service import sweep
 from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.store.database import Transaction
 
 logger = logging.getLogger(__name__)
 Write = Callable[..., Awaitable[Any]]
@@ -31,6 +33,7 @@ class Pruner:
         self._batch_seconds = batch_seconds
         self._next_task = 0
         self._next_room = sweep.FIRST_ROOM
+        self._next_job: UUID | None = UUID(int=0)
         self.failures = 0
 
     async def cycle(self) -> int:
@@ -83,9 +86,14 @@ class Pruner:
         return pruned
 
     async def _prune_room_queues(self) -> sweep.Pruned:
+        async def work(tx: Transaction) -> tuple[sweep.Pruned, tuple[UUID, str], UUID | None]:
+            # Once for each start of a server: the last one of an upgrade finds what earlier versions left.
+            job = None if self._next_job is None else await sweep.restore_room_queues(tx, self._next_job)
+            return *await sweep.prune_room_queues(tx, self._next_room), job
+
         pruned: sweep.Pruned
-        pruned, self._next_room = await self._write(sweep.prune_room_queues, after=self._next_room)
-        return pruned
+        pruned, self._next_room, self._next_job = await self._write(work)
+        return pruned._replace(may_be_more=pruned.may_be_more or self._next_job is not None)
 
     async def _prune_tasks(self) -> sweep.Pruned:
         days = self._settings.keep_finished_days

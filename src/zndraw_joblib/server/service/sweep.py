@@ -254,6 +254,11 @@ async def prune_room_queues(tx: Transaction, after: tuple[UUID, str]) -> tuple[P
     return Pruned(deleted, following != room_queues.FIRST), following
 
 
+async def restore_room_queues(tx: Transaction, after: UUID) -> UUID | None:
+    """Add the missing rows of rooms of the job that follows `after`. Return its id; None at the end."""
+    return await room_queues.restore(tx, after)
+
+
 async def prune_keys(tx: Transaction, keep: timedelta) -> Pruned:
     """Delete a batch of answers to requests with an `Idempotency-Key` that were stored `keep` ago."""
     deleted = await idempotency.prune(tx, await tx.now() - keep, TASKS_PER_BATCH)

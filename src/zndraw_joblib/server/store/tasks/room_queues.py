@@ -174,6 +174,19 @@ async def prune(tx: Transaction, after: tuple[UUID, str], limit: int) -> tuple[i
     return deleted, tuple(rows[-1]) if len(rows) == limit else FIRST
 
 
+async def restore(tx: Transaction, after: UUID) -> UUID | None:
+    """Add missing rows of the next job with queued tasks on PostgreSQL. Return its id, None at the end.
+
+    A server of an earlier version adds no rows. Such a server may run beside newer ones during an upgrade.
+    """
+    if tx.is_sqlite:
+        return None
+    job_id: UUID | None = (await tx.execute(_LOCK_NEXT, {"after": after})).scalar_one_or_none()
+    if job_id is not None:
+        await tx.execute(_RESTORE, {"job": job_id})
+    return job_id
+
+
 def _upsert_row() -> Executable:
     added = sqlite.insert(queues)
     moved = {name: added.excluded[name] for name in ("lane", "seq")}
@@ -194,6 +207,14 @@ def _heads_of(room: Any) -> Select[Any]:
 _JOB = bindparam("job", type_=queues.c.job_id.type)
 _UPSERT = _upsert_row()
 _NEW = arrays({name: queues.c[name].type for name in COLUMNS})
+_RESTORE = upsert_from(select(*[tasks.c[name] for name in COLUMNS]).where(tasks.c.job_id == _JOB, QUEUED))
+_LOCK_NEXT = (
+    select(jobs.c.id)
+    .where(jobs.c.id > bindparam("after"), jobs.c.pending > 0)
+    .order_by(jobs.c.id)
+    .limit(1)
+    .with_for_update(key_share=True)
+)
 _UPSERT_MANY = upsert_from(select(*[_NEW.c[name] for name in COLUMNS]))
 _LAST_SEQ = select(func.last_insert_rowid())
 _HELD = select(func.count()).where(tasks.c.room_id == queues.c.room_id, IS_HELD).correlate(queues)
