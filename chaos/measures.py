@@ -109,9 +109,10 @@ def longest_gap(times: Iterable[float], since: float, until: float) -> float:
 
 
 def recovery(submissions: Sequence[Submission], times: dict[int, float], since: float) -> float | None:
-    """Return the time until all tasks submitted before `since` completed, and one submitted after it."""
+    """Return the time until all tasks submitted before `since` completed, and one accepted after it."""
     before = [times.get(it.number) for it in submissions if it.sent_at <= since]
-    after = [times[it.number] for it in submissions if it.sent_at > since and it.number in times]
+    accepted = [it.number for it in submissions if it.response_at is not None and it.response_at > since]
+    after = [times[number] for number in accepted if number in times]
     if None in before or not after:
         return None
     return max(0.0, *(at - since for at in before if at is not None), min(after) - since)

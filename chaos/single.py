@@ -17,8 +17,8 @@ from chaos.stage import Stage, open_stage
 _WARM_UP = 8
 _WARM_UP_SECONDS = 60.0
 _SETTLE_SECONDS = 8.0
-_END_SECONDS = 60.0
-_LIMIT_SECONDS = 300.0
+_END_SECONDS = 120.0
+_LIMIT_SECONDS = 480.0
 _POLL_SECONDS = 0.2
 
 

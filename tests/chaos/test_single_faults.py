@@ -85,6 +85,7 @@ def test_a_lost_a_doubled_and_a_stuck_task_are_failures() -> None:
 def test_a_fault_recovers_when_old_and_new_tasks_complete() -> None:
     """Recovery takes until the last task of before, and the first one of after, has completed."""
     before, after = Submission(0, "job", "lab", sent_at=9.0), Submission(1, "job", "lab", sent_at=11.0)
+    after.response_at = 11.0
     assert recovery([before, after], {0: 15.0, 1: 12.0}, since=10.0) == 5.0
     assert recovery([before, after], {0: 9.5, 1: 12.0}, since=10.0) == 2.0
     assert recovery([before, after], {1: 12.0}, since=10.0) is None
