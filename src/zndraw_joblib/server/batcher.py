@@ -22,9 +22,10 @@ MAX_BATCH = 256
 MAX_WAITING = 10_000
 # One cycle of the event loop to read a request, one to run its handler until here.
 _CYCLES_TO_ARRIVE = 2
-# How long a batch may wait for a lock, and how long while it is known that some lock is not free.
-LOCK_SECONDS = 0.25
-_PROMPT_SECONDS = 0.05
+# How long a batch may wait for a lock, and how long while it is known that some lock is not free. On a busy
+# machine, a batch waits that long for another one of the same job.
+LOCK_SECONDS = 1.0
+_PROMPT_SECONDS = 0.25
 # How long the items that need one lock may wait for it, doubled at each try.
 _FIRST_TRY_SECONDS = 0.02
 
@@ -288,7 +289,7 @@ class _Blocked(Generic[Item, Result]):
         taken = [group.entries.popleft() for _ in range(min(len(group.entries), MAX_BATCH))]
         self.count -= len(taken)
         live = [(entry, gives_up) for entry, gives_up in taken if not entry[1].done()]
-        patience = min(LOCK_SECONDS, _FIRST_TRY_SECONDS * 2 ** min(group.tries, 10))
+        patience = min(_PROMPT_SECONDS, _FIRST_TRY_SECONDS * 2 ** min(group.tries, 10))
         try:
             results = await self._commit([entry for entry, _ in live], patience)
         except BaseException:

@@ -13,6 +13,7 @@ from zndraw_joblib.server.store.errors import Unresponsive
 
 # Writes outside batches that may run at once, so that connections stay free for batches and reads.
 _SINGLE_WRITES = 8
+_IMPATIENT_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class SingleWrites:
         self._running += 1
         is_crowded = self._running > _SINGLE_WRITES // 2
         try:
-            yield self._limits.session_lock if is_crowded else self._limits.lock
+            yield min(_IMPATIENT_SECONDS, self._limits.lock) if is_crowded else self._limits.lock
         finally:
             self._running -= 1
             slots.release()
