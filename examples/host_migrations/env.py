@@ -1,4 +1,4 @@
-"""Alembic's env.py of the example host: it migrates the host's tables and leaves those of the queue alone.
+"""Alembic's env.py of the example host: it migrates the host's tables and ignores the queue's tables.
 
 alembic init -t async migrations      # then replace migrations/env.py with this file
 alembic revision --autogenerate -m 'Add users and rooms'
@@ -16,7 +16,7 @@ from zndraw_joblib import alembic_include_object
 
 
 def migrate(connection: Connection) -> None:
-    """Run the migrations, or compare the tables with the models."""
+    """Run the migrations or, for `--autogenerate`, compare the tables with the models."""
     context.configure(
         connection=connection, target_metadata=Base.metadata, include_object=alembic_include_object
     )

@@ -379,7 +379,7 @@ async def test_a_failing_read_after_the_commit_fails_no_report(
     monkeypatch.setattr(job_service, "pending_in_rooms", fail)
     assert (await replica.report(held.id, TaskStatus.COMPLETED)).status is TaskStatus.COMPLETED
     await replica.runtime.finish()
-    assert "Did not wake claims for freed slots" in caplog.text
+    assert "Claims were not woken for freed room slots" in caplog.text
 
 
 async def test_rows_of_empty_rooms_are_deleted(replica: Replica) -> None:

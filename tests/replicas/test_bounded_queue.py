@@ -48,8 +48,8 @@ def test_a_burst_of_drops_is_logged_twice(caplog: pytest.LogCaptureFixture) -> N
         texts.pop_all()
         texts.log_drops()
     assert [record.getMessage().split(":")[-1] for record in caplog.records] == [
-        " the oldest are dropped",
-        "7 texts were dropped",
+        " dropping the oldest",
+        "Dropped 7 texts",
     ] * 2
 
 

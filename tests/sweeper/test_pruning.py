@@ -102,6 +102,6 @@ async def test_a_failure_of_one_kind_stops_neither_the_others_nor_the_server(
     cycle = await queue.sweep()
     assert (cycle.pruned, cycle.errors) == (OLD, 1)
     assert queue.joblib.sweeper.last_good == queue.monotonic.now
-    assert "Did not delete a batch of old rows" in caplog.text
+    assert "A batch of old rows was not deleted" in caplog.text
     await queue.execute("ALTER TABLE joblib_result_away RENAME TO joblib_result")
     assert (await queue.sweep()).errors == 0

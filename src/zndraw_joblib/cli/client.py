@@ -48,7 +48,7 @@ class Access:
 class AdminClient(JobClient):
     """A client with the requests of the commands.
 
-    A request is repeated for 10 seconds while its answer is lost, but not if no server can be reached at all.
+    It repeats a request for 10 seconds while the response is lost, but not if it can reach no server at all.
     """
 
     _retry_seconds = 10.0

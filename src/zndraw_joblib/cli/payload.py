@@ -72,7 +72,7 @@ def parse_options(*, run_at: str | None, **options: Any) -> dict[str, Any]:
 
 
 def check_payload(payload: dict[str, Any]) -> None:
-    """Raise `UsageError` that names a field whose value is not JSON, such as a number that is too large."""
+    """Raise `UsageError` with the name of a field that is not JSON, such as a number that is too large."""
     try:
         encode(payload)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Processes that a job forks: they get default signal handlers, and never continue as the worker itself."""
+"""Give processes that a job forks default signal handlers, and prevent them from acting as the worker."""
 
 import logging
 import os
@@ -21,8 +21,9 @@ _active = 0
 def default_signals_in_forks() -> Iterator[None]:
     """Give processes that are forked during this block the default handlers of SIGINT and SIGTERM.
 
-    A forked process inherits the handlers of its parent, and the pipe through which an event loop learns of
-    signals: SIGTERM would not end the process, but stop its parent. Ignored signals stay ignored.
+    A forked process inherits its parent's handlers, and the pipe through which the parent's event loop
+    receives signals: SIGTERM would stop the parent instead of the forked process. Ignored signals stay
+    ignored.
     """
     global _active  # noqa: PLW0603 - the hooks of forks belong to the process
     with _lock:
@@ -35,7 +36,7 @@ def default_signals_in_forks() -> Iterator[None]:
 
 
 def exit_if_forked(pid: int, error: BaseException | None = None) -> None:
-    """End this process if it is not process `pid`: a job forked it, and it came back from the job's code.
+    """End this process if it is not process `pid`: a job forked it, and it returned from the job's code.
 
     Its exit code is that of `error`, if it is a SystemExit, and 1 otherwise: the result of a forked process
     is not that of the task.
@@ -47,7 +48,7 @@ def exit_if_forked(pid: int, error: BaseException | None = None) -> None:
     else:
         code = 1
         log.error(
-            "Process %d, which a job of process %d forked, came back from the job's code. It ends: only "
+            "Process %d, which a job of process %d forked, returned from the job's code. It ends: only "
             "process %d is the worker. End a forked process with os._exit, or use multiprocessing",
             *(os.getpid(), pid, pid),
         )
@@ -60,7 +61,7 @@ def exit_if_forked(pid: int, error: BaseException | None = None) -> None:
 
 
 def check_not_forked(pid: int) -> None:
-    """Raise RuntimeError if this process is not process `pid`, whose worker it inherited."""
+    """Raise RuntimeError if this process is not process `pid`, which owns the worker."""
     if os.getpid() != pid:
         raise RuntimeError(
             f"Process {os.getpid()} was forked from the worker's process {pid}, and is not the worker: only "

@@ -6,7 +6,7 @@ from zndraw_joblib.contract.problems import InvalidIdempotencyKey
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 MAX_KEY_LENGTH = 255
-# A string of RFC 8941, and what is accepted without quotes, such as a UUID.
+# A quoted string of RFC 8941, and a token without quotes, such as a UUID.
 _STRING = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~:/=-]+")
 _TEXT = re.compile(r"[ -~]+")
@@ -31,7 +31,7 @@ def format_key(key: str) -> str:
     _check_length(key)
     if not _TEXT.fullmatch(key):
         raise InvalidIdempotencyKey(
-            f"header.{IDEMPOTENCY_KEY}: {key[:100]!r} has characters other than printable ASCII"
+            f"header.{IDEMPOTENCY_KEY}: {key[:100]!r} has characters other than printable ASCII; remove them"
         )
     return '"' + re.sub(r'(["\\])', r"\\\1", key) + '"'
 
@@ -39,5 +39,5 @@ def format_key(key: str) -> str:
 def _check_length(key: str) -> None:
     if not 0 < len(key) <= MAX_KEY_LENGTH:
         raise InvalidIdempotencyKey(
-            f"header.{IDEMPOTENCY_KEY}: the key has {len(key)} characters; 1 to {MAX_KEY_LENGTH} are allowed"
+            f"header.{IDEMPOTENCY_KEY}: the key has {len(key)} characters; send 1 to {MAX_KEY_LENGTH}"
         )

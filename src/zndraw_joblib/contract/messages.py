@@ -44,7 +44,9 @@ def _in_utc(moment: datetime) -> datetime:
     with suppress(OverflowError):
         if (utc := moment.astimezone(UTC)) <= _LAST_MOMENT:
             return utc
-    raise ValueError(f"{moment.isoformat()} is outside of the years 1 to 9999 in UTC, which can be stored")
+    raise ValueError(
+        f"{moment.isoformat()} is outside the years 1 to 9999 in UTC, which the database can store"
+    )
 
 
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
@@ -117,10 +119,10 @@ class NamedTask(BaseModel):
 
 
 class HeartbeatRequest(BaseModel):
-    """A heartbeat. `tasks` are all tasks that the worker holds, to learn their verdicts.
+    """A heartbeat. `tasks` are all tasks that the worker holds; the response has a verdict for each.
 
-    A held task that the list omits for three heartbeats is released, retried or fails. Without the field, the
-    worker does not say which tasks it holds.
+    The server releases, retries or fails a held task that the list omits for three heartbeats. Without the
+    field, no task is omitted.
 
     `max_tasks` changes how many tasks the worker may hold at once.
     """

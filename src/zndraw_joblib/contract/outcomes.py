@@ -1,6 +1,6 @@
 """The outcome of a run as it is stored: a result as plain JSON, or the text of a failure.
 
-The code of a job takes part in both: a result may be a generator, and an exception has methods of its own.
+Both may run code of the job: a result may be a generator, and an exception may define its own `__str__`.
 """
 
 import json
@@ -23,17 +23,17 @@ class ResultRejected(ValueError):
 
 
 def encode(value: Any) -> bytes:
-    """Return plain JSON as bytes. Raises ValueError that names the field which is not JSON."""
+    """Return plain JSON as bytes. Raises ValueError with the name of a field that is not JSON."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except ValueError as error:
         raise ValueError(next(_faults(value, ""), str(error))) from error
 
 
-def _faults(value: Any, place: str) -> Iterator[str]:
-    """Return the places of what strict JSON does not have: infinite numbers, NaN and lone surrogates."""
+def _faults(value: Any, path: str) -> Iterator[str]:
+    """Yield a text for each value that JSON cannot express: infinite numbers, NaN and lone surrogates."""
     children: Iterable[tuple[Any, Any]] = ()
-    shown = place or "the value"
+    shown = path or "the value"
     if isinstance(value, float) and not math.isfinite(value):
         yield f"{shown}: {value} is not JSON: a number must be finite, and at most about 1.8e308"
     elif isinstance(value, str) and value.encode("utf-8", "ignore").decode() != value:
@@ -44,7 +44,7 @@ def _faults(value: Any, place: str) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         children = enumerate(value)
     for key, child in children:
-        yield from _faults(child, f"{place}.{key}".lstrip("."))
+        yield from _faults(child, f"{path}.{key}".lstrip("."))
 
 
 def jsonable_result(value: Any) -> Any:
@@ -65,7 +65,7 @@ def jsonable_result(value: Any) -> Any:
 
 
 def error_text(error: object) -> str:
-    """Return the text of a failure, 64 KiB at most: an exception's class and message, or the text itself."""
+    """Return the text of a failure, at most 64 KiB: an exception's class and message, or the text itself."""
     text = text_of(error)
     if isinstance(error, BaseException):
         text = f"{type(error).__name__}: {text}".rstrip(": ")
@@ -76,9 +76,9 @@ def error_text(error: object) -> str:
 
 
 def text_of(value: object) -> str:
-    """Return `str(value)`, also if that raises."""
+    """Return `str(value)`; if that raises, return a text that names the exception."""
     try:
         return "".join([str(value)])
-    # Not Exception: this is the last step before a report, which must not depend on a job's code.
+    # BaseException: this is the last step before a report, which must not depend on a job's code.
     except BaseException as error:
         return f"(str() of this {type(value).__name__} raised {type(error).__name__})"

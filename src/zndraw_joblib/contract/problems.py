@@ -174,7 +174,7 @@ class SchemaConflict(Conflict):
 
 
 class RequestInProgress(Conflict):
-    """A request with the same `Idempotency-Key` is being processed; repeat it after `Retry-After` seconds."""
+    """A request with this `Idempotency-Key` is being processed; repeat yours after `Retry-After` seconds."""
 
 
 class InvalidTaskTransition(Conflict):

@@ -22,11 +22,11 @@ MAX_BATCH = 256
 MAX_WAITING = 10_000
 # One cycle of the event loop to read a request, one to run its handler until here.
 _CYCLES_TO_ARRIVE = 2
-# How long a batch may wait for a lock, and how long while it is known that some lock is not free. On a busy
-# machine, a batch waits that long for another one of the same job.
+# How long a batch may wait for a lock: normally, and while another transaction is known to hold a lock. On
+# a busy machine, a batch may wait this long for another batch of the same job.
 LOCK_SECONDS = 1.0
 _PROMPT_SECONDS = 0.25
-# How long the items that need one lock may wait for it, doubled at each try.
+# How long the first attempt to commit items of one lock may wait for it; doubled at each further attempt.
 _FIRST_TRY_SECONDS = 0.02
 
 
@@ -35,7 +35,7 @@ class RowLocked(Exception):
 
 
 def locked_problem(what: str, seconds: float) -> ServiceUnavailable:
-    """Return the problem of a request that needs something that another transaction holds."""
+    """Return the problem for a request that needs a row that another transaction has locked."""
     return ServiceUnavailable(
         f"Another transaction of the database held a lock on {what} for longer than {seconds:g} s "
         f"(database_lock_timeout_seconds). The request was not applied; retry it later.",
@@ -47,12 +47,12 @@ class Batcher(Generic[Item, Result]):
     """Commits items in batches, in order of arrival. At low load an item is committed alone, at once.
 
     `commit` takes the items of a batch and how many seconds they may wait for a lock, and returns a result
-    or a problem for each. Where it raises, nothing of the batch was written; then each item is committed
-    alone, and only the broken one fails. At most `concurrency()` batches are committed at the same time, and
+    or a problem for each. If it raises, nothing of the batch was written; then each item is committed
+    alone, and only the faulty one fails. At most `concurrency()` batches are committed at the same time, and
     at most `max_waiting` items wait.
 
-    If it raises `RowLocked`, another transaction holds what some item `needs`. The batch is split by that,
-    and its parts are committed apart from other batches, until they succeed or for `lock_seconds`.
+    If it raises `RowLocked`, another transaction has locked a row that some item `needs`. Then the batch is
+    split by row, and its parts are committed apart from other batches, for at most `lock_seconds`.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class _Queue(Generic[Item, Result]):
 
     @property
     def all_tasks(self) -> set[asyncio.Task[None]]:
-        """The tasks that commit batches."""
+        """Return the tasks that commit batches."""
         return self.tasks | ({self._blocked.task} if self._blocked.task else set())
 
     def put(self, item: Item) -> asyncio.Future[Result | Exception]:
@@ -210,7 +210,7 @@ class _Queue(Generic[Item, Result]):
 
 @dataclass(slots=True)
 class _Group(Generic[Item, Result]):
-    """Items that need the same lock, each with the time when it gives up."""
+    """Items that need the same lock, each with the time after which it fails."""
 
     entries: deque[tuple[Entry[Item, Result], float]] = field(default_factory=deque)
     tries: int = 0
@@ -220,7 +220,7 @@ class _Group(Generic[Item, Result]):
 class _Blocked(Generic[Item, Result]):
     """Items that need a lock of another transaction, committed lock by lock by one task.
 
-    A lock stays known for a while after its last item gave up, so that later items go here at once.
+    A lock stays known for a while after its last item has failed, so that later items are added here at once.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class _Blocked(Generic[Item, Result]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no lock is known to be held."""
+        """Return whether no lock is known to be held."""
         return not self._groups
 
     def has_lock_of(self, item: Item) -> bool:
@@ -249,14 +249,14 @@ class _Blocked(Generic[Item, Result]):
         return bool(self._groups) and self._needs(item) in self._groups
 
     def add(self, entry: Entry[Item, Result]) -> None:
-        """Commit an item apart, together with others that need the same lock."""
+        """Commit an item outside the batches, together with others that need the same lock."""
         lock = self._needs(entry[0])
         group = self._groups.setdefault(lock, _Group())
         group.entries.append((entry, time.monotonic() + self._lock_seconds))
         self.count += 1
         if not group.is_in_turn:
             group.is_in_turn = True
-            # Locks that were not tried alone yet are probably free.
+            # Locks that were not tried separately yet are probably free.
             self._turns.append(lock) if group.tries else self._turns.appendleft(lock)
         if self.task is None or self.task.done():
             self.task = asyncio.create_task(self._run())
@@ -285,7 +285,7 @@ class _Blocked(Generic[Item, Result]):
             raise
 
     async def _commit_group(self, lock: str, group: _Group[Item, Result]) -> bool:
-        """Commit items that need a lock. Return whether it was free."""
+        """Commit items that need one lock. Return whether the lock was free."""
         taken = [group.entries.popleft() for _ in range(min(len(group.entries), MAX_BATCH))]
         self.count -= len(taken)
         live = [(entry, gives_up) for entry, gives_up in taken if not entry[1].done()]

@@ -1,4 +1,4 @@
-"""A budget for synchronous work on the event loop, so that other requests are answered in between."""
+"""A budget for synchronous work on the event loop, so that it does not delay other requests."""
 
 import asyncio
 import time
@@ -12,7 +12,8 @@ Result = TypeVar("Result")
 class LoopBudget:
     """Runs synchronous functions on one event loop, for about `seconds` in each of its cycles.
 
-    Within the budget a function runs at once. Others wait for one of the next cycles, in order.
+    Within the budget a function runs at once. When the budget is spent, functions wait for the next cycles,
+    in order.
     """
 
     def __init__(self, seconds: float) -> None:

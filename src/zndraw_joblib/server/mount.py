@@ -54,9 +54,9 @@ class JobLib(QueueState):
 
     `session_maker` is any callable that opens an `AsyncSession`, on SQLite or PostgreSQL. `identity` is a
     dependency of the host; its value has an `id` and `is_superuser`. `readable_room` and `writable_room`
-    are dependencies that take `room_id`, guard a room and return it. With `tsio`, a `socketio.AsyncServer`
-    or a wrapper that takes models, the queue sends events. The app's lifespan upgrades the schema (SQLite)
-    or checks it (PostgreSQL), and runs the background loops.
+    are dependencies that take `room_id`, check access to the room and return it. With `tsio`, a
+    `socketio.AsyncServer` or a wrapper that takes models, the queue sends events. The app's lifespan
+    upgrades the schema (SQLite) or checks it (PostgreSQL), and runs the background loops.
     """
 
     def __init__(  # noqa: PLR0913 - one argument per part that a host may replace
@@ -233,7 +233,7 @@ class JobLib(QueueState):
         return self.publisher.is_open and (self.rooms is None or not self.rooms.owns_provider_rooms)
 
     def _check_internal(self) -> str:
-        """Return whether internal tasks run, if their executor runs here and says so."""
+        """Return `ok`, or the reason why the executor in this process runs no internal task."""
         registry = self._internal_registry()
         check = getattr(registry.executor if registry else None, "check", None)
         return str(check()) if callable(check) else "ok"
@@ -242,9 +242,9 @@ class JobLib(QueueState):
         return "the last good cycle is too long ago" if self.sweeper.is_late else "ok"
 
     def disconnect_user(self, user_id: str) -> None:
-        """Disconnect the sockets of a user on all servers: call it after the user's access was revoked.
+        """Disconnect the sockets of a user on all servers. Call it after you have revoked the user's access.
 
-        Other servers get it over PostgreSQL or Redis. A server that has lost its connection misses it.
+        Other servers are notified over PostgreSQL or Redis; a server without that connection is not.
         """
         self.runtime.waiters.notify([Wake(identity_key(user_id))])
 

@@ -1,4 +1,4 @@
-"""Payload validation before the transaction; in a child process if it is expensive or has no end."""
+"""Validate payloads before the transaction; in a child process if a check is expensive or unbounded."""
 
 import asyncio
 import sys
@@ -22,7 +22,7 @@ from zndraw_joblib.server.loop_budget import LoopBudget
 from zndraw_joblib.server.service import payloads
 
 if TYPE_CHECKING:
-    # The child process runs this module, and loads no database.
+    # The child process runs this module, and must not load the database modules.
     from zndraw_joblib.server.service.tasks import Submission
 
 Result = TypeVar("Result")
@@ -59,7 +59,7 @@ class PayloadValidator:
     async def submit(self, item: "Submission", put: "Callable[[Submission], Awaitable[Result]]") -> Result:
         """Return the result of `put(item)` for an item whose payload was validated.
 
-        The payload is validated against the schema that the job had last. Raises `InvalidPayload`.
+        The payload is validated against the last known schema of the job. Raises `InvalidPayload`.
         """
         schema, fault = self._schemas.get(item.job) if item.validate_payload else None, None
         while True:
@@ -107,7 +107,7 @@ class LoopValidator:
         self._unbounded = ValidatorProcess(check_seconds, listing_seconds, max_waiting)
 
     async def errors(self, schema: str, payload: dict[str, Any]) -> list[dict[str, str]]:
-        """Return the errors of a payload. Raises `InvalidPayload` where the check does not end."""
+        """Return the errors of a payload. Raises `InvalidPayload` if the check takes too long."""
         check = await self._budget.run(partial(payloads.check_quickly, schema, payload))
         if check.errors is not None:
             return check.errors
@@ -138,19 +138,19 @@ class ValidatorProcess:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many checks wait as may wait."""
+        """Return whether the maximum number of checks wait."""
         return self._waiting >= self._max_waiting
 
     async def errors(
         self, schema: str, payload: dict[str, Any], *, lists_all: bool = True
     ) -> list[dict[str, str]]:
-        """Return the errors of a payload, the first one unless `lists_all`.
+        """Return the errors of a payload; only the first one unless `lists_all`.
 
-        Raises `InvalidPayload` where the check does not end, and `ServiceUnavailable` when it is full.
+        Raises `InvalidPayload` if the check takes too long, and `ServiceUnavailable` if too many wait.
         """
         if self.is_full:
             raise ServiceUnavailable(
-                f"{self._waiting} payloads already wait for validation; try again",
+                f"{self._waiting} payloads already wait for validation; retry later",
                 headers={"Retry-After": "5"},
             )
         self._waiting += 1

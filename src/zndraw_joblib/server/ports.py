@@ -65,7 +65,7 @@ class ResultBackend(Protocol):
     """Keeps provider results for a while, for all server processes. Keys are text, times are seconds.
 
     A host may pass its own as ``JobLib(result_backend=…)``; `check_result_backend`
-    checks that it does what the server relies on.
+    checks that it behaves as the server requires.
     """
 
     async def store(self, key: str, data: bytes, ttl: int) -> None:
@@ -168,5 +168,5 @@ def requests_key(worker_id: object) -> str:
 
 
 def identity_key(user_id: object) -> str:
-    """Return the key that disconnects the sockets of a user."""
+    """Return the wake-up key that makes servers disconnect the sockets of a user."""
     return f"identity:{user_id}"

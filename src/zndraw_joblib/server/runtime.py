@@ -181,14 +181,14 @@ class Runtime:
         return await self._finish_write(write)
 
     async def publish(self, tx: Transaction) -> None:
-        """Wake waiters and queue events, after the commit. Nothing waits for the publisher."""
+        """Wake waiters and queue events after the commit. No request waits for the publisher."""
         self.waiters.notify(tx.wakes)
         if (seconds := tx.seconds_until_due) is not None:
             self._on_due(seconds)
         for worker_id in {freed.worker_id for freed in tx.freed}:
             self.waiters.wake(slot_key(worker_id))
         if tx.freed and self.settings.room_max_in_flight is not None:
-            # Not awaited: its error must not become one of the committed write.
+            # Not awaited, because the committed write must not raise its error.
             waking = asyncio.create_task(self._wake_for_rooms([each.room_id for each in tx.freed], tx.wakes))
             self._writing.add(waking)
             waking.add_done_callback(self._writing.discard)
@@ -200,9 +200,9 @@ class Runtime:
         try:
             waiting = await self.database.read_short(jobs.pending_in_rooms, room_ids=sorted(set(rooms)))
         except Exception as error:
-            logger.warning("Did not wake claims for freed slots of rooms; the re-check does: %r", error)
+            logger.warning("Claims were not woken for freed room slots; the re-check wakes them: %r", error)
             return
-        # Waiters that were woken already count.
+        # Waiters that were already woken use up part of the count.
         done = Counter(key for key, count in woken for _ in range(count or 0))
         wanted = {job_key(name): len(rooms) - done[job_key(name)] for name in waiting}
         self.waiters.notify([Wake(key, count) for key, count in wanted.items() if count > 0])
@@ -213,7 +213,7 @@ class Runtime:
         return ClaimOrder(self.settings.claim_order == "fair", self.settings.room_max_in_flight)
 
     async def submit(self, item: tasks.Submission) -> OnceOrRepeat:
-        """Add a task. Raises what `tasks.submit` returns as a problem, and `InvalidPayload`."""
+        """Add a task. Raises the problem that `tasks.submit` returns, or `InvalidPayload`."""
         return await self.payload_validator.submit(item, self._submits.put)
 
     async def report(
@@ -237,7 +237,7 @@ class Runtime:
     ) -> WorkerResponse:
         """Record a worker's heartbeat; return a verdict on each task that it names.
 
-        A heartbeat with `named` None does not say which tasks the worker holds.
+        With `named` None, the heartbeat omits no task.
         """
         self._mark_seen(worker_id)
         item = workers.Heartbeat(caller, worker_id, self.settings.heartbeat_seconds, named, max_tasks)

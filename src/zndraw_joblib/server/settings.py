@@ -124,7 +124,7 @@ class JobLibSettings(BaseSettings):
 
     @property
     def unnamed_task_seconds(self) -> float | None:
-        """For how long a living worker may not name a task that it holds: by default three heartbeats."""
+        """Return for how long a living worker may omit a task that it holds: by default three heartbeats."""
         if self.unnamed_task_timeout_seconds is None:
             return UNNAMED_HEARTBEATS * self.heartbeat_seconds
         return self.unnamed_task_timeout_seconds or None

@@ -183,9 +183,9 @@ class Waiters:
             waiter.evict()
 
     def begin_check(self, waiter: Waiter) -> None:
-        """Put a waiter back into its queues, at its place, before it checks the database.
+        """Put a waiter back into its queues, at its old position, before it checks the database.
 
-        What is committed after the check began wakes it again.
+        Changes that are committed after the check began wake it again.
         """
         waiter.begin_check()
         self._enqueue(waiter)
@@ -239,19 +239,19 @@ class Waiters:
     def _enqueue(self, waiter: Waiter) -> None:
         for key in waiter.keys:
             queue = self._queues.setdefault(key, [])
-            place = _place(queue, waiter)
-            if queue[place : place + 1] != [waiter]:
-                queue.insert(place, waiter)
+            index = _index(queue, waiter)
+            if queue[index : index + 1] != [waiter]:
+                queue.insert(index, waiter)
 
     def _remove(self, waiter: Waiter) -> None:
         for key in waiter.keys:
             queue = self._queues.get(key)
             if queue is not None:
-                place = _place(queue, waiter)
-                del queue[place : place + (queue[place : place + 1] == [waiter])]
+                index = _index(queue, waiter)
+                del queue[index : index + (queue[index : index + 1] == [waiter])]
                 if not queue:
                     del self._queues[key]
 
 
-def _place(queue: Sequence[Waiter], waiter: Waiter) -> int:
+def _index(queue: Sequence[Waiter], waiter: Waiter) -> int:
     return bisect_left(queue, waiter.number, key=lambda other: other.number)

@@ -56,7 +56,7 @@ class Connection:
 
     @property
     def http(self) -> httpx.Client:
-        """The HTTP client; a forked process gets its own, because two processes cannot share a connection."""
+        """Return the HTTP client. A forked process gets its own: two processes cannot share a connection."""
         if self._pid != os.getpid():
             self._http, self._pid = self._new_client(), os.getpid()
         return self._http
@@ -103,7 +103,7 @@ def connect(
     `timeout` is how many seconds a response may take; a long-poll may take its wait in addition. An error
     response is raised as its class in `contract.problems`, a lost connection as `httpx.TransportError`, and
     the response of a proxy as `UnexpectedResponse`, a ConnectionError. With `realtime` a Socket.IO connection
-    to the same server is kept open in the background, so that workers learn of tasks and cancellations at
-    once; without it they learn of them later.
+    to the same server is kept open in the background, over which the server notifies workers of tasks and
+    cancellations at once; without it they get them with their next request.
     """
     return Connection(url, token, timeout, realtime=realtime)

@@ -61,7 +61,7 @@ ReadResult = ProviderResult
 
 @dataclass(slots=True)
 class Attempt:
-    """The attempts to send a request: `was_sent` unless no attempt reached the server."""
+    """The attempts to send a request; `was_sent` is false while no attempt has reached a server."""
 
     was_sent: bool = False
 
@@ -69,8 +69,8 @@ class Attempt:
 class JobClient:
     """A client that submits tasks and sends provider requests. Thread-safe.
 
-    A request that changes something has an `Idempotency-Key`. It is sent again with the same key, for 30
-    seconds, while the server cannot be reached or its answer is lost.
+    A request that changes something has an `Idempotency-Key`. The client repeats it with the same key for 30
+    seconds while it cannot reach the server or the response is lost.
     """
 
     _retry_seconds = 30.0
@@ -97,8 +97,8 @@ class JobClient:
         `job` is the full name of a job, or an instance of an extension, which is its own payload. The job of
         an extension is looked up in `job_room`; without it, in the room where this manager registered the
         class, else in ``@global``. The other options are those of `TaskSubmitRequest`. Two submits with the
-        same `idempotency_key`, also of different processes, submit one task; each call has its own by
-        default. Raises ValueError for invalid options, and for a payload that is not JSON.
+        same `idempotency_key`, also from different processes, submit one task; by default, each call has a
+        new key. Raises ValueError for invalid options, and for a payload that is not JSON.
         """
         name, body = self._name_and_payload(job, payload, job_room)
         given: dict[str, Any] = {
@@ -119,7 +119,8 @@ class JobClient:
             return parse_job_name(job), to_jsonable_python(dict(payload or {}))
         if payload is not None:
             raise TypeError(
-                f"submit() got a payload beside {type(job).__name__}: an extension is its own payload"
+                f"submit() got a payload and an instance of {type(job).__name__}, which is its own payload: "
+                "remove one of them"
             )
         name = job_name_of(type(job), job_room or self._job_room_of(type(job)))
         return name, job.model_dump(mode="json")
@@ -220,7 +221,7 @@ class JobClient:
         return self._rest.get(path, PaginatedResponse[WorkerSummary], limit=limit, offset=offset)
 
     def _send_once(self, what: str, call: Callable[[str], T], key: str | None = None) -> T:
-        """Return what `call` returns for a key; repeat it with this key while it is not answered."""
+        """Return what `call` returns for a key; repeat it with this key while it gets no response."""
         used = str(uuid4()) if key is None else key
         attempt = Attempt()
         try:

@@ -1,4 +1,4 @@
-"""Handlers on a Socket.IO client that several workers share."""
+"""Share the event handlers of a Socket.IO client between several workers."""
 
 import sys
 import threading
@@ -18,8 +18,8 @@ class SharedHandlers:
     """The handlers of all workers of one client, behind one handler for each event.
 
     `tsio` is a `Realtime`, a `socketio.Client`, or a wrapper with `on(event, handler)`. The host's own
-    handlers stay: python-socketio keeps one for each event, so the new one calls the former one. When the
-    last worker leaves, a client has its former handlers again.
+    handlers still run: python-socketio keeps one handler for each event, so the new handler calls the former
+    one. When the last worker leaves, the client gets its former handlers back.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class SharedHandlers:
                     self._installed[event] = _install(tsio, event, self._call)
 
     def remove(self, tsio: Any, member: Handlers) -> None:
-        """Call a member no more."""
+        """Stop calling the handlers of a member."""
         with _lock:
             self._members = {key: known for key, known in self._members.items() if key != id(member)}
             if not self._members:
@@ -59,7 +59,7 @@ def shared_handlers(tsio: Any) -> SharedHandlers:
 
 def is_socketio_client(tsio: Any) -> bool:
     """Return whether `tsio` is a client of python-socketio."""
-    # Not imported: that takes half a second, and the module is loaded if a client of it exists.
+    # It does not import socketio, which takes half a second: if `tsio` is a client, the module is loaded.
     cls = getattr(sys.modules.get("socketio"), "Client", None)
     return cls is not None and isinstance(tsio, cls)
 
@@ -80,7 +80,7 @@ def _install(tsio: Any, event: str, call: Callable[..., None]) -> Callable[..., 
 
 
 def _uninstall(tsio: Any, event: str, handler: Callable[..., Any]) -> bool:
-    """Remove a handler; return whether it is gone. Of a wrapper it cannot be removed."""
+    """Remove a handler; return whether it was removed. A wrapper does not allow that."""
     if isinstance(tsio, Realtime):
         tsio.off(event, handler)
         return True
@@ -104,7 +104,7 @@ def _handlers_of(tsio: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _former_handler(tsio: Any, event: str) -> Callable[..., Any] | None:
-    """Return the handler that runs for an event so far: an explicit one would replace it."""
+    """Return the handler that now runs for an event, which a new handler would replace."""
     handlers = _handlers_of(tsio)
     if event in handlers:
         return handlers[event]

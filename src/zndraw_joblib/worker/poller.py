@@ -88,7 +88,7 @@ class Poller(ABC, Generic[Work]):
             try:
                 serve_once()
                 exit_if_forked(self._pid)
-            # Not Exception: the code of a host may call sys.exit().
+            # BaseException: the code of a host may call sys.exit().
             except BaseException as error:
                 exit_if_forked(self._pid, error)
                 # A proxy that cuts long-polls fails slowly: that error needs no growing pauses.

@@ -119,7 +119,7 @@ class ProviderPoller(Poller[Claimed]):
             instance = provider.cls.model_validate(json.loads(claimed.request.params))
         except ValueError as error:
             return _failure(error, is_invalid=True)
-        # Not Exception: sys.exit() in a validator ends its request, not the worker.
+        # BaseException: sys.exit() in a validator ends its request, not the worker.
         except BaseException as error:
             return self._log_failure(claimed, error)
         try:

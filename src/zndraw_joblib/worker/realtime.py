@@ -56,7 +56,7 @@ class Realtime:
         self._handlers.setdefault(event, []).append(handler)
 
     def off(self, event: str, handler: Callable[..., Any]) -> None:
-        """Call `handler` no more."""
+        """Stop calling `handler`."""
         self._handlers[event].remove(handler)
 
     def emit(self, event: Event, callback: Callable[..., None] | None = None) -> None:

@@ -266,7 +266,7 @@ class Registrations:
     def _register_all(self, lost_id: UUID) -> UUID:
         """Register everything for a new worker and return its id; log what the server refuses.
 
-        The lost worker's id is the operation: a worker is replaced once, however often this is repeated.
+        The lost worker's id is the operation, so a repeat does not replace the worker a second time.
         """
         new_id: UUID | None = None
         refusal: Exception | None = None

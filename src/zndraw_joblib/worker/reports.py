@@ -55,8 +55,8 @@ class Reports:
     def complete(self, task: ClaimedTask, result: Any = None) -> TaskResponse:
         """Report a success; fail the task when its result cannot be sent or is refused.
 
-        An exception of the result's own code, such as a generator, is a failure of the task. One that is no
-        `Exception` is raised too, after the report.
+        An exception from the result's own code, such as a generator, fails the task. If it is not an
+        `Exception`, it is also raised after the report.
         """
         try:
             plain = jsonable_result(result)

@@ -1,4 +1,4 @@
-"""What an HTTP response means: the server's problem, or the response of a proxy in front of it."""
+"""Distinguish the server's problems from responses of a proxy in front of it."""
 
 import httpx
 
@@ -10,7 +10,7 @@ _SHOWN_CHARACTERS = 120
 class UnexpectedResponse(ConnectionError):
     """The response is not from a zndraw-joblib server, but probably from a proxy in front of it.
 
-    It says nothing about the request, which may have been applied or not.
+    The request may or may not have been applied.
     """
 
     def __init__(self, response: httpx.Response) -> None:
@@ -20,8 +20,8 @@ class UnexpectedResponse(ConnectionError):
         url = request.url.copy_with(username=None, password=None, query=None, fragment=None)
         kind = response.headers.get("Content-Type", "without a content type")
         super().__init__(
-            f"{request.method} {url} answered {self.status} ({kind}): {_excerpt(response)!r}. This is not an "
-            "answer of a zndraw-joblib server; a proxy in front of it, or another program at this address, "
+            f"{request.method} {url} answered {self.status} ({kind}): {_excerpt(response)!r}. This is not a "
+            "response of a zndraw-joblib server; a proxy in front of it, or another program at this address, "
             "probably sent it"
         )
 
@@ -29,7 +29,7 @@ class UnexpectedResponse(ConnectionError):
 def read_error(response: httpx.Response) -> ProblemException | UnexpectedResponse:
     """Return the exception for an error response; its `headers` keep Retry-After.
 
-    Only a problem of this project is the server's answer.
+    Only a problem of this project is a response of the server.
     """
     try:
         body = response.json()
@@ -45,7 +45,7 @@ def read_error(response: httpx.Response) -> ProblemException | UnexpectedRespons
 
 
 def _excerpt(response: httpx.Response) -> str:
-    """Return the begin of a body in one line, without the token of the request."""
+    """Return the beginning of a body in one line, without the token of the request."""
     text = " ".join(response.text.split())
     token = response.request.headers.get("Authorization", "").rpartition(" ")[2]
     return (text.replace(token, "***") if token else text)[:_SHOWN_CHARACTERS]

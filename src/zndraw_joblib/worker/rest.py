@@ -28,8 +28,8 @@ class RestApi:
     Each method raises what the host's `raise_for_status` raises, with the server's problem as its cause, or
     with an `UnexpectedResponse`, if the response is not from a zndraw-joblib server.
 
-    `key` is an `Idempotency-Key`. Where a method takes an `operation`, the same request of one operation has
-    the same key, and a changed request has another.
+    `key` is an `Idempotency-Key`. If a method takes an `operation`, equal requests of one operation have the
+    same key, and a changed request has another key.
     """
 
     def __init__(self, api: ApiManager) -> None:
@@ -214,7 +214,7 @@ class RestApi:
 
 
 def _key_of(key: str | UUID, target: str, content: object) -> str:
-    """Return a text as it is; for the id of an operation, a key that its same requests have in common."""
+    """Return a text as it is; for the id of an operation, return a key that its equal requests share."""
     if isinstance(key, str):
         return key
     return str(uuid5(key, f"{target} {content.decode() if isinstance(content, bytes) else ''}"))

@@ -46,13 +46,13 @@ def problem_of(error: BaseException) -> ProblemException | None:
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status of the server's answer, None if there was none."""
+    """Return the HTTP status of the server's response, None if there was none."""
     problem = problem_of(error)
     return problem.problem.status if problem else None
 
 
 def is_connection_error(error: BaseException) -> bool:
-    """Return whether the server did not respond at all, or a proxy did in its place."""
+    """Return whether the server did not respond, or a proxy responded instead."""
     return unexpected_response_of(error) is not None or (
         problem_of(error) is None and isinstance(error, httpx.RequestError | ConnectionError | TimeoutError)
     )

@@ -204,9 +204,9 @@ def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Let the first SIGINT or SIGTERM call `stop` in this block, and each later one raise in the main thread.
 
     `stop` runs inside the signal handler, so it must take no lock. A later SIGINT raises KeyboardInterrupt, a
-    later SIGTERM SystemExit. The block handles nothing on another thread than the main one, and no signal
-    that the process ignores. The former handlers are restored at the end. A process that is forked in the
-    block gets the default handlers.
+    later SIGTERM SystemExit. The block does nothing on a thread other than the main one, and does not
+    change signals that the process ignores. It restores the former handlers at the end. A process that is
+    forked in the block gets the default handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -262,7 +262,7 @@ class HeartbeatLoop:
         while not self._stop.is_set():
             try:
                 self.send_once()
-            # Not Exception: the code of a host may call sys.exit().
+            # BaseException: the code of a host may call sys.exit().
             except BaseException as error:
                 pause = min(backoff.after(error), self.interval)
                 log.warning("Heartbeat: %s; trying again in %.1f s", describe(error), pause)

@@ -33,7 +33,7 @@ class Subscriptions:
     """Joins the rooms of the worker's jobs and providers, also after a reconnect, and handles their events.
 
     `wake` is set when a task waits to be claimed, `wake_providers` when a provider request does.
-    `heartbeat_due` is set when the connection is lost, which the server may take for the worker's end. A
+    `heartbeat_due` is set when the connection is lost, because the server then removes a silent worker. A
     cancelled task is marked in `held`.
 
     `tsio` is a `Realtime`, a `socketio.Client`, or a wrapper with `on(event, handler)` and `emit(model)`. Its
@@ -60,7 +60,7 @@ class Subscriptions:
         }
 
     def close(self) -> None:
-        """Handle no more events, until the next join; the client keeps nothing of this worker."""
+        """Stop handling events until the next join; the client keeps no handlers of this worker."""
         self._joined.clear()
         self._refused.clear()
         if self._is_open:

@@ -180,7 +180,7 @@ class Supervisor:
             return f"Process {process.pid} was not ready within {self.start_seconds:g} s"
         except ConnectionError:
             return ""
-        except ValueError:  # nothing reads the rest, so the child may wait for that for ever
+        except ValueError:  # nothing reads the rest, so the child may wait forever
             _send(process, signal.SIGKILL)
             return f"Process {process.pid} reported a line that is too long"
         if answer == READY:

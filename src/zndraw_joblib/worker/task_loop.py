@@ -155,12 +155,12 @@ class TaskLoop:
                 self._reports.complete(task, result)
             else:
                 self._reports.fail(task, error, retry=not isinstance(error, NonRetryable))
-        # Not Exception: the code of a result or of a host may call sys.exit(), and the thread continues.
+        # BaseException: the code of a result or of a host may call sys.exit(), and the thread continues.
         except BaseException as error:
             if task.cancelled.is_set() or status_of(error) == _CONFLICT:
                 log.info("Task %s is no longer held by this worker: %s", task.task_id, describe(error))
             else:
-                log.warning("Task %s is given up: %s", task.task_id, describe(error))
+                log.warning("Gave up task %s: %s", task.task_id, describe(error))
 
     def _start(self, task: ClaimedTask) -> bool:
         """Report the start; release the task when the worker stops meanwhile. Return whether it started."""
@@ -194,7 +194,7 @@ def _make_extension(cls: type[Any] | None, found: TaskResponse) -> tuple[Any, st
         return None, f"This worker does not know the job {found.job_name!r}"
     try:
         return cls.model_validate(found.payload), None
-    # Not Exception: sys.exit() in a validator ends its task, not the worker.
+    # BaseException: sys.exit() in a validator ends its task, not the worker.
     except BaseException as error:
         text = text_of(error) if isinstance(error, ValueError) else describe(error)
         return None, f"The payload does not fit {cls.__name__}: {text}"

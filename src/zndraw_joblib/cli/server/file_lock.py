@@ -1,4 +1,4 @@
-"""One server process per SQLite file: a lock beside the file that ends with its process."""
+"""A lock that allows one server process per SQLite file. The system releases it when the process ends."""
 
 import errno
 import logging
@@ -18,7 +18,7 @@ else:
 logger = logging.getLogger(__name__)
 _SUFFIX = "-server"
 _MAX_OWNER_BYTES = 300
-# On Windows no other process can read locked bytes, so the lock is on a byte behind the text.
+# On Windows no other process can read locked bytes, so the lock is on a byte after the text.
 _LOCKED_BYTE = 1 << 20
 _TAKEN = frozenset({errno.EACCES, errno.EAGAIN, errno.EDEADLK})
 
@@ -27,8 +27,8 @@ _TAKEN = frozenset({errno.EACCES, errno.EAGAIN, errno.EDEADLK})
 def only_server(database: Path | None, url: str) -> Iterator[None]:
     """Hold the lock of an SQLite file for the server at `url`; do nothing for any other database.
 
-    Raises `CommandError` while another server process holds the lock. A file system without locks gets a
-    warning in the log.
+    Raises `CommandError` while another server process holds the lock. On a file system without locks, it
+    only logs a warning.
     """
     if database is None or not database.parent.is_dir():
         yield
@@ -49,7 +49,7 @@ def _take(descriptor: int, file: Path) -> None:
         _lock(descriptor)
     except OSError as error:
         if error.errno not in _TAKEN:
-            logger.warning("Cannot lock %s%s: %s. Start one server only", file, _SUFFIX, error)
+            logger.warning("Cannot lock %s%s: %s. Start only one server on this file", file, _SUFFIX, error)
             return
         os.lseek(descriptor, 0, os.SEEK_SET)
         owner = os.read(descriptor, _MAX_OWNER_BYTES).decode(errors="replace").strip()
@@ -61,7 +61,7 @@ def _take(descriptor: int, file: Path) -> None:
 
 
 def _lock(descriptor: int) -> None:
-    # Locks of fcntl are not inherited by a forked child, which may outlive the server.
+    # A forked child, which may outlive the server, does not inherit locks of fcntl.
     if sys.platform == "win32":
         os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)

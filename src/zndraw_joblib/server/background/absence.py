@@ -1,4 +1,4 @@
-"""Detects that this server stood still: then the silence of workers proves nothing."""
+"""Detect that this server was paused: then missing heartbeats do not show that a worker is lost."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -8,7 +8,7 @@ class AbsenceDetector:
     """Compares the times of successive observations by this process's clock and by the database's.
 
     The monotonic clock counts while the process is stopped, but not while the machine is suspended. The
-    database's clock counts then too; it may also be set ahead, with the same effect.
+    database's clock counts then too; an operator may also set it ahead, with the same effect.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -16,25 +16,25 @@ class AbsenceDetector:
         self.restart()
 
     def restart(self) -> None:
-        """Begin to watch now."""
+        """Start to watch for absences now."""
         self._since = self._monotonic()
         self._last: float | None = self._since
         self._last_in_database: tuple[float, datetime] | None = None
 
     def forget(self) -> None:
-        """Compare the next observation with none."""
+        """Forget the last observation, so that the next one is compared with none."""
         self._last = self._last_in_database = None
 
     @property
     def watched_seconds(self) -> float:
-        """For how long this server has watched without an absence."""
+        """Return for how many seconds this server has watched without an absence."""
         return self._monotonic() - self._since
 
     def observe(self, database_time: datetime | None, longest_gap: float, slack: float) -> float:
         """Record that the server works now. Return the seconds of an absence before; 0 without one.
 
         A pause longer than `longest_gap` is an absence, and so are more than `slack` seconds by which the
-        database's clock went ahead of this process's clock. An absence begins the watch again.
+        database's clock went ahead of this process's clock. An absence restarts the watch.
         """
         at = self._monotonic()
         absence = 0.0

@@ -31,7 +31,7 @@ class Health:
         self._running: asyncio.Task[dict[str, str]] | None = None
 
     async def check(self) -> dict[str, str]:
-        """Return `ok` or a reason for each check; a cached answer for a second. One check runs at a time."""
+        """Return `ok` or a reason for each check, from a cache for one second. One check runs at a time."""
         if self._cached is not None and time.monotonic() <= self._cached[0]:
             return self._cached[1]
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Deletes old rows, a limited number in each cycle of the sweeper, so that it delays nothing else."""
+"""Delete a limited number of old rows in each cycle of the sweeper, so that other writes are not delayed."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ class Pruner:
     """Deletes batches of each kind of old rows in turn, until none is left or the budget is spent.
 
     The budget of a cycle is `prune_max_rows` and `prune_max_seconds`; the next cycle continues where the
-    last one ended. After each batch it pauses for as long as the batch took, for other writers.
+    last one ended. After each batch it pauses for as long as the batch took, so that others can write.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Pruner:
                 return await batch()
         except Exception:
             self.failures += 1
-            logger.exception("Did not delete a batch of old rows; the next cycle retries it")
+            logger.exception("A batch of old rows was not deleted; the next cycle retries it")
             return sweep.Pruned(0, may_be_more=False)
 
     async def _prune_requests(self) -> sweep.Pruned:
@@ -87,7 +87,7 @@ class Pruner:
 
     async def _prune_room_queues(self) -> sweep.Pruned:
         async def work(tx: Transaction) -> tuple[sweep.Pruned, tuple[UUID, str], UUID | None]:
-            # Once for each start of a server: the last one of an upgrade finds what earlier versions left.
+            # Once after each start: the last server that an upgrade starts finds the tasks of older servers.
             job = None if self._next_job is None else await sweep.restore_room_queues(tx, self._next_job)
             return *await sweep.prune_room_queues(tx, self._next_room), job
 

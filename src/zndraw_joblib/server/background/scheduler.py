@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 Write = Callable[..., Awaitable[Any]]
 
 _RETRY_SECONDS = 1.0
-# After so long it queries again, in case the database's clock runs faster than this process's.
+# It queries again after this time, in case the database's clock runs faster than this process's clock.
 _MAX_SLEEP_SECONDS = 3600.0
 _FIRST_LOCKED_PAUSE, _LONGEST_LOCKED_PAUSE = 0.01, 1.0
 
@@ -23,8 +23,9 @@ class Scheduler:
     """Sleeps until the next task is due, and queries the database only then, and once at the start.
 
     Each server wakes for the tasks that it scheduled itself; the sweeper handles all of them, because a
-    server may have crashed. All times are the database's: this process only measures how long it sleeps.
-    While another transaction holds a lock on a due task, the scheduler retries after growing pauses.
+    server may have crashed. All times are those of the database's clock: this process only measures how long
+    it sleeps. While another transaction holds a lock on a due task, the scheduler retries after growing
+    pauses.
     """
 
     def __init__(self, write: Write) -> None:

@@ -147,7 +147,7 @@ class Sweeper:
         absence = self.absence.observe(database_time, longest_gap, slack)
         if absence:
             logger.warning(
-                "This server stood still, or the database's clock was set ahead, for %.1f s: no worker is "
+                "This server was paused, or the database's clock was set ahead, for %.1f s: no worker is "
                 "removed within the next %g s (worker_timeout_seconds)",
                 absence,
                 settings.worker_timeout_seconds,
@@ -276,13 +276,13 @@ class Sweeper:
     def _sweep_tasks(self, cycle: Cycle, *, skip_locked: bool = False) -> Batch:
         """Return a function that moves a batch of tasks of each kind in one transaction."""
 
-        async def settle(tx: Transaction) -> int:
+        async def move(tx: Transaction) -> int:
             limit = self._unnamed_limit() if self._may_expire else None
             kinds = sweep.kinds(self._internal_timeout(), limit, cycle.counts)
             await sweep.prune_unnamed(tx, limit or timedelta(days=1))
-            return await sweep.settle(tx, kinds, skip_locked=skip_locked)
+            return await sweep.move_tasks(tx, kinds, skip_locked=skip_locked)
 
-        return settle
+        return move
 
     async def _until_done(self, batch: Batch) -> None:
         while await self._run(batch) >= sweep.TASKS_PER_BATCH:

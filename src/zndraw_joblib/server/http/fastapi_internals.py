@@ -1,4 +1,4 @@
-"""FastAPI's dependency solver, which has no public interface. Tests fail when FastAPI changes it."""
+"""Call FastAPI's dependency solver, which has no public interface. Tests fail when FastAPI changes it."""
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -35,7 +35,7 @@ async def solve(request: Request, dependency: Callable[..., Any], **path_params:
             async_exit_stack=stack,
             embed_body_fields=False,
         )
-    # Starlette has no public way to put a body back.
+    # Starlette has no public method that makes a body readable again.
     request._receive = body.from_start()
     request.scope.setdefault(_SOLVED, []).append(solved)
     if solved.errors:

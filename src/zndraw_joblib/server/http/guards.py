@@ -1,4 +1,4 @@
-"""A host's guards of rooms: arguments of `JobLib`, or overrides in ``app.dependency_overrides``."""
+"""Run a host's guards of rooms: arguments of `JobLib`, or overrides in ``app.dependency_overrides``."""
 
 import logging
 from collections.abc import Callable
@@ -14,24 +14,24 @@ Guard = Callable[..., Any]
 
 
 async def verify_readable_room(room_id: Annotated[str, Path()]) -> str:
-    """Return the room to read from. A host may override it; better is ``JobLib(readable_room=…)``."""
+    """Return the room to read from. A host may override it, but should pass ``JobLib(readable_room=…)``."""
     return validate_room_id(room_id)
 
 
 async def verify_writable_room(room_id: Annotated[str, Path()]) -> str:
-    """Return the room to write to. A host may override it; better is ``JobLib(writable_room=…)``."""
+    """Return the room to write to. A host may override it, but should pass ``JobLib(writable_room=…)``."""
     return validate_room_id(room_id)
 
 
 class RoomGuards:
     """The guards of one mounted queue.
 
-    An argument always applies. An override that is there when the app is mounted or starts still applies
-    after its removal, because ``app.dependency_overrides = {}`` is a usual clean-up of tests.
+    An argument always applies. An override that is set when the queue is mounted or the app starts still
+    applies after its removal, because tests often clean up with ``app.dependency_overrides = {}``.
     """
 
     def __init__(self, readable: Guard | None, writable: Guard | None) -> None:
-        # A room that a user cannot read is closed to its writes, too.
+        # A user who cannot read a room cannot write to it either.
         self._arguments = {verify_readable_room: readable, verify_writable_room: writable or readable}
         self._remembered: dict[Guard, Guard] = {}
         self._reported: set[Guard] = set()
@@ -49,7 +49,7 @@ class RoomGuards:
         return validate_room_id(given) if checked is None else checked
 
     async def check(self, request: Request, dependency: Guard, room_id: str) -> str | None:
-        """Run the guards for a room. Return the room that they return, None without one."""
+        """Run the guards for a room. Return the room that they return, None without a guard."""
         result = None
         for guard in (self._override(request, dependency), self._arguments[dependency]):
             if guard is not None:

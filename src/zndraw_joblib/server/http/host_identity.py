@@ -1,4 +1,4 @@
-"""The value of a host's identity dependency as an `Identity`, and a check of its declared type."""
+"""Convert the value of a host's identity dependency to an `Identity`, and check its declared type."""
 
 import inspect
 import logging
@@ -25,7 +25,7 @@ _UNIONS = frozenset({Union, types.UnionType})
 def identity_dependency(identity: Callable[..., Any]) -> Callable[..., Any]:
     """Return a dependency whose value is the `Identity` of the host's user, None without one."""
 
-    # Read while the host's session is open: its user may be an ORM object.
+    # The attributes are read while the host's session is open: the user may be an ORM object.
     async def resolve(user: Annotated[Any, Depends(identity)]) -> Identity | None:
         return None if user is None else _identity(user)
 

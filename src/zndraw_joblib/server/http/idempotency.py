@@ -1,4 +1,4 @@
-"""The dependency that reads the header `Idempotency-Key` of a request."""
+"""Read the header `Idempotency-Key` of a request."""
 
 import hashlib
 from datetime import timedelta
@@ -19,12 +19,12 @@ async def _idempotency_key(
         str | None,
         Header(
             alias=IDEMPOTENCY_KEY,
-            description=f"A string or token of 1 to {MAX_KEY_LENGTH} characters. Requests of one caller with "
-            "the same key are applied once; a repeat gets the first answer.",
+            description=f"A string or token of 1 to {MAX_KEY_LENGTH} characters. The server applies "
+            "requests of one caller with the same key once; a repeat gets the first response.",
         ),
     ] = None,
 ) -> None:
-    """Declare the header; `RESOLVERS` has its function."""
+    """Declare the header for the OpenAPI document; `RESOLVERS` has the function that reads it."""
 
 
 def _request_key(request: Request) -> RequestKey | None:
@@ -32,12 +32,14 @@ def _request_key(request: Request) -> RequestKey | None:
     if not given:
         return None
     if len(given) > 1:
-        raise InvalidIdempotencyKey(f"header.{IDEMPOTENCY_KEY}: it is there {len(given)} times; send it once")
+        raise InvalidIdempotencyKey(
+            f"header.{IDEMPOTENCY_KEY}: the request has it {len(given)} times; send it once"
+        )
     key, scope = parse_key(given[0]), request.scope
     target = f"{request.method} {scope['path']}?".encode() + scope["query_string"] + b"\n"
     hours = queue_state(request).runtime.settings.idempotency_key_hours
     return RequestKey(
-        # Two callers' texts never run together: a key has no line break.
+        # The line break separates the caller from the key, which has none.
         _digest(f"{scope[CALLER].id}\n{key}".encode("utf-8", "surrogatepass")),
         _digest(target + scope.get(BODY, b"")),
         timedelta(hours=hours),

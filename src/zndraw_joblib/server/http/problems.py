@@ -20,10 +20,7 @@ _REJECTED = {
 # For the OpenAPI document, in which FastAPI would otherwise declare its own errors.
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": _REJECTED,
-    503: {
-        "description": "The server cannot answer at present: repeat the request",
-        "content": PROBLEM_CONTENT,
-    },
+    503: {"description": "The server cannot process the request now; repeat it", "content": PROBLEM_CONTENT},
 }
 
 

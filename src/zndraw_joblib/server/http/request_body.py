@@ -1,4 +1,4 @@
-"""The body of a request, which a host's dependencies and the endpoint may both read."""
+"""Read the body of a request in a host's dependencies and again in the endpoint."""
 
 from fastapi import Request
 from starlette.types import Message, Receive
@@ -21,7 +21,7 @@ async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
 
 
 class RecordedBody:
-    """A `receive` that keeps the parts of a body for the next reader, `most` bytes at most."""
+    """A `receive` that keeps the parts of a body, at most `most` bytes, for the next reader."""
 
     def __init__(self, receive: Receive, most: int) -> None:
         self._receive = receive
@@ -53,4 +53,4 @@ class RecordedBody:
 
 def _check_size(size: int, most: int) -> None:
     if size > most:
-        raise ContentTooLarge(f"The body has more than {most} bytes, which is the limit")
+        raise ContentTooLarge(f"The body has more than {most} bytes, which is the limit; send less")

@@ -30,7 +30,7 @@ from zndraw_joblib.server.problem_responses import as_problem, invalid_part, pro
 
 # Matches numbers beyond the range of floats, which every parser turns into infinity.
 _HUGE = re.compile(rb"[eE]\+?\d{3}|\d{100}")
-# Keys of the request's scope: what its endpoint has resolved so far.
+# Keys of the request's scope, with the values that are resolved so far.
 BODY, CALLER = "zndraw_joblib.body", "zndraw_joblib.caller"
 Endpoint = Callable[..., Awaitable[Response]]
 Resolve = Callable[[Request], Any]
@@ -90,7 +90,7 @@ def _is_handled_by_host(request: Request, error: Exception) -> bool:
 
 # What each of the queue's dependencies resolves to: a function of the request, sync or async.
 RESOLVERS: dict[Callable[..., Any], Resolve] = {}
-# Those that need what others have left in the request's scope.
+# Resolvers that need values that others have stored in the request's scope.
 RESOLVED_LAST: set[Resolve] = set()
 
 

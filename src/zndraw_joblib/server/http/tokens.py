@@ -34,10 +34,10 @@ def digest(token: str) -> str:
 
 
 class BearerTokens:
-    """The dependency that turns a bearer token into an identity.
+    """The dependency that returns the identity of a bearer token.
 
     `find` returns the identity of a digest, None for an unknown one. It is cached, so a revoked token works
-    for 3 s more at most. `find_existing` returns which digests are known.
+    for at most 3 s more. `find_existing` returns which digests are known.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class BearerTokens:
         return digest(token.strip()) if scheme.lower() == "bearer" and token else None
 
     async def find_revoked(self, digests: Collection[str]) -> set[str]:
-        """Return which digests are of no token now. It reads the database, not the cache."""
+        """Return the digests that belong to no token now. It reads the database, not the cache."""
         asked = [hashed for hashed in digests if hashed != self._admin_digest]
         revoked = set(asked)
         for start in range(0, len(asked), _DIGESTS_PER_QUERY):

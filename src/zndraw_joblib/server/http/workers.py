@@ -41,7 +41,7 @@ async def heartbeat(
 ) -> Response:
     """Record a worker's heartbeat; return a verdict on each task that it names. Only its owner may do so."""
     body = body or HeartbeatRequest()
-    # A client that omits the field names no tasks; an empty list says that the worker holds none.
+    # Without the field, the heartbeat omits no task; an empty list means that the worker holds none.
     named = body.tasks if "tasks" in body.model_fields_set else None
     return json_response(await runtime.heartbeat(caller, worker_id, named, body.max_tasks))
 

@@ -46,11 +46,11 @@ class EmbeddedBroker(InMemoryBroker):
 
 
 class QueueBroker(ListQueueBroker):
-    """A sorted set in Redis or Valkey, by priority and age. While Redis is down, it waits and reconnects.
+    """A broker on a sorted set in Redis or Valkey, by priority and age. It reconnects after Redis was down.
 
-    Not a stream: the database has the tasks that were not started, and they are sent again. A stream would
-    give a long task to a second worker, keep a hundred messages with a worker that is killed, and need its
-    consumer group created again after a restart without persistence.
+    It is not a stream: the database keeps the tasks that were not started, and the dispatcher sends them
+    again. A stream would deliver a long task to a second worker, lose a hundred prefetched messages with a
+    killed worker, and need a new consumer group after Redis restarts without persistence.
     """
 
     orders_tasks = True
@@ -60,7 +60,7 @@ class QueueBroker(ListQueueBroker):
         self._url = url
 
     async def kick(self, message: BrokerMessage) -> None:
-        """Add a message at the place of its label `place`; the lowest is taken first."""
+        """Add a message with its label `place` as its score; the lowest score is taken first."""
         place = float(message.labels.get("place") or 0)
         async with Redis(connection_pool=self.connection_pool) as client:
             await client.zadd(self.queue_name, {message.message: place})

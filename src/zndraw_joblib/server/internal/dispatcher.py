@@ -27,7 +27,7 @@ _INTERNAL_JOBS = job_key(f"{INTERNAL}:")
 _SEND_SECONDS = 20.0
 _BATCH = 100
 _MAX_FAILURES_IN_A_ROW = 3
-# More than any time in milliseconds until the year 2090; times MAX_PRIORITY it is exact as a float.
+# More than any time in milliseconds until the year 2090. Its product with MAX_PRIORITY is exact as a float.
 _MILLISECONDS = 4 * 10**12
 
 
@@ -62,7 +62,7 @@ class Dispatcher:
         request: TaskSubmitRequest,
         key: RequestKey | None = None,
     ) -> TaskResponse:
-        """Add a task; where its job is internal, send it to its broker. A repeated request does neither."""
+        """Add a task; if its job is internal, send it to the broker. A repeated request does neither."""
         mode, settings = self.mode(job), self._runtime.settings
         item = Submission(
             caller=caller,
@@ -137,7 +137,7 @@ class Dispatcher:
         return True
 
     async def _claim(self, registry: InternalRegistry, limit: int) -> list[TaskRecord]:
-        """Claim tasks of all jobs together or, where that fails, of each job alone: one may be locked."""
+        """Claim tasks of all jobs together or, if that fails, of each job separately: one may be locked."""
 
         async def claim(names: list[str], limit: int) -> list[TaskRecord]:
             order, exclusive = self._runtime.order, registry.exclusive_start

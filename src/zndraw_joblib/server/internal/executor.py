@@ -52,7 +52,7 @@ class GuardedExecutor:
     One process starts a task, however many messages name it. The server refuses a report of an attempt that
     lost its task. While the database is unavailable, a report is retried for an hour. The process is a worker
     with heartbeats: when they stop, the job's retry policy decides about its tasks. A run that does not end
-    after its time limit frees its slot, see `internal_abandon_seconds`.
+    after its time limit frees its slot (`internal_abandon_seconds`).
 
     `database` is a session maker, or the `runtime` of a `JobLib` in the same process. `context` turns an
     `InternalContext` into the argument of `run`, in the run's thread. Events are sent through `tsio`.
@@ -122,7 +122,7 @@ class GuardedExecutor:
         await _end(loops[1:])
 
     def check(self) -> str:
-        """Return `ok`, or why no internal task can run in this process; a server's health check."""
+        """Return `ok`, or the reason why no internal task can run here, for a server's health check."""
         return self._ends.check()
 
     async def __call__(
@@ -176,7 +176,7 @@ class GuardedExecutor:
             del self._running[task.id, task.attempt]
 
     async def _report(self, task: TaskRecord, outcome: Outcome) -> None:
-        """Report a run; where the server refuses its result, report that it failed."""
+        """Report a run; if the server refuses its result, report a failure."""
         status = TaskStatus.COMPLETED if outcome.error is None else TaskStatus.FAILED
         update = TaskUpdateRequest(
             status=status, **outcome._asdict(), worker_id=task.worker_id, attempt=task.attempt

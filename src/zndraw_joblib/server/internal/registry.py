@@ -22,16 +22,16 @@ class InternalExecutor(Protocol):
 
 @dataclass(frozen=True)
 class OrderedTask:
-    """The handle of a task whose broker gives out messages in the order of their label `place`."""
+    """The handle of a task whose broker delivers messages in the order of their label `place`."""
 
     task: Any
 
     async def kiq(self, *, task_id: str, room_id: str, payload: dict[str, Any]) -> object:
-        """Send one call, before all that have a place."""
+        """Send one call with the lowest `place`, before all others."""
         return await self.kiq_at(0, task_id=task_id, room_id=room_id, payload=payload)
 
     async def kiq_at(self, place: float, **call: Any) -> object:
-        """Send one call with its place: the lowest is taken first."""
+        """Send one call with the label `place`: the lowest is taken first."""
         return await self.task.kicker().with_labels(place=place).kiq(**call)
 
 

@@ -1,4 +1,4 @@
-"""One run of an internal task, in a thread of its own."""
+"""Run internal tasks, each in its own thread."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 class InternalContext:
     """The default argument of an internal job's `run`.
 
-    `cancelled` is set when the task was cancelled or this attempt lost it: a job that checks it may stop.
+    `cancelled` is set when the task is cancelled or this attempt no longer holds it: a job may then stop.
     """
 
     task_id: str
@@ -31,7 +31,7 @@ class InternalContext:
 
 
 class Outcome(NamedTuple):
-    """The end of a run: a result, or an error; `retry` is false where another attempt is of no use."""
+    """The end of a run: a result or an error. `retry` is false if another attempt would fail, too."""
 
     result: Any = None
     error: str | None = None
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A run of an attempt. `lost` is set when the attempt has ended elsewhere."""
+    """A run of an attempt. `lost` is set when the attempt has ended before the run."""
 
     context: InternalContext
     lost: asyncio.Event = field(default_factory=asyncio.Event)
@@ -52,9 +52,9 @@ class Run:
 
 
 class RunEnds:
-    """Waits for runs, and frees the slot of one that does not end although its attempt has.
+    """Waits for runs, and frees the slot of a run that continues after its attempt has ended.
 
-    A thread cannot be stopped: after `internal_abandon_seconds` it is abandoned, and runs on beside the
+    A thread cannot be stopped: after `internal_abandon_seconds` it is abandoned, and continues outside the
     slots. With `internal_max_abandoned` such threads, further runs keep their slots.
     """
 
@@ -65,7 +65,7 @@ class RunEnds:
         self._stuck: set[Run] = set()
 
     def check(self) -> str:
-        """Return `ok`, or why no internal task can run in this process."""
+        """Return `ok`, or the reason why no internal task can run in this process."""
         if len(self._stuck) < self._concurrency:
             return "ok"
         return (
@@ -94,7 +94,7 @@ class RunEnds:
             self._abandoned.add(run)
             done.add_done_callback(lambda _: self._end(run))
             logger.warning(
-                "The run of task_id=%s does not end although the task has: its thread is abandoned and its "
+                "The run of task_id=%s continues after the task has ended: its thread is abandoned and its "
                 "slot freed (abandoned=%d, internal_max_abandoned=%d)",
                 *(task_id, len(self._abandoned), limit),
             )
@@ -102,7 +102,7 @@ class RunEnds:
         if run not in self._stuck:
             self._stuck.add(run)
             logger.error(
-                "The run of task_id=%s does not end although the task has, and keeps its slot: %d threads "
+                "The run of task_id=%s continues after the task has ended, and keeps its slot: %d threads "
                 "are abandoned already (internal_max_abandoned). Restart this process, and let the job check "
                 "`cancelled` or limit its own waits",
                 *(task_id, len(self._abandoned)),
@@ -120,8 +120,8 @@ def outcome_of(
     context: InternalContext,
     argument_of: Callable[[InternalContext], Any],
 ) -> Outcome:
-    """Run a task to its end, and return its outcome, whatever the job's code raises."""
-    # Not Exception: SystemExit and the like end the task, not this process.
+    """Run a task and return its outcome, whatever exception the job's code raises."""
+    # BaseException: SystemExit and KeyboardInterrupt end the task, not this process.
     try:
         extension = cls.model_validate(payload)
     except BaseException as error:
@@ -143,7 +143,7 @@ def outcome_of(
 def start_thread(name: str, work: Callable[[], Outcome]) -> "asyncio.Future[Outcome]":
     """Call `work` in a thread, and return a future of its outcome.
 
-    Not a thread of a pool: Python waits for those at exit, however long they take.
+    It does not use a thread pool, because Python waits for the threads of a pool at exit.
     """
     loop, pid = asyncio.get_running_loop(), os.getpid()
     done: asyncio.Future[Outcome] = loop.create_future()

@@ -13,7 +13,7 @@ MAX_BYTES = 16 * 1024 * 1024
 
 
 class Bounds(NamedTuple):
-    """The largest number of items and of their bytes; `names` says in the log how to change them."""
+    """The maximum number of items and of their bytes; `names` names the settings in the log."""
 
     items: int = MAX_ITEMS
     bytes: int = MAX_BYTES
@@ -23,8 +23,8 @@ class Bounds(NamedTuple):
 class BoundedQueue(Generic[Item]):
     """A queue that drops its oldest items when it is full, for messages that are hints.
 
-    `what` names the items in the log: one line when the queue begins to drop, and one with their number when
-    `log_drops` finds it empty. `dropped` counts all of them.
+    `what` names the items in the log. The queue logs one line when it begins to drop items, and `log_drops`
+    logs their number once the queue is empty. `dropped` counts all dropped items.
     """
 
     def __init__(self, what: str, size: Callable[[Item], int], bounds: Callable[[], Bounds] = Bounds) -> None:
@@ -73,7 +73,7 @@ class BoundedQueue(Generic[Item]):
     def log_drops(self) -> None:
         """Log how many items were dropped, once the queue is empty again."""
         if self.dropped > self._logged and not self._items:
-            logger.warning("%d %s were dropped", self.dropped - self._logged, self._what)
+            logger.warning("Dropped %d %s", self.dropped - self._logged, self._what)
             self._logged = self.dropped
 
     def _drop_oldest(self) -> None:
@@ -83,7 +83,7 @@ class BoundedQueue(Generic[Item]):
             self.dropped += 1
         if before == self._logged < self.dropped:
             logger.warning(
-                "Too many %s wait (more than %d, or than %d bytes%s): the oldest are dropped",
+                "Too many %s wait (more than %d, or more than %d bytes%s): dropping the oldest",
                 self._what,
                 bounds.items,
                 bounds.bytes,

@@ -1,4 +1,4 @@
-"""The events of committed transactions, which wait here for their publisher. No write waits for it."""
+"""Queue the events of committed transactions for their publisher, so that no write waits for it."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 Publish = Callable[[Sequence[Emission]], Awaitable[None]]
 Entry = tuple[Publish, Emission]
 
-# Of an event without its texts.
+# The size of an event without its texts.
 _BYTES = 200
 _EVENTS_PER_TURN = 100
 
@@ -21,8 +21,8 @@ _EVENTS_PER_TURN = 100
 class EventQueue:
     """Publishes events in order, in a task of its own, with a time limit for each.
 
-    A publisher that fails or exceeds `publish_timeout_seconds` is logged, and the next event follows. More
-    than `max_queued_events` events, or `max_queued_event_bytes` bytes, are not kept: the oldest are dropped.
+    If a publisher fails or exceeds `publish_timeout_seconds`, the queue logs it and publishes the next event.
+    The queue drops its oldest events beyond `max_queued_events` or `max_queued_event_bytes`.
     """
 
     def __init__(self, settings: JobLibSettings) -> None:
@@ -32,7 +32,7 @@ class EventQueue:
 
     @property
     def dropped(self) -> int:
-        """How many events were dropped because too many waited."""
+        """Return how many events were dropped because too many waited."""
         return sum(queue.waiting.dropped for queue in self._queues.values())
 
     def put(self, publish: Publish, emissions: Iterable[Emission]) -> None:

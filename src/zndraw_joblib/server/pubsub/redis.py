@@ -9,13 +9,13 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-# The longest time of an answer. A blocking read must be shorter.
+# How long a response may take. A blocking read must be shorter.
 _TIMEOUT_SECONDS = 5.0
 _PING_SECONDS = 5.0
 
 
 def connection_options(url: str) -> dict[str, Any]:
-    """Return the options of every connection: none waits without a limit, or retries by itself."""
+    """Return the options of every connection. A connection has timeouts, and does not retry by itself."""
     options = {
         "socket_connect_timeout": _TIMEOUT_SECONDS,
         "socket_timeout": _TIMEOUT_SECONDS,
@@ -67,7 +67,9 @@ async def subscribed(client: Any, channel: str, ready: Callable[[], None]) -> As
             message = await pubsub.get_message(timeout=_PING_SECONDS)
             if message is None:
                 if is_asked:
-                    raise redis.TimeoutError(f"Redis has not answered a ping for {_PING_SECONDS:g} s")
+                    raise redis.TimeoutError(
+                        f"Redis has not responded to a ping for {_PING_SECONDS:g} s: the connection is lost"
+                    )
                 await pubsub.ping()
             elif message["type"] == "subscribe":
                 ready()

@@ -63,7 +63,7 @@ class PubSubManager(MessageManager):
 class RedisManager(MessageManager):
     """A client manager like python-socketio's own for Redis, but an `emit` never waits for Redis.
 
-    Messages for other processes are queued and sent in order, all that are queued at once. While Redis is
+    Messages for other processes are queued, and sent in order, all queued ones together. While Redis is
     unreachable the queue keeps the newest 10,000 messages, at most 16 MiB, and drops older ones, because an
     event is a hint.
     """

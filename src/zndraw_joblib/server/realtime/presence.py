@@ -61,11 +61,11 @@ class Presence:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no socket is connected for a provider."""
+        """Return whether no socket is connected for a provider."""
         return not self._connections
 
     async def join(self, sid: str, worker_id: UUID, name: JobName) -> None:
-        """Connect a socket, and send it the pending requests. A socket that is lost meanwhile is forgotten.
+        """Connect a socket, and send it the pending requests. Drop a socket that disconnects meanwhile.
 
         Raises `ProviderNotFound` if the worker is not registered for the provider.
         """

@@ -24,7 +24,7 @@ class SocketIoPublisher:
 
     `tsio` is a `socketio.AsyncServer`, or any object whose ``emit(model, room=…)`` takes a pydantic model.
     `rooms` is the `socketio.AsyncServer` whose sockets have joined the rooms, if `tsio` is not one itself.
-    If it knows the sockets of its process only, `pubsub` carries the events to other processes.
+    If it knows only the sockets of its own process, `pubsub` carries the events to other processes.
     """
 
     def __init__(self, tsio: Any = None, pubsub: PubSub | None = None) -> None:
@@ -51,7 +51,7 @@ class SocketIoPublisher:
 
     @property
     def _carries(self) -> bool:
-        """Whether other processes get events by pub/sub alone."""
+        """Return whether other processes get events only by pub/sub."""
         is_connected = self._pubsub is not None and self._pubsub.has_peers
         return is_connected and self.rooms is not None and socketio_internals.is_local(self.rooms)
 
@@ -86,7 +86,7 @@ def _encode(emission: Emission) -> str:
 
 
 def decode(text: str) -> Emission | None:
-    """Return the event in a message of another process; None if it is no event, or one of a newer version."""
+    """Return the event in a message of another process; None if it is unknown, such as a newer one."""
     if not text.startswith(_PREFIX):
         return None
     try:
@@ -101,8 +101,8 @@ async def emit(tsio: Any, emissions: Iterable[Emission]) -> None:
     """Send each event to its room, in order; do nothing if `tsio` is None.
 
     `tsio` is a `socketio.AsyncServer`, or any object whose ``emit(model, room=…)`` takes a pydantic model. An
-    event that cannot be sent is logged, and so are those that are not sent within 5 s together: they are
-    hints, and the changes that they announce are committed.
+    event that cannot be sent is logged. All events together may take 5 s; the number of unsent ones is
+    logged. Events are hints: the changes that they announce are committed.
     """
     if tsio is None:
         return

@@ -37,7 +37,7 @@ class SocketAccess(NamedTuple):
     """The host's functions that identify sockets and guard rooms.
 
     `requires_identity`: a socket without an identity cannot connect. `limits` bounds connections without an
-    identity. `digest_of` returns the digest of a request's token, and `find_revoked` which digests are gone.
+    identity. `digest_of` returns the digest of a request's token, and `find_revoked` those that are revoked.
     """
 
     app: FastAPI
@@ -82,12 +82,12 @@ class Rooms:
 
     @property
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
-        """The loops to run while the server runs, by name."""
+        """Return the loops to run while the server runs, by name."""
         return {"presence": self.presence.run, "sockets": self.supervisor.run}
 
     @property
     def is_idle(self) -> bool:
-        """Whether no socket is connected, and no grace period runs."""
+        """Return whether no socket is connected and no grace period runs."""
         is_tracked = self._requests or self._joined or self.supervisor.owners
         return not is_tracked and self.presence.is_idle and self.disconnects.is_idle
 
@@ -107,7 +107,7 @@ class Rooms:
                 self.sio.on(event, self._handlers[event])
 
     async def close_sockets(self) -> None:
-        """Close all connections and refuse new ones: the server stops, and must not wait for open polls."""
+        """Close all connections and refuse new ones, so that a stopping server waits for no open poll."""
         self.supervisor.is_closing = True
         await socketio_internals.close_sockets(self.sio)
 
@@ -158,7 +158,7 @@ class Rooms:
         self.disconnects.disconnected(sid)
 
     def _record_join(self, sid: str, worker_id: UUID, room: str) -> None:
-        """Record that a worker has joined a room by a socket, which may be lost already."""
+        """Record that a worker has joined a room by a socket, which may have disconnected already."""
         self.disconnects.joined(sid, worker_id, room)
         if not self._is_connected(sid):
             self._forget(sid)
@@ -254,7 +254,7 @@ class Rooms:
 
 
 def _copy(request: Request) -> Request:
-    """Return a request for one call of the host's dependencies, which may leave values in it."""
+    """Return a copy of a request for one call of the host's dependencies, which may store values in it."""
     return Request(dict(request.scope), _no_body)
 
 

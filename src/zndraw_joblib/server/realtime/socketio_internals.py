@@ -38,7 +38,7 @@ class MessageManager(AsyncPubSubManager):  # type: ignore[misc]
         return NAMESPACE in self.rooms
 
     def initialize(self) -> None:
-        """Start to receive, under a name of this process: a fork may have copied the manager."""
+        """Start to receive under a new name for this process, because a fork may have copied the manager."""
         self.host_id = uuid4().hex
         super().initialize()
 
@@ -83,7 +83,7 @@ def find_handler(sio: Any, event: str) -> Any:
 
 
 def guard_connections(sio: Any, reason_to_refuse: Callable[[], str | None]) -> None:
-    """Refuse a new connection where `reason_to_refuse` returns a text, before Socket.IO gets it."""
+    """Refuse a new connection if `reason_to_refuse` returns a text, before Socket.IO handles it."""
     connect = sio.eio.handlers["connect"]
 
     async def guarded(eio_sid: str, environ: dict[str, Any]) -> Any:
@@ -98,7 +98,7 @@ def count_connections(sio: Any) -> int:
 
 
 def unauthenticated(sio: Any) -> set[str]:
-    """Return the connections that are in no namespace, because Socket.IO's connect handler did not accept."""
+    """Return the connections without a namespace: Socket.IO's connect handler has not accepted them."""
     manager = sio.manager
     accepted = {
         eio_sid

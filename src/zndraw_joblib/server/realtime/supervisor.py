@@ -1,4 +1,4 @@
-"""Closing sockets that must not stay: without an identity, of revoked tokens, of disconnected users."""
+"""Close sockets without an identity, with a revoked token, or of a disconnected user."""
 
 import asyncio
 import logging
@@ -14,11 +14,11 @@ from zndraw_joblib.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
-# Together with the cache of tokens it must be shorter than the 5 s after which no revoked token works.
+# This time and the lifetime of cached tokens add up to less than 5 s, after which no revoked token works.
 _INTERVAL_SECONDS = 1.5
 _DISCONNECT_SECONDS = 5.0
 _KEY_PREFIX = identity_key("")
-# Returns which of these digests of tokens do not exist.
+# Returns those of the given digests that belong to no token.
 FindRevoked = Callable[[Collection[str]], Awaitable[set[str]]]
 
 
@@ -30,7 +30,7 @@ class SocketOwner(NamedTuple):
 
 
 class SocketSupervisor:
-    """The owners of the sockets of this process, and the loop that closes sockets that must not stay.
+    """Records the owners of this process's sockets, and closes sockets that must not stay connected.
 
     With `settings` it also bounds connections without an identity, in time and in number. `is_closing`
     refuses new connections.
@@ -59,7 +59,7 @@ class SocketSupervisor:
         self.owners.pop(sid, None)
 
     async def run(self) -> None:
-        """Check the sockets again and again, until cancelled."""
+        """Check the sockets repeatedly until it is cancelled."""
         while True:
             interval = _INTERVAL_SECONDS
             if self._settings is not None:
@@ -68,17 +68,19 @@ class SocketSupervisor:
             try:
                 await self._disconnect_revoked()
             except ProblemException as error:
-                logger.warning("Tokens of sockets were not checked: %s", error)
+                logger.warning("The tokens of sockets were not checked; the next cycle retries it: %s", error)
             await asyncio.sleep(interval)
 
     def _reason_to_refuse(self) -> str | None:
         assert self._settings is not None  # noqa: S101 - the guard is installed with settings only
         if self.is_closing:
-            return "The server stops; connect to another one, or later"
+            return "The server is stopping; connect to another server, or retry later"
         limit = self._settings.max_unauthenticated_sockets
-        # The new connection counts already.
+        # The count includes the new connection.
         if socketio_internals.count_connections(self._sio) - len(self.owners) > limit:
-            return f"{limit} connections without an identity are open (max_unauthenticated_sockets)"
+            return (
+                f"{limit} connections without an identity are open (max_unauthenticated_sockets); retry later"
+            )
         return None
 
     async def _close_unauthenticated(self, seconds: float) -> None:
@@ -113,4 +115,4 @@ class SocketSupervisor:
         except Exception as error:
             logger.warning("Socket not disconnected: sid=%s error=%r", sid, error)
         else:
-            logger.info("Socket disconnected, its token was revoked or its user: sid=%s", sid)
+            logger.info("Disconnected a socket whose token or user was revoked: sid=%s", sid)

@@ -38,7 +38,7 @@ class Claim(NamedTuple):
 
     @property
     def needs(self) -> str:
-        """What it locks."""
+        """Return the name of the row that the item locks."""
         return f"worker {self.worker_id}"
 
 

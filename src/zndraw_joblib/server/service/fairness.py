@@ -73,8 +73,8 @@ async def assign(
 ) -> None:
     """Choose a task for each slot by room, and set its `seq`.
 
-    The jobs are locked, so that their claims run one after the other. A slot that gets none, although
-    another room may have one, keeps its demand: then its claim is repeated.
+    The jobs are locked, so that their claims run one after the other. If a slot gets no task, although
+    another room may have one, it keeps its demand; then the caller repeats its claim.
     """
     cap = order.room_cap
     found = await (_in_turn if order.is_fair else _in_order)(tx, demand, cap)
@@ -98,7 +98,7 @@ async def assign(
 def _choose(
     queues: Mapping[UUID, deque[_Candidate]], free: Counter[str] | None
 ) -> tuple[UUID, _Candidate] | None:
-    """Take the first candidate of all queues whose room has a free slot."""
+    """Remove and return the first candidate, of all queues, with a free slot in its room."""
     first: UUID | None = None
     for job_id, queue in queues.items():
         while queue and free is not None and free[queue[0].room_id] <= 0:
@@ -118,7 +118,7 @@ async def _lock_rooms(
 ) -> Counter[str]:
     """Lock the rooms of the next candidates; return the number of free slots of each.
 
-    Two claims of different jobs in one room would both take its last slot. A locked room is skipped.
+    Without the lock, claims of different jobs could both take a room's last slot. It skips locked rooms.
     """
     rooms: set[str] = set()
     for job_id, (candidates, is_all) in found.items():
@@ -146,7 +146,7 @@ async def _first_of(tx: Transaction, job_id: UUID, count: int, cap: int | None) 
         tasks = await _heads(tx, job_id, [row.room_id for row in rows], each)
         firsts = [heads[0] for heads in tasks.values()]
         await room_queues.move(tx, job_id, sorted(set(firsts) - set(rows)))
-        # What was not read comes after the last room of this page, and after the last task of a cut room.
+        # Tasks that were not read come after the last room of this page and after a room's last read task.
         ends = [rows[-1].place] if len(rows) == size else []
         if each < min(count, cap or count):
             ends += [heads[-1].place for heads in tasks.values() if len(heads) == each]
@@ -159,9 +159,9 @@ async def _first_of(tx: Transaction, job_id: UUID, count: int, cap: int | None) 
 
 
 async def _in_turn(tx: Transaction, demand: Mapping[UUID, int], cap: int | None) -> dict[UUID, _Found]:
-    """Return the tasks whose rooms are next, room by room, without full rooms.
+    """Return the tasks of the next rooms, room by room, without full rooms.
 
-    A job that had no claims for a while catches up at most one round.
+    A job that had no claims for a while catches up by at most one round.
     """
     turns = {job_id: Turn(*turn) for job_id, turn in (await job_store.lock_turns(tx, demand)).items()}
     oldest = max(turn.round for turn in turns.values()) - 1
@@ -203,7 +203,7 @@ async def _heads(tx: Transaction, job_id: UUID, rooms: Sequence[str], each: int)
 
 
 def _sizes(count: int) -> list[int]:
-    """Return how many rooms to read for `count` tasks: more where rows turn out to be outdated."""
+    """Return how many rooms to read for `count` tasks; a later value is used if rows were outdated."""
     return [times * (count + _SPARE_ROOMS) for times in (1, 8, 64)]
 
 

@@ -26,7 +26,7 @@ from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.idempotency import StoredAnswer
 
-# The payload and the result of a task are large, and are in its row.
+# The payload and the result of a task may be large, and its row has them.
 _LARGE = {"payload", "result"}
 
 
@@ -67,7 +67,7 @@ async def _decode_task(tx: Transaction, text: str) -> TaskResponse:
 
 
 def answers_of(kind: Any) -> Answers[Any]:
-    """Return how to store results of a type."""
+    """Return the functions that store and restore results of a type."""
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
     async def decode(_: Transaction, text: str) -> Any:
@@ -138,11 +138,11 @@ async def _apply(
     if not keys:
         return await work(tx, items)
     stored, in_progress = await _find(tx, keys)
-    first = _first_places(items, in_progress.union(stored))
-    fresh = [place for place, item in enumerate(items) if item.key is None or first.get(item.key.id) == place]
-    done = await work(tx, [items[place] for place in fresh]) if fresh else []
+    first = _first_indexes(items, in_progress.union(stored))
+    fresh = [index for index, item in enumerate(items) if item.key is None or first.get(item.key.id) == index]
+    done = await work(tx, [items[index] for index in fresh]) if fresh else []
     results: dict[int, Result | Exception] = dict(zip(fresh, done, strict=True))
-    await _store(tx, [keys[id] for id in first], [results[place] for place in first.values()], encode)
+    await _store(tx, [keys[id] for id in first], [results[index] for index in first.values()], encode)
 
     async def repeat(item: Item, key: RequestKey) -> Result | Repeat[Result] | Exception:
         answer = stored.get(key.id)
@@ -157,24 +157,24 @@ async def _apply(
         return result if isinstance(result, Exception) else Repeat(result)
 
     return [
-        results[place] if item.key is None or place in results else await repeat(item, item.key)
-        for place, item in enumerate(items)
+        results[index] if item.key is None or index in results else await repeat(item, item.key)
+        for index, item in enumerate(items)
     ]
 
 
-def _first_places(items: Sequence[_Keyed], known: Set[UUID]) -> dict[UUID, int]:
-    """Return the place of the first item with each key that is not known."""
+def _first_indexes(items: Sequence[_Keyed], known: Set[UUID]) -> dict[UUID, int]:
+    """Return the index of the first item with each key that is not known."""
     first: dict[UUID, int] = {}
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if item.key is not None and item.key.id not in known:
-            first.setdefault(item.key.id, place)
+            first.setdefault(item.key.id, index)
     return first
 
 
 async def _find(
     tx: Transaction, keys: Mapping[UUID, RequestKey]
 ) -> tuple[dict[UUID, StoredAnswer], set[UUID]]:
-    """Return the answers that are kept, and the keys of requests that other transactions apply now."""
+    """Return the stored answers, and the keys of requests that other transactions are applying."""
     found, in_progress = await store.lock(tx, list(keys))
     now = await tx.now()
     return {
@@ -194,14 +194,14 @@ async def _store(
         for key, result in zip(keys, results, strict=True)
         if not isinstance(result, Exception)
     ]
-    # Another transaction may have stored one between this transaction's first statement and its lock.
+    # Another transaction may have stored an answer between this transaction's first statement and its lock.
     if answers and not await store.add(tx, answers, now - keys[0].keep):
         raise _in_progress()
 
 
 def _in_progress() -> RequestInProgress:
     return RequestInProgress(
-        f"A request with the same {IDEMPOTENCY_KEY} is being processed; repeat this one to get its answer",
+        f"A request with the same {IDEMPOTENCY_KEY} is being processed; retry this one to get its response",
         headers={"Retry-After": "1"},
     )
 

@@ -49,7 +49,7 @@ class Start(NamedTuple):
 
     @property
     def needs(self) -> str:
-        """What it locks."""
+        """Return the name of the row that the item locks."""
         return f"task {self.task_id}"
 
 
@@ -75,10 +75,10 @@ async def register(tx: Transaction, jobs: Sequence[InternalJob]) -> None:
 
 
 async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | ProblemException | None]:
-    """Start claimed tasks, each for the first executor that asks.
+    """Start claimed tasks, each for the first executor that requests it.
 
     The result for a later executor is None, and for an unknown worker `WorkerNotFound`. A task of a paused
-    job is not started; it is dispatched again after the job was resumed. An executor that
+    job is not started; it is dispatched again after the job is resumed. An executor that
     repeats its request gets the task again, since the first response may have been lost.
     """
     workers = await worker_store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
@@ -133,7 +133,7 @@ async def claim(
 ) -> list[TaskRecord]:
     """Claim at most `limit` tasks of these jobs for dispatch, by priority and age.
 
-    Claimed tasks that are due to be dispatched and tasks in the queues take turns by their places.
+    Claimed tasks that are due to be dispatched and queued tasks are merged in this order.
     """
     jobs = [job for job in await job_store.by_names(tx, names) if not job.paused]
     waiting = [job for job in jobs if job.pending]

@@ -15,7 +15,7 @@ MAX_LISTED_ERRORS = 100
 # loop can afford; one below the second takes at most some tens of milliseconds.
 MAX_QUICK_EFFORT = 100_000
 MAX_EFFORT = 2_000_000
-# Effort times bytes: listing all errors with their pointers below these takes about as long.
+# Effort times bytes. Below these values, listing all errors with their pointers takes about as long.
 MAX_QUICK_LISTING = 10_000_000
 MAX_LISTING = 100_000_000
 _BYTES_PER_ERROR = 1000
@@ -36,7 +36,7 @@ class UnvalidatedPayload(Exception):
 
 
 class Check(NamedTuple):
-    """What a quick check found: the errors, None if it must be finished in another process.
+    """The result of a quick check: the errors, None if another process must finish the check.
 
     `effort` and `listing` estimate the work of a validation and of listing its errors.
     """
@@ -54,7 +54,7 @@ def check_schema(schema: str) -> None:
 def check_quickly(schema: str, payload: dict[str, Any]) -> Check:
     """Validate a payload against a schema, given as JSON, if that takes at most some milliseconds."""
     size, subschemas = len(to_json(payload)), estimate_effort(schema)
-    # One subschema without others looks at the payload as a whole.
+    # A schema without subschemas checks the payload only as a whole.
     effort = subschemas * size if subschemas > 1 else 0
     listing = effort * (size + _BYTES_PER_ERROR)
     if effort > MAX_QUICK_EFFORT:
@@ -105,8 +105,8 @@ def raise_if_invalid(found: list[dict[str, str]]) -> None:
 def estimate_effort(schema: str) -> float:
     """Return the number of subschemas once every reference is replaced by its target.
 
-    A list counts as its length, because a value may be compared with each item. A pattern and a `multipleOf`
-    that is no small integer count as a thousand, a format as ten.
+    A list counts as its length, because a value may be compared with each item. A pattern, and a `multipleOf`
+    that is not a small integer, count as a thousand, a format as ten.
     The result is infinite for a recursive schema and for one that refers to anything outside itself.
     """
     root = from_json(schema)
@@ -133,7 +133,7 @@ def _own_effort(node: dict[str, Any] | list[Any]) -> int:
     if isinstance(node, list):
         return len(node)
     patterns = len(node.get("patternProperties", ())) + ("pattern" in node)
-    # A factor that is no integer is checked in arithmetic of any precision.
+    # A factor that is not an integer needs arithmetic of arbitrary precision.
     factor = node.get("multipleOf", 1)
     decimals = not isinstance(factor, int) or factor > _MAX_SMALL_INTEGER
     return _PATTERN_EFFORT * patterns + _DECIMAL_EFFORT * decimals + _FORMAT_EFFORT * ("format" in node)

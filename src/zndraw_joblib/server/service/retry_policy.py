@@ -18,7 +18,7 @@ from zndraw_joblib.server.store.tasks import TaskRecord
 
 ERROR = "error"
 DISCONNECTED = "Worker disconnected"
-UNNAMED = "The worker lives, but did not name the task in its heartbeats: it has lost the task"
+UNNAMED = "The worker is alive, but did not name the task in its heartbeats: it has lost the task"
 INTERNAL_TIMEOUT = "Internal worker timeout"
 # How long a broker may take to confirm a task, with a margin.
 LEASE_SECONDS = 30.0

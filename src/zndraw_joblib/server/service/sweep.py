@@ -106,7 +106,7 @@ class Kind(NamedTuple):
 def kinds(
     internal_timeout: timedelta, unnamed_limit: timedelta | None, counts: Counts | None = None
 ) -> list[Kind]:
-    """Return the kinds of tasks that a sweep moves, in the order in which it looks for them."""
+    """Return the kinds of tasks that a sweep moves, in the order in which it reads them."""
     rules: list[Callable[[datetime], Rule]] = [
         partial(stuck, timeout=internal_timeout),
         lambda _: abandoned(),
@@ -121,11 +121,11 @@ def kinds(
     ]
 
 
-async def settle(tx: Transaction, wanted: Sequence[Kind], *, skip_locked: bool = False) -> int:
+async def move_tasks(tx: Transaction, wanted: Sequence[Kind], *, skip_locked: bool = False) -> int:
     """Move a batch of tasks of each kind. Return the size of the largest batch.
 
-    All tasks are locked first, without waiting, then their jobs, in order. With `skip_locked`, the tasks of
-    jobs that another transaction has locked are left for later.
+    It locks all tasks first, without waiting, then their jobs, in order. With `skip_locked`, it skips the
+    tasks of jobs that another transaction has locked.
     """
     now = await tx.now()
     found: dict[int, TaskRecord] = {}
@@ -144,38 +144,38 @@ async def settle(tx: Transaction, wanted: Sequence[Kind], *, skip_locked: bool =
 
 async def fail_stuck(tx: Transaction, timeout: timedelta, counts: Counts | None = None) -> int:
     """Fail internal tasks that were held for longer than `timeout`."""
-    return await settle(tx, [_recovered(partial(stuck, timeout=timeout), counts)])
+    return await move_tasks(tx, [_recovered(partial(stuck, timeout=timeout), counts)])
 
 
 async def recover_unnamed(tx: Transaction, limit: timedelta, counts: Counts | None = None) -> int:
     """Fail or requeue tasks that their living workers did not name in their heartbeats for `limit`."""
-    return await settle(tx, [_recovered(partial(not_named, limit=limit), counts)])
+    return await move_tasks(tx, [_recovered(partial(not_named, limit=limit), counts)])
 
 
 async def prune_unnamed(tx: Transaction, limit: timedelta) -> None:
-    """Forget which tasks were not named in attempts that have ended."""
+    """Delete the records of unnamed tasks whose attempts have ended."""
     await unnamed.forget_ended(tx, await tx.now() - limit)
 
 
 async def recover_abandoned(tx: Transaction, counts: Counts | None = None) -> int:
     """Fail or requeue tasks whose worker does not exist."""
-    return await settle(tx, [_recovered(lambda _: abandoned(), counts)])
+    return await move_tasks(tx, [_recovered(lambda _: abandoned(), counts)])
 
 
 async def recover_overdue(tx: Transaction, counts: Counts | None = None) -> int:
     """Fail or requeue tasks whose deadline to start or to end has passed."""
-    return await settle(tx, [_recovered(overdue, counts)])
+    return await move_tasks(tx, [_recovered(overdue, counts)])
 
 
 async def fail_expired(tx: Transaction, counts: Counts | None = None) -> int:
     """Fail pending tasks whose `expires_at` has passed."""
     find = partial(expiry.expired, limit=TASKS_PER_BATCH)
-    return await settle(tx, [Kind(find, partial(_fail_expired, counts=counts))])
+    return await move_tasks(tx, [Kind(find, partial(_fail_expired, counts=counts))])
 
 
 async def enqueue_due(tx: Transaction, *, skip_locked: bool = False) -> int:
-    """Move scheduled tasks whose `run_at` has passed into their queues; `skip_locked` is that of `settle`."""
-    return await settle(tx, [_DUE], skip_locked=skip_locked)
+    """Move scheduled tasks whose `run_at` has passed into their queues; see `move_tasks`."""
+    return await move_tasks(tx, [_DUE], skip_locked=skip_locked)
 
 
 def _recovered(rule: Callable[[datetime], Rule], counts: Counts | None) -> Kind:
@@ -220,7 +220,7 @@ class NextDue(NamedTuple):
 
 
 async def next_due(tx: Transaction) -> NextDue:
-    """Return when the next scheduled task is due. `enqueue_due` has moved the due ones just before."""
+    """Return when the next scheduled task is due. Call `enqueue_due` first."""
     now = await tx.now()
     at = await expiry.next_due(tx)
     is_locked = at is not None and at <= now

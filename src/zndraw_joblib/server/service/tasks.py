@@ -64,7 +64,7 @@ class Submission:
 
     @property
     def needs(self) -> str:
-        """What it locks."""
+        """Return the name of the row that the item locks."""
         return f"job {self.job}"
 
 
@@ -78,7 +78,7 @@ class Report(NamedTuple):
 
     @property
     def needs(self) -> str:
-        """What it locks."""
+        """Return the name of the row that the item locks."""
         return f"task {self.task_id}"
 
 

@@ -46,7 +46,7 @@ class Counts:
 class Heartbeat(NamedTuple):
     """A heartbeat: the next is due in `interval` seconds.
 
-    `named` are the tasks that the worker believes it holds; None if it does not say.
+    `named` are the tasks that the worker names as its own; None if the heartbeat has no list.
     """
 
     caller: Identity
@@ -57,7 +57,7 @@ class Heartbeat(NamedTuple):
 
     @property
     def needs(self) -> str:
-        """What it locks."""
+        """Return the name of the row that the item locks."""
         return f"worker {self.worker_id}"
 
 
@@ -89,7 +89,7 @@ async def _states(tx: Transaction, items: Sequence[Heartbeat]) -> dict[UUID, Tas
     """Return the states of all named tasks, and record which held tasks are not named."""
     named: dict[UUID, set[tuple[UUID, int]]] = {}
     for item in items:
-        # A list of the greatest length may be incomplete.
+        # A list of the maximum length may be incomplete.
         if item.named is not None and len(item.named) < MAX_NAMED_TASKS:
             named.setdefault(item.worker_id, set()).update((task.id, task.attempt) for task in item.named)
     held = await unnamed.held_by(tx, list(named), _MAX_HELD) if named else []

@@ -1,8 +1,8 @@
 """Connect to PostgreSQL with asyncpg: parameters of a URL in libpq's spelling, and limits of a connection.
 
-The only module that uses a private part of asyncpg: the transport of a connection, for options of its
-socket. `tests/bounds/test_silent_connections.py` fails when it changes, and `pyproject.toml` sets an upper
-bound.
+This is the only module that uses a private part of asyncpg: the transport of a connection, to set options
+of its socket. `tests/bounds/test_silent_connections.py` fails when asyncpg changes it, and `pyproject.toml`
+sets an upper bound for asyncpg's version.
 """
 
 import socket
@@ -30,7 +30,7 @@ _SERVER_SETTINGS = frozenset({"application_name", "options"})
 _CACHE_SIZES = frozenset({"prepared_statement_cache_size", "statement_cache_size"})
 _NUMBERS = _CACHE_SIZES | {"connect_timeout", "command_timeout", "tcp_user_timeout"}
 _KEEPALIVES = frozenset({"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count"})
-# Without effect here, but only as long as they demand nothing.
+# Accepted without effect, with values that require nothing of the driver.
 _IGNORED = {
     "channel_binding": {"disable", "prefer"},
     "client_encoding": {"utf8", "utf-8", "auto"},
@@ -65,7 +65,7 @@ def connect_arguments(url: URL, limits: Limits) -> dict[str, Any]:
     _, arguments = ASYNCPG.create_connect_args(url.set(query=address))
     numbers = {name: _number(name, given[name]) for name in _NUMBERS & given.keys()}
     arguments["timeout"] = numbers.get("connect_timeout") or limits.connect
-    # PostgreSQL ends a statement earlier, unless it is unreachable.
+    # PostgreSQL ends a statement before this time, unless PostgreSQL is unreachable.
     arguments["command_timeout"] = numbers.get("command_timeout") or limits.statement + _GRACE_SECONDS
     if cache_sizes := [int(numbers[name]) for name in _CACHE_SIZES & numbers.keys()]:
         arguments["statement_cache_size"] = min(cache_sizes)
@@ -92,7 +92,7 @@ def _passed_on(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check(given: Mapping[str, str]) -> None:
-    """Raise `InvalidDatabaseUrl` for the first parameter that is unknown or wrong. Values may be secrets."""
+    """Raise `InvalidDatabaseUrl` for the first parameter that is unknown or wrong, without secret values."""
     for name, value in given.items():
         if name not in _KNOWN:
             raise InvalidDatabaseUrl(
@@ -148,7 +148,7 @@ async def prepare(connection: Connection, limits: Limits, *, is_for_migrations: 
         # A plan that is made while a table is small scans it, and stays cached while the table grows.
         values |= {"enable_seqscan": "off", "jit": "off"}
     statements = [f"SET {name} = {value}" for name, value in values.items()]
-    # Not every version and system has it. It ends statements of clients that are gone.
+    # It ends statements of disconnected clients. Not every version and system has it.
     statements.append(
         "DO $$ BEGIN PERFORM set_config('client_connection_check_interval', "
         f"'{milliseconds(limits.response / 2)}', false); EXCEPTION WHEN OTHERS THEN NULL; END $$"
@@ -170,7 +170,7 @@ def _bound_socket(connection: Connection, seconds: float) -> None:
         "TCP_USER_TIMEOUT": milliseconds(seconds),
     }
     for name, value in options.items():
-        if hasattr(socket, name):  # not on every system
+        if hasattr(socket, name):  # some systems do not have it
             own.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 

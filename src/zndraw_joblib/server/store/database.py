@@ -115,7 +115,7 @@ class Transaction:
 
     @property
     def seconds_until_due(self) -> float | None:
-        """The seconds until the earliest of these times by the database's clock; None without one."""
+        """Return the seconds until the earliest of these times by the database's clock; None without one."""
         if self.due is None:
             return None
         if self._now is None:
@@ -197,11 +197,11 @@ class Database(ABC):
 
     @property
     def lock_seconds(self) -> float:
-        """How long a request may wait for a lock of another transaction."""
+        """Return how long a request may wait for a lock of another transaction."""
         return self._limits.lock
 
     async def _alone(self, transaction: Callable[[], Awaitable[Result]]) -> Result:
-        """Run a transaction, again after a lock timeout as long as the time for it is not over."""
+        """Run a transaction; after a lock timeout repeat it until the request's time for locks is over."""
         gives_up = time.monotonic() + self._limits.lock
         while True:
             try:
@@ -302,7 +302,7 @@ class SessionDatabase(Database):
             return result, tx
 
     async def _set_limits(self, tx: Transaction, lock_seconds: float) -> None:
-        """Bound what this transaction of the host's connection may wait for."""
+        """Set time limits for this transaction on the host's connection."""
         limits = self._limits
         seconds = (limits.statement, lock_seconds, limits.idle_transaction)
         values = [f"{max(1, round(each * 1000))}ms" for each in seconds]
@@ -311,7 +311,7 @@ class SessionDatabase(Database):
 
     @asynccontextmanager
     async def _bounded(self, is_short: bool) -> AsyncIterator[None]:
-        """Cancel a transaction in the database when it takes too long. SQLite bounds its waits by itself."""
+        """Cancel a transaction in the database when it takes too long. SQLite limits its waits by itself."""
         seconds = None if self._is_sqlite else self._limits.transaction(is_short=is_short)
         try:
             async with asyncio.timeout(seconds):

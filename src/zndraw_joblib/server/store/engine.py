@@ -151,7 +151,7 @@ def _has_lock(connection: Connection) -> bool:
 def open_database(url: str, clock: Clock | None = None, limits: Limits | None = None) -> Database:
     """Return the database at ``sqlite:///file.db`` or ``postgresql://…``. `limits` apply to PostgreSQL.
 
-    Raises `InvalidDatabaseUrl` for anything else, without the password that may be in it.
+    Raises `InvalidDatabaseUrl` for any other URL; its text has no password.
     """
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":

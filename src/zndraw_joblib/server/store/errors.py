@@ -25,20 +25,20 @@ _READ_ONLY = "25006"
 _AUTHENTICATION_CLASS = "28"
 _UNAVAILABLE_CLASSES = frozenset({"08", "53", "57"})
 _DISK_FULL = "the disk or the database is full. Free space on the disk of the database"
-# Errors after which certainly nothing was written, by PostgreSQL's state or the beginning of SQLite's text.
+# Errors after which nothing was written, by PostgreSQL's state or the beginning of SQLite's text.
 _REFUSED = {
     "53100": _DISK_FULL,
     "database or disk is full": _DISK_FULL,
     _READ_ONLY: "it is read-only. Name the primary in database_url, or end the read-only mode",
     "attempt to write a readonly database": "it is read-only. Make the file and its folder writable",
 }
-# The same for tables and columns. SQLite's text is compared from its beginning.
+# Errors for a missing table or column. SQLite's text is compared from its beginning.
 _MISSING_STATES = frozenset({"42P01", "42703"})
 _MISSING_TEXT = re.compile(r"no such table: \w*\.?joblib_|no such column: |table joblib_\w+ has no column")
 
 
 class RepeatTransaction(ServiceUnavailable):
-    """What a transaction read has changed before it locked it: roll it back and run it again."""
+    """Rows have changed between the transaction's read and its lock: roll it back and run it again."""
 
 
 class Unresponsive(Exception):
@@ -47,7 +47,7 @@ class Unresponsive(Exception):
 
 @contextmanager
 def in_doubt() -> Iterator[None]:
-    """Wrap a commit: after a lost connection it may have succeeded, so it must not run again."""
+    """Wrap a commit: after a lost connection the commit may have succeeded, so it must not run again."""
     try:
         yield
     except DBAPIError as error:
@@ -80,7 +80,7 @@ def is_read_only(error: DBAPIError) -> bool:
 
 
 def is_retriable(error: DBAPIError) -> bool:
-    """Return whether certainly nothing was written and a retry may succeed."""
+    """Return whether it is certain that nothing was written, and a retry may succeed."""
     if _state(error) in _RETRIABLE:
         return True
     return error.connection_invalidated and _IN_DOUBT not in error.detail
@@ -102,7 +102,7 @@ def _refusal(error: BaseException) -> str | None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return one line for clients. Neither statements nor credentials are in it."""
+    """Return one line for clients, without statements and credentials."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror

@@ -1,4 +1,4 @@
-"""Write to the database and leave nothing behind, to see whether it accepts writes."""
+"""Check that the database accepts writes, without a lasting change."""
 
 from uuid import uuid4
 
@@ -9,7 +9,7 @@ from zndraw_joblib.server.store.tables import IdempotencyKey
 
 keys = IdempotencyKey.__table__
 
-# On SQLite it needs more new pages than any small write, which fails first when the disk is full.
+# On SQLite it needs more new pages than other small writes, so it fails before them when the disk is full.
 _SQLITE_SIZE = 64 * 1024
 _SIZE = 64
 

@@ -1,4 +1,4 @@
-"""For the Alembic environment of a host."""
+"""Exclude the queue's tables from the migrations of a host."""
 
 from sqlalchemy.schema import SchemaItem
 
@@ -10,8 +10,8 @@ def alembic_include_object(
 ) -> bool:
     """Return False for the queue's tables, so that ``alembic revision --autogenerate`` does not drop them.
 
-    Pass it to ``context.configure(include_object=…)`` in a host's `env.py`. A host that has such a function
-    already returns False in it where this one does.
+    Pass it to ``context.configure(include_object=…)`` in a host's `env.py`. A host that already has such a
+    function calls this one in it, and returns False if it does.
     """
     is_unknown_to_host = kind == "table" and reflected and compare_to is None
     return not (is_unknown_to_host and (name or "").startswith(PREFIX))

@@ -1,4 +1,4 @@
-"""The answers to requests with an `Idempotency-Key`, by a digest of the caller and the key."""
+"""Store the answers to requests with an `Idempotency-Key`, by a digest of the caller and the key."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -28,7 +28,7 @@ class StoredAnswer(NamedTuple):
 _COLUMNS = [keys.c[name] for name in StoredAnswer._fields]
 _FIND = select(*_COLUMNS).where(among(keys.c.id, bindparam("ids")))
 _GIVEN = arrays({"given_id": Uuid(), "lock": BigInteger()})
-# Never waits for a lock, so it needs no place in the order of locks.
+# It never waits for a lock, so the lock order does not include it.
 _LOCK_AND_FIND = select(
     _GIVEN.c.given_id,
     func.pg_try_advisory_xact_lock(_GIVEN.c.lock).label("is_free"),
@@ -52,9 +52,9 @@ _ADD_MANY_FREE = _ADD_MANY.on_conflict_do_update(
 
 
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> tuple[dict[UUID, StoredAnswer], set[UUID]]:
-    """Lock these keys until the end of the transaction; return their answers, also old ones.
+    """Lock these keys until the end of the transaction; return their answers, including old ones.
 
-    Return in addition the keys that other transactions have locked.
+    Also return the keys that other transactions have locked.
     """
     if tx.is_sqlite:
         rows = (await tx.execute(_FIND, {"ids": padded(ids)})).all()
@@ -67,7 +67,7 @@ async def lock(tx: Transaction, ids: Sequence[UUID]) -> tuple[dict[UUID, StoredA
 
 
 async def add(tx: Transaction, answers: Sequence[StoredAnswer], free_since: datetime) -> bool:
-    """Store answers; replace those of `free_since` or before. Return whether all keys were free."""
+    """Store answers; replace those stored at or before `free_since`. Return whether all keys were free."""
     rows = [answer._asdict() for answer in answers]
     if tx.is_sqlite:
         await tx.execute(_ADD, rows)
@@ -77,7 +77,7 @@ async def add(tx: Transaction, answers: Sequence[StoredAnswer], free_since: date
 
 
 async def prune(tx: Transaction, before: datetime, limit: int) -> int:
-    """Delete up to `limit` answers that were stored at a time or before. Return how many."""
+    """Delete up to `limit` answers that were stored at or before a time. Return how many."""
     old = select(keys.c.id).where(keys.c.created_at <= before).order_by(keys.c.created_at)
     ids = (await tx.execute(old.limit(limit).with_for_update(skip_locked=True))).scalars().all()
     if ids:

@@ -206,13 +206,13 @@ async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobRecord | 
 
 
 async def paused(tx: Transaction, job_ids: Collection[UUID]) -> set[UUID]:
-    """Return those of these jobs that are paused."""
+    """Return the ids of the paused jobs among these."""
     statement = select(jobs.c.id).where(jobs.c.id.in_(padded(sorted(job_ids))), jobs.c.paused)
     return set((await tx.execute(statement)).scalars())
 
 
 async def are_paused(tx: Transaction, job_ids: Iterable[UUID]) -> bool:
-    """Return whether one of these jobs is paused."""
+    """Return whether any of these jobs is paused."""
     ids = {"ids": padded(sorted(set(job_ids)))}
     return (await tx.execute(_PAUSED, ids)).first() is not None
 
@@ -225,7 +225,7 @@ async def record_priorities(tx: Transaction, job_id: UUID) -> None:
 async def lock(tx: Transaction, job_ids: Iterable[UUID], *, skip_locked: bool = False) -> set[UUID]:
     """Lock jobs until the commit, in the order of their ids: no other transaction changes their queues.
 
-    Return the locked ones; with `skip_locked` without those that another transaction has locked.
+    Return the ids of the locked jobs. With `skip_locked`, skip jobs that another transaction has locked.
     """
     ids = sorted(set(job_ids))
     if tx.is_sqlite or not ids:

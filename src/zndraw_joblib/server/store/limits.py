@@ -1,4 +1,4 @@
-"""How long anything may take that waits for PostgreSQL."""
+"""Time limits of everything that waits for PostgreSQL."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from zndraw_joblib.server.batcher import LOCK_SECONDS
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.errors import Unresponsive
 
-# Writes outside batches that may run at once, so that connections stay free for batches and reads.
+# How many writes may run at once outside batches, so that connections stay free for batches and reads.
 _SINGLE_WRITES = 8
 _IMPATIENT_SECONDS = 0.25
 
@@ -42,9 +42,9 @@ class Limits:
 
     @property
     def session_lock(self) -> float:
-        """How long a statement waits for a lock, unless its transaction sets another time.
+        """Return how long a statement waits for a lock, unless its transaction sets another time.
 
-        It is the time of a batch, so that a batch sets none.
+        It is the time of a batch, so that a batch need not set it.
         """
         return min(LOCK_SECONDS, self.lock)
 
@@ -56,8 +56,8 @@ class Limits:
 class SingleWrites:
     """Bounds the writes that run outside batches, and how long they wait for locks.
 
-    If many requests wait for one locked row, they give up early, so that those for other rows get their
-    turn.
+    If many requests wait for a locked row, each waits only briefly, so that requests for other rows get a
+    slot.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -73,7 +73,7 @@ class SingleWrites:
             async with asyncio.timeout(self._limits.response):
                 await slots.acquire()
         except TimeoutError:
-            raise Unresponsive(f"{_SINGLE_WRITES} writes wait for it already") from None
+            raise Unresponsive(f"{_SINGLE_WRITES} writes already wait for it") from None
         self._running += 1
         is_crowded = self._running > _SINGLE_WRITES // 2
         try:

@@ -1,4 +1,4 @@
-"""Connection poolers that give each transaction another session, which the queue cannot use."""
+"""Detect connection poolers that give each transaction another session, which the queue cannot use."""
 
 import asyncio
 import logging
@@ -9,12 +9,12 @@ from zndraw_joblib.server.store.notify_connection import NotifyConnection
 logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 5.0
-# A busy pooler may give two statements the same session by chance, or not.
+# A busy pooler may give two statements different sessions or, by chance, the same one.
 _TRIES = 5
 
 
 class TransactionPooling(RuntimeError):
-    """The database is reached by a connection pooler in transaction mode."""
+    """The database is behind a connection pooler in transaction mode."""
 
 
 async def check_sessions(database: Database) -> None:
@@ -23,12 +23,12 @@ async def check_sessions(database: Database) -> None:
         async with asyncio.timeout(_CHECK_SECONDS):
             is_shared = await _share_sessions(database)
     except Exception as error:
-        # The next use of the database reports why it cannot be used.
+        # The next use of the database reports the cause.
         logger.debug("The sessions of the database were not checked: %r", error)
         return
     if is_shared:
         raise TransactionPooling(
-            "The database is reached by a connection pooler in transaction mode, which gives each "
+            "The database is behind a connection pooler in transaction mode, which gives each "
             "transaction another session. The queue needs sessions, for LISTEN and for its time limits. "
             "Connect to PostgreSQL directly, or set pool_mode = session for this database in PgBouncer"
         )

@@ -34,7 +34,7 @@ _POOL_SIZE = 20
 _POOL_SECONDS = 10.0
 _RECOVER_SECONDS = 2.0
 _CLOSE_SECONDS = 2.0
-# Several transactions may notice the same silence.
+# Several transactions may notice the same lost connection.
 _REPLACE_SECONDS = 1.0
 _QUERIES = 10_000_000  # then a connection is replaced
 
@@ -76,7 +76,7 @@ class PostgresDatabase(Database):
         return False
 
     async def run_sync(self, work: Callable[[Connection], Result]) -> Result:
-        """Run `work` on a plain connection, which no statement timeout bounds, and commit."""
+        """Run `work` on a connection without a statement timeout, and commit."""
         engine = create_async_engine(
             "postgresql+asyncpg://",
             async_creator=self._connect_for_migrations,
@@ -149,7 +149,7 @@ class PostgresDatabase(Database):
             except BaseException as error:
                 await self._recover(connection, "ROLLBACK")
                 if isinstance(error, DBAPIError) and is_read_only(error):
-                    self._replace_pool()  # of a former primary
+                    self._replace_pool()  # its connections lead to a former primary
                 if isinstance(error, TimeoutError):
                     with in_doubt() if is_committing else nullcontext():
                         _raise_unresponsive(connection, seconds, error)
@@ -200,7 +200,7 @@ class PostgresDatabase(Database):
         return await pool  # waits until the pool has started
 
     def _replace_pool(self) -> None:
-        """Use new connections from now on. Those in use have a short time to finish."""
+        """Use new connections from now on. Connections in use get a short time to finish."""
         if time.monotonic() < self._replaced_at + _REPLACE_SECONDS:
             return
         self._replaced_at = time.monotonic()
@@ -251,7 +251,7 @@ async def _skip_reset(_: object) -> None:
 
 
 def _raise_unresponsive(connection: Any, seconds: float, error: TimeoutError) -> NoReturn:
-    """Raise what makes the caller repeat a transaction if its connection was lost, and give up otherwise."""
+    """Raise an error after which the caller repeats a transaction only if its connection was lost."""
     silent = Unresponsive(f"it did not respond within {seconds:g} s")
     if not _is_closed(connection):
         raise silent from error

@@ -17,7 +17,7 @@ from zndraw_joblib.server.ports import PART_BYTES
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tables import Result, ResultPart
 
-# What a value counts in addition to its bytes.
+# Added to the size of each value, for its rows.
 VALUE_BYTES = 1024
 _PARTS_PER_EVICTION = 64
 
@@ -133,9 +133,9 @@ async def prune(tx: Transaction, limit: int) -> int:
 
 
 async def evict(tx: Transaction, max_bytes: int) -> bool:
-    """Delete the values that expire first while all values have more than `max_bytes`, in bounded steps.
+    """Delete the values that expire first, a bounded number, if all values exceed `max_bytes`.
 
-    Drafts and locks stay. Return whether another step is needed.
+    It keeps drafts and locks. Return whether another call is needed.
     """
     total: int = (await tx.execute(_TOTAL)).scalar_one()
     excess, budget, chosen = total - max_bytes, _PARTS_PER_EVICTION, list[dict[str, int]]()

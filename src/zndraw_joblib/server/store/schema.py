@@ -47,7 +47,7 @@ async def current(database: Database) -> str | None:
 
 
 async def check(database: Database) -> str | None:
-    """Return the database's version. Raises `OutdatedSchema` if this code does not know it."""
+    """Return the version of the schema. Raises `OutdatedSchema` if this release does not know it."""
     return await database.run_sync(_check)
 
 

@@ -206,7 +206,7 @@ class Task(_Base, table=True):
 
 
 class UnnamedTask(_Base, table=True):
-    """A held task, by its attempt, that its worker's heartbeats do not name since a time.
+    """An attempt of a held task that its worker's heartbeats have not named since `unnamed_since`.
 
     Rows are rare: they are deleted when the worker names the task again, or the attempt has ended.
     """
@@ -219,7 +219,7 @@ class UnnamedTask(_Base, table=True):
 
 
 class RoomQueue(_Base, table=True):
-    """The tasks of one room in the queue of one job: none of them is before (`lane`, `seq`).
+    """The tasks of one room in the queue of one job; (`lane`, `seq`) is a lower bound of the first one.
 
     Every queued task has the row of its job and room. Writers hold the lock of the job. A task that leaves
     its queue changes no row: a claim by room moves the row to its next task, or deletes it.

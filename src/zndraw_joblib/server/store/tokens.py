@@ -43,7 +43,7 @@ async def by_digest(tx: Transaction, digest: str) -> TokenRecord | None:
 
 
 async def existing(tx: Transaction, digests: Collection[str]) -> set[str]:
-    """Return which of these digests are of a token."""
+    """Return those of these digests that belong to a token."""
     return set((await tx.execute(_EXISTING, {"digests": padded(list(digests))})).scalars())
 
 

@@ -123,9 +123,9 @@ class DatabaseResults:
         """Do nothing: there are no connections to close."""
 
     async def _make_room(self, size: int) -> None:
-        """Remove the values that expire first, if all together would exceed `max_cached_bytes`.
+        """Remove the values that expire first while the total size would exceed `max_cached_bytes`.
 
-        The total is counted after each sixteenth of the limit that this process writes.
+        It counts the total size each time this process has written a sixteenth of the limit.
         """
         limit = self._runtime.settings.max_cached_bytes
         self._unchecked_bytes += size + results.VALUE_BYTES

@@ -27,7 +27,7 @@ _DRAFT_MS = 60_000
 _READ_ATTEMPTS = 5
 _RETRY_AFTER = {"Retry-After": "1"}
 _MAX_BYTES = 256 * 1024 * 1024
-# What a value counts in addition to its bytes.
+# Added to the size of each value, for its keys and records.
 _VALUE_BYTES = 1024
 Command = tuple[Any, ...]
 
@@ -44,10 +44,10 @@ class RedisResults:
     """A `ResultBackend` and `StreamingBackend` in Redis, under keys that begin with ``{prefix}:``.
 
     Each event loop has at most 16 connections, and one more for the notifications of all its waiting
-    callers. While Redis is unreachable every call raises `ServiceUnavailable`; callers that already wait go
-    on waiting, and read again after the connection is back. A value over 1 MiB is stored in parts;
+    callers. While Redis is unreachable every call raises `ServiceUnavailable`; callers that already wait
+    continue to wait, and read again after the connection is back. A value over 1 MiB is stored in parts;
     ``{key}:version`` identifies the value, so that a reader does not mix parts of two values. All values
-    together have at most `max_bytes()` bytes: those that expire first are removed. The newest always stays.
+    together have at most `max_bytes()` bytes: those that expire first are removed, never the newest.
     """
 
     def __init__(self, url: str, prefix: str, max_bytes: Callable[[], int] = lambda: _MAX_BYTES) -> None:
@@ -203,7 +203,7 @@ class RedisResults:
         return f"{self._prefix}:results"
 
     def _account(self, name: str, size: int | None = None, ttl: int = 0) -> Command:
-        """Return the command that records the size of a value, None for no value, and makes room for it."""
+        """Return the command that records the size of a value (None: deleted) and evicts others if needed."""
         counted = 0 if size is None else size + _VALUE_BYTES
         keys = self._name("expiries"), self._name("sizes")
         return ("EVAL", ACCOUNT, 2, *keys, name, counted, 1000 * ttl, self._max_bytes())

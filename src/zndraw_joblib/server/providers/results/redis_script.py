@@ -1,8 +1,8 @@
-"""The Lua script that keeps the values in Redis below a number of bytes."""
+"""The Lua script that limits the total size of the values in Redis."""
 
-# Keys: a sorted set of names by the time when they expire, and a hash of their sizes whose field with an
-# empty name is the total. Arguments: a name, its size (0: it is deleted), its lifetime in ms, the largest
-# total. Redis may evict values by itself; those count until they would expire.
+# Keys: a sorted set of names by the time when they expire, and a hash of their sizes, in which the field
+# with an empty name is the total. Arguments: a name, its size (0: it is deleted), its lifetime in ms, and the
+# largest total. Redis may evict values by itself; they count until they would have expired.
 ACCOUNT = """
 local expiries, sizes, name = KEYS[1], KEYS[2], ARGV[1]
 local size, ttl, limit = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])

@@ -1,4 +1,4 @@
-"""The queues of rooms: which rooms have tasks in the queue of a job, and where each of them begins."""
+"""The queues of rooms: the rooms with tasks in a job's queue, and a bound of each room's first task."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ tasks = Task.__table__
 jobs = Job.__table__
 
 _MAX_JOBS = 100
-# Before all rows.
+# Sorts before all rows.
 FIRST = (UUID(int=0), "")
 # Distinguishes the locks of rooms from those of other applications on the same database.
 _LOCK_SEED = 4961402731120482811
@@ -55,14 +55,14 @@ class Head(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """The sort key of the task in its queue."""
+        """Return the sort key of the task in its queue."""
         return self.lane, self.seq
 
 
 def upsert_from(entered: Select[Any]) -> postgresql.Insert:
     """Return PostgreSQL's statement that adds the rows for the tasks that `entered` selects.
 
-    A row that is early enough is not written again.
+    It does not write a row that is already a lower bound.
     """
     each = entered.subquery()
     firsts = [func.min(each.c.lane).label("lane"), func.min(each.c.seq).label("seq")]
@@ -76,7 +76,7 @@ def upsert_from(entered: Select[Any]) -> postgresql.Insert:
 
 
 async def add(tx: Transaction, entered: Iterable[TaskRecord]) -> None:
-    """Add the rows of tasks that enter their queues, after the counts of their jobs were written."""
+    """Add the rows of tasks that enter their queues. Call it after the jobs' counts are written."""
     rows = [{name: getattr(task, name) for name in COLUMNS} for task in entered]
     if not rows:
         return
@@ -137,9 +137,9 @@ async def remove(tx: Transaction, job_id: UUID, rooms: Sequence[str]) -> None:
 
 
 async def lock_rooms(tx: Transaction, rooms: Sequence[str]) -> list[str]:
-    """Lock rooms whose held tasks are counted; return them without those that are locked already.
+    """Lock rooms before their held tasks are counted; skip locked rooms, and return the others.
 
-    No transaction waits for a room, so rooms have no place in the order of locks.
+    No transaction waits for a room, so the lock order does not include rooms.
     """
     if tx.is_sqlite or not rooms:
         return list(rooms)
@@ -177,7 +177,7 @@ async def prune(tx: Transaction, after: tuple[UUID, str], limit: int) -> tuple[i
 async def restore(tx: Transaction, after: UUID) -> UUID | None:
     """Add missing rows of the next job with queued tasks on PostgreSQL. Return its id, None at the end.
 
-    A server of an earlier version adds no rows. Such a server may run beside newer ones during an upgrade.
+    A server of an earlier version, which may still run during an upgrade, adds no rows.
     """
     if tx.is_sqlite:
         return None
@@ -198,7 +198,7 @@ def _upsert_row() -> Executable:
 
 
 def _heads_of(room: Any) -> Select[Any]:
-    # A range and this order: with an equality SQLite may sort all tasks of the job in the room.
+    # A range instead of an equality: with an equality SQLite may sort all tasks of the job in the room.
     queue = select(tasks.c.room_id, tasks.c.lane, tasks.c.seq)
     queue = queue.where(tasks.c.job_id == _JOB, tasks.c.room_id >= room, tasks.c.room_id <= room, QUEUED)
     return queue.order_by(tasks.c.room_id, tasks.c.lane, tasks.c.seq).limit(bindparam("count"))

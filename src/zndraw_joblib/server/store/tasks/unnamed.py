@@ -1,4 +1,4 @@
-"""Held tasks that their worker did not name in its heartbeats, and since when."""
+"""Record held tasks that their worker does not name in its heartbeats, and since when."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -29,7 +29,7 @@ _HELD = (
 
 
 class HeldTask(NamedTuple):
-    """A held task, and since when its worker's heartbeats do not name it."""
+    """A held task, and the time since which its worker's heartbeats have not named it."""
 
     seq: int
     id: UUID
@@ -56,14 +56,14 @@ async def mark(tx: Transaction, held: Iterable[HeldTask]) -> None:
 
 
 async def unmark(tx: Transaction, held: Iterable[HeldTask]) -> None:
-    """Forget that these tasks were not named."""
+    """Delete the records of these tasks, because their workers name them again."""
     seqs = [task.seq for task in held]
     for start in range(0, len(seqs), CHUNK):
         await tx.execute(delete(unnamed).where(unnamed.c.task_seq.in_(padded(seqs[start : start + CHUNK]))))
 
 
 def since(cutoff: datetime) -> Condition:
-    """Match the tasks that were not named since `cutoff`, by a worker that has sent a heartbeat after it."""
+    """Match tasks that were last named before `cutoff`, by workers that have sent a heartbeat after it."""
     is_alive = exists().where(workers.c.id == tasks.c.worker_id, workers.c.last_heartbeat > cutoff)
     return and_(exists().where(_IS_MARK, unnamed.c.unnamed_since <= cutoff), is_alive)
 

@@ -119,8 +119,8 @@ async def move(tx: Transaction, moves: Sequence[Move]) -> None:
 async def claim(tx: Transaction, moves: Sequence[Move]) -> None:
     """Do what `move` does for tasks that leave their queues.
 
-    Raises `RepeatTransaction` if one of their jobs was paused since it was read. Now the job is locked: a
-    pause succeeds before this claim, or after its commit.
+    Raises `RepeatTransaction` if one of their jobs was paused after it was read. The job is locked now, so
+    a pause commits either before this check or after the claim's commit.
     """
     is_paused = await _move(tx, moves)
     ids = {before.job_id for before, _ in moves if before.is_queued}
@@ -257,7 +257,7 @@ async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tu
     old = [row.seq for row in rows if row.completed_at is not None and row.completed_at < before]
     deleted = 0
     for start in range(0, len(old), CHUNK):
-        # A task that another transaction has locked is left to a later cycle.
+        # It skips tasks that another transaction has locked; a later cycle deletes them.
         chosen = (tasks.c.seq.in_(padded(old[start : start + CHUNK])), tasks.c.completed_at < before)
         free = select(tasks.c.seq).where(*chosen, of_status(TERMINAL)).with_for_update(skip_locked=True)
         seqs = list((await tx.execute(free)).scalars())
