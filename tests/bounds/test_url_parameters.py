@@ -1,13 +1,11 @@
 """Parameters of a PostgreSQL URL in libpq's spelling, as managed databases hand them out."""
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
+from certificates import Certificate
 from databases import on_postgresql
 from replica import TIMEOUT
 from sqlalchemy import text
@@ -20,25 +18,11 @@ from zndraw_joblib.server.store.database import Database, Transaction
 from zndraw_joblib.server.store.engine import open_database
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the files of a new self-signed certificate of 127.0.0.1, and of its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("the command openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    files = folder / "certificate.pem", folder / "key.pem"
-    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", files[0], "-keyout", files[1]]
-    subprocess.run([openssl, *options.split(), *names], check=True, capture_output=True)
-    return files
-
-
 @pytest.fixture
-async def tls_proxy(database_url: str, certificate: tuple[Path, Path]) -> AsyncIterator[SilentProxy]:
+async def tls_proxy(database_url: str, certificate: Certificate) -> AsyncIterator[SilentProxy]:
     """Run a proxy that accepts only TLS."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*certificate)
+    context.load_cert_chain(certificate.chain, certificate.key)
     async with SilentProxy(database_url, context).running() as proxy:
         yield proxy
 
@@ -64,9 +48,9 @@ async def use(database: Database) -> None:
         "sslmode=verify-ca&sslrootcert={file}&application_name=web&connect_timeout=7&channel_binding=prefer",
     ],
 )
-async def test_tls(tls_proxy: SilentProxy, certificate: tuple[Path, Path], query: str) -> None:
+async def test_tls(tls_proxy: SilentProxy, certificate: Certificate, query: str) -> None:
     """Every connection makes a TLS handshake."""
-    url = f"{tls_proxy.url}?{query.format(file=certificate[0])}"
+    url = f"{tls_proxy.url}?{query.format(file=certificate.authority)}"
     async with asyncio.timeout(TIMEOUT), connected(url) as database:
         await use(database)
     assert tls_proxy.handshakes >= 4

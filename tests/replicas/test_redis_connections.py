@@ -1,16 +1,14 @@
 """Everything that uses Redis works over TCP, a Unix socket and TLS, and notices a silent connection."""
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis.asyncio
+from certificates import Certificate
 from servers import free_port
 from taskiq import BrokerMessage
 from tcp_proxy import TcpProxy
@@ -37,20 +35,6 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the files of a new self-signed certificate and its key."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("the command openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    files = folder / "certificate.pem", folder / "key.pem"
-    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", files[0], "-keyout", files[1]]
-    subprocess.run([openssl, *options.split(), *names], check=True, capture_output=True)
-    return files
-
-
 @pytest.fixture(params=["redis", "unix", "rediss"])
 async def url(request: pytest.FixtureRequest, valkey: ValkeyServer) -> AsyncIterator[str]:
     """Return the URL of the server over each kind of connection."""
@@ -59,11 +43,11 @@ async def url(request: pytest.FixtureRequest, valkey: ValkeyServer) -> AsyncIter
         text = f"redis://127.0.0.1:{valkey.port}/0" if request.param == "redis" else f"unix://{path}?db=0"
         yield JobLibSettings(redis_url=text).redis_url or ""
         return
-    cert, key = request.getfixturevalue("certificate")
+    certificate = request.getfixturevalue("certificate")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(cert, key)
+    tls.load_cert_chain(certificate.chain, certificate.key)
     async with TcpProxy(valkey.port, tls).running() as proxy:
-        yield f"rediss://127.0.0.1:{proxy.port}/0?ssl_ca_certs={cert}"
+        yield f"rediss://127.0.0.1:{proxy.port}/0?ssl_ca_certs={certificate.authority}"
 
 
 @pytest.fixture
@@ -195,11 +179,11 @@ async def test_a_silent_connection_is_replaced(proxy: TcpProxy, check: Any) -> N
 
 
 async def test_a_certificate_that_cannot_be_checked_is_refused(
-    valkey: ValkeyServer, certificate: tuple[Path, Path]
+    valkey: ValkeyServer, certificate: Certificate
 ) -> None:
-    """A self-signed certificate needs `ssl_ca_certs`."""
+    """A certificate of an unknown authority needs `ssl_ca_certs`."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(*certificate)
+    tls.load_cert_chain(certificate.chain, certificate.key)
     async with TcpProxy(valkey.port, tls).running() as running:
         results = RedisResults(f"rediss://127.0.0.1:{running.port}/0", "test")
         with pytest.raises(Exception, match="unavailable"):
