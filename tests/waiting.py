@@ -40,6 +40,6 @@ def _describe(condition: Callable[[], object], timeout: float) -> str:
     """Return an error text with the source of the condition."""
     try:
         source = inspect.getsource(condition).strip()
-    except OSError:
+    except (OSError, TypeError):
         source = repr(condition)
     return f"Not true within {timeout:g} s: {source}"

@@ -152,7 +152,7 @@ async def check_broker(url: str, silence: Any = None) -> None:
 
 async def _is_reading(url: str) -> bool:
     async with redis.asyncio.Redis.from_url(url) as client:
-        return any(each["cmd"] == "brpop" for each in await client.client_list())
+        return any(each["cmd"] == "bzpopmin" for each in await client.client_list())
 
 
 async def _until_accepted(sender: QueueBroker, message: BrokerMessage) -> None:
