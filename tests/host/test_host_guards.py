@@ -7,7 +7,7 @@ import httpx
 import pytest
 from databases import on_sqlite
 from fastapi import FastAPI, Header, HTTPException
-from rest import ROTATE, V1, register, submit
+from rest import ROTATE, V1, expect_problem, register, submit
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from host.conftest import Start
@@ -114,6 +114,31 @@ async def test_a_room_that_cannot_be_read_cannot_be_written(sessions: Any, start
     ada, bob = [await start(app, **{"X-Id": name}) for name in ("ada", "bob")]
     assert (await bob.put(f"{V1}/rooms/den/jobs", json=ROTATE)).status_code == 404
     assert (await register(ada, room="den"))["room_id"] == "den"
+
+
+@on_sqlite
+async def test_a_guard_need_not_check_the_syntax_of_room_ids(sessions: Any, start: Start) -> None:
+    """It gets valid ids only. An override replaces the queue's check and may return another id."""
+    asked: list[str] = []
+
+    async def silent(room_id: str) -> None:
+        asked.append(room_id)
+
+    async def same(room_id: str) -> str:
+        asked.append(room_id)
+        return room_id
+
+    app = FastAPI()
+    JobLib(session_maker=sessions, identity=current_user, readable_room=silent, writable_room=same).mount(app)
+    root = await start(app, **{"X-Id": "root"})
+    for room in ("a:b", "%40lab", "a%00b"):
+        for method, part, body in (("PUT", "jobs", ROTATE), ("GET", "jobs", None), ("GET", "tasks", None)):
+            response = await root.request(method, f"{V1}/rooms/{room}/{part}", json=body)
+            expect_problem(response, 400, "invalid-room-id")
+    assert asked == []
+    app.dependency_overrides[verify_readable_room] = lambda room_id: room_id.replace(":", "-")
+    assert (await root.get(f"{V1}/rooms/a:b/jobs")).status_code == 200
+    assert asked == ["a-b"]
 
 
 @on_sqlite

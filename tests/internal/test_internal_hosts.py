@@ -286,6 +286,42 @@ async def test_lost_responses_and_duplicate_messages_run_each_task_once(
     assert sorted(Record.runs) == list(range(12))
 
 
+class HangingSockets:
+    """A Socket.IO server of a host that sends nothing until `released`."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+        self.events: list[Any] = []
+
+    async def emit(self, event: Any, *, room: str) -> None:
+        """Wait, then record."""
+        await self.released.wait()
+        self.events.append(event)
+
+
+async def test_an_executor_publishes_its_last_events_before_it_stops(
+    sessions: Sessions, broker: InMemoryBroker
+) -> None:
+    """The event loop of a worker process ends with it, and with it what was not sent."""
+    app, tsio = FastAPI(), HangingSockets()
+    mounted(app, sessions)
+    await register_internal_jobs(app, broker, [Double], Executor(), sessions)
+    executor = GuardedExecutor(sessions, tsio=tsio)
+    async with run_lifespan(app) as client:
+        task = await submit(client, NAME, x=2)
+        await executor(Double, task["payload"], "lab", task["id"])
+        stopping = asyncio.create_task(executor.stop())
+
+        async def has_left() -> bool:
+            return bool((await client.get(f"{V1}/workers")).json()["total"] == 0)
+
+        await until(has_left)
+        await asyncio.wait([stopping], timeout=0.2)
+        tsio.released.set()
+        await stopping
+        assert "completed" in [getattr(event, "status", None) for event in tsio.events]
+
+
 @pytest.mark.parametrize(
     ("name", "category"), [("Fine", None), ("Fine", "mod:ifiers"), ("not fine", "modifiers")]
 )

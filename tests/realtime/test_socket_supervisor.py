@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 import aiohttp
 import pytest
@@ -11,7 +11,10 @@ from rest import register, submit
 from waiting import until
 
 from realtime.sockets import LiveServer, Socket, serve
+from zndraw_joblib import Identity
 from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.batcher import RowLocked
+from zndraw_joblib.server.realtime.supervisor import SocketOwner, SocketSupervisor
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import tokens
 
@@ -84,6 +87,29 @@ async def test_connections_without_an_identity_are_bounded(
         await server.connect("lab")
     rest = await server.rest()
     assert [(await rest.get(POLL)).status_code for _ in range(3)] == [200, 200, 401]
+
+
+async def test_no_error_ends_the_checks_of_sockets(
+    server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unexpected error is logged, and the next round checks again."""
+    errors, checked = [RowLocked(), ValueError("unexpected")], asyncio.Event()
+
+    async def find_revoked(_: Collection[str]) -> set[str]:
+        if errors:
+            raise errors.pop()
+        checked.set()
+        return set()
+
+    settings = ServerSettings(admin_token=ADMIN_TOKEN, socket_auth_timeout_seconds=1)
+    settings.socket_auth_timeout_seconds = 0.1
+    supervisor = SocketSupervisor(socketio.AsyncServer(), server.runtime, settings, find_revoked)
+    supervisor.add("sid", SocketOwner(Identity("ada", is_superuser=False), "digest"))
+    running = asyncio.create_task(supervisor.run())
+    async with asyncio.timeout(ENOUGH):
+        await checked.wait()
+    assert caplog.text.count("Sockets that must not stay were not closed") == 2
+    running.cancel()
 
 
 async def test_a_server_that_stops_accepts_no_socket(server: LiveServer) -> None:

@@ -15,7 +15,7 @@ from waiting import until
 
 from zndraw_joblib.contract.problems import InvalidPayload, JobNotFound, ServiceUnavailable
 from zndraw_joblib.server.loop_budget import LoopBudget
-from zndraw_joblib.server.payload_validator import PayloadValidator
+from zndraw_joblib.server.payload_validator import PayloadValidator, ValidatorProcess
 from zndraw_joblib.server.service import payloads
 
 TREE = {
@@ -212,6 +212,45 @@ async def test_quick_checks_share_a_budget_per_cycle_of_the_event_loop() -> None
     results = await asyncio.gather(*running, return_exceptions=True)
     assert [type(result) for result in results] == [int, asyncio.CancelledError, ValueError, int]
     assert await budget.run(lambda: 7) == 7
+
+
+class Panic(BaseException):
+    """What a library written in Rust raises; no subclass of `Exception`."""
+
+
+async def test_work_that_panics_ends_its_own_caller_only() -> None:
+    """Work that waited for a later cycle raises in its caller, and the work behind it is done."""
+    budget = LoopBudget(0.0)
+
+    def panic() -> int:
+        raise Panic
+
+    running = [asyncio.create_task(budget.run(work)) for work in (lambda: 1, panic, lambda: 2)]
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(*running, return_exceptions=True)
+    assert [type(result) for result in results] == [int, Panic, int]
+
+
+async def test_the_wait_for_a_validation_is_bounded() -> None:
+    """A check that waits too long for its process is a 503; one that is cancelled leaves the line."""
+    process = ValidatorProcess(check_seconds=60, listing_seconds=1, max_waiting=2)
+    endless, tree = to_json(bomb(60)).decode(), to_json(TREE).decode()
+    holding = asyncio.create_task(process.errors(endless, {}))
+    await asyncio.sleep(0)
+    cancelled = asyncio.create_task(process.errors(tree, {}))
+    await asyncio.sleep(0)
+    with pytest.raises(ServiceUnavailable, match="2 payloads already wait"):
+        await process.errors(tree, {})
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    async with asyncio.timeout(30):
+        with pytest.raises(ServiceUnavailable, match=r"not validated within 0\.1 s") as refused:
+            await process.errors(tree, {}, wait_seconds=0.1)
+    assert refused.value.headers == {"Retry-After": "5"}
+    holding.cancel()
+    await asyncio.wait([holding])
+    assert await process.errors(tree, {"name": "a"}) == []
+    await process.stop()
 
 
 async def test_a_schema_that_changed_meanwhile_counts(pair: list[Replica]) -> None:

@@ -446,6 +446,30 @@ async def test_the_recheck_runs_while_a_request_waits(
         assert (await soon(claim)).id == submitted.id
 
 
+async def test_no_error_ends_the_recheck(
+    open_replica: OpenReplica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unexpected error is logged, and the next round checks again."""
+    monkeypatch.setattr(Replica, "recheck_seconds", (0.01, 0.01))
+    replica = open_replica()
+    checked, rounds = asyncio.Event(), 0
+
+    async def recheck() -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds == 1:
+            raise ValueError("unexpected")
+        checked.set()
+
+    monkeypatch.setattr(replica.runtime, "recheck", recheck)
+    job = await replica.register()
+    claim = start_waiting(replica, job.worker_id)
+    async with asyncio.timeout(LONG):
+        await checked.wait()
+    assert "Did not re-check waiting requests: ValueError" in caplog.text
+    claim.cancel()
+
+
 async def test_an_event_is_published_after_its_commit(replica: Replica) -> None:
     """A client that gets an event can read the task in that status, or in a later one."""
     seen: list[tuple[TaskStatus, TaskStatus]] = []

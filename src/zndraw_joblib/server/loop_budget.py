@@ -51,5 +51,7 @@ class LoopBudget:
                 continue
             try:
                 future.set_result(self._run(work))
-            except Exception as error:
+            except BaseException as error:  # a panic of a Rust library is no Exception
                 future.set_exception(error)
+                if isinstance(error, SystemExit | KeyboardInterrupt):
+                    raise

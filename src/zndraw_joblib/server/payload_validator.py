@@ -3,8 +3,8 @@
 import asyncio
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -30,6 +30,8 @@ Result = TypeVar("Result")
 # How long the quick checks may take in one cycle of the event loop.
 _LOOP_SECONDS = 0.002
 _START_SECONDS = 30.0
+# How long a check may wait for its process, and a listing of all errors, without which the first one is sent.
+_WAIT_SECONDS, _LISTING_WAIT_SECONDS = 10.0, 1.0
 _MAX_SCHEMA_CHARACTERS = 64_000_000
 _MAX_LINE_BYTES = 1 << 20
 _MAX_MEMORY_BYTES = 1 << 30
@@ -115,8 +117,9 @@ class LoopValidator:
             return await self._unbounded.errors(schema, payload)
         lists_all = check.listing <= payloads.MAX_LISTING
         errors = await self._bounded.errors(schema, payload, lists_all=lists_all)
-        if errors and not lists_all and not self._unbounded.is_full:
-            return await self._unbounded.errors(schema, payload)
+        if errors and not lists_all:
+            with suppress(ServiceUnavailable):
+                return await self._unbounded.errors(schema, payload, wait_seconds=_LISTING_WAIT_SECONDS)
         return errors
 
     async def close(self) -> None:
@@ -136,27 +139,38 @@ class ValidatorProcess:
         self._lock = asyncio.Lock()
         self._process: Process | None = None
 
-    @property
-    def is_full(self) -> bool:
-        """Return whether the maximum number of checks wait."""
-        return self._waiting >= self._max_waiting
-
     async def errors(
-        self, schema: str, payload: dict[str, Any], *, lists_all: bool = True
+        self,
+        schema: str,
+        payload: dict[str, Any],
+        *,
+        lists_all: bool = True,
+        wait_seconds: float = _WAIT_SECONDS,
     ) -> list[dict[str, str]]:
         """Return the errors of a payload; only the first one unless `lists_all`.
 
-        Raises `InvalidPayload` if the check takes too long, and `ServiceUnavailable` if too many wait.
+        Raises `InvalidPayload` if the check takes too long, and `ServiceUnavailable` if too many checks
+        wait or if others take longer than `wait_seconds`.
         """
-        if self.is_full:
-            raise ServiceUnavailable(
-                f"{self._waiting} payloads already wait for validation; retry later",
-                headers={"Retry-After": "5"},
-            )
+        async with self._turn(wait_seconds):
+            return await self._check(to_json([schema, payload, lists_all]) + b"\n")
+
+    @asynccontextmanager
+    async def _turn(self, wait_seconds: float) -> AsyncIterator[None]:
+        if self._waiting >= self._max_waiting:
+            raise _too_busy(f"{self._waiting} payloads already wait for validation")
         self._waiting += 1
         try:
-            async with self._lock:
-                return await self._check(to_json([schema, payload, lists_all]) + b"\n")
+            try:
+                async with asyncio.timeout(wait_seconds):
+                    await self._lock.acquire()
+            except TimeoutError:
+                reason = f"The payload was not validated within {wait_seconds:g} s: other payloads were first"
+                raise _too_busy(reason) from None
+            try:
+                yield
+            finally:
+                self._lock.release()
         finally:
             self._waiting -= 1
 
@@ -212,6 +226,10 @@ class ValidatorProcess:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _too_busy(reason: str) -> ServiceUnavailable:
+    return ServiceUnavailable(f"{reason}; retry later", headers={"Retry-After": "5"})
 
 
 def _serve() -> None:

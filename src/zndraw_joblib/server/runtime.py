@@ -366,8 +366,8 @@ class Runtime:
                         last_heartbeat = time.monotonic()
                         await self._heartbeat_for_waiters()
                     await self.recheck()
-                except ProblemException as problem:
-                    logger.warning("Did not re-check waiting requests: %s", problem)
+                except Exception as error:
+                    logger.warning("Did not re-check waiting requests: %r", error)
         finally:
             self._rechecking.discard(asyncio.get_running_loop())
 

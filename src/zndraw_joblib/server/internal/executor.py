@@ -119,6 +119,8 @@ class GuardedExecutor:
         await _end(loops[:1])
         if worker_id is not None:
             await self._try(workers.remove, caller=EXECUTOR, worker_id=worker_id)
+        if self._owns_runtime:
+            await self._runtime.finish()  # events are published, before the pub/sub connection closes
         await _end(loops[1:])
 
     def check(self) -> str:

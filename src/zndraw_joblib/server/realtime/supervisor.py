@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from time import monotonic
 from typing import Any, NamedTuple
 
-from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.server.ports import Identity, identity_key
 from zndraw_joblib.server.realtime import socketio_internals
 from zndraw_joblib.server.runtime import Runtime
@@ -64,11 +63,13 @@ class SocketSupervisor:
             interval = _INTERVAL_SECONDS
             if self._settings is not None:
                 interval = min(interval, self._settings.socket_auth_timeout_seconds)
-                await self._close_unauthenticated(self._settings.socket_auth_timeout_seconds)
-            try:
-                await self._disconnect_revoked()
-            except ProblemException as error:
-                logger.warning("The tokens of sockets were not checked; the next cycle retries it: %s", error)
+            for check in (self._close_unauthenticated, self._disconnect_revoked):
+                try:
+                    await check()
+                except Exception as error:
+                    logger.warning(
+                        "Sockets that must not stay were not closed; the next cycle retries it: %r", error
+                    )
             await asyncio.sleep(interval)
 
     def _reason_to_refuse(self) -> str | None:
@@ -83,7 +84,10 @@ class SocketSupervisor:
             )
         return None
 
-    async def _close_unauthenticated(self, seconds: float) -> None:
+    async def _close_unauthenticated(self) -> None:
+        if self._settings is None:
+            return
+        seconds = self._settings.socket_auth_timeout_seconds
         unauthenticated, now = socketio_internals.unauthenticated(self._sio), monotonic()
         since = {eio_sid: self._unauthenticated_since.get(eio_sid, now) for eio_sid in unauthenticated}
         self._unauthenticated_since = since
