@@ -10,6 +10,7 @@ from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from sdk.providers import Echo
 from sdk.proxy import Proxy, raw
+from zndraw_joblib.cli.client import AdminClient
 from zndraw_joblib.contract.messages import JobRegisterRequest
 from zndraw_joblib.contract.problems import IdempotencyKeyReused
 from zndraw_joblib.contract.status import TaskStatus
@@ -174,6 +175,75 @@ def test_a_submit_that_stays_in_doubt_names_its_key(
     ):
         JobClient(RestApi(api)).submit(f"{room}:modifiers:Add", {}, idempotency_key="my-key")
     assert "idempotency_key='my-key'" in caught.value.__notes__[0]
+
+
+class SilentProxy(LossyProxy):
+    """A proxy that holds back the answers to the first `held` requests with a key until `release` is set."""
+
+    held = 1
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.release = threading.Event()
+
+    def respond(self, method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+        """Send the request on; answer later."""
+        response = Proxy.respond(self, method, path, headers, body)
+        if key := headers.get("Idempotency-Key"):
+            self.keys.append((f"{method} {path}", key))
+            if len(self.keys) <= self.held:
+                self.release.wait(30)
+        return response
+
+
+@pytest.mark.parametrize("kind", [JobClient, AdminClient])
+@pytest.mark.parametrize("held", [1, 2])
+def test_a_timeout_longer_than_the_retry_time_is_repeated_once(
+    worker: Make,
+    room: str,
+    server: LiveServer,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[JobClient],
+    held: int,
+) -> None:
+    """A submit whose answer did not come is sent again; if that is not answered either, the key is named."""
+    monkeypatch.setattr(kind, "_retry_seconds", 0.5)
+    worker().register(Add, room=room)
+    with SilentProxy(server.url) as proxy, connect(proxy.url, TOKEN, timeout=1) as api:
+        proxy.held = held
+        client = kind(RestApi(api))
+        try:
+            if held == 1:
+                client.submit(f"{room}:modifiers:Add", {"a": 1}, idempotency_key=f"key-{room}")
+            else:
+                with pytest.raises(httpx.ReadTimeout) as caught:
+                    client.submit(f"{room}:modifiers:Add", {"a": 1}, idempotency_key=f"key-{room}")
+                assert f"key-{room}" in caught.value.__notes__[0]
+        finally:
+            proxy.release.set()
+        assert len(proxy.keys) == 2
+        assert tasks_in(api, room) == 1
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden", "423 Locked"])
+def test_a_refusal_of_the_host_ends_within_seconds(
+    worker: Make, room: str, server: LiveServer, caplog: pytest.LogCaptureFixture, status: str
+) -> None:
+    """A wrong token is repeated a few times, with a warning; the error says what to check."""
+    refused = raw(status, b'{"detail": "Not authenticated"}', "application/json")
+    with Proxy(server.url, lambda method, path: refused) as proxy, connect(proxy.url, TOKEN) as api:
+        calls: list[Callable[[], object]] = [
+            lambda: JobClient(RestApi(api)).submit(f"{room}:modifiers:Add", {}),
+            lambda: worker(at=api).register(Add, room=room),
+        ]
+        for call in calls:
+            proxy.answered.clear()
+            caplog.clear()
+            with pytest.raises(UnexpectedResponse, match="token or the permissions") as caught:
+                call()
+            assert proxy.answered.total() == 4
+            assert "Not authenticated" in caplog.text
+            assert not hasattr(caught.value, "__notes__")
 
 
 def test_a_refused_submit_is_not_repeated(api: Connection, room: str) -> None:

@@ -161,7 +161,7 @@ code, after, settled, is_ignored = json.loads(sys.argv[1])
 if is_ignored:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 supervisor = Supervisor(
-    (sys.executable, "-c", sys.argv[2]), code, 1, lambda ended: print(ended, flush=True) or Next[after],
+    (sys.argv[3], "-c", sys.argv[2]), code, 1, lambda ended: print(ended, flush=True) or Next[after],
     settled_seconds=settled, on_ready=lambda: print("all ready", flush=True),
 )
 print("end", asyncio.run(supervisor.run()))
@@ -175,9 +175,14 @@ def supervise() -> Iterator[Supervise]:
     with ExitStack() as stack:
 
         def run(
-            code: str, after: str, settled: float = 60, *, is_ignored: bool = False
+            code: str,
+            after: str,
+            settled: float = 60,
+            *,
+            is_ignored: bool = False,
+            program: Path | str = sys.executable,
         ) -> subprocess.Popen[str]:
-            arguments = [json.dumps([code, after, settled, is_ignored]), CHILD]
+            arguments = [json.dumps([code, after, settled, is_ignored]), CHILD, str(program)]
             parent = subprocess.Popen(
                 [sys.executable, "-c", SUPERVISOR, *arguments], stdout=subprocess.PIPE, text=True
             )
@@ -231,4 +236,18 @@ def test_a_child_that_settled_is_replaced_at_once(
     found = [line.rsplit(" ", 2)[1] for line in lines if "another one starts" in line]
     assert found == pauses
     parent.terminate()
+    assert parent.wait(20) == 0
+
+
+def test_a_program_that_cannot_be_started_ends_the_parent(supervise: Supervise, tmp_path: Path) -> None:
+    """An interpreter that was removed stays away: the parent says so and stops the other processes."""
+    program = tmp_path / "python"
+    program.symlink_to(sys.executable)
+    parent = supervise("sys.exit(3)", "RESTART", program=program)
+    next_line(parent)
+    program.unlink()
+    lines = iter(lambda: next_line(parent), "")
+    last = [line for line in lines if line.startswith("end ")]
+    assert "cannot be started" in last[0]
+    assert str(program) in last[0]
     assert parent.wait(20) == 0

@@ -48,7 +48,8 @@ class Access:
 class AdminClient(JobClient):
     """A client with the requests of the commands.
 
-    It repeats a request for 10 seconds while the response is lost, but not if it can reach no server at all.
+    It repeats a request for 10 seconds and at least once while the response is lost, but not if it can reach
+    no server at all.
     """
 
     _retry_seconds = 10.0

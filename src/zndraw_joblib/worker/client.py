@@ -29,6 +29,7 @@ from zndraw_joblib.worker.rest import RestApi, quoted
 from zndraw_joblib.worker.retry import (
     RequestBackoff,
     describe,
+    is_refusal_of_host,
     is_refused,
     is_repeatable,
     is_unreachable,
@@ -42,6 +43,7 @@ T = TypeVar("T")
 _WAIT_SECONDS = 20.0
 _POLL_PAUSE_SECONDS = 0.25
 _LONGEST_PROVIDER_PAUSE_SECONDS = 2.0
+_MAX_REFUSALS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,21 @@ class Attempt:
     """The attempts to send a request; `was_sent` is false while no attempt has reached a server."""
 
     was_sent: bool = False
+    refusals: int = 0
+
+    def may_repeat(self, error: BaseException) -> bool:
+        """Count a failed attempt; return whether another one with the same key should follow."""
+        self.was_sent |= not (is_refused(error) or is_refusal_of_host(error))
+        self.refusals += is_refusal_of_host(error)
+        return is_repeatable(error) and self.refusals < _MAX_REFUSALS
 
 
 class JobClient:
     """A client that submits tasks and sends provider requests. Thread-safe.
 
     A request that changes something has an `Idempotency-Key`. The client repeats it with the same key for 30
-    seconds while it cannot reach the server or the response is lost.
+    seconds and at least once while it cannot reach the server or the response is lost. A refusal of the
+    application that hosts the server, such as a 401 for a wrong token, is final after three repeats.
     """
 
     _retry_seconds = 30.0
@@ -238,8 +248,7 @@ class JobClient:
             raise
 
     def _may_repeat(self, error: BaseException, attempt: "Attempt") -> bool:
-        attempt.was_sent |= not is_refused(error)
-        return is_repeatable(error)
+        return attempt.may_repeat(error)
 
     def _in_doubt(self, key: str) -> str:
         return f"The request may or may not have been applied; repeat it with idempotency_key={key!r}"

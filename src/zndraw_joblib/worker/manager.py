@@ -13,12 +13,12 @@ from zndraw_joblib.contract.messages import HeartbeatRequest, TaskResponse
 from zndraw_joblib.contract.names import GLOBAL, parse_job_name
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.worker.api import ApiManager
-from zndraw_joblib.worker.client import JobClient, job_name_of
+from zndraw_joblib.worker.client import Attempt, JobClient, job_name_of
 from zndraw_joblib.worker.poller import NOW, Pace
 from zndraw_joblib.worker.registrations import JobRegistration, PolicyOptions, ProviderRegistration, policy_of
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi, validated
-from zndraw_joblib.worker.retry import is_repeatable, retry
+from zndraw_joblib.worker.retry import retry
 from zndraw_joblib.worker.session import Session, SessionConfig, stop_signals
 from zndraw_joblib.worker.subscriptions import Subscriptions
 from zndraw_joblib.worker.task_loop import Execute
@@ -265,4 +265,4 @@ class JobManager(JobClient):
 
 
 def _repeat(session: Session, call: Callable[[], T], what: str) -> T:
-    return retry(call, what, seconds=_REGISTER_SECONDS, stop=session.stop, is_retryable=is_repeatable)
+    return retry(call, what, seconds=_REGISTER_SECONDS, stop=session.stop, is_retryable=Attempt().may_repeat)

@@ -84,6 +84,12 @@ def is_refused(error: BaseException) -> bool:
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
 
 
+def is_refusal_of_host(error: BaseException) -> bool:
+    """Return whether the application that hosts the server refused the token or the permissions."""
+    response = unexpected_response_of(error)
+    return response is not None and response.is_refusal
+
+
 def is_too_large_for_proxy(error: BaseException) -> bool:
     """Return whether a proxy refuses bodies of this size."""
     response = unexpected_response_of(error)
@@ -131,19 +137,22 @@ def retry(
 ) -> T:
     """Return what `call` returns; while it raises a retryable error, repeat it for `seconds`.
 
-    A body that is too large for a proxy is repeated for 30 s at most. The last error is raised when the time
-    is over, or at once when `stop` is set. `what` names the request in the log.
+    It is repeated once even if the first attempt took longer than that. A body that is too large for a proxy
+    is repeated for 30 s at most. The last error is raised when the time is over, or at once when `stop` is
+    set. `is_retryable` is asked about each error. `what` names the request in the log.
     """
     began = time.monotonic()
     backoff = RequestBackoff()
+    is_repeat = False
     while True:
         try:
             return call()
         except Exception as error:
             pause = backoff.after(error)
             limit = min(seconds, _TOO_LARGE_SECONDS) if is_too_large_for_proxy(error) else seconds
-            is_over = time.monotonic() - began + pause > limit
-            if stop.is_set() or is_over or not is_retryable(error):
+            is_over = pause + (time.monotonic() - began if is_repeat else 0.0) > limit
+            if not is_retryable(error) or is_over or stop.is_set():
                 raise
+            is_repeat = True
             log.warning("%s: %s; trying again in %.1f s", what, describe(error), pause)
         stop.wait(pause)

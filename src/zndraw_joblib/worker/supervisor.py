@@ -1,6 +1,7 @@
 """A parent that starts child processes, replaces them when they end, and stops them together."""
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -21,6 +22,7 @@ READY = "ready"
 _LONGEST_PAUSE_SECONDS = 30.0
 _LAST_ANSWER_SECONDS = 1.0
 _MAX_ANSWER = 10_000
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 
 
 class Next(Enum):
@@ -82,7 +84,7 @@ class Supervisor:
 
         A child is replaced at once, and after 1 s, doubling to 30 s, while children end within
         `settled_seconds` of their start, or cannot be started because the system has no process, file or
-        memory left.
+        memory left. If one cannot be started for another reason, all are stopped.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -118,7 +120,9 @@ class Supervisor:
             try:
                 ended = await self._run_one()
             except (OSError, RuntimeError, MemoryError) as error:
-                # RuntimeError: asyncio cannot start the thread that waits for the process.
+                if not _is_shortage(error):
+                    self._abort(ChildExit(0, 1, f"A process cannot be started: {error}", False))
+                    return
                 pause = backoff.next()
                 log.error("A process could not be started: %r; trying again in %g s", error, pause)
                 await self._sleep(pause)
@@ -126,8 +130,7 @@ class Supervisor:
             if self._stopping.is_set() or (action := self.after(ended)) == Next.DONE:
                 return
             if action == Next.ABORT:
-                self._aborted = ended
-                self._stop()
+                self._abort(ended)
                 return
             crashes = 1 if time.monotonic() - started > self.settled_seconds else crashes + 1
             if crashes == 1:
@@ -135,6 +138,11 @@ class Supervisor:
             pause = 0.0 if crashes == 1 else backoff.next()
             log.error("%s; another one starts in %g s", ended, pause)
             await self._sleep(pause)
+
+    def _abort(self, cause: ChildExit) -> None:
+        if not self._stopping.is_set():
+            self._aborted = cause
+            self._stop()
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep until the supervisor stops, at most `seconds`."""
@@ -188,6 +196,14 @@ class Supervisor:
             if self._ready_count == self.count and self.on_ready and not self._stopping.is_set():
                 self.on_ready()
         return answer
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Return whether a process could not be started because the system lacked something for it."""
+    if isinstance(error, OSError):
+        return error.errno in _SHORTAGES
+    # RuntimeError: asyncio cannot start the thread that waits for the process.
+    return isinstance(error, MemoryError) or "start new thread" in str(error)
 
 
 def _send(process: Process, number: signal.Signals) -> None:
