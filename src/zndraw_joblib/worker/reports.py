@@ -100,13 +100,14 @@ class Reports:
 
     def try_release(self, task: ClaimedTask) -> None:
         """Put the task back into its queue, with one request; log a failure."""
-        self._held.remove(task)
         try:
             self._release(task, _HURRIED_SECONDS)
         except Exception as error:
             log.info("Task %s was not released: %s", task.task_id, describe(error))
         else:
             log.info("Task %s was released before it started", task.task_id)
+        finally:
+            self._held.remove(task)
 
     def _release(self, task: ClaimedTask, timeout: float | None = None) -> TaskResponse:
         token = TaskActionRequest(worker_id=task.worker_id, attempt=task.attempt)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -97,24 +98,36 @@ class TaskPoller(Poller[TaskResponse]):
         return response.task, applied
 
     def _accept(self, found: TaskResponse) -> ClaimedTask | None:
-        """Return the task to run; release it after a stop, fail it if it cannot run here."""
-        cls = self._registrations.class_of(found.job_name)
-        extension, fault = _make_extension(cls, found)
+        """Return the task to run; release it after a stop, fail it if it cannot run here.
+
+        It is held from the start: the job's code that checks the payload may take long.
+        """
         task = ClaimedTask(
             task_id=str(found.id),
             job_name=found.job_name,
             room_id=found.room_id,
-            extension=extension,
+            extension=None,
             attempt=found.attempt,
             payload=found.payload,
             worker_id=found.worker_id or self._registrations.worker(),
         )
+        self._held_tasks.add(task)
+        accepted = None
+        try:
+            accepted = self._prepare(task)
+        finally:
+            if accepted is None:
+                self._held_tasks.remove(task)
+        return accepted
+
+    def _prepare(self, task: ClaimedTask) -> ClaimedTask | None:
+        cls = self._registrations.class_of(task.job_name)
+        extension, fault = _make_extension(cls, task)
         if self.stopped:
             self._reports.try_release(task)
             return None
         if fault is None:
-            self._held_tasks.add(task)
-            return task
+            return replace(task, extension=extension)
         log.error("Task %s of %s cannot run here: %s", task.task_id, task.job_name, fault)
         try:
             # An invalid payload stays invalid; an unknown job may be known to another worker.
@@ -188,12 +201,12 @@ class TaskLoop:
             return None, error
 
 
-def _make_extension(cls: type[Any] | None, found: TaskResponse) -> tuple[Any, str | None]:
+def _make_extension(cls: type[Any] | None, task: ClaimedTask) -> tuple[Any, str | None]:
     """Return a task's extension, or the reason why it cannot be made."""
     if cls is None:
-        return None, f"This worker does not know the job {found.job_name!r}"
+        return None, f"This worker does not know the job {task.job_name!r}"
     try:
-        return cls.model_validate(found.payload), None
+        return cls.model_validate(task.payload), None
     # BaseException: sys.exit() in a validator ends its task, not the worker.
     except BaseException as error:
         text = text_of(error) if isinstance(error, ValueError) else describe(error)
