@@ -5,15 +5,17 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from databases import every_kind
+from databases import every_kind, on_postgresql
 from replica import ADMIN, SUBMITTER, InternalExecutor, ManualClock, Replica, internal
 from sqlalchemy import delete, update
 
+from recovery.test_pausing import until_waiting
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.problems import JobNotFound, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.service import internal as rules
 from zndraw_joblib.server.service import jobs, task_actions, tasks, workers
@@ -256,6 +258,47 @@ async def test_a_start_is_strict_and_exclusive(timed: Replica) -> None:
     assert await start(timed, second, one.id) == [None]
     [refused] = await start(timed, uuid4(), one.id)
     assert isinstance(refused, WorkerNotFound)
+
+
+@pytest.mark.parametrize("is_requested", [True, False])
+async def test_tasks_of_a_paused_job_wait_however_long(
+    timed: Replica, clock: ManualClock, is_requested: bool
+) -> None:
+    """They return to their queue, whether or not an executor requests them, and start after the resume."""
+    broker = await serve(timed, exclusive_start=True)
+    executor, task = await worker(timed), await timed.submit(str(internal()))
+    await timed.runtime.write(_pause, paused=True)
+    if is_requested:
+        assert await start(timed, executor, task.id, task.id) == [None, None]
+    clock.advance(3601)
+    sweeper = Sweeper(timed.runtime.write, timed.runtime.settings)
+    sweeper.absence.restart()
+    planned = (await timed.runtime.database.read(sweeper.preview)).tasks
+    assert [(change.after, change.reason) for change in planned] == (
+        [] if is_requested else [(TaskStatus.PENDING, "released")]
+    )
+    assert await timed.fail_stuck() == 0
+    await sweeper.cycle()
+    assert (await timed.get(task.id)).status is TaskStatus.PENDING
+    assert timed.statuses(task.id)[-1] is TaskStatus.PENDING
+    await timed.runtime.write(_pause, paused=False)
+    assert await timed.dispatcher.dispatch()
+    assert len(broker.calls) == 2
+    [started] = await start(timed, executor, task.id)
+    assert (started.status, started.attempt, started.failures) == (TaskStatus.RUNNING, 2, 0)
+
+
+@on_postgresql
+async def test_a_start_that_has_read_its_task_sees_the_pause(replica: Replica) -> None:
+    """A pause that commits before the start wins."""
+    await serve(replica, exclusive_start=True)
+    executor, task = await worker(replica), await replica.submit(str(internal()))
+    async with replica.engine.begin() as other:
+        await other.execute(update(Job.__table__).values(paused=True))
+        starting = asyncio.create_task(start(replica, executor, task.id))
+        await until_waiting(replica)
+    assert await starting == [None]
+    assert (await replica.get(task.id)).status is TaskStatus.PENDING
 
 
 async def test_concurrent_starts_start_a_task_once(pair: list[Replica]) -> None:

@@ -8,6 +8,7 @@ from sqlalchemy import func, select
 
 from sweeper.mounted_queue import MountedQueue
 from zndraw_joblib.contract.messages import MAX_NAMED_TASKS
+from zndraw_joblib.server.service import workers
 from zndraw_joblib.server.store.tables import UnnamedTask
 
 INTERVAL = 15.0  # of heartbeats
@@ -159,6 +160,7 @@ async def test_the_limit_is_a_setting(queue: MountedQueue, limit: float, status:
     job = await queue.register()
     task = await queue.submit_and_claim(job, running=True)
     await omit(queue, job["worker_id"])
+    assert await marks(queue) == (limit > 0)
     preview = await queue.request("GET", "/admin/sweeper/preview")
     assert len(preview["tasks"]) == (status == "failed")
     await queue.sweep()
@@ -173,4 +175,30 @@ async def test_a_worker_with_more_tasks_than_a_heartbeat_names_is_not_judged(que
     await omit(queue, job["worker_id"], *many)
     await queue.sweep()
     assert (await queue.get_task(task))["status"] == "claimed"
+    assert await marks(queue) == 0
+
+
+async def test_a_named_task_continues_however_many_tasks_are_held(
+    queue: MountedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heartbeats compare a limited number of held tasks, but each task that they name counts as named."""
+    job = await queue.register()
+    stranded, own = [await queue.submit_and_claim(job, running=True) for _ in range(2)]
+    await name(queue, job["worker_id"])
+    assert await marks(queue) == 2
+    monkeypatch.setattr(workers, "_MAX_HELD", 0)
+    await omit(queue, job["worker_id"], own)
+    assert await marks(queue) == 1
+    await queue.sweep()
+    assert [(await queue.get_task(task))["status"] for task in (stranded, own)] == ["failed", "running"]
+
+
+async def test_a_list_that_is_full_by_now_ends_the_check(queue: MountedQueue) -> None:
+    """It may be incomplete: what earlier lists omitted does not count any more."""
+    job = await queue.register()
+    await queue.submit_and_claim(job)
+    await name(queue, job["worker_id"])
+    assert await marks(queue) == 1
+    many = [{"id": f"00000000-0000-0000-0000-{n:012}", "attempt": 1} for n in range(MAX_NAMED_TASKS)]
+    await name(queue, job["worker_id"], *many)
     assert await marks(queue) == 0

@@ -235,12 +235,10 @@ class Runtime:
         named: Sequence[NamedTask] | None = None,
         max_tasks: int | None = None,
     ) -> WorkerResponse:
-        """Record a worker's heartbeat; return a verdict on each task that it names.
-
-        With `named` None, the heartbeat omits no task.
-        """
+        """Record a heartbeat; return a verdict on each named task. With `named` None, it omits no task."""
         self._mark_seen(worker_id)
-        item = workers.Heartbeat(caller, worker_id, self.settings.heartbeat_seconds, named, max_tasks)
+        interval, is_on = self.settings.heartbeat_seconds, self.settings.unnamed_task_seconds is not None
+        item = workers.Heartbeat(caller, worker_id, interval, named, max_tasks, records_unnamed=is_on)
         return await self._heartbeats.put(item)
 
     def force_heartbeat(self, worker_id: UUID) -> None:

@@ -267,6 +267,7 @@ class Sweeper:
         return [
             *([] if limit is None else [partial(sweep.recover_unnamed, limit=limit, counts=cycle.counts)]),
             partial(sweep.fail_stuck, timeout=self._internal_timeout(), counts=cycle.counts),
+            partial(sweep.release_paused, counts=cycle.counts),
             partial(sweep.recover_abandoned, counts=cycle.counts),
             partial(sweep.recover_overdue, counts=cycle.counts),
             partial(sweep.fail_expired, counts=cycle.counts),

@@ -78,13 +78,16 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | Pr
     """Start claimed tasks, each for the first executor that requests it.
 
     The result for a later executor is None, and for an unknown worker `WorkerNotFound`. A task of a paused
-    job is not started; it is dispatched again after the job is resumed. An executor that
+    job returns to its queue; it is dispatched again after the job is resumed. An executor that
     repeats its request gets the task again, since the first response may have been lost.
     """
     workers = await worker_store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
     found = await store.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
     now = await tx.now()
-    paused = await job_store.paused(tx, {task.job_id for task in found.values()}) if found else set()
+    # A pause commits either before these locks or after the start.
+    paused = await job_store.lock_and_find_paused(
+        tx, {task.job_id for task in found.values() if _may_start(task)}
+    )
     moves: list[Move] = []
     results: list[TaskRecord | ProblemException | None] = []
     for item in items:
@@ -93,14 +96,12 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | Pr
             results.append(WorkerNotFound(f"Worker {item.worker_id} not found"))
         elif task is None or not _may_start(task):
             results.append(task if task is not None and _runs_at(task, item.worker_id) else None)
-        elif task.job_id in paused:
-            moves.append((task, replace(task, deadline=now)))
-            results.append(None)
         else:
-            after = _started(task, item.worker_id, now)
+            is_paused = task.job_id in paused
+            after = retry_policy.released(task) if is_paused else _started(task, item.worker_id, now)
             moves.append((task, after))
             found[task.id] = after
-            results.append(after)
+            results.append(None if is_paused else after)
     await store.move(tx, moves)
     for before, after in moves:
         if after.status != before.status:

@@ -81,6 +81,11 @@ def stuck(now: datetime, timeout: timedelta) -> Rule:
     )
 
 
+def paused(now: datetime) -> Rule:
+    """Return the rule for claimed tasks of paused internal jobs: they wait in their queues."""
+    return Rule(expiry.paused_internal(now), lambda task, _, __: retry_policy.released(task))
+
+
 def abandoned() -> Rule:
     """Return the rule for held tasks of remote jobs whose worker does not exist."""
     return Rule(expiry.abandoned(), retry_policy.worker_lost)
@@ -109,6 +114,7 @@ def kinds(
     """Return the kinds of tasks that a sweep moves, in the order in which it reads them."""
     rules: list[Callable[[datetime], Rule]] = [
         partial(stuck, timeout=internal_timeout),
+        paused,
         lambda _: abandoned(),
         overdue,
     ]
@@ -145,6 +151,11 @@ async def move_tasks(tx: Transaction, wanted: Sequence[Kind], *, skip_locked: bo
 async def fail_stuck(tx: Transaction, timeout: timedelta, counts: Counts | None = None) -> int:
     """Fail internal tasks that were held for longer than `timeout`."""
     return await move_tasks(tx, [_recovered(partial(stuck, timeout=timeout), counts)])
+
+
+async def release_paused(tx: Transaction, counts: Counts | None = None) -> int:
+    """Requeue claimed tasks of paused internal jobs that have not started."""
+    return await move_tasks(tx, [_recovered(paused, counts)])
 
 
 async def recover_unnamed(tx: Transaction, limit: timedelta, counts: Counts | None = None) -> int:
@@ -279,7 +290,7 @@ async def preview(
     """Return what a cycle would do now, at most one batch of each kind."""
     now = await tx.now()
     stale = await store.stale(tx, now - timeout, WORKERS_PER_BATCH)
-    rules = [stuck(now, internal_timeout), abandoned(), overdue(now)]
+    rules = [stuck(now, internal_timeout), paused(now), abandoned(), overdue(now)]
     if unnamed_limit is not None:
         rules.append(not_named(now, unnamed_limit))
     if stale:

@@ -17,7 +17,7 @@ from zndraw_joblib.contract.messages import (
 )
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import Conflict, Forbidden, JobNotFound, ProblemException, WorkerNotFound
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.contract.status import HELD, TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, worker_key
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import providers, retry_policy, rules, serializers
@@ -29,7 +29,7 @@ from zndraw_joblib.server.store.tasks import TaskRecord, TaskState, expiry, unna
 from zndraw_joblib.server.store.tasks.positions import positions
 from zndraw_joblib.server.store.workers import WorkerRecord
 
-# How many held tasks a batch of heartbeats compares with the named ones.
+# How many held tasks a batch of heartbeats compares with the named ones, besides as many as are named.
 _MAX_HELD = 2000
 _NEVER = datetime.max.replace(tzinfo=UTC)
 Decide = Callable[[TaskRecord, datetime, float], TaskRecord]
@@ -46,7 +46,8 @@ class Counts:
 class Heartbeat(NamedTuple):
     """A heartbeat: the next is due in `interval` seconds.
 
-    `named` are the tasks that the worker names as its own; None if the heartbeat has no list.
+    `named` are the tasks that the worker names as its own; None if the heartbeat has no list. Without
+    `records_unnamed`, it is not recorded which tasks the list omits.
     """
 
     caller: Identity
@@ -54,6 +55,7 @@ class Heartbeat(NamedTuple):
     interval: float
     named: Sequence[NamedTask] | None = None
     max_tasks: int | None = None
+    records_unnamed: bool = True
 
     @property
     def needs(self) -> str:
@@ -89,20 +91,40 @@ async def _states(tx: Transaction, items: Sequence[Heartbeat]) -> dict[UUID, Tas
     """Return the states of all named tasks, and record which held tasks are not named."""
     named: dict[UUID, set[tuple[UUID, int]]] = {}
     for item in items:
-        # A list of the maximum length may be incomplete.
-        if item.named is not None and len(item.named) < MAX_NAMED_TASKS:
+        if item.named is not None and item.records_unnamed:
             named.setdefault(item.worker_id, set()).update((task.id, task.attempt) for task in item.named)
-    held = await unnamed.held_by(tx, list(named), _MAX_HELD) if named else []
+    # A list of the maximum length may be incomplete.
+    full = [worker_id for worker_id, pairs in named.items() if len(pairs) >= MAX_NAMED_TASKS]
+    await unnamed.unmark_held_by(tx, full)
+    complete = {worker_id: pairs for worker_id, pairs in named.items() if worker_id not in full}
+    states = await _compare(tx, complete) if complete else {}
+    ids = dict.fromkeys(task.id for item in items for task in item.named or ())
+    others = [task_id for task_id in ids if task_id not in states]
+    if not others:
+        return states
+    read = await task_store.states(tx, others)
+    # Held tasks beyond the limit of `_compare`.
+    await unnamed.unmark(
+        tx, [task_id for task_id, state in read.items() if _is_named(task_id, state, complete)]
+    )
+    return states | read
+
+
+async def _compare(tx: Transaction, named: Mapping[UUID, set[tuple[UUID, int]]]) -> dict[UUID, TaskState]:
+    """Record which of the tasks that these workers hold are not named. Return the states of those read."""
+    held = await unnamed.held_by(tx, list(named), _MAX_HELD + sum(map(len, named.values())))
     now = await tx.now()
     is_named = {task: (task.id, task.attempt) in named[task.worker_id] for task in held}
-    await unnamed.unmark(tx, [task for task in held if is_named[task] and task.unnamed_since])
+    await unnamed.unmark(tx, [task.id for task in held if is_named[task] and task.unnamed_since])
     # A time in the future was recorded before the clock was set back.
     new = [task for task in held if not is_named[task] and (task.unnamed_since or _NEVER) > now]
     await unnamed.mark(tx, new)
-    states = {task.id: TaskState(task.status, task.worker_id, task.attempt) for task in held}
-    ids = dict.fromkeys(task.id for item in items for task in item.named or ())
-    others = [task_id for task_id in ids if task_id not in states]
-    return states | (await task_store.states(tx, others) if others else {})
+    return {task.id: TaskState(task.status, task.worker_id, task.attempt) for task in held}
+
+
+def _is_named(task_id: UUID, state: TaskState, named: Mapping[UUID, set[tuple[UUID, int]]]) -> bool:
+    is_holder = state.status in HELD and state.worker_id in named
+    return is_holder and state.worker_id is not None and (task_id, state.attempt) in named[state.worker_id]
 
 
 def _problem(item: Heartbeat, worker: WorkerRecord | None) -> ProblemException | None:

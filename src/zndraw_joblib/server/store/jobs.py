@@ -91,6 +91,12 @@ _BY_ID = (
 _LOCK = _BY_ID.with_for_update(key_share=True)
 _LOCK_FREE = _BY_ID.with_for_update(key_share=True, skip_locked=True)
 _PAUSED = select(jobs.c.id).where(among(jobs.c.id, bindparam("ids")), jobs.c.paused).limit(1)
+_LOCK_AND_FIND_PAUSED = (
+    select(jobs.c.id, jobs.c.paused)
+    .where(among(jobs.c.id, bindparam("ids")))
+    .order_by(jobs.c.id)
+    .with_for_update(key_share=True)
+)
 _SET_TURN = (
     update(jobs)
     .where(jobs.c.id == bindparam("job"))
@@ -205,10 +211,12 @@ async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobRecord | 
     return None if row is None else JobRecord(*row)
 
 
-async def paused(tx: Transaction, job_ids: Collection[UUID]) -> set[UUID]:
-    """Return the ids of the paused jobs among these."""
-    statement = select(jobs.c.id).where(jobs.c.id.in_(padded(sorted(job_ids))), jobs.c.paused)
-    return set((await tx.execute(statement)).scalars())
+async def lock_and_find_paused(tx: Transaction, job_ids: Collection[UUID]) -> set[UUID]:
+    """Lock jobs until the commit, in the order of their ids. Return the ids of the paused ones."""
+    if not job_ids:
+        return set()
+    rows = await tx.execute(_LOCK_AND_FIND_PAUSED, {"ids": padded(sorted(job_ids))})
+    return {row.id for row in rows if row.paused}
 
 
 async def are_paused(tx: Transaction, job_ids: Iterable[UUID]) -> bool:

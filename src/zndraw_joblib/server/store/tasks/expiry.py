@@ -38,6 +38,8 @@ _HELD_BY = (
 )
 # A held task that has not started is claimed. Comparing the status would select other indexes.
 _UNDISPATCHED = and_(tasks.c.worker_id.is_(None), tasks.c.started_at.is_(None))
+# Without a deadline a broker has confirmed the task: it may start, whether or not its job is paused.
+_WAITS_FOR_RESUME = and_(jobs.c.paused, _UNDISPATCHED, tasks.c.deadline.is_not(None))
 
 
 def held_by(worker_ids: Sequence[UUID]) -> Condition:
@@ -51,9 +53,17 @@ def of_jobs(job_ids: Sequence[UUID]) -> Condition:
 
 
 def stuck_internal(cutoff: datetime) -> Condition:
-    """Match the tasks of internal jobs that started before `cutoff`, or were claimed or created before it."""
+    """Match the tasks of internal jobs that started before `cutoff`, or were claimed or created before it.
+
+    Tasks that cannot start because their job is paused do not match.
+    """
     since = func.coalesce(tasks.c.started_at, tasks.c.claimed_at, tasks.c.created_at)
-    return and_(_ROOM_OF_JOB == INTERNAL, since < cutoff)
+    return and_(_ROOM_OF_JOB == INTERNAL, since < cutoff, ~_WAITS_FOR_RESUME)
+
+
+def paused_internal(now: datetime) -> Condition:
+    """Match the tasks of paused internal jobs that have not started although their next dispatch is due."""
+    return and_(_ROOM_OF_JOB == INTERNAL, _WAITS_FOR_RESUME, tasks.c.deadline <= now)
 
 
 def overdue(now: datetime) -> Condition:

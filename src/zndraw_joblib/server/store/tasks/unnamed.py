@@ -55,11 +55,20 @@ async def mark(tx: Transaction, held: Iterable[HeldTask]) -> None:
         await tx.execute(statement.on_conflict_do_update(index_elements=["task_seq"], set_=values), rows)
 
 
-async def unmark(tx: Transaction, held: Iterable[HeldTask]) -> None:
+async def unmark(tx: Transaction, ids: Sequence[UUID]) -> None:
     """Delete the records of these tasks, because their workers name them again."""
-    seqs = [task.seq for task in held]
-    for start in range(0, len(seqs), CHUNK):
-        await tx.execute(delete(unnamed).where(unnamed.c.task_seq.in_(padded(seqs[start : start + CHUNK]))))
+    for start in range(0, len(ids), CHUNK):
+        await _delete(tx, tasks.c.id.in_(padded(ids[start : start + CHUNK])))
+
+
+async def unmark_held_by(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
+    """Delete the records of the tasks that these workers hold."""
+    if worker_ids:
+        await _delete(tx, and_(IS_HELD, tasks.c.worker_id.in_(padded(worker_ids))))
+
+
+async def _delete(tx: Transaction, wanted: Condition) -> None:
+    await tx.execute(delete(unnamed).where(unnamed.c.task_seq.in_(select(tasks.c.seq).where(wanted))))
 
 
 def since(cutoff: datetime) -> Condition:
