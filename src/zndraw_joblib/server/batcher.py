@@ -283,6 +283,8 @@ class _Blocked(Generic[Item, Result]):
             self._turns.clear()
             self.count = 0
             raise
+        finally:
+            self.task = None  # a task refers to its event loop
 
     async def _commit_group(self, lock: str, group: _Group[Item, Result]) -> bool:
         """Commit items that need one lock. Return whether the lock was free."""

@@ -113,7 +113,7 @@ class JobLib(QueueState):
     def mount(self, app: FastAPI) -> None:
         """Add the routes under ``/v1/joblib`` and the problem pages; join the app's lifespan.
 
-        Raises TypeError if the declared type of the identity lacks an attribute that the queue reads.
+        Logs a warning if the declared type of the identity lacks an attribute that the queue reads.
         """
         check_identity_type(self.identity)
         self._app = app

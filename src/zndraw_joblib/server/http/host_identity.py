@@ -46,13 +46,16 @@ def _identity(user: Any) -> Identity:
 
 
 def check_identity_type(identity: Callable[..., Any]) -> None:
-    """Raise TypeError if the declared type of a host's identity certainly lacks an attribute."""
+    """Log a warning if the declared type of a host's identity lacks an attribute.
+
+    The value may still have it: by a subclass, or set at run time.
+    """
     dependency = getattr(identity, "__qualname__", identity)
     for kind in _returned_types(identity):
         for name in ("id", "is_superuser"):
             if _certainly_lacks(kind, name):
                 fault = f"{kind.__name__}, which has no attribute {name!r}"
-                raise TypeError(f"The identity {dependency!r} returns {fault}. {_REMEDY}")
+                logger.warning("The identity %r returns %s. %s", dependency, fault, _REMEDY)
 
 
 def _returned_types(identity: Callable[..., Any]) -> list[type]:

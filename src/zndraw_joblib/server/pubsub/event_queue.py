@@ -71,21 +71,25 @@ class _LoopQueue:
             self._publishing = asyncio.create_task(self._publish_all(), name="zndraw-joblib events")
 
     async def close(self, seconds: float) -> None:
-        if self._publishing is None or self._publishing.done():
+        publishing = self._publishing
+        if publishing is None:
             return
-        await asyncio.wait([self._publishing], timeout=seconds)
-        if not self._publishing.done():
+        await asyncio.wait([publishing], timeout=seconds)
+        if not publishing.done():
             logger.warning("Stopped with %d events that were not published", 1 + len(self.waiting))
             self.waiting.pop_all()
-            self._publishing.cancel()
+            publishing.cancel()
 
     async def _publish_all(self) -> None:
-        while self.waiting:
-            for _ in range(min(_EVENTS_PER_TURN, len(self.waiting))):
-                if self.waiting:
-                    await self._publish(*self.waiting.pop())
-            self.waiting.log_drops()
-            await asyncio.sleep(0)
+        try:
+            while self.waiting:
+                for _ in range(min(_EVENTS_PER_TURN, len(self.waiting))):
+                    if self.waiting:
+                        await self._publish(*self.waiting.pop())
+                self.waiting.log_drops()
+                await asyncio.sleep(0)
+        finally:
+            self._publishing = None  # a task refers to its event loop
 
     async def _publish(self, publish: Publish, emission: Emission) -> None:
         limit = self._settings.publish_timeout_seconds

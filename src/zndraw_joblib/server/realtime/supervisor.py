@@ -67,9 +67,7 @@ class SocketSupervisor:
                 try:
                     await check()
                 except Exception as error:
-                    logger.warning(
-                        "Sockets that must not stay were not closed; the next cycle retries it: %r", error
-                    )
+                    logger.warning("Sockets were not checked; the next cycle retries: %r", error)
             await asyncio.sleep(interval)
 
     def _reason_to_refuse(self) -> str | None:
