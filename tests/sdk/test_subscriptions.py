@@ -298,3 +298,68 @@ def test_thousands_of_workers_share_a_client(has_handler: bool) -> None:
     del client
     gc.collect()
     assert gone() is None
+
+
+class OpenWrapper(Wrapper):
+    """A host's wrapper that shows the handlers of its client, and has no hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def handlers(self) -> Any:
+        """Return the client's handlers."""
+        return self._inner.handlers
+
+
+@pytest.mark.parametrize("has_handler", [True, False])
+def test_wrappers_of_a_client_share_its_handlers(has_handler: bool) -> None:
+    """Each worker may have a wrapper of its own: the host is called once, and gets its client back."""
+    client, calls = socketio.Client(), []
+    if has_handler:
+        client.on("task_available", calls.append)
+    before = {namespace: dict(handlers) for namespace, handlers in client.handlers.items()}
+    opened = [Subscriptions(OpenWrapper(client), HeldTasks()) for _ in range(2000)]
+    for subscriptions in opened:
+        subscriptions.join("lab:modifiers:Job", uuid4())
+    client.handlers["/"]["task_available"]("event")
+    assert calls == ["event"] * has_handler
+    assert all(subscriptions.wake.is_set() for subscriptions in opened)
+    for subscriptions in opened:
+        subscriptions.close()
+    assert client.handlers == before
+
+
+def test_a_wrapper_without_a_hash_gets_one_handler() -> None:
+    """Workers that come and go add nothing to a wrapper from which no handler can be removed."""
+    added: list[str] = []
+
+    class Closed:
+        __hash__ = None  # type: ignore[assignment]
+
+        def on(self, event: str, handler: Callable[..., Any]) -> None:
+            added.append(event)
+
+    wrapper = Closed()
+    for _ in range(3):
+        subscriptions = Subscriptions(wrapper, HeldTasks())
+        subscriptions.join("lab:modifiers:Job", uuid4())
+        subscriptions.close()
+    assert added
+    assert len(added) == len(set(added))
+
+
+@pytest.mark.parametrize("wrap", [lambda tsio: tsio, OpenWrapper], ids=["plain", "wrapper"])
+def test_a_handler_that_the_host_replaced_is_set_again(wrap: Any) -> None:
+    """If the host sets its own handler later, the next worker gets the events, and so does the host."""
+    client, calls = socketio.Client(), []
+    first, second = (Subscriptions(wrap(client), HeldTasks()) for _ in range(2))
+    first.join("lab:modifiers:Job", uuid4())
+    client.on("task_available", calls.append)
+    second.join("lab:modifiers:Job", uuid4())
+    client.handlers["/"]["task_available"]("event")
+    assert calls == ["event"]
+    assert first.wake.is_set()
+    assert second.wake.is_set()
+    first.close()
+    second.close()
+    assert client.handlers == {"/": {"task_available": calls.append}}

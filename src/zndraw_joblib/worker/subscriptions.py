@@ -18,7 +18,7 @@ from zndraw_joblib.contract.events import (
 )
 from zndraw_joblib.contract.problems import WorkerNotFound, problem_for
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.worker.handlers import is_socketio_client, shared_handlers
+from zndraw_joblib.worker.handlers import SharedHandlers, is_socketio_client, share_handlers
 from zndraw_joblib.worker.realtime import Realtime
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.retry import describe
@@ -49,8 +49,7 @@ class Subscriptions:
         self._joined: dict[RoomKey, tuple[Event, Event]] = {}
         self._refused: set[RoomKey] = set()
         self._tsio = tsio
-        self._is_open = False
-        self._shared = shared_handlers(tsio)
+        self._shared: SharedHandlers | None = None
         self._handlers = {
             "connect": self._on_connect,
             "disconnect": self._on_disconnect,
@@ -63,9 +62,9 @@ class Subscriptions:
         """Stop handling events until the next join; the client keeps no handlers of this worker."""
         self._joined.clear()
         self._refused.clear()
-        if self._is_open:
-            self._is_open = False
-            self._shared.remove(self._tsio, self._handlers)
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.remove(self._tsio, self._handlers)
 
     def join(self, job_name: str, worker_id: UUID) -> None:
         """Join the room of a job's workers."""
@@ -87,9 +86,8 @@ class Subscriptions:
         self._leave(("requests", provider_name))
 
     def _join(self, key: RoomKey, join: Event, leave: Event) -> None:
-        if not self._is_open and self._tsio is not None:
-            self._is_open = True
-            self._shared.add(self._tsio, self._handlers)
+        if self._shared is None and self._tsio is not None:
+            self._shared = share_handlers(self._tsio, self._handlers)
         self._joined[key] = join, leave
         self._emit_join(key, join)
 
