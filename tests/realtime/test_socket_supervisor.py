@@ -119,6 +119,6 @@ async def test_a_server_that_stops_accepts_no_socket(server: LiveServer) -> None
     server.joblib.begin_stop()
     await closed(socket)
     response = await rest.get(POLL)
-    assert (response.status_code, "stops" in response.text) == (401, True)
+    assert (response.status_code, "stopping" in response.text) == (401, True)
     with pytest.raises(socketio.exceptions.ConnectionError):
         await server.connect("lab")
