@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from replica import TIMEOUT, InternalExecutor, Replica, internal
@@ -19,7 +19,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.service import internal as rules
-from zndraw_joblib.server.service import jobs
+from zndraw_joblib.server.service import jobs, sweep
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store.tables import Job, Task
 
@@ -107,6 +107,31 @@ async def test_a_locked_job_stops_no_scheduled_task_of_others(replica: Replica) 
     assert await replica.claim(stuck_job.worker_id, wait=TIMEOUT / 2) is not None
     scheduling.cancel()
     await asyncio.wait([scheduling])
+
+
+async def test_many_tasks_of_a_locked_job_delay_no_others(replica: Replica) -> None:
+    """A whole batch of them is older than the due, overdue and expired tasks of another job."""
+    stuck, other = [await replica.register(name, timeout_seconds=60) for name in ("Stuck", "Other")]
+    tasks, size = Task.__table__, sweep.TASKS_PER_BATCH
+    for job in (stuck, other):
+        await replica.running(job)
+        await replica.submit(job, delay_seconds=3600)
+        await replica.submit(job, expires_in_seconds=3600)
+        for column in ("deadline", "run_at", "expires_at"):
+            past = func.now() - timedelta(hours=2 if job == stuck else 1)
+            wanted = tasks.c.job_id == job.id, tasks.c[column].is_not(None)
+            await replica.execute(update(tasks).where(*wanted).values({column: past}))
+        for row in await replica.rows(tasks) if job == stuck else ():
+            values = {name: value for name, value in row._mapping.items() if name != "seq"}
+            await replica.add(tasks, [values | {"id": uuid4()} for _ in range(size)])
+    counts = {"pending": size + 1, "scheduled": size + 1}
+    await replica.execute(update(Job.__table__).where(Job.__table__.c.id == stuck.id).values(counts))
+    async with locked(replica, Job.__table__, stuck.id):
+        kinds = sweep.kinds(timedelta(hours=1), None)
+        assert await replica.runtime.write(sweep.move_tasks, kinds, skip_locked=True) == 1
+    rows = await replica.rows(tasks, tasks.c.job_id == other.id)
+    assert sorted(row.status for row in rows) == ["failed", "failed", "pending"]
+    assert not any(row.run_at for row in rows)
 
 
 async def test_a_locked_internal_job_stops_no_dispatch_of_others(replica: Replica) -> None:

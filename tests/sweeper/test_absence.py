@@ -1,10 +1,12 @@
 """The server's own absence, and jumps of the database's clock, remove no live worker."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from waiting import until
 
 from sweeper.mounted_queue import MountedQueue
 from zndraw_joblib.server.background.sweeper import Sweeper
@@ -139,3 +141,20 @@ async def test_a_small_installation_has_the_mass_expiry_guard_too(queue: Mounted
             await beat(queue, ids[dead:])
             assert (await queue.sweep()).expired == dead
         await queue.execute("DELETE FROM joblib_worker")
+
+
+async def test_a_pause_while_the_sweeper_sleeps_is_an_absence(
+    queue: MountedQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Even if the pause is shorter than the sleep: it observes its clock at least once per heartbeat."""
+    settings = queue.joblib.settings
+    settings.sweeper_interval_seconds = settings.worker_timeout_seconds = TIMEOUT
+    settings.heartbeat_interval_seconds = 0.05
+    sweeping = asyncio.create_task(queue.joblib.sweeper.run())
+    try:
+        await asyncio.sleep(0)
+        queue.monotonic.advance(TIMEOUT)
+        await until(lambda: "server was paused" in caplog.text, 10)
+    finally:
+        sweeping.cancel()
+        await asyncio.wait([sweeping])

@@ -10,6 +10,7 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from sweeper.mounted_queue import MountedQueue
+from zndraw_joblib.server.background import pruner
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.store.tables import Task
 
@@ -105,3 +106,16 @@ async def test_a_failure_of_one_kind_stops_neither_the_others_nor_the_server(
     assert "A batch of old rows was not deleted" in caplog.text
     await queue.execute("ALTER TABLE joblib_result_away RENAME TO joblib_result")
     assert (await queue.sweep()).errors == 0
+
+
+@pytest.mark.usefixtures("old_tasks")
+async def test_a_backlog_that_does_not_shrink_is_logged(
+    queue: MountedQueue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warning names the settings of the budget; a single full cycle logs nothing."""
+    monkeypatch.setattr(pruner, "_CYCLES_BEHIND", 3)
+    queue.joblib.settings.prune_max_rows = 1000
+    for warnings in (0, 0, 1, 1, 1):
+        await queue.sweep()
+        assert len([r for r in caplog.records if "prune_max_rows" in r.message]) == warnings
+    assert "prune_max_seconds" in caplog.text

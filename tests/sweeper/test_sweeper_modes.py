@@ -190,8 +190,12 @@ async def test_old_tasks_are_removed_if_configured(queue: MountedQueue, sessions
     assert [(await queue.get_task(task))["status"] for task in (late, fresh)] == ["completed", "pending"]
 
 
-async def test_a_cycle_removes_old_idempotency_keys(queue: MountedQueue, sessions: Sessions) -> None:
-    """A key is removed in the first cycle after `idempotency_key_hours`."""
+@pytest.mark.parametrize("mode", ["enforce", "observe", "off"])
+async def test_a_cycle_removes_old_idempotency_keys(
+    queue: MountedQueue, sessions: Sessions, mode: str
+) -> None:
+    """A key is removed in the first cycle after `idempotency_key_hours`, whatever the mode; a task is not."""
+    await set_mode(queue, mode)
     queue.joblib.settings.idempotency_key_hours = 1
     response = await queue.client.post(f"{V1}/workers", headers={"Idempotency-Key": "one"})
     assert response.status_code == 201

@@ -13,6 +13,8 @@ from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Transaction
 
 logger = logging.getLogger(__name__)
+# So many cycles in a row that leave old rows are a backlog.
+_CYCLES_BEHIND = 20
 Write = Callable[..., Awaitable[Any]]
 Batch = Callable[[], Awaitable[sweep.Pruned]]
 
@@ -34,26 +36,26 @@ class Pruner:
         self._next_task = 0
         self._next_room = sweep.FIRST_ROOM
         self._next_job: UUID | None = UUID(int=0)
+        self._cycles_behind = 0
         self.failures = 0
 
-    async def cycle(self) -> int:
-        """Delete old rows within the budget. Return the number of deleted tasks; count failures."""
+    async def cycle(self, *, with_tasks: bool) -> int:
+        """Delete old rows within the budget. Return the number of deleted tasks; count failures.
+
+        Without `with_tasks`, tasks and what belongs to them stay.
+        """
         self.failures = 0
         until = self._monotonic() + self._settings.prune_max_seconds
         rows_left = self._settings.prune_max_rows
         deleted_tasks = 0
-        batches: list[Batch] = [
-            self._prune_requests,
-            self._prune_results,
-            self._prune_keys,
-            self._prune_room_queues,
-            self._prune_tasks,
-        ]
-        while batches and rows_left > 0:
+        batches: list[Batch] = [self._prune_requests, self._prune_results, self._prune_keys]
+        if with_tasks:
+            batches += [self._prune_room_queues, self._prune_tasks]
+        while batches and rows_left > 0 and self._monotonic() < until:
             for batch in list(batches):
                 started = asyncio.get_running_loop().time()
                 if self._monotonic() >= until:
-                    return deleted_tasks
+                    break
                 deleted, may_be_more = await self._run(batch)
                 rows_left -= deleted
                 deleted_tasks += deleted if batch == self._prune_tasks else 0
@@ -61,7 +63,19 @@ class Pruner:
                     batches.remove(batch)
                 elif rows_left > 0:
                     await asyncio.sleep(asyncio.get_running_loop().time() - started)
+        self._warn_of_backlog(is_left=bool(batches))
         return deleted_tasks
+
+    def _warn_of_backlog(self, *, is_left: bool) -> None:
+        self._cycles_behind = self._cycles_behind + 1 if is_left else 0
+        if self._cycles_behind == _CYCLES_BEHIND:
+            logger.warning(
+                "Old rows remained after each of the last %d cycles of the sweeper: if their number grows, "
+                "raise prune_max_rows (%d) and prune_max_seconds (%g)",
+                _CYCLES_BEHIND,
+                self._settings.prune_max_rows,
+                self._settings.prune_max_seconds,
+            )
 
     async def _run(self, batch: Batch) -> sweep.Pruned:
         try:

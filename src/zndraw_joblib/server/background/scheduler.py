@@ -70,7 +70,8 @@ class Scheduler:
                 pass
         except ServiceUnavailable:
             # A job may be locked: the due tasks of others must not wait for it.
-            await self._write(sweep.enqueue_due, skip_locked=True)
+            while await self._write(sweep.enqueue_due, skip_locked=True) == sweep.TASKS_PER_BATCH:
+                pass
         next_due: sweep.NextDue = await self._write(sweep.next_due)
         if not next_due.is_locked:
             self._locked.reset()

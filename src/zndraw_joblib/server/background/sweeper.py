@@ -97,8 +97,16 @@ class Sweeper:
         self.absence.restart()
         self._warn_of_tight_margin()
         while True:
-            await asyncio.sleep(self._settings.sweeper_interval_seconds)
+            await self._sleep(self._settings.sweeper_interval_seconds)
             await self.cycle()
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep, and detect a pause of this server meanwhile that is shorter than the sleep."""
+        while seconds > 0:
+            step = min(seconds, self._settings.heartbeat_seconds)
+            await asyncio.sleep(step)
+            seconds -= step
+            self._check_absence()
 
     async def cycle(self) -> Cycle:
         """Sweep once. Never raises; a failure is logged and counted."""
@@ -109,8 +117,8 @@ class Sweeper:
         if is_good:
             # One worker that cannot be removed is in the log; the server stays ready.
             self.last_good = self._monotonic()
-        if cycle.mode == SweeperMode.ENFORCE:
-            cycle.pruned = await self._pruner.cycle()
+        if cycle.mode is not None:
+            cycle.pruned = await self._pruner.cycle(with_tasks=cycle.mode == SweeperMode.ENFORCE)
             cycle.errors += self._pruner.failures
         self.last_cycles.append(cycle)
         is_busy = cycle.stale or cycle.counts != Counts() or cycle.pruned or cycle.errors
@@ -142,7 +150,7 @@ class Sweeper:
         slack = max(_MIN_SLACK_SECONDS, settings.worker_timeout_seconds / 4)
         longest_gap = max(
             settings.worker_timeout_seconds - settings.heartbeat_seconds,
-            settings.sweeper_interval_seconds + slack,
+            min(settings.sweeper_interval_seconds, settings.heartbeat_seconds) + slack,
         )
         absence = self.absence.observe(database_time, longest_gap, slack)
         if absence:

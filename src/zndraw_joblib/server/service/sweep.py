@@ -4,10 +4,10 @@ Each function handles one batch in one transaction and returns its size; the swe
 batch is not full. `preview` returns what a cycle would do, and changes nothing.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import PlannedChange, SweeperMode, SweeperPreview
@@ -101,10 +101,22 @@ def not_named(now: datetime, limit: timedelta) -> Rule:
     return Rule(unnamed.since(now - limit), retry_policy.unnamed)
 
 
-class Kind(NamedTuple):
-    """A kind of tasks that a sweep moves: `find` locks some of them, `apply` moves them."""
+class Find(Protocol):
+    """Locks and returns tasks that are due at a time."""
 
-    find: Callable[[Transaction, datetime], Awaitable[list[TaskRecord]]]
+    async def __call__(
+        self, tx: Transaction, now: datetime, *, but_of: Collection[UUID] = ()
+    ) -> list[TaskRecord]:
+        """Lock and return some of these tasks."""
+
+
+class Kind(NamedTuple):
+    """A kind of tasks that a sweep moves: `find` locks some of them, `apply` moves them.
+
+    `find` leaves out the tasks of the jobs `but_of`.
+    """
+
+    find: Find
     apply: Callable[[Transaction, list[TaskRecord]], Awaitable[None]]
 
 
@@ -131,21 +143,34 @@ async def move_tasks(tx: Transaction, wanted: Sequence[Kind], *, skip_locked: bo
     """Move a batch of tasks of each kind. Return the size of the largest batch.
 
     It locks all tasks first, without waiting, then their jobs, in order. With `skip_locked`, it skips the
-    tasks of jobs that another transaction has locked.
+    tasks of jobs that another transaction has locked, and looks for tasks of other jobs instead.
     """
     now = await tx.now()
-    found: dict[int, TaskRecord] = {}
-    batches: list[list[TaskRecord]] = []
-    for kind in wanted:
-        batch = [task for task in await kind.find(tx, now) if task.seq not in found]
-        found |= {task.seq: task for task in batch}
-        batches.append(batch)
-    locked = await job_store.lock(tx, {task.job_id for task in found.values()}, skip_locked=skip_locked)
-    batches = [[task for task in batch if task.job_id in locked] for batch in batches]
+    skipped: set[UUID] = set()
+    while True:
+        batches = await _find(tx, wanted, now, skipped)
+        job_ids = {task.job_id for batch in batches for task in batch}
+        busy = job_ids - await job_store.lock(tx, job_ids, skip_locked=skip_locked)
+        if not (skip_locked and busy):
+            break
+        skipped |= busy
     for kind, batch in zip(wanted, batches, strict=True):
         if batch:
             await kind.apply(tx, batch)
     return max(map(len, batches))
+
+
+async def _find(
+    tx: Transaction, wanted: Sequence[Kind], now: datetime, skipped: Collection[UUID]
+) -> list[list[TaskRecord]]:
+    """Lock a batch of tasks of each kind; each task is in one batch."""
+    found: set[int] = set()
+    batches: list[list[TaskRecord]] = []
+    for kind in wanted:
+        batch = [task for task in await kind.find(tx, now, but_of=skipped) if task.seq not in found]
+        found |= {task.seq for task in batch}
+        batches.append(batch)
+    return batches
 
 
 async def fail_stuck(tx: Transaction, timeout: timedelta, counts: Counts | None = None) -> int:
@@ -190,8 +215,8 @@ async def enqueue_due(tx: Transaction, *, skip_locked: bool = False) -> int:
 
 
 def _recovered(rule: Callable[[datetime], Rule], counts: Counts | None) -> Kind:
-    async def find(tx: Transaction, now: datetime) -> list[TaskRecord]:
-        return await expiry.held(tx, rule(now).wanted, limit=TASKS_PER_BATCH)
+    async def find(tx: Transaction, now: datetime, *, but_of: Collection[UUID] = ()) -> list[TaskRecord]:
+        return await expiry.held(tx, rule(now).wanted, limit=TASKS_PER_BATCH, but_of=but_of)
 
     async def apply(tx: Transaction, found: list[TaskRecord]) -> None:
         await workers.recover_tasks(tx, found, rule(await tx.now()).decide, counts)

@@ -1,6 +1,6 @@
 """Find tasks that lost their worker or exceeded a time limit or lease, and tasks that are due."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -83,13 +83,19 @@ def abandoned() -> Condition:
 
 
 async def held(
-    tx: Transaction, wanted: Condition, *, limit: int | None = None, lock: bool = True
+    tx: Transaction,
+    wanted: Condition,
+    *,
+    limit: int | None = None,
+    lock: bool = True,
+    but_of: Collection[UUID] = (),
 ) -> list[TaskRecord]:
-    """Return the held tasks that match, without payload and result.
+    """Return the held tasks that match, except those of the jobs `but_of`, without payload and result.
 
     With `lock` they are locked; a task that another transaction has locked is skipped.
     """
-    statement = select_records(bodies=False).where(IS_HELD, wanted).order_by(_BY_SEQ).limit(limit)
+    statement = select_records(bodies=False).where(IS_HELD, wanted, *_not_of(but_of))
+    statement = statement.order_by(_BY_SEQ).limit(limit)
     if lock:
         statement = statement.with_for_update(of=tasks, skip_locked=True)
     return await fetch_records(tx, statement)
@@ -100,9 +106,18 @@ async def lock_held_by(tx: Transaction, worker_ids: Sequence[UUID]) -> list[Task
     return await fetch_records(tx, _HELD_BY, workers=padded(worker_ids))
 
 
-async def lock_due(tx: Transaction, now: datetime, limit: int) -> list[TaskRecord]:
-    """Lock scheduled tasks whose `run_at` has passed, the earliest first; skip locked ones."""
-    statement = select_records(bodies=False).where(IS_SCHEDULED, tasks.c.run_at <= now)
+def _not_of(job_ids: Collection[UUID]) -> list[Condition]:
+    return [~of_jobs(sorted(job_ids))] if job_ids else []
+
+
+async def lock_due(
+    tx: Transaction, now: datetime, limit: int, *, but_of: Collection[UUID] = ()
+) -> list[TaskRecord]:
+    """Lock scheduled tasks whose `run_at` has passed, the earliest first; skip locked ones.
+
+    Those of the jobs `but_of` are left out.
+    """
+    statement = select_records(bodies=False).where(IS_SCHEDULED, tasks.c.run_at <= now, *_not_of(but_of))
     statement = statement.order_by(tasks.c.run_at).limit(limit)
     return await fetch_records(tx, statement.with_for_update(of=tasks, skip_locked=True))
 
@@ -116,7 +131,7 @@ async def next_due(tx: Transaction, after: datetime | None = None) -> datetime |
     return found
 
 
-async def expired(
+async def expired(  # noqa: PLR0913 - the sweeper and the claims exclude different tasks
     tx: Transaction,
     now: datetime,
     limit: int,
@@ -124,12 +139,14 @@ async def expired(
     lock: bool = True,
     only: Sequence[UUID] = (),
     but: Sequence[int] = (),
+    but_of: Collection[UUID] = (),
 ) -> list[TaskRecord]:
     """Return pending tasks whose `expires_at` has passed, the earliest first, locked if `lock`.
 
-    `only` restricts them to the tasks of these jobs, `but` excludes tasks by their `seq`.
+    `only` restricts them to the tasks of these jobs, `but` excludes tasks by their `seq`, and `but_of`
+    by their job.
     """
-    statement = select_records(bodies=False).where(IS_PENDING, tasks.c.expires_at <= now)
+    statement = select_records(bodies=False).where(IS_PENDING, tasks.c.expires_at <= now, *_not_of(but_of))
     if only:
         statement = statement.where(of_jobs(only))
     if but:
