@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from databases import every_kind
+from databases import every_kind, on_sqlite
 from replica import OWNER, ManualClock, Replica
+from sqlalchemy import text
 
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse
 from zndraw_joblib.contract.status import TaskStatus
@@ -208,3 +209,26 @@ async def test_rooms_take_turns_over_several_jobs(timed: Replica, clock: ManualC
         clock.advance(1)
         turns.append((await timed.claim_task(first.worker_id)).room_id)
     assert Counter(turns) == {"flood": 3, "x": 3, "y": 3}
+
+
+@on_sqlite
+async def test_names_sort_as_the_database_sorts_them(timed: Replica, clock: ManualClock) -> None:
+    """Its collation may differ from the order of code points, such as alice < bob < Carol < Zed."""
+    for statement in (
+        "DROP TABLE joblib_room_queue",
+        "CREATE TABLE joblib_room_queue (job_id CHAR(32), room_id VARCHAR(128) COLLATE NOCASE, lane INT,"
+        " seq BIGINT, PRIMARY KEY (job_id, room_id))",
+    ):
+        await timed.execute(text(statement))
+    job = await timed.register()
+    rooms = ["alice", "bob", "Carol", "Zed"]
+    for backlogs in ({"bob": 1}, {"Carol": 2}, {"Zed": 1}, {"alice": 1}, dict.fromkeys(rooms, 3)):
+        submitted = await backlog(timed, job, backlogs)
+        clock.advance(1)
+        assert job.worker_id is not None
+        items = [Claim(OWNER, job.worker_id, 15, None, timed.runtime.order)] * len(submitted)
+        answers: list[Any] = await timed.runtime.write(lambda tx, items=items: claims.claim(tx, items))
+        claimed = [answer.task for answer in answers if answer.task]
+        assert {task.id for task in claimed} == {task.id for task in submitted}
+        assert len(claimed) == len(submitted)
+    assert [task.room_id for task in claimed] == ["bob", "Carol", "Zed", "alice"] * 3

@@ -389,9 +389,11 @@ async def test_rows_of_empty_rooms_are_deleted(replica: Replica) -> None:
         await replica.submit(job, room=room)
     for _ in range(3):
         await replica.claim_task(job.worker_id)
-    first = room_queues.FIRST
-    assert await replica.runtime.write(room_queues.prune, after=first, limit=2) == (2, (job.id, "b"))
-    assert await replica.runtime.write(room_queues.prune, after=(job.id, "b"), limit=9) == (1, first)
+    first, rooms = room_queues.FIRST, {job.id: ["a", "b"]}
+    assert await replica.runtime.write(room_queues.find_empty, after=first, limit=2) == (rooms, (job.id, "b"))
+    found = await replica.runtime.write(room_queues.find_empty, after=(job.id, "b"), limit=9)
+    assert found == ({job.id: ["c"]}, first)
+    assert await replica.runtime.write(room_queues.prune, job_id=job.id, rooms=list("abcd")) == 3
     assert [row.room_id for row in await replica.rows(RoomQueue.__table__)] == ["d"]
 
 
@@ -425,3 +427,18 @@ async def test_tasks_of_a_server_of_an_earlier_version_are_found(replica: Replic
     assert {(row.job_id, row.room_id) for row in rows} == {(job.id, room) for job in jobs for room in "xy"}
     claimed = [await replica.claim_task(job.worker_id) for job in jobs]
     assert {task.id for task in claimed} <= {task.id for task in submitted}
+
+
+@on_postgresql
+@pytest.mark.parametrize("order", ["fifo", "fair"])
+async def test_a_claim_finds_tasks_that_older_servers_submit_later(replica: Replica, order: Any) -> None:
+    """No sweeper runs: the claim that finds no room of a job with pending tasks adds the rows."""
+    replica.runtime.settings.claim_order, replica.runtime.settings.room_max_in_flight = order, 3
+    job, other = await replica.register("A"), await replica.register("B")
+    assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.EMPTY
+    submitted = [await replica.submit(job, room=room) for room in "xyx"]
+    await replica.submit(other)
+    await replica.execute(delete(RoomQueue.__table__).where(RoomQueue.__table__.c.job_id == job.id))
+    claimed = [await replica.claim_task(job.worker_id) for _ in submitted]
+    assert {task.id for task in claimed} == {task.id for task in submitted}
+    assert (await replica.claim_response(job.worker_id)).reason is EmptyReason.EMPTY

@@ -39,6 +39,7 @@ class LockRecorder:
     def __init__(self) -> None:
         self.violations: list[str] = []
         self.locked: set[int] = set()
+        self.jobs: dict[object, set[str]] = {}
         self._transaction: object = None
         self._held: dict[Lock, str] = {}
 
@@ -71,6 +72,7 @@ class LockRecorder:
             self.locked |= {level for level, _ in waited}
             self._check(waited, sql, given)
         self._held |= dict.fromkeys(new, sql)
+        self.jobs[transaction] = {key for level, key in self._held if ORDER[level] == "joblib_job"}
 
     def _check(self, new: Sequence[Lock], sql: str, given: Any) -> None:
         after = {lock: first for lock, first in self._held.items() if lock > new[0]}

@@ -26,7 +26,7 @@ from zndraw_joblib.server.service import claims, providers, task_actions, tasks
 from zndraw_joblib.server.service import internal as internal_jobs
 from zndraw_joblib.server.store import providers as provider_store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.store.tables import RoomQueue, Task
 
 RETRIED: dict[str, Any] = {
     "max_attempts": 3,
@@ -197,6 +197,21 @@ async def test_a_sweep_of_several_kinds(replica: Replica, recorder: LockRecorder
     rows = await replica.rows(Task.__table__)
     assert sorted(row.status for row in rows) == ["failed", "pending", "pending"]
     ok(recorder)
+
+
+@on_postgresql
+async def test_rows_of_empty_rooms_are_deleted_job_by_job(replica: Replica, recorder: LockRecorder) -> None:
+    """Jobs with tasks in all rooms are not locked, the others one by one."""
+    jobs = [await replica.register(name) for name in "ABCD"]
+    for job in jobs:
+        await replica.submit(job)
+    for job in jobs[:3]:
+        await replica.claim_task(job.worker_id)
+    recorder.jobs.clear()
+    await Sweeper(replica.runtime.write, replica.runtime.settings).cycle()
+    assert [row.job_id for row in await replica.rows(RoomQueue.__table__)] == [jobs[3].id]
+    locked = sorted(sorted(ids) for ids in recorder.jobs.values() if ids)
+    assert locked == sorted([str(job.id)] for job in jobs[:3])
 
 
 @on_postgresql

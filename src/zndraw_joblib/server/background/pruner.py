@@ -10,7 +10,6 @@ from uuid import UUID
 
 from zndraw_joblib.server.service import sweep
 from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.database import Transaction
 
 logger = logging.getLogger(__name__)
 # So many cycles in a row that leave old rows are a backlog.
@@ -100,14 +99,15 @@ class Pruner:
         return pruned
 
     async def _prune_room_queues(self) -> sweep.Pruned:
-        async def work(tx: Transaction) -> tuple[sweep.Pruned, tuple[UUID, str], UUID | None]:
+        if self._next_job is not None:
             # Once after each start: the last server that an upgrade starts finds the tasks of older servers.
-            job = None if self._next_job is None else await sweep.restore_room_queues(tx, self._next_job)
-            return *await sweep.prune_room_queues(tx, self._next_room), job
-
-        pruned: sweep.Pruned
-        pruned, self._next_room, self._next_job = await self._write(work)
-        return pruned._replace(may_be_more=pruned.may_be_more or self._next_job is not None)
+            self._next_job = await self._write(partial(sweep.restore_room_queues, after=self._next_job))
+        empty, following = await self._write(partial(sweep.empty_room_queues, after=self._next_room))
+        deleted = 0
+        for job_id, rooms in empty.items():
+            deleted += await self._write(partial(sweep.prune_room_queues, job_id=job_id, rooms=rooms))
+        self._next_room = following
+        return sweep.Pruned(deleted, following != sweep.FIRST_ROOM or self._next_job is not None)
 
     async def _prune_tasks(self) -> sweep.Pruned:
         days = self._settings.keep_finished_days

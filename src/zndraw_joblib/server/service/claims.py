@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
@@ -190,8 +191,11 @@ async def _claim_new(
     now = await tx.now()
     moves: list[Move] = []
     for slot in open_slots:
-        task = locked.get(slot.seq) if slot.seq is not None else None
-        if task is not None:
+        # No task is given twice.
+        task = locked.pop(slot.seq, None) if slot.seq is not None else None
+        if task is None:
+            slot.seq = None
+        else:
             holder = {
                 "worker_id": slot.claim.worker_id,
                 "worker_owner_id": slot.claim.caller.id,
@@ -241,21 +245,28 @@ async def _choose(tx: Transaction, slots: Sequence[_WorkerSlot]) -> dict[int, Ta
         return {}
     order = next(slot.claim.order for slot in slots)
     if order.is_by_room:
-        await fairness.assign(tx, [slot for slot in slots if slot.demand], demand, order)
-    elif len(demand) == 1:
+        return await fairness.assign(tx, [slot for slot in slots if slot.demand], demand, order)
+    if len(demand) == 1:
         [(job_id, count)] = demand.items()
         locked = {task.seq: task for task in await fetch.lock_oldest(tx, job_id, count)}
         _assign_oldest(slots, {job_id: deque(task.place for task in locked.values())})
         return locked
-    else:
-        oldest = await fetch.oldest(tx, demand)
-        _assign_oldest(slots, {job_id: deque(places) for job_id, places in oldest.items()})
-    chosen = [slot.seq for slot in slots if slot.seq is not None]
-    return await fetch.lock_queued(tx, chosen) if chosen else {}
+
+    async def choose(skipped: AbstractSet[int]) -> tuple[list[int], list[int]]:
+        oldest = await fetch.oldest(tx, {job_id: count + len(skipped) for job_id, count in demand.items()})
+        free = {job_id: [place for place in oldest[job_id] if place[1] not in skipped] for job_id in demand}
+        _assign_oldest(slots, {job_id: deque(places[: demand[job_id]]) for job_id, places in free.items()})
+        chosen = [slot.seq for slot in slots if slot.seq is not None]
+        taken = set(chosen)
+        others = sorted(place for places in free.values() for place in places if place[1] not in taken)
+        return chosen, [seq for _, seq in others]
+
+    return await fetch.lock_chosen(tx, choose)
 
 
 def _assign_oldest(slots: Sequence[_WorkerSlot], queues: Mapping[UUID, deque[Place]]) -> None:
     for slot in slots:
+        slot.seq = None
         open_queues = [queues[job_id] for job_id in slot.demand if queues[job_id]]
         if open_queues:
             slot.seq = min(open_queues, key=lambda queue: queue[0]).popleft()[1]

@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from uuid import UUID
 from zndraw_joblib.contract.messages import EmptyReason
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import read, room_queues
+from zndraw_joblib.server.store.tasks import TaskRecord, fetch, read, room_queues
 from zndraw_joblib.server.store.tasks.room_queues import Head, Turn
 
 # A claim reads a few more rooms than it needs, and a bounded number of tasks.
@@ -70,17 +71,49 @@ async def free_slots(tx: Transaction, limits: Mapping[UUID, int], job_ids: Itera
 
 async def assign(
     tx: Transaction, slots: Sequence[ClaimSlot], demand: Mapping[UUID, int], order: ClaimOrder
-) -> None:
-    """Choose a task for each slot by room, and set its `seq`.
+) -> dict[int, TaskRecord]:
+    """Choose a task for each slot by room, and set its `seq`; return the locked tasks by `seq`.
 
     The jobs are locked, so that their claims run one after the other. If a slot gets no task, although
     another room may have one, it keeps its demand; then the caller repeats its claim.
     """
-    cap = order.room_cap
-    found = await (_in_turn if order.is_fair else _in_order)(tx, demand, cap)
-    free = None if cap is None else await _lock_rooms(tx, found, demand, cap)
-    left, turns = dict(demand), dict[UUID, Turn]()
+    turns: dict[UUID, Turn] = {}
+
+    async def choose(skipped: AbstractSet[int]) -> tuple[list[int], list[int]]:
+        found = await _find(tx, demand, order, skipped)
+        if not skipped and await room_queues.restore(tx, [id_ for id_ in found if not found[id_].candidates]):
+            found = await _find(tx, demand, order, skipped)
+        cap, spare = order.room_cap, len(skipped)
+        free = None if cap is None else await _lock_rooms(tx, found, demand, cap, spare)
+        turns.clear()
+        _fill(slots, found, dict(demand), free, turns)
+        chosen = [slot.seq for slot in slots if slot.seq is not None]
+        return chosen, [candidate.seq for queue, _ in found.values() for candidate in islice(queue, spare)]
+
+    locked = await fetch.lock_chosen(tx, choose)
+    for job_id, turn in sorted(turns.items()):
+        await job_store.set_turn(tx, job_id, turn)
+    return locked
+
+
+async def _find(
+    tx: Transaction, demand: Mapping[UUID, int], order: ClaimOrder, skipped: AbstractSet[int]
+) -> dict[UUID, _Found]:
+    found = await (_in_turn if order.is_fair else _in_order)(tx, demand, order.room_cap, skipped)
+    if skipped:  # another transaction may return them to their queues
+        return {job_id: _Found(candidates, is_all=False) for job_id, (candidates, _) in found.items()}
+    return found
+
+
+def _fill(
+    slots: Sequence[ClaimSlot],
+    found: Mapping[UUID, _Found],
+    left: dict[UUID, int],
+    free: Counter[str] | None,
+    turns: dict[UUID, Turn],
+) -> None:
     for slot in slots:
+        slot.seq = None
         open_jobs = [job_id for job_id in slot.demand if left[job_id]]
         chosen = _choose({job_id: found[job_id].candidates for job_id in open_jobs}, free)
         if chosen is not None:
@@ -89,10 +122,8 @@ async def assign(
             left[job_id] -= 1
             if candidate.turn is not None:
                 turns[job_id] = candidate.turn
-        elif open_jobs and cap is not None and all(found[job_id].is_all for job_id in open_jobs):
+        elif open_jobs and free is not None and all(found[job_id].is_all for job_id in open_jobs):
             slot.refusal, slot.demand = EmptyReason.AT_CAPACITY, {}
-    for job_id, turn in sorted(turns.items()):
-        await job_store.set_turn(tx, job_id, turn)
 
 
 def _choose(
@@ -114,7 +145,7 @@ def _choose(
 
 
 async def _lock_rooms(
-    tx: Transaction, found: dict[UUID, _Found], demand: Mapping[UUID, int], cap: int
+    tx: Transaction, found: dict[UUID, _Found], demand: Mapping[UUID, int], cap: int, spare: int
 ) -> Counter[str]:
     """Lock the rooms of the next candidates; return the number of free slots of each.
 
@@ -122,7 +153,7 @@ async def _lock_rooms(
     """
     rooms: set[str] = set()
     for job_id, (candidates, is_all) in found.items():
-        near = deque(islice(candidates, 2 * demand[job_id]))
+        near = deque(islice(candidates, 2 * demand[job_id] + spare))
         found[job_id] = _Found(near, is_all and len(near) == len(candidates))
         rooms |= {candidate.room_id for candidate in near}
     locked = await room_queues.lock_rooms(tx, sorted(rooms))
@@ -133,18 +164,22 @@ async def _lock_rooms(
     return Counter({room: cap - held[room] for room in locked})
 
 
-async def _in_order(tx: Transaction, demand: Mapping[UUID, int], cap: int | None) -> dict[UUID, _Found]:
+async def _in_order(
+    tx: Transaction, demand: Mapping[UUID, int], cap: int | None, skipped: AbstractSet[int]
+) -> dict[UUID, _Found]:
     """Return the first tasks of each job by priority and age, without those of full rooms."""
     await job_store.lock(tx, demand)
-    return {job_id: await _first_of(tx, job_id, count, cap) for job_id, count in demand.items()}
+    return {job_id: await _first_of(tx, job_id, count, cap, skipped) for job_id, count in demand.items()}
 
 
-async def _first_of(tx: Transaction, job_id: UUID, count: int, cap: int | None) -> _Found:
-    for size in _sizes(count):
+async def _first_of(
+    tx: Transaction, job_id: UUID, count: int, cap: int | None, skipped: AbstractSet[int]
+) -> _Found:
+    for size in _sizes(count + len(skipped)):
         rows = await room_queues.by_place(tx, job_id, size, cap)
         each = _per_room(count, len(rows), cap)
-        tasks = await _heads(tx, job_id, [row.room_id for row in rows], each)
-        firsts = [heads[0] for heads in tasks.values()]
+        tasks = await _heads(tx, job_id, [row.room_id for row in rows], each, skipped)
+        firsts = [heads[0] for heads in tasks.values() if not skipped]
         await room_queues.move(tx, job_id, sorted(set(firsts) - set(rows)))
         # Tasks that were not read come after the last room of this page and after a room's last read task.
         ends = [rows[-1].place] if len(rows) == size else []
@@ -158,7 +193,9 @@ async def _first_of(tx: Transaction, job_id: UUID, count: int, cap: int | None) 
     return _Found(deque(candidates), is_all=end is None)
 
 
-async def _in_turn(tx: Transaction, demand: Mapping[UUID, int], cap: int | None) -> dict[UUID, _Found]:
+async def _in_turn(
+    tx: Transaction, demand: Mapping[UUID, int], cap: int | None, skipped: AbstractSet[int]
+) -> dict[UUID, _Found]:
     """Return the tasks of the next rooms, room by room, without full rooms.
 
     A job that had no claims for a while catches up by at most one round.
@@ -168,38 +205,44 @@ async def _in_turn(tx: Transaction, demand: Mapping[UUID, int], cap: int | None)
     found: dict[UUID, _Found] = {}
     for job_id, count in demand.items():
         last = turns[job_id]._replace(round=max(turns[job_id].round, oldest))
-        found[job_id] = await _next_of(tx, job_id, count, last, cap)
+        found[job_id] = await _next_of(tx, job_id, count, last, cap, skipped)
     return found
 
 
-async def _next_of(tx: Transaction, job_id: UUID, count: int, last: Turn, cap: int | None) -> _Found:
-    for size in _sizes(count):
-        after = await room_queues.by_name(tx, job_id, last.room_id, size, cap)
-        start = [] if len(after) == size else await room_queues.by_name(tx, job_id, "", size, cap)
-        before = [room for room in start if room <= last.room_id]
+async def _next_of(
+    tx: Transaction, job_id: UUID, count: int, last: Turn, cap: int | None, skipped: AbstractSet[int]
+) -> _Found:
+    for size in _sizes(count + len(skipped)):
+        # Only the database compares names: its collation may differ from the order of Python.
+        after = await room_queues.after(tx, job_id, last.room_id, size, cap)
+        before = [] if len(after) == size else await room_queues.until(tx, job_id, last.room_id, size, cap)
         is_cut = size in (len(after), len(before))
         # A room has its second turn only after the first turns of all others.
         each = 1 if is_cut else _per_room(count, len(after) + len(before), cap)
-        tasks = await _heads(tx, job_id, [*after, *before], each)
+        tasks = await _heads(tx, job_id, [*after, *before], each, skipped)
         candidates = [
-            _Candidate((turn, head.place), room_id, head.seq, turn)
-            for room_id, heads in tasks.items()
-            for number, head in enumerate(heads, last.round + (room_id <= last.room_id))
-            if (turn := Turn(number, room_id))
+            _Candidate((turn := Turn(first + number, room_id), head.place), room_id, head.seq, turn)
+            for number in range(each)
+            for first, rooms in ((last.round, after), (last.round + 1, before))
+            for room_id in rooms
+            for head in tasks.get(room_id, [])[number : number + 1]
         ]
         if not is_cut or len(candidates) >= count:
             break
     is_all = not is_cut and (each >= count or all(len(heads) < each for heads in tasks.values()))
-    return _Found(deque(sorted(candidates)), is_all)
+    return _Found(deque(candidates), is_all)
 
 
-async def _heads(tx: Transaction, job_id: UUID, rooms: Sequence[str], each: int) -> dict[str, list[Head]]:
+async def _heads(
+    tx: Transaction, job_id: UUID, rooms: Sequence[str], each: int, skipped: AbstractSet[int]
+) -> dict[str, list[Head]]:
     """Return the first tasks of these rooms by room, and delete the rows of rooms without tasks."""
     tasks: dict[str, list[Head]] = {}
-    for head in await room_queues.heads(tx, job_id, rooms, each) if rooms else []:
+    for head in await room_queues.heads(tx, job_id, rooms, each + len(skipped)) if rooms else []:
         tasks.setdefault(head.room_id, []).append(head)
     await room_queues.remove(tx, job_id, [room for room in rooms if room not in tasks])
-    return {room: sorted(heads, key=lambda head: head.place) for room, heads in tasks.items()}
+    near = {room: [head for head in heads if head.seq not in skipped] for room, heads in tasks.items()}
+    return {room: sorted(heads, key=lambda head: head.place)[:each] for room, heads in near.items() if heads}
 
 
 def _sizes(count: int) -> list[int]:

@@ -163,9 +163,7 @@ async def _lock_next(
         return []
     if order.is_by_room:
         slots = [ClaimSlot(demand=dict(demand)) for _ in range(min(limit, sum(demand.values())))]
-        await fairness.assign(tx, slots, demand, order)
-        chosen = [slot.seq for slot in slots if slot.seq is not None]
-        return list((await fetch.lock_queued(tx, chosen)).values()) if chosen else []
+        return list((await fairness.assign(tx, slots, demand, order)).values())
     oldest = await fetch.oldest(tx, {job_id: min(count, limit) for job_id, count in demand.items()})
     places = sorted((place, job_id) for job_id, queue in oldest.items() for place in queue)
     found: list[TaskRecord] = []

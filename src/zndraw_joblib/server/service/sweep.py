@@ -284,15 +284,21 @@ async def prune_results(tx: Transaction) -> Pruned:
     return Pruned(deleted, deleted > 0)
 
 
-async def prune_room_queues(tx: Transaction, after: tuple[UUID, str]) -> tuple[Pruned, tuple[UUID, str]]:
-    """Delete rows of rooms without queued tasks, in a batch that follows a row; return where to continue."""
-    deleted, following = await room_queues.prune(tx, after, TASKS_PER_BATCH)
-    return Pruned(deleted, following != room_queues.FIRST), following
+async def empty_room_queues(
+    tx: Transaction, after: tuple[UUID, str]
+) -> tuple[dict[UUID, list[str]], tuple[UUID, str]]:
+    """Return rooms without queued tasks, by job, in a batch that follows a row; and where to continue."""
+    return await room_queues.find_empty(tx, after, TASKS_PER_BATCH)
+
+
+async def prune_room_queues(tx: Transaction, job_id: UUID, rooms: Sequence[str]) -> int:
+    """Delete the rows of those of these rooms of a job that have no queued tasks. Return how many."""
+    return await room_queues.prune(tx, job_id, rooms)
 
 
 async def restore_room_queues(tx: Transaction, after: UUID) -> UUID | None:
-    """Add the missing rows of rooms of the job that follows `after`. Return its id; None at the end."""
-    return await room_queues.restore(tx, after)
+    """Add the missing rows of rooms of the next job without all. Return its id; None at the end."""
+    return await room_queues.restore_next(tx, after)
 
 
 async def prune_keys(tx: Transaction, keep: timedelta) -> Pruned:

@@ -1,6 +1,7 @@
 """Fetch the next tasks of queues, without scanning their backlog."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 from uuid import UUID
 
@@ -13,6 +14,10 @@ from zndraw_joblib.server.store.tasks.records import FULL, Place, TaskRecord, fe
 
 tasks = Task.__table__
 
+Choose = Callable[[AbstractSet[int]], Awaitable[tuple[list[int], list[int]]]]
+
+# A claim passes over about this many tasks that other transactions have locked.
+_MAX_SKIPPED = 256
 # SQLite takes 500 branches of a compound select.
 BRANCHES = 100
 _LOCK_OLDEST = (
@@ -38,6 +43,22 @@ async def lock_queued(tx: Transaction, seqs: Sequence[int]) -> dict[int, TaskRec
     # Filtered here: with the status in the statement, the planner scans an index of all pending tasks.
     found = await fetch_records(tx, _LOCK_BY_SEQ, seqs=padded(seqs))
     return {record.seq: record for record in found if record.is_queued}
+
+
+async def lock_chosen(tx: Transaction, choose: Choose) -> dict[int, TaskRecord]:
+    """Lock the tasks that `choose` returns, by `seq`; if others hold some, choose again without those.
+
+    `choose` takes the tasks to skip; it returns its choice, and those that it would choose next.
+    """
+    skipped: set[int] = set()
+    while True:
+        chosen, following = await choose(skipped)
+        tested = [*chosen, *following[: len(skipped)]]
+        locked = await lock_queued(tx, tested) if tested else {}
+        lost = set(tested) - set(locked)
+        skipped |= lost
+        if lost.isdisjoint(chosen) or len(skipped) > _MAX_SKIPPED:
+            return {seq: locked[seq] for seq in chosen if seq in locked}
 
 
 async def oldest(tx: Transaction, demand: Mapping[UUID, int]) -> dict[UUID, list[Place]]:

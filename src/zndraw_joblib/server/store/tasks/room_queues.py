@@ -24,6 +24,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.jobs import lock as lock_jobs
 from zndraw_joblib.server.store.tables import Job, RoomQueue, Task
 from zndraw_joblib.server.store.tasks.records import IS_HELD, QUEUED, Place, TaskRecord
 
@@ -102,10 +103,21 @@ async def by_place(tx: Transaction, job_id: UUID, limit: int, room_cap: int | No
     return [Head(*row) for row in await tx.execute(statement, given if room_cap else _without_cap(given))]
 
 
-async def by_name(tx: Transaction, job_id: UUID, after: str, limit: int, room_cap: int | None) -> list[str]:
-    """Return the rooms of a job that follow a name, in order, without full ones."""
-    statement = _BY_NAME if room_cap is None else _OPEN_BY_NAME
-    given = {"job": job_id, "after": after, "limit": limit, "cap": room_cap}
+async def after(tx: Transaction, job_id: UUID, last: str, limit: int, room_cap: int | None) -> list[str]:
+    """Return the rooms of a job that follow a name, in the database's order of names, without full ones."""
+    return await _by_name(tx, _AFTER, job_id, last, limit, room_cap)
+
+
+async def until(tx: Transaction, job_id: UUID, last: str, limit: int, room_cap: int | None) -> list[str]:
+    """Return the rooms of a job from the first name to this one, in the same order, without full ones."""
+    return await _by_name(tx, _UNTIL, job_id, last, limit, room_cap)
+
+
+async def _by_name(
+    tx: Transaction, rooms: Select[Any], job_id: UUID, last: str, limit: int, room_cap: int | None
+) -> list[str]:
+    statement = rooms if room_cap is None else rooms.where(_IS_OPEN)
+    given = {"job": job_id, "last": last, "limit": limit, "cap": room_cap}
     return list((await tx.execute(statement, given if room_cap else _without_cap(given))).scalars())
 
 
@@ -151,33 +163,40 @@ async def jobs_queued_in(tx: Transaction, rooms: Sequence[str]) -> list[JobName]
     return [JobName(*row) for row in await tx.execute(_JOBS, {"rooms": padded(rooms)})]
 
 
-async def prune(tx: Transaction, after: tuple[UUID, str], limit: int) -> tuple[int, tuple[UUID, str]]:
-    """Delete rows of rooms without queued tasks, among the `limit` rows that follow `after`.
+async def find_empty(
+    tx: Transaction, after: tuple[UUID, str], limit: int
+) -> tuple[dict[UUID, list[str]], tuple[UUID, str]]:
+    """Return the rooms without queued tasks, by job, among the `limit` rows that follow `after`.
 
-    Return how many, and the row to continue from: `FIRST` at the end. Jobs that another transaction has
-    locked are skipped.
+    Also return the row to continue from: `FIRST` at the end. No row is locked.
     """
-    chunk = select(queues.c.job_id, queues.c.room_id).order_by(queues.c.job_id, queues.c.room_id)
-    chunk = chunk.where(tuple_(queues.c.job_id, queues.c.room_id) > tuple_(literal(after[0]), after[1]))
-    rows = (await tx.execute(chunk.limit(limit))).all()
-    found: dict[UUID, list[str]] = {}
-    for job_id, room_id in rows:
-        found.setdefault(job_id, []).append(room_id)
-    locked = select(jobs.c.id).where(jobs.c.id.in_(padded(sorted(found)))).order_by(jobs.c.id)
-    locked = locked.with_for_update(key_share=True, skip_locked=True)
-    deleted = 0
-    for job_id in (await tx.execute(locked)).scalars().all() if found else []:
-        filled = {head.room_id for head in await heads(tx, job_id, found[job_id], 1)}
-        empty = [room for room in found[job_id] if room not in filled]
-        await remove(tx, job_id, empty)
-        deleted += len(empty)
-    return deleted, tuple(rows[-1]) if len(rows) == limit else FIRST
+    tested = select(queues.c.job_id, queues.c.room_id, _IS_FILLED).order_by(queues.c.job_id, queues.c.room_id)
+    tested = tested.where(tuple_(queues.c.job_id, queues.c.room_id) > tuple_(literal(after[0]), after[1]))
+    rows = (await tx.execute(tested.limit(limit))).all()
+    empty: dict[UUID, list[str]] = {}
+    for job_id, room_id, is_filled in rows:
+        if not is_filled:
+            empty.setdefault(job_id, []).append(room_id)
+    return empty, (rows[-1][0], rows[-1][1]) if len(rows) == limit else FIRST
 
 
-async def restore(tx: Transaction, after: UUID) -> UUID | None:
-    """Add missing rows of the next job with queued tasks on PostgreSQL. Return its id, None at the end.
+async def prune(tx: Transaction, job_id: UUID, rooms: Sequence[str]) -> int:
+    """Delete the rows of those of these rooms that have no queued tasks. Return how many.
 
-    A server of an earlier version, which may still run during an upgrade, adds no rows.
+    A job that another transaction has locked is skipped.
+    """
+    if not await lock_jobs(tx, [job_id], skip_locked=True):
+        return 0
+    filled = {head.room_id for head in await heads(tx, job_id, rooms, 1)}
+    empty = [room for room in rooms if room not in filled]
+    await remove(tx, job_id, empty)
+    return len(empty)
+
+
+async def restore_next(tx: Transaction, after: UUID) -> UUID | None:
+    """Add the missing rows of the next job without all of them. Return its id, None at the end.
+
+    A server of an earlier version, which may still run during an upgrade on PostgreSQL, adds no rows.
     """
     if tx.is_sqlite:
         return None
@@ -185,6 +204,19 @@ async def restore(tx: Transaction, after: UUID) -> UUID | None:
     if job_id is not None:
         await tx.execute(_RESTORE, {"job": job_id})
     return job_id
+
+
+async def restore(tx: Transaction, job_ids: Iterable[UUID]) -> bool:
+    """Add the rows of those of these jobs that have none. Return whether there are any.
+
+    The caller has locked the jobs.
+    """
+    is_any = False
+    for job_id in [] if tx.is_sqlite else job_ids:
+        if not await by_place(tx, job_id, 1, None):
+            await tx.execute(_RESTORE, {"job": job_id})
+            is_any = is_any or bool(await by_place(tx, job_id, 1, None))
+    return is_any
 
 
 def _upsert_row() -> Executable:
@@ -204,13 +236,24 @@ def _heads_of(room: Any) -> Select[Any]:
     return queue.order_by(tasks.c.room_id, tasks.c.lane, tasks.c.seq).limit(bindparam("count"))
 
 
+def _same_room() -> Select[Any]:
+    same = and_(queues.c.job_id == tasks.c.job_id, queues.c.room_id == tasks.c.room_id)
+    return select(queues.c.job_id).where(same).correlate(tasks)
+
+
 _JOB = bindparam("job", type_=queues.c.job_id.type)
 _UPSERT = _upsert_row()
 _NEW = arrays({name: queues.c[name].type for name in COLUMNS})
 _RESTORE = upsert_from(select(*[tasks.c[name] for name in COLUMNS]).where(tasks.c.job_id == _JOB, QUEUED))
+_UNLISTED = (
+    select(tasks.c.seq)
+    .where(tasks.c.job_id == jobs.c.id, QUEUED)
+    .where(~_same_room().exists())
+    .correlate(jobs)
+)
 _LOCK_NEXT = (
     select(jobs.c.id)
-    .where(jobs.c.id > bindparam("after"), jobs.c.pending > 0)
+    .where(jobs.c.id > bindparam("after"), jobs.c.pending > 0, _UNLISTED.exists())
     .order_by(jobs.c.id)
     .limit(1)
     .with_for_update(key_share=True)
@@ -218,6 +261,12 @@ _LOCK_NEXT = (
 _UPSERT_MANY = upsert_from(select(*[_NEW.c[name] for name in COLUMNS]))
 _LAST_SEQ = select(func.last_insert_rowid())
 _HELD = select(func.count()).where(tasks.c.room_id == queues.c.room_id, IS_HELD).correlate(queues)
+_IS_FILLED = (
+    select(tasks.c.seq)
+    .where(tasks.c.job_id == queues.c.job_id, tasks.c.room_id == queues.c.room_id, QUEUED)
+    .correlate(queues)
+    .exists()
+)
 _IS_OPEN = _HELD.scalar_subquery() < bindparam("cap", type_=Integer())
 _BY_PLACE = (
     select(queues.c.room_id, queues.c.lane, queues.c.seq)
@@ -226,13 +275,10 @@ _BY_PLACE = (
     .limit(bindparam("limit"))
 )
 _OPEN_BY_PLACE = _BY_PLACE.where(_IS_OPEN)
-_BY_NAME = (
-    select(queues.c.room_id)
-    .where(queues.c.job_id == _JOB, queues.c.room_id > bindparam("after", type_=queues.c.room_id.type))
-    .order_by(queues.c.room_id)
-    .limit(bindparam("limit"))
-)
-_OPEN_BY_NAME = _BY_NAME.where(_IS_OPEN)
+_BY_NAME = select(queues.c.room_id).where(queues.c.job_id == _JOB).order_by(queues.c.room_id)
+_LAST = bindparam("last", type_=queues.c.room_id.type)
+_AFTER = _BY_NAME.where(queues.c.room_id > _LAST).limit(bindparam("limit"))
+_UNTIL = _BY_NAME.where(queues.c.room_id <= _LAST).limit(bindparam("limit"))
 _ROOMS = arrays({"room": queues.c.room_id.type})
 _HEADS = select(_heads_of(_ROOMS.c.room).lateral()).select_from(_ROOMS)
 _LISTED = func.json_each(bindparam("rooms", type_=Text())).table_valued("value", name="listed")
