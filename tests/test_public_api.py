@@ -15,7 +15,7 @@ NAMES = """
 ApiManager Backoff Category ClaimedProviderRequest ClaimedTask Conflict ContentTooLarge
 DispatchFailed Emission EmptyReason Event Extension FailedByOperator FileContent Folder
 FolderListing Forbidden GiveUp GuardedExecutor HeartbeatRequest IdempotencyKeyReused Identity
-InternalContext InvalidIdempotencyKey RequestInProgress
+InternalContext InvalidIdempotencyKey RequestInProgress RequestRefused
 InternalExecutor InternalJobNotConfigured InternalRegistry InternalServerError InternalTimeout
 InvalidCategory InvalidPayload InvalidRequest InvalidRoomId InvalidSchema InvalidTaskTransition
 Job JobLib JobLibSettings JobManager JobNotFound JobPolicy JobRegisterRequest JobResponse

@@ -79,6 +79,7 @@ _MODULES = {
         "ProviderTimeout",
         "Released",
         "RequestInProgress",
+        "RequestRefused",
         "Retried",
         "RunTimeout",
         "SchemaConflict",

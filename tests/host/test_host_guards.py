@@ -11,8 +11,9 @@ from rest import ROTATE, V1, expect_problem, register, submit
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from host.conftest import Start
-from zndraw_joblib import Identity, JobLib, verify_readable_room, verify_writable_room
+from zndraw_joblib import Identity, JobLib, RequestRefused, verify_readable_room, verify_writable_room
 from zndraw_joblib.server.providers.results.memory import MemoryResults
+from zndraw_joblib.worker.responses import read_error
 
 READS = ["jobs", "tasks", "workers", "providers"]
 
@@ -169,3 +170,21 @@ async def test_a_result_backend_may_be_an_argument(sessions: Any, start: Start) 
     joblib.runtime.settings.provider_long_poll_default_seconds = 0
     assert (await root.get(url)).status_code in {503, 504}
     assert joblib.results is backend
+
+
+@on_sqlite
+@pytest.mark.parametrize("status", [402, 406, 410, 415, 451, 501])
+async def test_any_status_of_a_guard_is_an_answer_of_the_server(
+    sessions: Any, start: Start, status: int
+) -> None:
+    """The SDK ends the request with the guard's status and text, and does not repeat it."""
+
+    async def refuse(room_id: str) -> str:
+        raise HTTPException(status, f"no room {room_id}")
+
+    app = FastAPI()
+    JobLib(identity=current_user, readable_room=refuse, session_maker=sessions).mount(app)
+    ada = await start(app, **{"X-Id": "ada"})
+    error = read_error(await ada.get(f"{V1}/rooms/den/jobs"))
+    assert isinstance(error, RequestRefused)
+    assert (error.problem.status, error.problem.detail) == (status, "no room den")

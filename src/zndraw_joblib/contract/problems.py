@@ -261,6 +261,12 @@ class TooManyRequests(ProblemException):
     title, status = "Too Many Requests", 429
 
 
+class RequestRefused(ProblemException, ValueError):
+    """The application that hosts the server refused the request; `status` and `detail` give the reason."""
+
+    title, status = "Request Refused", 400
+
+
 class InternalServerError(ProblemException):
     """The server failed unexpectedly; its log has the cause."""
 

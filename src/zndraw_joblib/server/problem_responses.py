@@ -12,6 +12,7 @@ from zndraw_joblib.contract.problems import (
     InternalServerError,
     InvalidRequest,
     ProblemException,
+    RequestRefused,
     problem_for,
 )
 
@@ -37,8 +38,8 @@ def as_problem(error: Exception) -> ProblemException:
         return _invalid_request(faults)
     if isinstance(error, HTTPException):
         problem = problem_for(error.status_code, {"detail": error.detail})
-        if type(problem) is not ProblemException:
-            problem.problem = type(problem).create(problem.problem.detail)
+        kind = RequestRefused if type(problem) is ProblemException else type(problem)
+        problem.problem = kind.create(problem.problem.detail)
         problem.problem.status = error.status_code
         problem.headers = dict(error.headers or {})
         return problem
