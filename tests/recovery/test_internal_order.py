@@ -100,10 +100,10 @@ async def test_the_backlog_of_a_paused_job_waits(timed: Replica, broker: Bounded
     assert sent == backlog[0]
     await pause(timed, "Alpha")
     assert await broker.take(timed, 3) == other
-    # The broker has the message already; the executor does not start the task.
+    # The broker has the message already; the executor does not start the task, which returns to its queue.
     worker_id = await worker(timed)
     assert await start(timed, worker_id, sent) == [None]
-    assert (await timed.get(sent)).status is TaskStatus.CLAIMED
+    assert (await timed.get(sent)).status is TaskStatus.PENDING
     woken: list[str] = []
     timed.runtime.waiters.subscribe("job:@internal:", woken.append)
     await pause(timed, "Alpha", paused=False)
