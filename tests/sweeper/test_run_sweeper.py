@@ -120,8 +120,11 @@ async def test_each_cycle_opens_its_sessions_in_sequence(
     async with sweeping(counted, quick):
         await until(lambda: counted.calls)
         assert time.monotonic() - started >= quick.sweeper_interval_seconds * 0.9
+        await until(lambda: cycles() >= 1 and not counted.open, interval=0)
+        # The first cycle also restores rows that older servers did not write.
+        first = counted.calls
         await until(lambda: cycles() >= 3 and not counted.open, interval=0)
-        assert counted.calls % cycles() == 0
+        assert (counted.calls - first) % (cycles() - 1) == 0
         assert (counted.most, counted.open) == (1, 0)
 
 
