@@ -38,7 +38,9 @@ def test_ctrl_c_stops_the_demo_and_its_processes(program: Program, tmp_path: Pat
     children = wait_until(lambda: len(found := parent.children(recursive=True)) > 2 and found)
     demo.send_signal(signal.SIGINT)
     out, err = demo.communicate(timeout=TIMEOUT)
-    assert (demo.returncode, err) == (130, "")
+    # A shell shows 130 for both.
+    assert demo.returncode in (130, -signal.SIGINT)
+    assert err == ""
     assert "modules of Python" in out
     assert not [child for child in children if child.is_running()]
     assert not list(tmp_path.glob("zndraw-joblib-*"))
