@@ -4,6 +4,9 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Self
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class TcpProxy:
@@ -18,7 +21,7 @@ class TcpProxy:
         self.port = 0
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator["TcpProxy"]:
+    async def running(self) -> AsyncIterator[Self]:
         """Accept connections during the block."""
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         self.port = server.sockets[0].getsockname()[1]
@@ -39,8 +42,11 @@ class TcpProxy:
         self._writers = []
         return count
 
+    async def _open_target(self) -> Streams:
+        return await asyncio.open_connection("127.0.0.1", self._target_port)
+
     async def _accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        server, to_server = await asyncio.open_connection("127.0.0.1", self._target_port)
+        server, to_server = await self._open_target()
         self._writers += [to_client, to_server]
         for source, sink in ((client, to_server), (server, to_client)):
             pump = asyncio.create_task(_pump(source, sink))

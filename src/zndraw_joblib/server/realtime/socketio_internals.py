@@ -4,6 +4,7 @@
 the versions of both libraries.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import Any
@@ -16,16 +17,16 @@ from socketio.async_pubsub_manager import AsyncPubSubManager
 NAMESPACE = "/"
 
 
-class MessageManager(AsyncPubSubManager):  # type: ignore[misc]
+class MessageManager(AsyncPubSubManager, ABC):  # type: ignore[misc]
     """A client manager that exchanges its messages with other server processes by `send` and `receive`."""
 
+    @abstractmethod
     def send(self, text: str) -> None:
         """Queue a message for the other processes, without waiting for its delivery."""
-        raise NotImplementedError
 
+    @abstractmethod
     def receive(self) -> AsyncIterator[str | bytes]:
         """Return the messages of the other processes as they come."""
-        raise NotImplementedError
 
     @property
     def has_subscribers(self) -> bool:
