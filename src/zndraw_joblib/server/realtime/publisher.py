@@ -97,20 +97,20 @@ def decode(text: str) -> Emission | None:
         return None
 
 
-async def emit(tsio: Any, emissions: Iterable[Emission]) -> None:
+async def emit(tsio: Any, emissions: Iterable[Emission], *, seconds: float = _EMIT_SECONDS) -> None:
     """Send each event to its room, in order; do nothing if `tsio` is None.
 
     `tsio` is a `socketio.AsyncServer`, or any object whose ``emit(model, room=…)`` takes a pydantic model. An
-    event that cannot be sent is logged. All events together may take 5 s; the number of unsent ones is
+    event that cannot be sent is logged. All events together may take `seconds`; the number of unsent ones is
     logged. Events are hints: the changes that they announce are committed.
     """
     if tsio is None:
         return
     publisher, listed, sent = SocketIoPublisher(tsio), list(emissions), 0
     try:
-        async with asyncio.timeout(_EMIT_SECONDS):
+        async with asyncio.timeout(seconds):
             for emission in listed:
                 await publisher([emission])
                 sent += 1
     except TimeoutError:
-        logger.warning("Events not sent within %g s: events=%d", _EMIT_SECONDS, len(listed) - sent)
+        logger.warning("Events not sent within %g s: events=%d", seconds, len(listed) - sent)
