@@ -59,15 +59,18 @@ class Load:
             task.cancel()
 
     async def _run(self, lane: Lane) -> None:
+        # Counted for each lane: the open submissions of an affected lane must not stop the healthy one.
+        open_submissions: set[asyncio.Task[None]] = set()
         for environment in itertools.cycle(lane.entrances):
-            if len(self._submitting) < _MAX_OPEN * len(self._lanes):
+            if len(open_submissions) < _MAX_OPEN:
                 submission = Submission(next(self._numbers), lane.job.name, ROOMS[0])
                 if lane.job.room in ROOMS:
                     submission.room = lane.job.room
                 lane.submissions.append(submission)
                 task = asyncio.create_task(self._submit(environment.client, submission))
-                self._submitting.add(task)
-                task.add_done_callback(self._submitting.discard)
+                for submitting in (self._submitting, open_submissions):
+                    submitting.add(task)
+                    task.add_done_callback(submitting.discard)
             await asyncio.sleep(_INTERVAL_SECONDS)
 
     async def _submit(self, client: httpx.AsyncClient, submission: Submission) -> None:
