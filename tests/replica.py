@@ -16,6 +16,7 @@ from zndraw_joblib.contract.messages import (
     JobResponse,
     NamedTask,
     TaskActionRequest,
+    TaskClaimRequest,
     TaskClaimResponse,
     TaskResponse,
     TaskSubmitRequest,
@@ -31,6 +32,7 @@ from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.runtime import Publish, Runtime
 from zndraw_joblib.server.service import jobs, sweep, task_history, workers
+from zndraw_joblib.server.service.tasks import Report
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.waiters import Disconnected
@@ -165,9 +167,8 @@ class Replica:
         """Submit a task of a job."""
         name = parse_job_name(job if isinstance(job, str) else job.full_name)
         async with asyncio.timeout(TIMEOUT):
-            return await self.dispatcher.submit(
-                by, room, name, TaskSubmitRequest(payload=payload or {}, **options)
-            )
+            request = TaskSubmitRequest(payload=payload or {}, **options)
+            return await self.dispatcher.submit(self.dispatcher.submission(by, room, name, request))
 
     async def claim(
         self,
@@ -184,12 +185,18 @@ class Replica:
         ).task
 
     async def claim_response(
-        self, worker: UUID | None, *, by: Identity = OWNER, wait: float = 0, **options: Any
+        self,
+        worker: UUID | None,
+        *,
+        by: Identity = OWNER,
+        wait: float = 0,
+        disconnected: Disconnected = None,
+        **options: Any,
     ) -> TaskClaimResponse:
         """Claim a task for a worker; return the response, which has the reason if there is no task."""
-        assert worker is not None
+        request = TaskClaimRequest(worker_id=worker, **options)
         async with asyncio.timeout(TIMEOUT):
-            return await self.runtime.claim(by, worker, wait, **options)
+            return await self.runtime.claim(by, request, wait, disconnected)
 
     async def act(self, what: Any, task_id: UUID, *, by: Identity = ADMIN, **action: Any) -> TaskResponse:
         """Release, retry or fail a task by hand."""
@@ -228,7 +235,7 @@ class Replica:
         """Report on a task."""
         update = TaskUpdateRequest(status=TaskStatus(status), **fields)
         async with asyncio.timeout(TIMEOUT):
-            return await self.runtime.report(by, task_id, update)
+            return await self.runtime.report(Report(by, task_id, update))
 
     async def heartbeat(self, worker: UUID, *, by: Identity = OWNER) -> WorkerResponse:
         """Send a heartbeat."""

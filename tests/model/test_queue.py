@@ -153,7 +153,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
             claims.Claim(by or self._owner(worker), worker, 15, claim_id) for worker, by, claim_id in requests
         ]
         for item, answer in zip(items, self.run_batch(claims.claim, items), strict=True):
-            claimed = answer if isinstance(answer, type) else answer.task and answer.task.id
+            claimed = answer if isinstance(answer, type) else (answer.tasks[0].id if answer.tasks else None)
             assert claimed == self.ledger.claim(item.caller, item.worker_id, item.claim_id)
 
     @rule(target=known_tasks, worker=known_workers, name=SUBMITTED_JOBS, steps=st.sampled_from([1, 2, 3, 3]))

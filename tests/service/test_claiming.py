@@ -16,6 +16,7 @@ from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.service import claims
 from zndraw_joblib.server.service.claims import Claim, ClaimResult
+from zndraw_joblib.server.service.tasks import Report
 from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
 
 tasks = Task.__table__
@@ -157,7 +158,7 @@ def results(answers: list[ClaimResult | ProblemException]) -> list[Any]:
         if isinstance(result, ProblemException):
             found.append(type(result))
         else:
-            found.append(result.task and result.task.id)
+            found.append(result.tasks[0].id if result.tasks else None)
     return found
 
 
@@ -221,5 +222,5 @@ async def test_a_report_counts_as_a_heartbeat(timed: Replica, clock: ManualClock
     await timed.report(other.id, TaskStatus.CANCELLED)
     assert [row.last_heartbeat for row in await timed.rows(workers)] == [born]
     done = TaskUpdateRequest(status=TaskStatus.COMPLETED, worker_id=job.worker_id if says_who else None)
-    await timed.runtime.report(OWNER, running.id, done)
+    await timed.runtime.report(Report(OWNER, running.id, done))
     assert [row.last_heartbeat for row in await timed.rows(workers)] == [clock.now]

@@ -42,9 +42,9 @@ async def submit(replica: Replica, key: RequestKey, job: JobName = JOB, **payloa
     while True:
         try:
             async with asyncio.timeout(TIMEOUT):
-                return await replica.dispatcher.submit(
-                    SUBMITTER, "lab", job, TaskSubmitRequest(payload=payload), key
-                )
+                request = TaskSubmitRequest(payload=payload)
+                item = replica.dispatcher.submission(SUBMITTER, "lab", job, request, key)
+                return await replica.dispatcher.submit(item)
         except RequestInProgress:
             await asyncio.sleep(0)
 
@@ -203,13 +203,13 @@ class DyingServer(ServerProcess):
 
     prelude = """
 import os, signal
-from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.internal.dispatcher import Dispatcher
 
-submit = Runtime.submit
-async def submit_and_die(runtime, item):
-    await submit(runtime, item)
+submit = Dispatcher.submit
+async def submit_and_die(dispatcher, item):
+    await submit(dispatcher, item)
     os.kill(os.getpid(), signal.SIGKILL)
-Runtime.submit = submit_and_die
+Dispatcher.submit = submit_and_die
 """
 
 

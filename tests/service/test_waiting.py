@@ -427,7 +427,7 @@ async def test_the_re_check_finds_what_another_process_did(replica: Replica) -> 
     [task_id] = await add_tasks(replica, [task(job.id)])
     ended = {"status": "failed", "completed_at": LONG_AGO + seconds(1)}
     await replica.execute(update(Task.__table__).where(Task.__table__.c.id == running.id).values(ended))
-    await replica.runtime.recheck()
+    await replica.runtime.recheck.run()
     assert (await soon(claim)).id == task_id
     assert (await soon(wait)).status is TaskStatus.FAILED
 
@@ -461,7 +461,7 @@ async def test_no_error_ends_the_recheck(
             raise ValueError("unexpected")
         checked.set()
 
-    monkeypatch.setattr(replica.runtime, "recheck", recheck)
+    monkeypatch.setattr(replica.runtime.recheck, "run", recheck)
     job = await replica.register()
     claim = start_waiting(replica, job.worker_id)
     async with asyncio.timeout(LONG):

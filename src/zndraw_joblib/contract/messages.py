@@ -16,6 +16,7 @@ MAX_JSON_BYTES = 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
 MAX_PAGE = 500
 MAX_NAMED_TASKS = 1000
+MAX_BATCH = 1000
 
 
 def _name(text: str) -> str:
@@ -226,14 +227,16 @@ class TaskResponse(BaseModel):
 
 
 class TaskClaimRequest(BaseModel):
-    """Claim the oldest pending task of the worker's jobs.
+    """Claim the oldest pending task of the worker's jobs, or up to `max` of them.
 
-    A claim that is repeated with the same `claim_id`, because its response was lost, gets the same task while
-    the worker holds it.
+    A claim that is repeated with the same `claim_id`, because its response was lost, gets the same tasks that
+    the worker still holds. With `start`, each task is claimed and started in one step.
     """
 
     worker_id: UUID
     claim_id: UUID | None = None
+    max: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
+    start: bool = False
 
 
 class EmptyReason(StrEnum):
@@ -252,9 +255,13 @@ class EmptyReason(StrEnum):
 
 
 class TaskClaimResponse(BaseModel):
-    """The claimed task, or null with the reason."""
+    """The claimed task, or null with the reason.
+
+    The response to a claim with `max` has `tasks` instead, oldest first; if there are none, with the reason.
+    """
 
     task: TaskResponse | None = None
+    tasks: list[TaskResponse] = Field(default_factory=list)
     reason: EmptyReason | None = None
 
 

@@ -43,6 +43,13 @@ def locked_problem(what: str, seconds: float) -> ServiceUnavailable:
     )
 
 
+def raised(result: Result | Exception) -> Result:
+    """Return the result of an item. Raises it if it is a problem."""
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
 class Batcher(Generic[Item, Result]):
     """Commits items in batches, in order of arrival. At low load an item is committed alone, at once.
 
@@ -72,14 +79,27 @@ class Batcher(Generic[Item, Result]):
 
         Raises `ServiceUnavailable` when too many items wait.
         """
+        return raised(await self._queue().put(item))
+
+    def _queue(self) -> "_Queue[Item, Result]":
         loop = asyncio.get_running_loop()
         queue = self._queues.get(loop)
         if queue is None:
             queue = self._queues[loop] = self._new_queue()
-        result = await queue.put(item)
-        if isinstance(result, Exception):
-            raise result
-        return result
+        return queue
+
+    async def put_many(self, items: Sequence[Item]) -> list[Result | Exception]:
+        """Return the result or the problem of each item. They join the same batches as single items."""
+        queue = self._queue()
+        futures = []
+        for item in items:
+            try:
+                futures.append(queue.put(item))
+            except ServiceUnavailable as problem:
+                full: asyncio.Future[Result | Exception] = asyncio.get_running_loop().create_future()
+                full.set_result(problem)
+                futures.append(full)
+        return await asyncio.gather(*futures)
 
     @property
     def batches(self) -> set[asyncio.Task[None]]:

@@ -3,9 +3,9 @@
 import asyncio
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -26,6 +26,18 @@ if TYPE_CHECKING:
     from zndraw_joblib.server.service.tasks import Submission
 
 Result = TypeVar("Result")
+
+_UNKNOWN = RuntimeError("the item was not put")
+
+
+@dataclass(slots=True)
+class _Check:
+    """An item, the schema against which its payload is validated, and the problem of the payload."""
+
+    item: "Submission"
+    schema: str | None
+    fault: Exception | None = None
+
 
 # How long the quick checks may take in one cycle of the event loop.
 _LOOP_SECONDS = 0.002
@@ -58,22 +70,51 @@ class PayloadValidator:
         self._schemas: LRUCache[JobName, str] = LRUCache(_MAX_SCHEMA_CHARACTERS, getsizeof=len)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopValidator] = WeakKeyDictionary()
 
-    async def submit(self, item: "Submission", put: "Callable[[Submission], Awaitable[Result]]") -> Result:
-        """Return the result of `put(item)` for an item whose payload was validated.
+    async def submit(
+        self,
+        items: "Sequence[Submission]",
+        put: "Callable[[Sequence[Submission]], Awaitable[Sequence[Result]]]",
+        *,
+        is_atomic: bool = False,
+    ) -> list[Result | Exception]:
+        """Return the results of `put(items)` for items whose payloads were validated.
 
-        The payload is validated against the last known schema of the job. Raises `InvalidPayload`.
+        A payload is validated against the last known schema of its job. The result for one that does not
+        match is `InvalidPayload`. Items whose job has another schema by then are put again; with `is_atomic`
+        all of them.
         """
-        schema, fault = self._schemas.get(item.job) if item.validate_payload else None, None
-        while True:
-            if schema is not None:
-                fault = await self.fault(schema, item.payload)
-                item = replace(item, validated_schema=None if fault else schema)
-            try:
-                return await put(item)
-            except payloads.UnvalidatedPayload as current:
-                if fault is not None and current.schema == schema:
-                    raise fault from None
-                schema = self._schemas[item.job] = current.schema
+        results: list[Result | Exception] = [_UNKNOWN] * len(items)
+        checks = [
+            _Check(item, self._schemas.get(item.job) if item.validate_payload else None) for item in items
+        ]
+        put_again = outdated = list(range(len(items)))
+        while outdated:
+            for check in [checks[index] for index in outdated]:
+                if check.schema is not None:
+                    check.fault = await self._problem(check.schema, check.item.payload)
+                    schema = None if check.fault else check.schema
+                    check.item = replace(check.item, validated_schema=schema)
+            done = await put([checks[index].item for index in put_again])
+            outdated = []
+            for index, result in zip(put_again, done, strict=True):
+                results[index] = result
+                check = checks[index]
+                if not isinstance(result, payloads.UnvalidatedPayload):
+                    continue
+                if check.fault is not None and result.schema == check.schema:
+                    results[index] = check.fault
+                else:
+                    check.schema = self._schemas[check.item.job] = result.schema
+                    outdated.append(index)
+            if not is_atomic:
+                put_again = outdated
+        return results
+
+    async def _problem(self, schema: str, payload: dict[str, Any]) -> Exception | None:
+        try:
+            return await self.fault(schema, payload)
+        except ServiceUnavailable as problem:
+            return problem
 
     async def fault(self, schema: str, payload: dict[str, Any]) -> InvalidPayload | None:
         """Return the problem of a payload that does not match a schema, given as JSON.

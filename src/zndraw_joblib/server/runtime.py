@@ -10,19 +10,18 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
-from weakref import WeakSet
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.messages import (
     NamedTask,
+    TaskClaimRequest,
     TaskClaimResponse,
     TaskResponse,
-    TaskUpdateRequest,
     WorkerResponse,
 )
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.batcher import Batcher, Commit
+from zndraw_joblib.server.batcher import Batcher, Commit, raised
 from zndraw_joblib.server.payload_validator import PayloadValidator
 from zndraw_joblib.server.ports import (
     Identity,
@@ -31,16 +30,15 @@ from zndraw_joblib.server.ports import (
     Wake,
     claim_key,
     job_key,
-    requests_key,
     slot_key,
     task_key,
-    worker_key,
 )
 from zndraw_joblib.server.pubsub.event_queue import EventQueue, Publish
 from zndraw_joblib.server.pubsub.pubsub import PubSub
-from zndraw_joblib.server.service import claims, idempotency, jobs, provider_requests, tasks, workers
+from zndraw_joblib.server.recheck import Recheck
+from zndraw_joblib.server.service import claims, idempotency, jobs, rules, tasks, workers
 from zndraw_joblib.server.service.fairness import ClaimOrder
-from zndraw_joblib.server.service.idempotency import Repeat
+from zndraw_joblib.server.service.idempotency import TASKS, Repeat, once_or_repeat
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase, Transaction
 from zndraw_joblib.server.store.limits import Limits
@@ -53,8 +51,6 @@ P = ParamSpec("P")
 OnceOrRepeat = TaskResponse | Repeat[TaskResponse]
 
 _MAX_CLAIM_PAUSE = 0.5
-_WORKER = worker_key("")
-_HEARTBEATS_PER_WRITE = 1000
 _FINISH_SECONDS = 10.0
 _LAST_EVENTS_SECONDS = 1.0
 # Looking up this many tasks takes a few milliseconds.
@@ -86,9 +82,9 @@ class Runtime:
             if isinstance(database, Database)
             else SessionDatabase(database, clock, Limits.of(settings))
         )
-        self.pubsub = PubSub(self._wake, self.recheck)
+        self.pubsub = PubSub(self._wake, self._recheck)
         self.waiters = Waiters(lambda: self.settings.max_waiting_requests, self.pubsub.forward)
-        self.recheck_seconds = recheck_seconds
+        self.recheck = Recheck(self.database, self.waiters, self._keep_alive, settings, recheck_seconds)
         self.events = EventQueue(settings)
         self._publish = publish
         self._has_subscribers = has_subscribers
@@ -101,10 +97,15 @@ class Runtime:
         self._heartbeats = self._add(self._commit_heartbeats, attrgetter("needs"))
         self.payload_validator = PayloadValidator()
         self._last_seen: dict[UUID, float] = {}
-        self._rechecking: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     def _wake(self, key: str, count: int | None) -> None:
         self.waiters.wake(key, count)
+
+    async def _recheck(self) -> None:
+        await self.recheck.run()
+
+    async def _keep_alive(self, worker_ids: Sequence[UUID]) -> None:
+        await self.write(workers.keep_alive, worker_ids)
 
     def batcher(
         self,
@@ -214,19 +215,60 @@ class Runtime:
 
     async def submit(self, item: tasks.Submission) -> OnceOrRepeat:
         """Add a task. Raises the problem that `tasks.submit` returns, or `InvalidPayload`."""
-        return await self.payload_validator.submit(item, self._submits.put)
+        [result] = await self.submit_many([item])
+        if isinstance(result, Exception):
+            raise result
+        return result
 
-    async def report(
-        self, caller: Identity, task_id: UUID, update: TaskUpdateRequest, key: RequestKey | None = None
-    ) -> TaskResponse:
+    async def submit_many(self, items: Sequence[tasks.Submission]) -> list[OnceOrRepeat | Exception]:
+        """Add tasks. The result for each is that of `tasks.submit`, or `InvalidPayload`."""
+        return await self.payload_validator.submit(items, self._submits.put_many)
+
+    async def submit_all(
+        self, items: Sequence[tasks.Submission], key: RequestKey | None = None
+    ) -> list[TaskResponse] | Repeat[list[TaskResponse]]:
+        """Add tasks in one transaction. Raises the problem of the first one that cannot be added."""
+        repeat: Repeat[list[TaskResponse]] | None = None
+
+        async def put(validated: Sequence[tasks.Submission]) -> Sequence[TaskResponse | Exception]:
+            nonlocal repeat
+            try:
+                done = await self.write(once_or_repeat(key, TASKS, tasks.submit_all), validated)
+            except tasks.NoneSubmitted as error:
+                return error.results
+            if isinstance(done, Repeat):
+                repeat = done
+            found: list[TaskResponse] = done.result if isinstance(done, Repeat) else done
+            return found
+
+        results = await self.payload_validator.submit(items, put, is_atomic=True)
+        for index, result in enumerate(results):
+            if isinstance(result, ProblemException):
+                raise rules.at_item(result, "tasks", index)
+        return repeat or [raised(result) for result in results]
+
+    async def report(self, item: tasks.Report) -> TaskResponse:
         """Move a task as its holder, its submitter or a superuser reports."""
-        got = await self._reports.put(tasks.Report(caller, task_id, update, key))
-        task = got.result if isinstance(got, Repeat) else got
-        # Clients of version 0.1.x send no worker_id; workers cancel no tasks.
-        reporter = update.worker_id or (task.worker_id if update.status != TaskStatus.CANCELLED else None)
-        if reporter is not None:
+        [result] = await self.report_many([item])
+        return raised(result)
+
+    async def report_many(self, items: Sequence[tasks.Report]) -> list[TaskResponse | Exception]:
+        """Move tasks as their holders, their submitters or superusers report."""
+        results: list[TaskResponse | Exception] = []
+        reporters: dict[UUID, Identity] = {}
+        for item, got in zip(items, await self._reports.put_many(items), strict=True):
+            task = got.result if isinstance(got, Repeat) else got
+            results.append(task)
+            if isinstance(task, Exception):
+                continue
+            update = item.update
+            # Clients of version 0.1.x send no worker_id; workers cancel no tasks.
+            reporter = update.worker_id or (task.worker_id if update.status != TaskStatus.CANCELLED else None)
+            if reporter is not None:
+                reporters[reporter] = item.caller
+        for reporter, caller in reporters.items():
             await self.touch_worker(caller, reporter)
-        return task
+        return results
 
     async def heartbeat(
         self,
@@ -260,25 +302,26 @@ class Runtime:
         self._last_seen[worker_id] = time.monotonic()
 
     async def claim(
-        self,
-        caller: Identity,
-        worker_id: UUID,
-        wait: float = 0,
-        disconnected: Disconnected = None,
-        claim_id: UUID | None = None,
+        self, caller: Identity, request: TaskClaimRequest, wait: float = 0, disconnected: Disconnected = None
     ) -> TaskClaimResponse:
-        """Claim the oldest task for a worker; wait up to `wait` seconds for one.
+        """Claim the oldest tasks for a worker; wait up to `wait` seconds for the first.
 
-        A client that disconnects gets no task. A repeated `claim_id` gets the task of the first claim.
+        A client that disconnects gets no task. A repeated `claim_id` gets the tasks of the first claim.
         """
+        worker_id, count = request.worker_id, request.max
         is_forced = self._last_seen.get(worker_id) == -math.inf
         interval = 0 if is_forced else self.settings.heartbeat_seconds
-        item = claims.Claim(caller, worker_id, interval, claim_id, self.order)
+        item = claims.Claim(
+            caller, worker_id, interval, request.claim_id, self.order, count or 1, request.start
+        )
         deadline = time.monotonic() + wait
         got: claims.ClaimResult | None = await self._claim_once(item)
         while got is not None and not got.is_final and not self._is_over(deadline, disconnected):
             got = await self._wait_for_claim(item, got.keys(worker_id), deadline, disconnected)
-        return TaskClaimResponse(task=got.task, reason=got.reason) if got else TaskClaimResponse()
+        found, reason = (got.tasks, got.reason) if got else ([], None)
+        if count is not None:
+            return TaskClaimResponse(tasks=found, reason=reason)
+        return TaskClaimResponse(task=found[0] if found else None, reason=reason)
 
     async def _wait_for_claim(
         self, item: claims.Claim, keys: list[str], deadline: float, disconnected: Disconnected
@@ -288,7 +331,7 @@ class Runtime:
         async def check(waiter: Waiter) -> claims.ClaimResult:
             got = await self._claim_once(item)
             if not has_other_keys(got):
-                waiter.found(job_key(got.task.job_name) if got.task else None)
+                waiter.found(job_key(got.tasks[0].job_name) if got.tasks else None)
             return got
 
         def has_other_keys(got: claims.ClaimResult) -> bool:
@@ -302,7 +345,7 @@ class Runtime:
         claim_keys = [] if item.claim_id is None else [claim_key(item.claim_id)]
         for key in claim_keys:
             self.waiters.evict_oldest(key, 1)
-        self.start_recheck()
+        self.recheck.start()
         return await self.waiters.wait_until(
             [*keys, *claim_keys], check, is_done, deadline=deadline, disconnected=disconnected
         )
@@ -315,7 +358,7 @@ class Runtime:
         backoff = ExponentialBackoff(self.settings.claim_base_delay_seconds, _MAX_CLAIM_PAUSE, jitter=0.5)
         for _ in range(self.settings.claim_max_attempts):
             got = await self._claims.put(item)
-            if got.task is not None or not got.is_contended:
+            if got.tasks or not got.is_contended:
                 break
             await asyncio.sleep(backoff.next())
         self._mark_seen(item.worker_id)
@@ -331,7 +374,7 @@ class Runtime:
         async def check(_: Waiter) -> TaskResponse:
             return await self.database.read(tasks.get, task_id)
 
-        self.start_recheck()
+        self.recheck.start()
         task = await self.waiters.wait_until(
             [task_key(task_id)],
             check,
@@ -340,59 +383,3 @@ class Runtime:
             disconnected=disconnected,
         )
         return await self.database.read(tasks.get, task_id) if task is None else task
-
-    def start_recheck(self) -> None:
-        """Start to re-check for lost wake-ups, as long as requests wait."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._rechecking:
-            self._rechecking.add(loop)
-            loop.create_task(self._recheck_while_requests_wait())  # noqa: RUF006 - it ends by itself
-
-    async def _recheck_while_requests_wait(self) -> None:
-        # One query, and one heartbeat write, for all waiting requests together. The first round comes before
-        # the request that started it waits.
-        backoff = ExponentialBackoff(*self.recheck_seconds, jitter=0, growth=1.5)
-        last_heartbeat = time.monotonic()
-        try:
-            while True:
-                interval = self.settings.heartbeat_seconds
-                await asyncio.sleep(min(backoff.next(), interval))
-                if not len(self.waiters):
-                    return
-                try:
-                    if time.monotonic() >= last_heartbeat + interval:
-                        last_heartbeat = time.monotonic()
-                        await self._heartbeat_for_waiters()
-                    await self.recheck()
-                except Exception as error:
-                    logger.warning("Did not re-check waiting requests: %r", error)
-        finally:
-            self._rechecking.discard(asyncio.get_running_loop())
-
-    async def _heartbeat_for_waiters(self) -> None:
-        """Record a heartbeat of each worker that holds a claim open."""
-        ids = [UUID(key.removeprefix(_WORKER)) for key in self.waiters.waited_keys if key.startswith(_WORKER)]
-        for start in range(0, len(ids), _HEARTBEATS_PER_WRITE):
-            await self.write(workers.keep_alive, ids[start : start + _HEARTBEATS_PER_WRITE])
-
-    async def recheck(self) -> None:
-        """Wake the waiters whose condition holds, whatever happened to their wake-ups."""
-        waited: dict[str, list[str]] = {}
-        for kind, name in (key.split(":", 1) for key in self.waiters.waited_keys):
-            waited.setdefault(kind, []).append(name)
-        wakes: list[Wake] = []
-        if found := waited.get("task"):
-            ended = await self.database.read(tasks.ended, list(map(UUID, found)))
-            wakes += [Wake(task_key(task_id)) for task_id in ended]
-        # Tasks of the worker may have ended in another process, which publishes no freed slot.
-        wakes += [Wake(slot_key(worker_id)) for worker_id in waited.get("slot", ())]
-        if found := waited.get("job"):
-            pending = await self.database.read(jobs.pending_counts, found)
-            wakes += [Wake(job_key(name), count) for name, count in pending.items()]
-        if found := waited.get("requests"):
-            workers_asked = await self.database.read(
-                provider_requests.workers_with_requests, list(map(UUID, found))
-            )
-            wakes += [Wake(requests_key(worker_id), 1) for worker_id in workers_asked]
-        for wake in wakes:
-            self.waiters.wake(wake.key, wake.limit)

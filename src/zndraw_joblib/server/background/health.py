@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
-from zndraw_joblib.contract.messages import TaskUpdateRequest
+from zndraw_joblib.contract.messages import TaskClaimRequest, TaskUpdateRequest
 from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.contract.problems import NotFound, ProblemException
 from zndraw_joblib.contract.status import TaskStatus
@@ -66,8 +66,8 @@ class Health:
         submission = tasks.Submission(unknown, GLOBAL, JobName(GLOBAL, "health", str(any_id)), {})
         return [
             self._runtime.submit(submission),
-            self._runtime.claim(unknown, any_id),
-            self._runtime.report(unknown, any_id, TaskUpdateRequest(status=TaskStatus.RUNNING)),
+            self._runtime.claim(unknown, TaskClaimRequest(worker_id=any_id)),
+            self._runtime.report(tasks.Report(unknown, any_id, TaskUpdateRequest(status=TaskStatus.RUNNING))),
             self._runtime.heartbeat(unknown, any_id),
             self._runtime.write_short(health.write),
         ]

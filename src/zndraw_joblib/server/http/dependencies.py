@@ -23,6 +23,7 @@ JSON_MEDIA_TYPE = "application/json"
 MAX_OFFSET = 2**62
 _PREFERENCES = re.compile(r'(?:[^,"]|"[^"]*")+')
 _WAIT = re.compile(r'\s*wait\s*=\s*("?)(\d+)\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
+_MINIMAL = re.compile(r'\s*return\s*=\s*("?)minimal\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
 _MAX_WAIT = 10**6
 _WHOLE = re.compile(r"\d{1,19}")
 
@@ -85,6 +86,12 @@ async def _wanted_wait(
     """Declare the parameter; `RESOLVERS` has its function."""
 
 
+async def _minimal(
+    prefer: Annotated[list[str] | None, Header(description="RFC 7240: return=minimal")] = None,
+) -> None:
+    """Declare the parameter; `RESOLVERS` has its function."""
+
+
 async def _provider_name(name: Annotated[str, Path(description="room:category:name")]) -> None:
     """Declare the parameter; `RESOLVERS` has its function."""
 
@@ -101,6 +108,11 @@ def _wanted_seconds(request: Request) -> float | None:
             if match := _WAIT.fullmatch(preference):
                 return min(float(match[2]), _MAX_WAIT)
     return None
+
+
+def _wants_minimal(request: Request) -> bool:
+    found = [preference for header in request.headers.getlist("prefer") for preference in header.split(",")]
+    return any(_MINIMAL.fullmatch(preference) for preference in found)
 
 
 def _paging(request: Request) -> Page:
@@ -128,6 +140,7 @@ RESOLVERS |= {
     _provider_name: lambda request: parse_provider_name(request.path_params["name"]),
     _wait: lambda request: _wanted_seconds(request) or 0,
     _wanted_wait: _wanted_seconds,
+    _minimal: _wants_minimal,
     get_result_backend: _result_backend,
     _page: _paging,
 }
@@ -140,15 +153,22 @@ ReadableRoom = Annotated[str, Depends(verify_readable_room)]
 WritableRoom = Annotated[str, Depends(verify_writable_room)]
 Results = Annotated[ResultBackend, Depends(get_result_backend)]
 NamedProvider = Annotated[JobName, Depends(_provider_name)]
+Minimal = Annotated[bool, Depends(_minimal)]
 WantedWait = Annotated[float | None, Depends(_wanted_wait)]
 NamedJob = Annotated[JobName, Depends(_job_name)]
 Wait = Annotated[float, Depends(_wait)]
 Paging = Annotated[Page, Depends(_page)]
 
 
-def json_response(body: BaseModel, status_code: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(
+    body: BaseModel,
+    status_code: int = 200,
+    headers: dict[str, str] | None = None,
+    *,
+    exclude: set[str] | None = None,
+) -> Response:
     """Return a message as a response, serialised once."""
-    content = body.__pydantic_serializer__.to_json(body, by_alias=True)
+    content = body.__pydantic_serializer__.to_json(body, by_alias=True, exclude=exclude)
     return Response(content, status_code, headers, media_type=JSON_MEDIA_TYPE)
 
 

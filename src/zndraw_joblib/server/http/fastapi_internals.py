@@ -11,7 +11,8 @@ from fastapi.dependencies.utils import SolvedDependency, get_dependant, solve_de
 from fastapi.exceptions import RequestValidationError
 from starlette.background import BackgroundTasks
 
-from zndraw_joblib.server.http.request_body import MAX_BODY_BYTES, RecordedBody
+from zndraw_joblib.contract.batches import MAX_BATCH_BYTES
+from zndraw_joblib.server.http.request_body import RecordedBody
 
 _SOLVED = "zndraw_joblib.solved"
 
@@ -66,7 +67,7 @@ def add_effects(request: Request, response: Response) -> Response:
 def _most_body_bytes(request: Request) -> int:
     # A provider result may be larger than any JSON body.
     queue = getattr(request.app.state, "joblib", None)
-    return MAX_BODY_BYTES if queue is None else max(MAX_BODY_BYTES, queue.runtime.settings.max_result_bytes)
+    return MAX_BATCH_BYTES if queue is None else max(MAX_BATCH_BYTES, queue.runtime.settings.max_result_bytes)
 
 
 @lru_cache(maxsize=256)

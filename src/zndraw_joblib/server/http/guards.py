@@ -43,11 +43,14 @@ class RoomGuards:
                 self._remembered.setdefault(dependency, app.dependency_overrides[dependency])
 
     async def room(self, request: Request, dependency: Guard) -> str:
-        """Return the room of a request's path after the guards have passed.
+        """Return the room of a request's path after the guards have passed."""
+        return await self.resolve(request, dependency, request.path_params["room_id"])
 
-        The guards get valid ids; an override has its own rule for the id in the path.
+    async def resolve(self, request: Request, dependency: Guard, given: str) -> str:
+        """Return the room that a request names after the guards have passed.
+
+        The guards get valid ids; an override has its own rule for the id in the request.
         """
-        given: str = request.path_params["room_id"]
         if self._override(request, dependency) is None:
             validate_room_id(given)
         checked = await self.check(request, dependency, given)

@@ -3,7 +3,7 @@
 import hashlib
 from datetime import timedelta
 from typing import Annotated
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from fastapi import Depends, Header, Request
 
@@ -48,6 +48,11 @@ def _request_key(request: Request) -> RequestKey | None:
 
 def _digest(content: bytes) -> UUID:
     return UUID(bytes=hashlib.sha256(content).digest()[:16])
+
+
+def item_key(key: RequestKey | None, index: int) -> RequestKey | None:
+    """Return the key of an item of a request for many."""
+    return key and key._replace(id=uuid5(key.id, str(index)))
 
 
 def claim_id_of(claim_id: UUID | None, key: RequestKey | None) -> UUID | None:

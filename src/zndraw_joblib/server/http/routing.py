@@ -22,9 +22,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, BatchReportRequest, BatchSubmitRequest
 from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
 from zndraw_joblib.server.http.fastapi_internals import add_effects, solve
-from zndraw_joblib.server.http.request_body import read_body
+from zndraw_joblib.server.http.request_body import MAX_BODY_BYTES, read_body
 from zndraw_joblib.server.http.state import queue_state
 from zndraw_joblib.server.problem_responses import as_problem, invalid_part, problem_response
 
@@ -127,8 +128,10 @@ def _parameter(parameter: inspect.Parameter) -> Resolve:
 
 
 def _body(model: type[BaseModel], *, is_required: bool) -> Resolve:
+    most = MAX_BATCH_BYTES if issubclass(model, BatchSubmitRequest | BatchReportRequest) else MAX_BODY_BYTES
+
     async def resolve(request: Request) -> Any:
-        content = request.scope[BODY] = await read_body(request)
+        content = request.scope[BODY] = await read_body(request, most)
         if not content:
             if is_required:
                 raise InvalidRequest("body: it is empty; send a JSON object")

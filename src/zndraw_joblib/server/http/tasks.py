@@ -47,7 +47,8 @@ async def submit_task(
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
     rules.check_size("payload", body.payload)
-    task = await queue.dispatcher.submit(caller, room_id, name, body, key)
+    item = queue.dispatcher.submission(caller, room_id, name, body, key)
+    task = await queue.dispatcher.submit(item)
     headers = {"Location": f"/v1/joblib/tasks/{task.id}", "Retry-After": "1"}
     return json_response(task, 202, headers)
 
@@ -56,18 +57,19 @@ async def submit_task(
 async def claim_task(
     request: Request, runtime: CurrentRuntime, caller: Caller, body: TaskClaimRequest, wait: Wait, key: Key
 ) -> Response:
-    """Claim the oldest pending task of the worker's jobs; with ``Prefer: wait=N``, wait for one."""
+    """Claim the oldest pending tasks of the worker's jobs; with ``Prefer: wait=N``, wait for the first."""
     wait = min(wait, runtime.settings.long_poll_max_wait_seconds)
-    headers, claim_id = {}, claim_id_of(body.claim_id, key)
+    headers = {}
+    body.claim_id = claim_id_of(body.claim_id, key)
     if wait <= 0:
-        got = await runtime.claim(caller, body.worker_id, claim_id=claim_id)
+        got = await runtime.claim(caller, body)
     else:
         async with DisconnectWatcher(request) as watcher:
-            got = await runtime.claim(caller, body.worker_id, wait, watcher.disconnected, claim_id)
+            got = await runtime.claim(caller, body, wait, watcher.disconnected)
         headers["Preference-Applied"] = f"wait={ceil(wait)}"
     if got.reason not in {None, EmptyReason.EMPTY}:
         headers["Retry-After"] = "1"
-    return json_response(got, headers=headers)
+    return json_response(got, headers=headers, exclude={"tasks" if body.max is None else "task"})
 
 
 @router.get("/tasks/{task_id}", response_model=TaskResponse)
@@ -145,7 +147,7 @@ async def update_task(
 ) -> Response:
     """Report on a task, or cancel it. A repeated report changes nothing."""
     rules.check_size("result", body.result)
-    return json_response(await runtime.report(caller, task_id, body, key))
+    return json_response(await runtime.report(tasks.Report(caller, task_id, body, key)))
 
 
 @router.get("/rooms/{room_id}/tasks", response_model=PaginatedResponse[TaskResponse])

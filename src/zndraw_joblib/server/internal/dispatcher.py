@@ -12,6 +12,7 @@ from zndraw_joblib.contract.messages import TaskResponse, TaskSubmitRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.batcher import raised
 from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask
 from zndraw_joblib.server.ports import DispatchMode, Identity, InternalTask, RequestKey, job_key
 from zndraw_joblib.server.runtime import Runtime
@@ -54,17 +55,40 @@ class Dispatcher:
             return None
         return DispatchMode(handle, registry.exclusive_start, registry.free is not None)
 
-    async def submit(
+    async def submit(self, item: Submission) -> TaskResponse:
+        """Add a task; if its job is internal, send it to the broker. A repeated request does neither."""
+        [result] = await self.submit_many([item])
+        return raised(result)
+
+    async def submit_many(self, items: Sequence[Submission]) -> list[TaskResponse | Exception]:
+        """Add tasks, and send those of internal jobs to the broker. A repeated request does neither."""
+        results: list[TaskResponse | Exception] = []
+        for item, got in zip(items, await self._runtime.submit_many(items), strict=True):
+            if isinstance(got, Repeat):
+                results.append(got.result)
+            else:
+                results.append(got if isinstance(got, Exception) else await self._dispatch_new(item, got))
+        return results
+
+    async def submit_all(self, items: Sequence[Submission], key: RequestKey | None) -> list[TaskResponse]:
+        """Do what `submit` does in one transaction. Raises the problem of the first item that has one."""
+        got = await self._runtime.submit_all(items, key)
+        if isinstance(got, Repeat):
+            stored: list[TaskResponse] = got.result
+            return stored
+        return [await self._dispatch_new(item, task) for item, task in zip(items, got, strict=True)]
+
+    def submission(
         self,
         caller: Identity,
         room_id: str,
         job: JobName,
         request: TaskSubmitRequest,
         key: RequestKey | None = None,
-    ) -> TaskResponse:
-        """Add a task; if its job is internal, send it to the broker. A repeated request does neither."""
+    ) -> Submission:
+        """Return the task that a request submits."""
         mode, settings = self.mode(job), self._runtime.settings
-        item = Submission(
+        return Submission(
             caller=caller,
             room_id=room_id,
             job=job,
@@ -78,10 +102,9 @@ class Dispatcher:
             cross_room=settings.cross_room_jobs,
             key=key,
         )
-        got = await self._runtime.submit(item)
-        task: TaskResponse = got.result if isinstance(got, Repeat) else got
-        if isinstance(got, Repeat):
-            return task
+
+    async def _dispatch_new(self, item: Submission, task: TaskResponse) -> TaskResponse:
+        mode = self.mode(item.job)
         if mode is None or mode.is_bounded or task.status != TaskStatus.CLAIMED:
             return task
         return await self._send_submitted(task, mode)

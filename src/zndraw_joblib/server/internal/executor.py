@@ -34,6 +34,7 @@ from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import internal, workers
 from zndraw_joblib.server.service.internal import EXECUTOR
+from zndraw_joblib.server.service.tasks import Report
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.tasks import TaskRecord
@@ -184,7 +185,7 @@ class GuardedExecutor:
             status=status, **outcome._asdict(), worker_id=task.worker_id, attempt=task.attempt
         )
         try:
-            await _retry(partial(self._runtime.report, EXECUTOR, task.id, update))
+            await _retry(partial(self._runtime.report, Report(EXECUTOR, task.id, update)))
         except (ContentTooLarge, InvalidRequest) as refusal:
             if outcome.error is not None:
                 raise

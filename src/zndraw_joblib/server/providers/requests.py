@@ -190,7 +190,7 @@ class ProviderRequests:
             waiter.found(key if claimed else None)
             return claimed
 
-        self._runtime.start_recheck()
+        self._runtime.recheck.start()
         return await waiters.wait_until(
             keys, check, lambda claimed: claimed is not None, deadline=deadline, disconnected=disconnected
         )

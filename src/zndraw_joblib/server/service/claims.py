@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import Forbidden, ProblemException, WorkerNotFound
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.contract.status import HELD
 from zndraw_joblib.server.ports import Identity, job_key, slot_key, worker_key
 from zndraw_joblib.server.service import fairness, retry_policy, serializers
 from zndraw_joblib.server.service.fairness import ClaimOrder, ClaimSlot
@@ -26,9 +26,10 @@ _MAX_EXPIRED = 500
 
 
 class Claim(NamedTuple):
-    """A request of a worker for one task. `interval`: seconds between its heartbeats.
+    """A request of a worker for up to `most` tasks. `interval`: seconds between its heartbeats.
 
-    A repeated claim with the same `claim_id` gets the same task. `order` comes from the server's settings.
+    A repeated claim with the same `claim_id` gets the same tasks. `order` comes from the server's settings.
+    With `start`, the tasks are also started.
     """
 
     caller: Identity
@@ -36,6 +37,8 @@ class Claim(NamedTuple):
     interval: float
     claim_id: UUID | None = None
     order: ClaimOrder = ClaimOrder()
+    most: int = 1
+    start: bool = False
 
     @property
     def needs(self) -> str:
@@ -45,12 +48,12 @@ class Claim(NamedTuple):
 
 @dataclass(slots=True)
 class ClaimResult:
-    """The task of a claim, or why there is none, and the jobs whose queues to wait for.
+    """The tasks of a claim, or why there is none, and the jobs whose queues to wait for.
 
     `is_contended`: a task was pending, but another transaction held it; claim again.
     """
 
-    task: TaskResponse | None = None
+    tasks: list[TaskResponse] = field(default_factory=list)
     jobs: list[JobName] = field(default_factory=list)
     is_contended: bool = False
     reason: EmptyReason | None = None
@@ -58,7 +61,7 @@ class ClaimResult:
     @property
     def is_final(self) -> bool:
         """Whether waiting cannot change the result."""
-        return self.task is not None or self.reason == EmptyReason.DRAINING
+        return bool(self.tasks) or self.reason == EmptyReason.DRAINING
 
     def keys(self, worker_id: UUID) -> list[str]:
         """Return the keys that an empty claim waits on.
@@ -72,7 +75,7 @@ class ClaimResult:
 
 @dataclass(slots=True, kw_only=True)
 class _WorkerSlot(ClaimSlot):
-    """The slot of one claim. `gave_way`: another claim of its worker took the last free slot."""
+    """A slot of a claim, for one task. `gave_way`: another claim of its worker took the last free slot."""
 
     claim: Claim
     gave_way: bool = False
@@ -83,14 +86,15 @@ async def claim(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | P
     """Give each worker the oldest task that it may have, in the order of the claims."""
     ids = list(dict.fromkeys(item.worker_id for item in items))
     workers, queues = await worker_store.lock_with_queues(tx, ids)
-    slots = _slots(items, workers, queues)
-    valid = list({id(slot): slot for slot in slots if isinstance(slot, _WorkerSlot)}.values())
+    slots_of = _slots(items, workers, queues)
+    each = [slot for slots in slots_of if isinstance(slots, list) for slot in slots]
+    valid = list({id(slot): slot for slot in each}.values())
     await _record_heartbeats(tx, valid, workers)
     tasks = await _repeated(tx, valid)
     await _apply_worker_limits(tx, valid, workers)
     new = await _claim_new(tx, valid, queues)
     tasks |= new
-    empty = [slot.claim.worker_id for slot in valid if slot.seq not in tasks]
+    empty = list(dict.fromkeys(slot.claim.worker_id for slot in valid if slot.seq not in tasks))
     jobs = await worker_store.served_jobs(tx, empty) if empty else {}
     claimed_of = Counter(task.job_id for task in new.values())
     claimed_by = {task.worker_id for task in new.values()}
@@ -98,7 +102,7 @@ async def claim(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | P
         # The claim that it gave way to got no task in the end.
         slot.may_claim_again = slot.gave_way and slot.claim.worker_id not in claimed_by
     return [
-        _result(slot, tasks, claimed_of, jobs) if isinstance(slot, _WorkerSlot) else slot for slot in slots
+        _result(slots, tasks, claimed_of, jobs) if isinstance(slots, list) else slots for slots in slots_of
     ]
 
 
@@ -106,28 +110,32 @@ def _slots(
     items: Sequence[Claim],
     workers: Mapping[UUID, WorkerRecord],
     queues: Mapping[UUID, Mapping[UUID, QueueState]],
-) -> list[_WorkerSlot | ProblemException]:
-    """Return a slot or a problem for each claim. A claim and its repeat in one batch share a slot."""
-    known: dict[tuple[UUID, UUID], _WorkerSlot] = {}
-    slots: list[_WorkerSlot | ProblemException] = []
+) -> list[list[_WorkerSlot] | ProblemException]:
+    """Return the slots of each claim, or a problem. A claim and its repeat in one batch share their slots."""
+    known: dict[tuple[UUID, UUID], list[_WorkerSlot]] = {}
+    found: list[list[_WorkerSlot] | ProblemException] = []
     for item in items:
-        slot = _slot(item, workers.get(item.worker_id), queues.get(item.worker_id, {}))
-        if isinstance(slot, _WorkerSlot) and item.claim_id is not None:
-            slot = known.setdefault((item.worker_id, item.claim_id), slot)
-        slots.append(slot)
-    return slots
+        problem = _problem(item, workers.get(item.worker_id))
+        if problem is not None:
+            found.append(problem)
+            continue
+        demand = {job_id: queue.pending for job_id, queue in queues[item.worker_id].items()}
+        refusal = None
+        if workers[item.worker_id].draining:
+            demand, refusal = {}, EmptyReason.DRAINING
+        slots = [_WorkerSlot(claim=item, demand=demand.copy(), refusal=refusal) for _ in range(item.most)]
+        if item.claim_id is not None:
+            slots = known.setdefault((item.worker_id, item.claim_id), slots)
+        found.append(slots)
+    return found
 
 
-def _slot(
-    item: Claim, worker: WorkerRecord | None, queues: Mapping[UUID, QueueState]
-) -> _WorkerSlot | ProblemException:
+def _problem(item: Claim, worker: WorkerRecord | None) -> ProblemException | None:
     if worker is None:
         return WorkerNotFound(f"Worker {item.worker_id} not found")
     if worker.owner_id != item.caller.id:
         return Forbidden("Not authorized: the worker belongs to another user")
-    if worker.draining:
-        return _WorkerSlot(claim=item, demand={}, refusal=EmptyReason.DRAINING)
-    return _WorkerSlot(claim=item, demand={job_id: queue.pending for job_id, queue in queues.items()})
+    return None
 
 
 async def _record_heartbeats(
@@ -142,19 +150,19 @@ async def _record_heartbeats(
 
 async def _repeated(tx: Transaction, slots: Sequence[_WorkerSlot]) -> dict[int | None, TaskRecord]:
     """Return the tasks of repeated claims, whose first response may have been lost, by `seq`."""
-    marked = [
-        (slot, (slot.claim.worker_id, slot.claim.claim_id))
-        for slot in slots
-        if slot.claim.claim_id is not None
-    ]
+    marked: dict[tuple[UUID | None, UUID | None], list[_WorkerSlot]] = {}
+    for slot in slots:
+        if slot.claim.claim_id is not None:
+            marked.setdefault((slot.claim.worker_id, slot.claim.claim_id), []).append(slot)
     if not marked:
         return {}
-    known = await store.by_claims(tx, [mark for _, mark in marked])
     held: dict[int | None, TaskRecord] = {}
-    for slot, mark in marked:
-        task = known.get(mark)
-        if task is not None:
-            slot.seq, slot.demand = task.seq, {}
+    for mark, tasks in (await store.by_claims(tx, list(marked))).items():
+        same = marked.get(mark, [])
+        for slot in same:
+            slot.demand = {}
+        for slot, task in zip(same, tasks, strict=False):
+            slot.seq = task.seq
             held[task.seq] = task
     return held
 
@@ -196,14 +204,14 @@ async def _claim_new(
         if task is None:
             slot.seq = None
         else:
-            holder = {
+            holder: dict[str, Any] = {
                 "worker_id": slot.claim.worker_id,
                 "worker_owner_id": slot.claim.caller.id,
                 "claim_id": slot.claim.claim_id,
-                "deadline": retry_policy.start_deadline(task, now),
+                "start": slot.claim.start,
             }
             moves.append((task, retry_policy.claimed(task, now, **holder)))
-    expired = {before.job_id for before, after in moves if after.status != TaskStatus.CLAIMED}
+    expired = {before.job_id for before, after in moves if after.status not in HELD}
     if expired:
         # Where one task has expired, others have too. The claim that found one is repeated.
         chosen = [task.seq for task, _ in moves]
@@ -212,7 +220,7 @@ async def _claim_new(
     await store.claim(tx, moves)
     for _, after in moves:
         serializers.publish_status(tx, after)
-    return {after.seq: after for _, after in moves if after.status == TaskStatus.CLAIMED}
+    return {after.seq: after for _, after in moves if after.status in HELD}
 
 
 async def _apply_job_limits(
@@ -273,14 +281,15 @@ def _assign_oldest(slots: Sequence[_WorkerSlot], queues: Mapping[UUID, deque[Pla
 
 
 def _result(
-    slot: _WorkerSlot,
+    slots: Sequence[_WorkerSlot],
     tasks: Mapping[int | None, TaskRecord],
     claimed_of: Counter[UUID],
     jobs: Mapping[UUID, ServedJobs],
 ) -> ClaimResult:
-    task = tasks.get(slot.seq)
-    if task is not None:
-        return ClaimResult(task=serializers.task_response(task))
+    got = [tasks[slot.seq] for slot in slots if slot.seq in tasks]
+    if got:
+        return ClaimResult([serializers.task_response(task) for task in got])
+    slot = slots[0]
     served = jobs[slot.claim.worker_id]
     # Tasks that are pending and were not claimed here are locked by another transaction.
     is_left = any(pending > claimed_of[job_id] for job_id, pending in slot.demand.items())

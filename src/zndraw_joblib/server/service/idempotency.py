@@ -57,8 +57,19 @@ def _encode_task(task: TaskResponse) -> str:
     return task.model_dump_json(exclude=_LARGE)
 
 
+def _encode_tasks(tasks: list[TaskResponse]) -> str:
+    return f"[{','.join(map(_encode_task, tasks))}]"
+
+
+async def _decode_tasks(tx: Transaction, text: str) -> list[TaskResponse]:
+    return [await _decode_fields(tx, fields) for fields in from_json(text)]
+
+
 async def _decode_task(tx: Transaction, text: str) -> TaskResponse:
-    fields = from_json(text)
+    return await _decode_fields(tx, from_json(text))
+
+
+async def _decode_fields(tx: Transaction, fields: dict[str, Any]) -> TaskResponse:
     task = await task_store.by_id(tx, UUID(fields["id"]))
     if task is None:
         raise TaskNotFound(f"Task {fields['id']} was removed since the first request")
@@ -77,6 +88,7 @@ def answers_of(kind: Any) -> Answers[Any]:
 
 
 TASK = Answers(_encode_task, _decode_task)
+TASKS = Answers(_encode_tasks, _decode_tasks)
 WORKER: Answers[WorkerResponse] = answers_of(WorkerResponse)
 NOTHING: Answers[None] = answers_of(None)
 
@@ -108,11 +120,28 @@ def once(
     """Return a function like `work` that returns the result of the first request with this key."""
     if key is None:
         return work
+    apply_once = once_or_repeat(key, answers, work)
+
+    async def apply(tx: Transaction, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        result = await apply_once(tx, *args, **kwargs)
+        return result.result if isinstance(result, Repeat) else result
+
+    return apply
+
+
+def once_or_repeat(
+    key: RequestKey | None,
+    answers: Answers[Result],
+    work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+) -> Callable[Concatenate[Transaction, P], Awaitable[Result | Repeat[Result]]]:
+    """Return a function like `work`. Where the key was used before, its result is a `Repeat`."""
+    if key is None:
+        return work
 
     class Request(NamedTuple):
         key: RequestKey
 
-    async def apply(tx: Transaction, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+    async def apply(tx: Transaction, /, *args: P.args, **kwargs: P.kwargs) -> Result | Repeat[Result]:
         async def run(_: Transaction, __: Sequence[Request]) -> Sequence[Result | Exception]:
             return [await work(tx, *args, **kwargs)]
 
@@ -122,7 +151,7 @@ def once(
         [result] = await _apply(tx, [Request(key)], run, answers.encode, decode)
         if isinstance(result, Exception):
             raise result
-        return result.result if isinstance(result, Repeat) else result
+        return result
 
     return apply
 

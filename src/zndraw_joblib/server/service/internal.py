@@ -98,7 +98,8 @@ async def start(tx: Transaction, items: Sequence[Start]) -> list[TaskRecord | Pr
             results.append(task if task is not None and _runs_at(task, item.worker_id) else None)
         else:
             is_paused = task.job_id in paused
-            after = retry_policy.released(task) if is_paused else _started(task, item.worker_id, now)
+            holder = {"worker_id": item.worker_id, "worker_owner_id": EXECUTOR.id}
+            after = retry_policy.released(task) if is_paused else retry_policy.started(task, now, **holder)
             moves.append((task, after))
             found[task.id] = after
             results.append(None if is_paused else after)
@@ -116,17 +117,6 @@ def _may_start(task: TaskRecord) -> bool:
 
 def _runs_at(task: TaskRecord, worker_id: UUID) -> bool:
     return task.status == TaskStatus.RUNNING and task.worker_id == worker_id
-
-
-def _started(task: TaskRecord, worker_id: UUID, now: datetime) -> TaskRecord:
-    return replace(
-        task,
-        status=TaskStatus.RUNNING,
-        worker_id=worker_id,
-        worker_owner_id=EXECUTOR.id,
-        started_at=now,
-        deadline=retry_policy.end_deadline(task, now),
-    )
 
 
 async def claim(

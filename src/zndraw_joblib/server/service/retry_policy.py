@@ -52,14 +52,25 @@ def _after(now: datetime, seconds: float | None) -> datetime | None:
     return None if seconds is None else now + timedelta(seconds=seconds)
 
 
-def claimed(task: TaskRecord, now: datetime, **holder: Any) -> TaskRecord:
-    """Return a queued task as claimed now; if it has expired, as failed."""
+def claimed(task: TaskRecord, now: datetime, *, start: bool = False, **holder: Any) -> TaskRecord:
+    """Return a queued task as claimed now, and with `start` as started; if it has expired, as failed."""
     if task.expires_at is not None and task.expires_at <= now:
         return expired(task, now)
-    attempt = task.attempt + 1
-    return replace(
-        task, status=TaskStatus.CLAIMED, claimed_at=now, attempt=attempt, expires_at=None, **holder
+    after = replace(
+        task,
+        status=TaskStatus.CLAIMED,
+        claimed_at=now,
+        attempt=task.attempt + 1,
+        expires_at=None,
+        deadline=start_deadline(task, now),
+        **holder,
     )
+    return started(after, now) if start else after
+
+
+def started(task: TaskRecord, now: datetime, **also: Any) -> TaskRecord:
+    """Return a claimed task as running from now on."""
+    return replace(task, status=TaskStatus.RUNNING, started_at=now, deadline=end_deadline(task, now), **also)
 
 
 def ended(

@@ -21,6 +21,7 @@ from zndraw_joblib.contract.problems import (
     Forbidden,
     InvalidTaskTransition,
     JobNotFound,
+    ProblemException,
     StaleReport,
 )
 from zndraw_joblib.contract.status import HELD, TERMINAL, Role, TaskStatus, may_move, targets
@@ -43,6 +44,14 @@ def check_size(field: str, value: Any) -> str:
     if len(encoded) > MAX_JSON_BYTES:
         raise ContentTooLarge(f"{field} has {len(encoded)} bytes; at most {MAX_JSON_BYTES} are allowed")
     return encoded.decode()
+
+
+def at_item(problem: ProblemException, field: str, index: int) -> ProblemException:
+    """Return the problem of an item of a list, with its place in the list."""
+    text = f"{field}.{index}: {problem}"
+    error = {"loc": ["body", field, str(index)], "message": str(problem), "type": problem.problem_id()}
+    problem.problem = problem.problem.model_copy(update={"detail": text, "errors": [error]})
+    return problem
 
 
 def truncate_error(error: str | None) -> str | None:
@@ -92,7 +101,7 @@ def decide(
     if not may_move(roles, task.status, target):
         raise _refusal(task, target)
     if target == TaskStatus.RUNNING:
-        return replace(task, status=target, started_at=now, deadline=retry_policy.end_deadline(task, now))
+        return retry_policy.started(task, now)
     error = truncate_error(report.error)
     if target == TaskStatus.FAILED:
         return retry_policy.failed(task, RetryOn.ERROR, error, now, chance, may_retry=report.retry)

@@ -68,6 +68,14 @@ class Submission:
         return f"job {self.job}"
 
 
+class NoneSubmitted(Exception):
+    """No item was submitted, because some cannot be: their `results` are exceptions."""
+
+    def __init__(self, results: Sequence[TaskResponse | Exception]) -> None:
+        super().__init__("some tasks cannot be submitted")
+        self.results = results
+
+
 class Report(NamedTuple):
     """A report of a task's new status."""
 
@@ -111,6 +119,15 @@ async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskRespo
         serializers.publish_status(tx, task, position)
         results.append(serializers.task_response(task, position))
     return results
+
+
+async def submit_all(tx: Transaction, items: Sequence[Submission]) -> list[TaskResponse]:
+    """Insert tasks as `submit` does. Raises `NoneSubmitted` unless all can be inserted."""
+    results = await submit(tx, items)
+    made = [result for result in results if not isinstance(result, Exception)]
+    if len(made) < len(results):
+        raise NoneSubmitted(results)
+    return made
 
 
 def _check(item: Submission, schema: str | None) -> Exception | None:

@@ -71,12 +71,15 @@ async def by_id(tx: Transaction, task_id: UUID) -> TaskRecord | None:
 
 
 async def by_claims(
-    tx: Transaction, claims: Sequence[tuple[UUID, UUID]]
-) -> dict[tuple[UUID | None, UUID | None], TaskRecord]:
-    """Return the held tasks of these (worker, claim) pairs, by pair."""
+    tx: Transaction, claims: Sequence[tuple[UUID | None, UUID | None]]
+) -> dict[tuple[UUID | None, UUID | None], list[TaskRecord]]:
+    """Return the held tasks of these (worker, claim) pairs, by pair, in the order of their queues."""
     workers = padded([worker for worker, _ in claims])
-    found = await fetch_records(tx, _BY_CLAIMS, workers=workers, ids=padded([claim for _, claim in claims]))
-    return {(record.worker_id, record.claim_id): record for record in found}
+    records = await fetch_records(tx, _BY_CLAIMS, workers=workers, ids=padded([claim for _, claim in claims]))
+    found: dict[tuple[UUID | None, UUID | None], list[TaskRecord]] = {}
+    for record in sorted(records, key=lambda record: record.place):
+        found.setdefault((record.worker_id, record.claim_id), []).append(record)
+    return found
 
 
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskRecord]:

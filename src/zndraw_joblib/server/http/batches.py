@@ -1,0 +1,118 @@
+"""Endpoints that submit many tasks, or report on many, in one request."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+
+from zndraw_joblib.contract.batches import BatchReportRequest, BatchResponse, BatchSubmitRequest, TaskToSubmit
+from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.names import parse_job_name
+from zndraw_joblib.contract.problems import ProblemException
+from zndraw_joblib.server.http.dependencies import JSON_MEDIA_TYPE, Caller, CurrentRuntime, Minimal, Queue
+from zndraw_joblib.server.http.guards import verify_writable_room
+from zndraw_joblib.server.http.idempotency import Key, item_key
+from zndraw_joblib.server.http.routing import Route
+from zndraw_joblib.server.http.state import QueueState
+from zndraw_joblib.server.ports import Identity, RequestKey
+from zndraw_joblib.server.problem_responses import as_problem
+from zndraw_joblib.server.service import rules
+from zndraw_joblib.server.service.tasks import Report, Submission
+
+router = APIRouter(route_class=Route)
+
+Outcome = TaskResponse | Exception
+
+
+@router.post("/tasks/submit", response_model=BatchResponse)
+async def submit_tasks(
+    request: Request, queue: Queue, caller: Caller, body: BatchSubmitRequest, minimal: Minimal, key: Key
+) -> Response:
+    """Submit up to 1,000 tasks; the response has a result or a problem for each, in order.
+
+    A body with a malformed item is refused as a whole.
+    """
+    rooms = await _writable_rooms(request, queue, body.tasks)
+    items: list[Submission | Exception] = []
+    for index, task in enumerate(body.tasks):
+        item_or_all = None if body.atomic else item_key(key, index)
+        items.append(_submission(queue, caller, task, rooms[task.room_id], item_or_all))
+    if body.atomic:
+        for index, item in enumerate(items):
+            if isinstance(item, ProblemException):
+                raise rules.at_item(item, "tasks", index)
+        valid = [item for item in items if isinstance(item, Submission)]
+        done: Sequence[Outcome] = await queue.dispatcher.submit_all(valid, key)
+    else:
+        made = iter(
+            await queue.dispatcher.submit_many([each for each in items if isinstance(each, Submission)])
+        )
+        done = [item if isinstance(item, Exception) else next(made) for item in items]
+    return _response(done, 202, is_minimal=minimal)
+
+
+@router.post("/tasks/report", response_model=BatchResponse)
+async def report_tasks(
+    runtime: CurrentRuntime, caller: Caller, body: BatchReportRequest, minimal: Minimal, key: Key
+) -> Response:
+    """Report on up to 1,000 tasks; the response has a result or a problem for each, in order.
+
+    A body with a malformed item is refused as a whole.
+    """
+    items: list[Report | Exception] = []
+    for index, update in enumerate(body.reports):
+        if update.worker_id is None:
+            update.worker_id = body.worker_id
+        try:
+            rules.check_size("result", update.result)
+        except ProblemException as problem:
+            items.append(problem)
+        else:
+            items.append(Report(caller, update.id, update, item_key(key, index)))
+    made = iter(await runtime.report_many([item for item in items if isinstance(item, Report)]))
+    done = [item if isinstance(item, Exception) else next(made) for item in items]
+    return _response(done, 200, is_minimal=minimal)
+
+
+async def _writable_rooms(
+    request: Request, queue: QueueState, tasks: Sequence[TaskToSubmit]
+) -> dict[str, str | Exception]:
+    """Return each room after the guards have passed, or the problem of a room that they refuse."""
+    rooms: dict[str, str | Exception] = {}
+    for room_id in dict.fromkeys(task.room_id for task in tasks):
+        try:
+            rooms[room_id] = await queue.guards.resolve(request, verify_writable_room, room_id)
+        except (ProblemException, HTTPException, RequestValidationError) as error:
+            rooms[room_id] = as_problem(error)
+    return rooms
+
+
+def _submission(
+    queue: QueueState, caller: Identity, task: TaskToSubmit, room: str | Exception, key: RequestKey | None
+) -> Submission | Exception:
+    if isinstance(room, Exception):
+        return room
+    try:
+        job = parse_job_name(task.job_name)
+        rules.check_size("payload", task.payload)
+    except ProblemException as problem:
+        return problem
+    return queue.dispatcher.submission(caller, room, job, task, key)
+
+
+def _response(done: Sequence[Outcome], status: int, *, is_minimal: bool) -> Response:
+    results = [_result(outcome, status, is_minimal=is_minimal) for outcome in done]
+    headers = {"Preference-Applied": "return=minimal"} if is_minimal else None
+    return Response(to_json({"results": results}), headers=headers, media_type=JSON_MEDIA_TYPE)
+
+
+def _result(outcome: Outcome, status: int, *, is_minimal: bool) -> dict[str, Any]:
+    """Return a `BatchResult` without the fields that it does not have."""
+    if isinstance(outcome, Exception):
+        problem = as_problem(outcome).problem
+        return {"status": problem.status, "problem": problem.model_dump(exclude_none=True)}
+    result: dict[str, Any] = {"status": status, "id": outcome.id}
+    return result if is_minimal else {**result, "task": outcome}

@@ -1,0 +1,111 @@
+"""Many tasks in one request: each item gets the result that its own request would get."""
+
+from typing import Any
+from uuid import uuid4
+
+import httpx
+from rest import UNKNOWN_ID, V1, AsUser, expect_problem, get_task, register
+
+SUBMIT, CLAIM, REPORT = f"{V1}/tasks/submit", f"{V1}/tasks/claim", f"{V1}/tasks/report"
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+def of(job: Any, *payloads: Any, room: str = "lab") -> list[dict[str, Any]]:
+    """Return a task of a job for each payload."""
+    return [{"room_id": room, "job_name": job["full_name"], "payload": payload} for payload in payloads]
+
+
+async def results(client: httpx.AsyncClient, url: str, body: Any, **headers: str) -> list[Any]:
+    """Return the results of a batch."""
+    response = await client.post(url, json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    found: list[Any] = response.json()["results"]
+    return found
+
+
+async def test_each_item_has_a_result_or_a_problem_in_order(client: httpx.AsyncClient) -> None:
+    """A bad item spoils no other one."""
+    job = await register(client, schema=SCHEMA)
+    tasks = of(job, {"n": 1}, {"n": "one"}, {"n": 2})
+    tasks[2:2] = [{"room_id": "lab", "job_name": "@global:modifiers:Unknown"}, *of(job, {"n": 3}, room="a:b")]
+    got = await results(client, SUBMIT, {"tasks": tasks})
+    assert [each["status"] for each in got] == [202, 422, 404, 400, 202]
+    assert [each["task"]["queue_position"] for each in got if "task" in each] == [1, 2]
+    assert got[1]["problem"]["type"] == "/v1/problems/invalid-payload"
+    assert got[0]["task"] == await get_task(client, got[0])
+
+
+async def test_an_atomic_batch_submits_all_or_nothing(client: httpx.AsyncClient) -> None:
+    """The problem names the item."""
+    job = await register(client, schema=SCHEMA)
+    tasks = of(job, {"n": 1}, {"n": "one"})
+    response = await client.post(SUBMIT, json={"tasks": tasks, "atomic": True})
+    problem = expect_problem(response, 422, "invalid-payload")
+    assert problem["detail"].startswith("tasks.1: payload/n")
+    assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 0
+    got = await results(client, SUBMIT, {"tasks": tasks[:1] * 3, "atomic": True})
+    assert [each["status"] for each in got] == [202] * 3
+    assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 3
+
+
+async def test_a_repeated_batch_submits_nothing_again(client: httpx.AsyncClient) -> None:
+    """With the same key it gets the same results."""
+    job = await register(client)
+    for body in ({"tasks": of(job, {"n": 1}, {"n": 2})}, {"tasks": of(job, {"n": 3}), "atomic": True}):
+        key = {"Idempotency-Key": str(uuid4())}
+        first, again = [await results(client, SUBMIT, body, **key) for _ in range(2)]
+        assert first == again
+    assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 3
+
+
+async def test_a_worker_claims_starts_and_reports_many(client: httpx.AsyncClient) -> None:
+    """Oldest first; a repeated claim gets the same tasks; each report is fenced by itself."""
+    job = await register(client)
+    made = await results(client, SUBMIT, {"tasks": of(job, *[{"n": n} for n in range(5)])})
+    body = {"worker_id": job["worker_id"], "claim_id": str(uuid4()), "max": 3, "start": True}
+    first, again = [(await client.post(CLAIM, json=body)).json() for _ in range(2)]
+    assert first == again
+    assert "task" not in first
+    assert [task["id"] for task in first["tasks"]] == [each["id"] for each in made[:3]]
+    assert {task["status"] for task in first["tasks"]} == {"running"}
+    reports = [
+        {"id": task["id"], "attempt": attempt, "status": "completed", "result": n}
+        for n, (task, attempt) in enumerate(zip(first["tasks"], [1, 7, 1], strict=True))
+    ]
+    reports.append({"id": UNKNOWN_ID, "status": "completed"})
+    got = await results(client, REPORT, {"worker_id": job["worker_id"], "reports": reports})
+    assert [each["status"] for each in got] == [200, 409, 200, 404]
+    assert [each["task"]["result"] for each in got if "task" in each] == [0, 2]
+    rest = (await client.post(CLAIM, json={"worker_id": job["worker_id"], "max": 10})).json()
+    assert [(task["id"], task["status"]) for task in rest["tasks"]] == [
+        (each["id"], "claimed") for each in made[3:]
+    ]
+    empty = (await client.post(CLAIM, json={"worker_id": job["worker_id"], "max": 10})).json()
+    assert empty == {"tasks": [], "reason": "empty"}
+
+
+async def test_a_client_may_ask_for_ids_alone(client: httpx.AsyncClient) -> None:
+    """With ``Prefer: return=minimal``."""
+    job = await register(client)
+    got = await results(client, SUBMIT, {"tasks": of(job, {}, {})}, Prefer="return=minimal")
+    assert [set(each) for each in got] == [{"status", "id"}] * 2
+
+
+async def test_malformed_batches_are_refused_as_a_whole(client: httpx.AsyncClient) -> None:
+    """The problem names the item and the field."""
+    job = await register(client)
+    tasks = [*of(job, {}), {**of(job, {})[0], "priority": "high"}]
+    problem = expect_problem(await client.post(SUBMIT, json={"tasks": tasks}), 422, "invalid-request")
+    assert problem["detail"].startswith("body.tasks.1.priority: ")
+    for body in ({"tasks": []}, {"tasks": of(job, {}) * 1001}):
+        expect_problem(await client.post(SUBMIT, json=body), 422, "invalid-request")
+    assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 0
+
+
+async def test_a_stranger_reports_nothing(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """403 for each task."""
+    job = await register(client)
+    [made] = await results(client, SUBMIT, {"tasks": of(job, {})})
+    stranger = await as_user("eve")
+    got = await results(stranger, REPORT, {"reports": [{"id": made["id"], "status": "cancelled"}]})
+    assert [each["status"] for each in got] == [403]
