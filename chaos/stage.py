@@ -23,7 +23,7 @@ from chaos.load import Lane, Load
 from chaos.server import Server, free_port
 
 WORKERS = 2
-_DISK_MEBIBYTES = {"sqlite": 24, "postgresql": 160}
+_DISK_MEBIBYTES = {"sqlite": 64, "postgresql": 160}
 _INTERNAL_CONCURRENCY = "2"
 
 
