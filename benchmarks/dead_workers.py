@@ -7,18 +7,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from statistics import median
 from typing import Any
 from uuid import uuid4
 
+import uvloop
 from sqlalchemy import Connection, insert, select
 
+from benchmarks.bench import Bench
 from benchmarks.http_client import connections, quantiles
 from benchmarks.scenarios import JOB, V1, register
-from benchmarks.servers import TOKEN
+from benchmarks.servers import TOKEN, serving
 from zndraw_joblib.server.store.engine import open_database
 from zndraw_joblib.server.store.tables import Job, Task, Worker
 
 _SETTINGS = {"WORKER_TIMEOUT_SECONDS": "4", "SWEEPER_INTERVAL_SECONDS": "1"}
+_COUNT = 10_000
+_RUNS = 3
 _TASKS_EACH = 2
 _HEARTBEAT_SECONDS = 0.005
 _SILENCE = timedelta(days=1)
@@ -36,8 +41,24 @@ def short_timeouts() -> Iterator[None]:
             del os.environ[name]
 
 
-async def sweep(server: str, url: str, count: int) -> str:
-    """Insert dead workers with two tasks each; return how long one cycle takes, and heartbeats meanwhile."""
+def run(bench: Bench) -> None:
+    """Report how long the sweeper takes to remove thousands of dead workers with two tasks each."""
+    elapsed, longest, heartbeats = [], [], []
+    for _ in range(_RUNS):
+        url = bench.new_url()
+        with short_timeouts(), serving("joblib", url) as server:
+            seconds, times = uvloop.run(sweep(server, url, _COUNT))
+        elapsed.append(seconds)
+        longest.append(1000 * max(times))
+        heartbeats.append(quantiles(times))
+    bench.report.add(f"{_COUNT:,} dead workers removed", median(elapsed), "s")
+    bench.report.add("heartbeat meanwhile, p50", median(p50 for p50, _ in heartbeats), "ms")
+    bench.report.add("heartbeat meanwhile, p95", median(p95 for _, p95 in heartbeats), "ms")
+    bench.report.add("heartbeat meanwhile, longest", median(longest), "ms")
+
+
+async def sweep(server: str, url: str, count: int) -> tuple[float, list[float]]:
+    """Insert dead workers; return how long one cycle takes, and how long each heartbeat meanwhile."""
     async with connections(server, TOKEN, 2) as (live, admin):
         worker = await register(live)
         database = open_database(url)
@@ -61,11 +82,7 @@ async def sweep(server: str, url: str, count: int) -> str:
         swept.set()
         await sending
     assert (cycle["expired"], cycle["failed"]) == (count, _TASKS_EACH * count), cycle
-    p50, p95 = quantiles(times)
-    return (
-        f"{count:,} dead workers with {_TASKS_EACH * count:,} tasks: removed in {cycle['elapsed']:.2f} s; "
-        f"heartbeats meanwhile: p50 {p50:.1f} ms, p95 {p95:.1f} ms, max {1000 * max(times):.0f} ms"
-    )
+    return cycle["elapsed"], times
 
 
 def _insert_dead_workers(connection: Connection, count: int) -> None:

@@ -45,8 +45,8 @@ class Connection(asyncio.Protocol):
         self._response.set_result((int(head[9:12]), body))
 
     async def request(self, method: str, path: str, body: Any = None, headers: str = "") -> tuple[int, bytes]:
-        """Send a request and return (status, body)."""
-        content = b"" if body is None else json.dumps(body).encode()
+        """Send a request with a body, as bytes or as what is to be JSON; return (status, body)."""
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         kind = "Content-Type: application/json\r\n" if content else ""
         head = (
             f"{method} {path} HTTP/1.1\r\n{self._head}{headers}{kind}Content-Length: {len(content)}\r\n\r\n"

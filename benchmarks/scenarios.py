@@ -40,7 +40,7 @@ async def claim_task(connection: Connection, worker_id: str, headers: str = "") 
     return claimed["task"]
 
 
-async def report(connection: Connection, task: Any, status: str) -> None:
+async def report_status(connection: Connection, task: Any, status: str) -> None:
     """Report a status of a claimed task."""
     body = {"status": status, "worker_id": task["worker_id"], "attempt": task["attempt"]}
     await connection.json("PATCH", f"{V1}/tasks/{task['id']}", body)
@@ -68,7 +68,7 @@ async def life_cycle(url: str, count: int, seconds: float) -> Rate:
         async def run_task(c: Connection) -> None:
             task = await claim_task(c, workers[c])
             for status in ("running", "completed"):
-                await report(c, task, status)
+                await report_status(c, task, status)
 
         return await measure(opened, run_task, seconds)
 
@@ -93,10 +93,10 @@ async def latencies(
             claims.append(time.perf_counter() - start)
             path = f"{V1}/tasks/{task['id']}"
             waiting = asyncio.create_task(waiter.json("GET", path, None, LONG_POLL))
-            await report(worker, task, "running")
+            await report_status(worker, task, "running")
             await asyncio.sleep(0.01)
             start = time.perf_counter()
-            await report(worker, task, "completed")
+            await report_status(worker, task, "completed")
             await waiting
             completions.append(time.perf_counter() - start)
         return quantiles(claims), quantiles(completions)

@@ -1,0 +1,25 @@
+"""The targets: a limit of a figure's value, or of its ratio to the no-op endpoint, on two shared cores."""
+
+
+def _both(sqlite: str, postgresql: str | None = None) -> dict[str, str]:
+    return {"sqlite": sqlite, "postgresql": postgresql or sqlite}
+
+
+TARGETS: dict[tuple[str, str], dict[str, str]] = {
+    ("rates", "submit, 16 connections"): _both("ratio >= 1.0", "ratio >= 0.8"),
+    ("rates", "claim, 16 connections"): _both("ratio >= 0.9", "ratio >= 0.7"),
+    ("rates", "life cycle, 16 connections"): _both("ratio >= 0.9", "ratio >= 0.7"),
+    ("latencies", "lone submit, p50"): _both("<= 0.7", "<= 1.3"),
+    ("latencies", "submit to waiting claim, p95"): _both("<= 3", "<= 4"),
+    ("latencies", "completion to waiting submitter, p95"): _both("<= 3", "<= 4"),
+    ("batch", "submit, 1,000 per request"): _both(">= 20,000"),
+    ("batch", "claim and report, 1,000 per request"): _both(">= 10,000", ">= 8,000"),
+    ("worker", "1 process"): _both(">= 2,000"),
+    ("worker", "4 processes"): _both(">= 4,000", ">= 3,500"),
+    ("backlog", "list 50, 1,000,000 pending"): _both("<= 5"),
+    ("backlog", "read one, 1,000,000 pending"): _both("<= 5"),
+    ("backlog", "submit, 1,000,000 pending ÷ none"): _both("<= 1.2"),
+    ("backlog", "claim, 1,000,000 pending ÷ none"): _both("<= 1.2"),
+    ("dead-workers", "10,000 dead workers removed"): _both("<= 1"),
+    ("dead-workers", "heartbeat meanwhile, p95"): _both("<= 10"),
+}
