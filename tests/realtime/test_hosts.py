@@ -56,13 +56,20 @@ class Host:
         self.engine = open_engine(url)
         self.sio = socketio.AsyncServer(async_mode="asgi")
         self.events: list[tuple[str, ...]] = []
+        self.unknown: set[str] = set()
         self.app = FastAPI()
         self.app.dependency_overrides[verify_readable_room] = readable
         self.joblib = JobLib(
-            session_maker=open_sessions(self.engine), identity=current_user, tsio=wrap(self.sio)
+            session_maker=open_sessions(self.engine), identity=self.known_user, tsio=wrap(self.sio)
         )
         self.joblib.mount(self.app)
         self.asgi = socketio.ASGIApp(self.sio, self.app)
+
+    async def known_user(self, user: Annotated[User, Depends(current_user)]) -> User:
+        """Refuse a user whom the host no longer knows."""
+        if user.id in self.unknown:
+            raise Unauthorized("The user is unknown")
+        return user
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[LiveServer]:
@@ -128,6 +135,18 @@ async def test_the_handlers_of_the_host_stay(host: Host, order: str) -> None:
         await front.disconnect()
     assert host.events[:2] == [("connect", "bob"), ("connect", "stranger")]
     assert ("disconnect",) in host.events
+
+
+async def test_the_identity_of_the_host_is_checked_at_each_join(host: Host) -> None:
+    """A user whom the host no longer knows joins no more rooms over an open connection."""
+    register_socketio_handlers(host.sio, host.joblib)
+    async with host.serve() as server:
+        bob = await server.connect(auth={"token": "bob"})
+        assert await bob.call("join_room", room_id="lab") == {}
+        host.unknown.add("bob")
+        assert (await bob.call("join_room", room_id="other"))["status"] == 401
+        host.unknown.clear()
+        assert await bob.call("join_room", room_id="other") == {}
 
 
 async def test_the_identity_and_guards_of_the_host_apply(host: Host) -> None:
