@@ -59,6 +59,6 @@ async def _claim_times(database: Database, name: str, rooms: int, order: ClaimOr
         (result, *_), _ = await database.write_short(claims.claim, [claim])
         spent.append(1000 * (time.perf_counter() - started))
         assert isinstance(result, claims.ClaimResult)
-        if result.task is None:
+        if not result.tasks:
             break
     return spent

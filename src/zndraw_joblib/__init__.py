@@ -106,6 +106,7 @@ _MODULES = {
     "contract.status": ("TaskStatus",),
     "contract.extensions": ("Category", "Extension", "GiveUp", "NonRetryable", "Provider"),
     "worker.api": ("ApiManager", "connect"),
+    "worker.batches": ("NewTask",),
     "worker.client": ("ProviderResult", "ReadResult"),
     "worker.folders": ("FileContent", "Folder", "FolderListing", "share_folder"),
     "worker.manager": ("ClaimedTask", "JobManager"),

@@ -119,10 +119,8 @@ class AdminClient(JobClient):
         is_another_program = response is not None and response.status not in BUSY
         return may_repeat and attempt.was_sent and not is_another_program
 
-    def _in_doubt(self, key: str) -> str:
-        return (
-            f"The request may or may not have been applied. To repeat a submit, pass --idempotency-key {key}"
-        )
+    def _how_to_repeat(self, key: str) -> str:
+        return f"To repeat a submit, pass --idempotency-key {key}"
 
 
 def find_access(url: str) -> Access:

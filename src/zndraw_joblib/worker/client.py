@@ -4,15 +4,16 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
-from uuid import UUID, uuid4
+from typing import Any, Literal, TypeVar, overload
+from uuid import UUID, uuid4, uuid5
 
 from pydantic_core import to_jsonable_python
 
+from zndraw_joblib.contract.idempotency import format_key
 from zndraw_joblib.contract.messages import (
     JobSummary,
     PaginatedResponse,
@@ -22,9 +23,15 @@ from zndraw_joblib.contract.messages import (
     WorkerSummary,
 )
 from zndraw_joblib.contract.names import GLOBAL, JobName, parse_job_name, parse_provider_name
-from zndraw_joblib.contract.problems import ProviderFailed, ProviderNotConnected, ProviderTimeout
+from zndraw_joblib.contract.problems import (
+    ProblemException,
+    ProviderFailed,
+    ProviderNotConnected,
+    ProviderTimeout,
+)
 from zndraw_joblib.contract.providers import ProviderResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.worker.batches import Chunk, NewTask, chunks, one_chunk, task_body
 from zndraw_joblib.worker.rest import RestApi, quoted
 from zndraw_joblib.worker.retry import (
     RequestBackoff,
@@ -44,6 +51,8 @@ _WAIT_SECONDS = 20.0
 _POLL_PAUSE_SECONDS = 0.25
 _LONGEST_PROVIDER_PAUSE_SECONDS = 2.0
 _MAX_REFUSALS = 4
+# Each request of one call has a key of its own, made from the key of the call.
+_CHUNKS = UUID("6f3d1c1e-6c1c-4f0e-9d7d-3a2b8f1e5c47")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +119,113 @@ class JobClient:
         same `idempotency_key`, also from different processes, submit one task; by default, each call has a
         new key. Raises ValueError for invalid options, and for a payload that is not JSON.
         """
-        name, body = self._name_and_payload(job, payload, job_room)
-        given: dict[str, Any] = {
-            "priority": priority,
-            "run_at": run_at,
-            "delay_seconds": delay_seconds,
-            "expires_in_seconds": expires_in_seconds,
-            "max_attempts": max_attempts,
-        }
-        options = {key: value for key, value in given.items() if value is not None}
-        call = partial(self._rest.submit, room or name.room_id, str(name), body, **options)
+        task = NewTask(
+            job,
+            payload,
+            job_room=job_room,
+            priority=priority,
+            run_at=run_at,
+            delay_seconds=delay_seconds,
+            expires_in_seconds=expires_in_seconds,
+            max_attempts=max_attempts,
+        )
+        name, body = self._name_and_payload(task)
+        call = partial(self._rest.submit, room or name.room_id, str(name), body, **task.options())
         return str(self._send_once(f"Submitting {name}", call, idempotency_key).id)
 
-    def _name_and_payload(
-        self, job: Any, payload: Mapping[str, Any] | None, job_room: str | None
-    ) -> tuple[JobName, Any]:
+    @overload
+    def submit_many(
+        self,
+        tasks: Iterable[Any],
+        *,
+        room: str | None = None,
+        atomic: Literal[True],
+        idempotency_key: str | None = None,
+    ) -> list[str]: ...
+
+    @overload
+    def submit_many(
+        self,
+        tasks: Iterable[Any],
+        *,
+        room: str | None = None,
+        atomic: bool = False,
+        idempotency_key: str | None = None,
+    ) -> list[str | ProblemException]: ...
+
+    def submit_many(
+        self,
+        tasks: Iterable[Any],
+        *,
+        room: str | None = None,
+        atomic: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Any:
+        """Submit tasks in order; return for each its id, or the problem because of which it was refused.
+
+        A task is an instance of an extension, or a `NewTask` with the arguments of `submit`; `room` is the
+        room of each task without a room of its own. The tasks are sent in requests of up to 1,000 tasks. With
+        `atomic`, all tasks (up to 1,000 of 8 MiB in all) are submitted or none, and the problem of the first
+        refused one is raised.
+
+        Raises ValueError for invalid options, and for a payload that is not JSON, before anything is sent; it
+        names the task, like ``tasks.3``. If the server becomes unreachable in between, the error of the
+        connection is raised: the call may be repeated with the same tasks and `idempotency_key`, and submits
+        each task once.
+        """
+        bodies = [self._body_of(task, room, index) for index, task in enumerate(tasks)]
+        if not bodies:
+            return []
+        requests = [one_chunk(bodies)] if atomic else chunks(bodies)
+        return [result for results in self._submit_chunks(requests, idempotency_key) for result in results]
+
+    def _body_of(self, task: Any, room: str | None, index: int) -> bytes:
+        new = task if isinstance(task, NewTask) else NewTask(task)
+        if not (isinstance(new.job, str) or hasattr(new.job, "category")):
+            raise TypeError(
+                f"tasks.{index}: a task is an instance of an extension or a NewTask, not {new.job!r:.100}"
+            )
+        try:
+            name, payload = self._name_and_payload(new)
+            return task_body(new.room or room or name.room_id, str(name), payload, new.options())
+        except (ValueError, ProblemException) as error:
+            raise ValueError(f"tasks.{index}: {error}") from error
+
+    def _submit_chunks(
+        self, requests: Iterable[Chunk], key: str | None = None
+    ) -> Iterator[list[str | ProblemException]]:
+        """Send requests one after the other, each repeated with its own key; yield the results of each."""
+        used = str(uuid4()) if key is None else key
+        format_key(used)
+        done = 0
+        for number, chunk in enumerate(requests):
+            try:
+                yield self._submit_chunk(chunk, used, number)
+            except Exception as error:
+                if done:
+                    error.add_note(f"{done:,} tasks were sent before. {self._how_to_repeat(used)}")
+                raise
+            done += chunk.tasks
+
+    def _submit_chunk(self, chunk: Chunk, key: str, number: int) -> list[str | ProblemException]:
+        """Submit the tasks of a chunk; repeat it while the server is too busy for some of them."""
+        results: list[UUID | ProblemException] = []
+
+        def call(used: str) -> None:
+            results[:] = self._rest.submit_many(chunk.body, str(uuid5(_CHUNKS, f"{used} {number}")))
+            for result in results:
+                if isinstance(result, ProblemException) and is_repeatable(result):
+                    raise result
+
+        try:
+            self._send_once(f"Submitting {chunk.tasks:,} tasks", call, key)
+        except ProblemException as problem:
+            if not any(problem is result for result in results):
+                raise
+        return [str(result) if isinstance(result, UUID) else result for result in results]
+
+    def _name_and_payload(self, task: NewTask) -> tuple[JobName, Any]:
+        job, payload = task.job, task.payload
         if isinstance(job, str):
             return parse_job_name(job), to_jsonable_python(dict(payload or {}))
         if payload is not None:
@@ -132,7 +233,7 @@ class JobClient:
                 f"submit() got a payload and an instance of {type(job).__name__}, which is its own payload: "
                 "remove one of them"
             )
-        name = job_name_of(type(job), job_room or self._job_room_of(type(job)))
+        name = job_name_of(type(job), task.job_room or self._job_room_of(type(job)))
         return name, job.model_dump(mode="json")
 
     def get_task(self, task_id: str | UUID) -> TaskResponse:
@@ -244,14 +345,14 @@ class JobClient:
             )
         except Exception as error:
             if attempt.was_sent and is_repeatable(error):
-                error.add_note(self._in_doubt(used))
+                error.add_note(f"The request may or may not have been applied. {self._how_to_repeat(used)}")
             raise
 
     def _may_repeat(self, error: BaseException, attempt: "Attempt") -> bool:
         return attempt.may_repeat(error)
 
-    def _in_doubt(self, key: str) -> str:
-        return f"The request may or may not have been applied; repeat it with idempotency_key={key!r}"
+    def _how_to_repeat(self, key: str) -> str:
+        return f"Repeat the call with idempotency_key={key!r}"
 
     def _job_room_of(self, cls: type[Any]) -> str:
         """Return the room whose job a class is."""

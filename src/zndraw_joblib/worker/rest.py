@@ -9,10 +9,10 @@ import httpx
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
-from zndraw_joblib.contract import messages, providers
+from zndraw_joblib.contract import batches, messages, providers
 from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY, format_key
 from zndraw_joblib.contract.outcomes import encode
-from zndraw_joblib.contract.problems import ProblemException
+from zndraw_joblib.contract.problems import ProblemException, problem_for
 from zndraw_joblib.worker.api import API_PREFIX, ApiManager
 from zndraw_joblib.worker.responses import UnexpectedResponse, read_error
 
@@ -135,6 +135,13 @@ class RestApi:
         path = f"/rooms/{quoted(room_id)}/tasks/{quoted(full_name)}"
         return _parse(messages.TaskResponse, self._send("POST", path, body, key=key))
 
+    def submit_many(self, body: bytes, key: str) -> list[UUID | ProblemException]:
+        """Submit the tasks of a `BatchSubmitRequest`; return the id or the problem of each."""
+        headers = {"Content-Type": "application/json", "Prefer": "return=minimal"}
+        response = self._send("POST", "/tasks/submit", body, headers=headers, key=key)
+        results = _parse(batches.BatchResponse, response).results
+        return [_id_or_problem(each, response) for each in results]
+
     def get_task(self, task_id: str, wait: int = 0) -> tuple[messages.TaskResponse, int]:
         """Return a task and how many seconds the server agreed to wait for its end."""
         response = self._send("GET", f"/tasks/{quoted(task_id)}", wait=wait)
@@ -161,7 +168,7 @@ class RestApi:
         self,
         method: str,
         path: str,
-        body: BaseModel | Iterable[bytes] | None = None,
+        body: BaseModel | bytes | Iterable[bytes] | None = None,
         *,
         wait: int = 0,
         read_timeout: float | None = None,
@@ -229,6 +236,14 @@ def _parse(model: type[Model], response: httpx.Response, required: str | None = 
     if required and required not in parsed.model_fields_set:
         raise UnexpectedResponse(response)
     return parsed
+
+
+def _id_or_problem(result: batches.BatchResult, response: httpx.Response) -> UUID | ProblemException:
+    if result.problem is not None:
+        return problem_for(result.status, result.problem.model_dump())
+    if result.id is None:
+        raise UnexpectedResponse(response)
+    return result.id
 
 
 def _check_empty(response: httpx.Response) -> None:

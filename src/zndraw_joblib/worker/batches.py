@@ -1,0 +1,88 @@
+"""Tasks to submit in one call, and the requests for them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from pydantic_core import to_jsonable_python
+
+from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, TaskToSubmit
+from zndraw_joblib.contract.messages import MAX_BATCH
+from zndraw_joblib.contract.outcomes import encode
+from zndraw_joblib.worker.rest import validated
+
+# Proxies often refuse bodies of more than a megabyte.
+_CHUNK_BYTES = 1_000_000
+_OPTIONS = ("priority", "run_at", "delay_seconds", "expires_in_seconds", "max_attempts")
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to submit; its fields are the arguments of `JobManager.submit`."""
+
+    job: Any
+    payload: Mapping[str, Any] | None = None
+    _: KW_ONLY
+    room: str | None = None
+    job_room: str | None = None
+    priority: int | None = None
+    run_at: datetime | None = None
+    delay_seconds: float | None = None
+    expires_in_seconds: float | None = None
+    max_attempts: int | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Return the schedule, the priority and the other options that are given."""
+        given = {name: getattr(self, name) for name in _OPTIONS}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class Chunk(NamedTuple):
+    """The body of one request, and how many tasks it has."""
+
+    body: bytes
+    tasks: int
+
+
+def task_body(room: str, job: str, payload: Any, options: Mapping[str, Any]) -> bytes:
+    """Return a task as JSON. Raises ValueError that names each invalid field."""
+    task = validated(TaskToSubmit, {"room_id": room, "job_name": job, "payload": payload, **options})
+    body = encode(to_jsonable_python(task.model_dump(exclude_unset=True)))
+    if len(body) > MAX_BATCH_BYTES - len(_chunk([]).body):
+        raise ValueError(
+            f"payload: the task has {len(body):,} bytes; a request has at most {MAX_BATCH_BYTES:,}"
+        )
+    return body
+
+
+def chunks(bodies: Iterable[bytes]) -> Iterator[Chunk]:
+    """Return requests of up to 1,000 tasks and about a megabyte; a larger task has a request of its own.
+
+    The same tasks are always split at the same places.
+    """
+    pending: list[bytes] = []
+    size = 0
+    for body in bodies:
+        if pending and (len(pending) == MAX_BATCH or size + len(body) > _CHUNK_BYTES):
+            yield _chunk(pending)
+            pending, size = [], 0
+        pending.append(body)
+        size += len(body) + 1
+    if pending:
+        yield _chunk(pending)
+
+
+def one_chunk(bodies: list[bytes]) -> Chunk:
+    """Return one request that submits all tasks or none. Raises ValueError if it is too large."""
+    chunk = _chunk(bodies, b',"atomic":true')
+    if chunk.tasks > MAX_BATCH or len(chunk.body) > MAX_BATCH_BYTES:
+        raise ValueError(
+            f"atomic: {chunk.tasks:,} tasks with {len(chunk.body):,} bytes do not fit into one request of "
+            f"{MAX_BATCH:,} tasks and {MAX_BATCH_BYTES:,} bytes; submit fewer, or without atomic"
+        )
+    return chunk
+
+
+def _chunk(bodies: list[bytes], options: bytes = b"") -> Chunk:
+    return Chunk(b'{"tasks":[' + b",".join(bodies) + b"]" + options + b"}", len(bodies))
