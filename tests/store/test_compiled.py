@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, bindparam, insert, select, update
 
 from zndraw_joblib.server.store.bulk import among
-from zndraw_joblib.server.store.compiled import CompiledStatement
+from zndraw_joblib.server.store.compiled import CompiledStatement, SqliteStatement
 from zndraw_joblib.server.store.tables import Job, Task
 
 jobs = Job.__table__
@@ -51,3 +51,29 @@ def test_a_python_side_default_is_refused() -> None:
     )
     with pytest.raises(TypeError, match="give every column its value"):
         CompiledStatement(insert(table), {"id": 1})
+
+
+def test_sqlite_has_one_text_for_each_length_of_a_list() -> None:
+    """Lists expand in place; other parameters, and values in the statement, keep their order."""
+    statement = select(tasks.c.seq).where(
+        tasks.c.room_id == bindparam("room"), among(tasks.c.id, bindparam("ids")), tasks.c.lane.in_([4, 5])
+    )
+    ids = [uuid4(), uuid4()]
+    compiled = SqliteStatement(statement, {"room": "lab", "ids": ids})
+    two, one = compiled.form({"room": "lab", "ids": ids}), compiled.form({"room": "lab", "ids": ids[:1]})
+    assert two is compiled.form({"room": "x", "ids": ids})
+    assert two.sql.count("?") == 5
+    assert two.arguments({"room": "lab", "ids": ids}) == ["lab", ids[0].hex, ids[1].hex, 4, 5]
+    assert one.arguments({"room": "x", "ids": ids[1:]}) == ["x", ids[1].hex, 4, 5]
+
+
+def test_values_of_sqlite_are_converted_both_ways() -> None:
+    """JSON, times and ids are stored as text; a Python-side default is refused."""
+    now, task_id = datetime(2026, 1, 2, tzinfo=UTC), uuid4()
+    compiled = SqliteStatement(update(tasks).values(payload=bindparam("body")), {"body": {}})
+    assert compiled.form({"body": {}}).arguments({"body": {"angle": 3}}) == ['{"angle":3}']
+    form = SqliteStatement(select(tasks.c.id, tasks.c.payload, tasks.c.created_at), {}).form({})
+    [row] = form.result([(task_id.hex, '{"angle":3}', "2026-01-02 00:00:00.000000")])
+    assert (row.id, row.payload, row.created_at) == (task_id, {"angle": 3}, now)
+    with pytest.raises(TypeError, match="give every column its value"):
+        SqliteStatement(insert(tasks), {"id": task_id})

@@ -9,7 +9,7 @@ import pytest
 from databases import OpenDatabase, every_kind
 from replica import OWNER, TIMEOUT, Replica
 from seeds import LONG_AGO
-from sqlalchemy import create_engine, insert, make_url, select, text, update
+from sqlalchemy import insert, make_url, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -20,8 +20,9 @@ from zndraw_joblib.server.ports import Wake
 from zndraw_joblib.server.service import workers as worker_service
 from zndraw_joblib.server.store import workers
 from zndraw_joblib.server.store.database import Database, SessionDatabase, Transaction, begin
-from zndraw_joblib.server.store.engine import SqliteDatabase, open_database, open_sessions
+from zndraw_joblib.server.store.engine import open_database, open_sessions
 from zndraw_joblib.server.store.postgres import PostgresDatabase
+from zndraw_joblib.server.store.sqlite import SqliteDatabase
 from zndraw_joblib.server.store.tables import Job, Worker
 
 only_postgresql = pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
@@ -195,7 +196,7 @@ async def short_timeouts(kind: str, database_url: str) -> AsyncIterator[Database
     """Return the test's database with one connection and short timeouts."""
     url = database_url.replace("postgresql:", "postgresql+asyncpg:")
     if kind == "sqlite":
-        yield (database := SqliteDatabase(create_engine(url, connect_args={"timeout": 0.05})))
+        yield (database := SqliteDatabase(make_url(url), busy_seconds=0.05))
         await database.close()
         return
     if kind == "postgresql":

@@ -1,4 +1,4 @@
-"""Statements compiled for asyncpg. The only module that uses private parts of SQLAlchemy.
+"""Statements compiled for asyncpg and sqlite3. The only module that uses private parts of SQLAlchemy.
 
 These are `SimpleResultMetaData` and attributes of `SQLCompiler`. `tests/store/test_compiled.py` fails when
 they change, and `pyproject.toml` sets an upper bound for SQLAlchemy.
@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement
 from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
+from sqlalchemy.dialects.sqlite.pysqlite import dialect as sqlite_dialect
 from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -19,6 +20,7 @@ Values = Mapping[str, Any]
 Convert = Callable[[Any], Any] | None
 
 ASYNCPG: Any = asyncpg_dialect()  # type: ignore[no-untyped-call]
+_SQLITE: Any = sqlite_dialect()
 
 
 class CompiledStatement:
@@ -33,19 +35,69 @@ class CompiledStatement:
         self.sql = str(compiled)
         self._fixed = dict(compiled.construct_params(_check=False))
         self._names = [(name, _bind_processor(compiled, name)) for name in compiled.positiontup or ()]
-        columns = list(getattr(statement, "exported_columns", ()))
-        self._keys = SimpleResultMetaData([column.key for column in columns])
-        self._converters = [
-            (place, convert) for place, column in enumerate(columns) if (convert := _result_processor(column))
-        ]
+        self.result = _ResultOf(statement, ASYNCPG)
 
     def arguments(self, given: Values) -> list[Any]:
         """Return the values of the statement's parameters in their order."""
         values = {**self._fixed, **given}
         return [convert(values[name]) if convert else values[name] for name, convert in self._names]
 
-    def result(self, records: Sequence[Any]) -> Rows:
-        """Return asyncpg's records as SQLAlchemy's rows."""
+
+class SqliteStatement:
+    """A statement for SQLite: one SQL text for each combination of lengths of its lists."""
+
+    def __init__(self, statement: Any, given: Values) -> None:
+        self._compiled: SQLCompiler = statement.compile(dialect=_SQLITE, column_keys=list(given) or None)
+        if self._compiled.insert_prefetch or self._compiled.update_prefetch:
+            raise TypeError("Python-side column defaults are not supported: give every column its value")
+        binds = self._compiled.binds.values()
+        self._lists = sorted({bind.key for bind in binds if bind.expanding} & given.keys())
+        self._result = _ResultOf(statement, _SQLITE)
+        self._forms: dict[tuple[int, ...], SqliteForm] = {}
+
+    def form(self, given: Values) -> "SqliteForm":
+        """Return the text for values with lists of these lengths."""
+        lengths = tuple([len(given[name]) for name in self._lists])
+        form = self._forms.get(lengths)
+        if form is None:
+            form = self._forms[lengths] = SqliteForm(self._compiled, given, self._result)
+        return form
+
+
+class SqliteForm:
+    """The SQL text of a statement whose lists have certain lengths."""
+
+    def __init__(self, compiled: SQLCompiler, given: Values, result: "_ResultOf") -> None:
+        state = compiled.construct_expanded_state(dict(given), escape_names=False)
+        self.sql = state.statement
+        self.result = result
+        self._fixed = {name: value for name, value in state.parameters.items() if name not in given}
+        self._lists = [(name, names) for name, names in state.parameter_expansion.items() if name in given]
+        names = state.positiontup or ()
+        self._names = [(name, _processor(compiled, name, state.parameter_expansion)) for name in names]
+
+    def arguments(self, given: Values) -> list[Any]:
+        """Return the values of the statement's parameters in their order."""
+        values = {**self._fixed, **given}
+        for name, names in self._lists:
+            values.update(zip(names, given[name], strict=True))
+        return [convert(values[name]) if convert else values[name] for name, convert in self._names]
+
+
+class _ResultOf:
+    """Turns the records of a driver into SQLAlchemy's rows."""
+
+    def __init__(self, statement: Any, dialect: Any) -> None:
+        columns = list(getattr(statement, "exported_columns", ()))
+        self._keys = SimpleResultMetaData([column.key for column in columns])
+        self._converters = [
+            (place, convert)
+            for place, column in enumerate(columns)
+            if (convert := _result_processor(column, dialect))
+        ]
+
+    def __call__(self, records: Sequence[Any]) -> Rows:
+        """Return the rows."""
         rows = map(list, records)
         return IteratorResult(self._keys, map(self._converted, rows))
 
@@ -61,5 +113,10 @@ def _bind_processor(compiled: SQLCompiler, name: str) -> Convert:
     return bind.type.dialect_impl(ASYNCPG).bind_processor(ASYNCPG)
 
 
-def _result_processor(column: ColumnElement[Any]) -> Convert:
-    return column.type.dialect_impl(ASYNCPG).result_processor(ASYNCPG, None)
+def _processor(compiled: SQLCompiler, name: str, lists: Mapping[str, Sequence[str]]) -> Convert:
+    owner = next((owner for owner, names in lists.items() if name in names), name)
+    return compiled.binds[owner].type.dialect_impl(_SQLITE).bind_processor(_SQLITE)
+
+
+def _result_processor(column: ColumnElement[Any], dialect: Any) -> Convert:
+    return column.type.dialect_impl(dialect).result_processor(dialect, None)
