@@ -76,7 +76,7 @@ async def test_an_identity_may_read_the_body(
 @on_sqlite
 async def test_an_upload_keeps_its_body(sessions: Any, start: Start) -> None:
     """The bytes of a provider result arrive after the identity has read them; its limit still holds."""
-    settings = JobLibSettings(max_result_bytes=6_000_000)
+    settings = JobLibSettings(max_result_bytes=10_000_000)
     client = await start(mounted(sessions, by_body, settings=settings))
     async with asyncio.timeout(BOUND):
         put = await client.put(f"{V1}/rooms/@global/providers", json={"category": "files", "name": "home"})
@@ -90,10 +90,10 @@ async def test_an_upload_keeps_its_body(sessions: Any, start: Start) -> None:
         )
         headers = {"X-Request-Hash": claimed.json()["request"]["request_id"]}
         upload = f"{V1}/providers/{provider['id']}/results"
-        too_large = await client.post(upload, content=b"x" * 7_000_000, headers=headers)
+        too_large = await client.post(upload, content=b"x" * 11_000_000, headers=headers)
         expect_problem(too_large, 413, "content-too-large")
-        assert (await client.post(upload, content=b"x" * 5_000_000, headers=headers)).status_code == 204
-        assert (await reading).content == b"x" * 5_000_000
+        assert (await client.post(upload, content=b"x" * 9_000_000, headers=headers)).status_code == 204
+        assert (await reading).content == b"x" * 9_000_000
 
 
 @on_sqlite

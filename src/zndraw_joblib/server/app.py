@@ -2,17 +2,20 @@
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any
 
 import socketio
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.types import Receive, Scope, Send
 
 from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY
 from zndraw_joblib.contract.providers import REQUEST_HASH, RESULT_STATUS, WORKER_ID
 from zndraw_joblib.server.http import health
+from zndraw_joblib.server.http.fastapi_internals import has_telemetry
+from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.problems import install_exception_handlers
 from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.mount import InternalJobs, JobLib
@@ -25,6 +28,28 @@ from zndraw_joblib.server.store.engine import open_database
 from zndraw_joblib.server.store.limits import Limits
 
 _MAX_EVENT_BYTES = 100_000
+
+
+class StandaloneApp(FastAPI):
+    """An app that answers the queue's requests before its own layers, unless it has other middleware.
+
+    The layers have nothing to do for them: a route answers every error as a problem.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._queue_first = QueueMiddleware(super().__call__, self)
+
+    @cached_property
+    def _has_telemetry(self) -> bool:
+        # Asked once, because it reads the environment. Telemetry is configured before the first request.
+        return has_telemetry(self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        scope["app"] = self
+        is_direct = scope["type"] == "http" and len(self.user_middleware) == 1 and not self._has_telemetry
+        await (self._queue_first if is_direct else super().__call__)(scope, receive, send)
 
 
 def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = None) -> FastAPI:
@@ -41,7 +66,7 @@ def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = N
         finally:
             await database.close()
 
-    app = FastAPI(title="zndraw-joblib", version=version("zndraw-joblib"), lifespan=lifespan)
+    app = StandaloneApp(title="zndraw-joblib", version=version("zndraw-joblib"), lifespan=lifespan)
     install_exception_handlers(app)
     if settings.cors_origins:
         app.add_middleware(

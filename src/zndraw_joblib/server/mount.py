@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI, Request
+from starlette.middleware import Middleware
 
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.server.background.health import Health
@@ -20,6 +21,7 @@ from zndraw_joblib.server.http.dependencies import check_readable
 from zndraw_joblib.server.http.fastapi_internals import solve
 from zndraw_joblib.server.http.guards import Guard, RoomGuards
 from zndraw_joblib.server.http.host_identity import check_identity_type, identity_dependency
+from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.problems import PROBLEM_RESPONSES
 from zndraw_joblib.server.http.problems import router as problem_pages
 from zndraw_joblib.server.http.routing import Route
@@ -133,6 +135,8 @@ class JobLib(QueueState):
                 dependencies=[Depends(self.identity)],
                 route_class_override=Route,
             )
+        # At the end, so that it is inside all middleware of the host.
+        app.user_middleware.append(Middleware(QueueMiddleware, host=app))
         app.include_router(problem_pages)
         host_lifespan = app.router.lifespan_context
 

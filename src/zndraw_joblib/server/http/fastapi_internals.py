@@ -1,20 +1,30 @@
-"""Call FastAPI's dependency solver, which has no public interface. Tests fail when FastAPI changes it."""
+"""What has no public interface in FastAPI: its dependency solver, the paths of included routers.
 
-from collections.abc import Callable
+Tests fail when FastAPI changes it.
+"""
+
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from functools import lru_cache
 from typing import Annotated, Any
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.dependencies.utils import SolvedDependency, get_dependant, solve_dependencies
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute, _IncludedRouter, iter_route_contexts
+from starlette._utils import get_route_path
 from starlette.background import BackgroundTasks
+from starlette.routing import BaseRoute, Mount, WebSocketRoute
+from starlette.routing import Route as StarletteRoute
+from starlette.types import Scope
 
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES
 from zndraw_joblib.server.http.request_body import RecordedBody
 
 _SOLVED = "zndraw_joblib.solved"
+# They match by nothing but method and path.
+_BY_PATH = {APIRoute.matches, Mount.matches, StarletteRoute.matches}
 
 
 async def solve(request: Request, dependency: Callable[..., Any], **path_params: str) -> Any:
@@ -75,3 +85,45 @@ def _dependant(dependency: Callable[..., Any], path: str) -> Dependant:
     async def take(taken: Annotated[Any, Depends(dependency)]) -> None: ...
 
     return get_dependant(path=path, call=take)
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path of a request without the path under which the app is mounted."""
+    return get_route_path(scope)
+
+
+def is_traced(scope: Scope) -> bool:
+    """Return whether FastAPI's telemetry follows a request, which the router gives the route's path."""
+    return scope.get("fastapi.telemetry") is not None
+
+
+def may_match(route: BaseRoute, prefix: str) -> bool:
+    """Return whether a route may match a path that begins with `prefix`; false only if it cannot."""
+    if isinstance(route, WebSocketRoute):
+        return False
+    for context in iter_route_contexts([route]):
+        original = context.original_route
+        if isinstance(original, WebSocketRoute):
+            continue
+        if type(original).matches not in _BY_PATH or context.path is None:
+            return True
+        literal, has_parameter, _ = context.path.partition("{")
+        is_open = has_parameter or isinstance(original, Mount)
+        if literal.startswith(prefix) or (is_open and prefix.startswith(literal)):
+            return True
+    return False
+
+
+def is_included_router(route: BaseRoute) -> bool:
+    """Return whether a route stands for all routes of a router that the app includes."""
+    return isinstance(route, _IncludedRouter)
+
+
+def routes_version(included: Iterable[Any]) -> int:
+    """Return a number that grows when a route is added to one of these included routers."""
+    return sum(route.original_router._get_routes_version() for route in included)
+
+
+def has_telemetry(app: FastAPI) -> bool:
+    """Return whether FastAPI's telemetry follows the requests of an app."""
+    return app._native_telemetry.enabled()

@@ -51,9 +51,12 @@ class Route(APIRoute):
         self.app = self._answer
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive, send)
-        response = add_effects(request, await self._handler(request))
+        response = await self.respond(Request(scope, receive, send))
         await response(scope, receive, send)
+
+    async def respond(self, request: Request) -> Response:
+        """Return the response to a request. Raises only errors that the host handles."""
+        return add_effects(request, await self._handler(request))
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler that replaces FastAPI's."""

@@ -1,0 +1,112 @@
+"""Call the queue's routes in front of the app's router and exception handlers, with the same result."""
+
+from collections.abc import Awaitable
+from re import Pattern
+from typing import NamedTuple
+
+from fastapi import FastAPI, Request
+from starlette.convertors import PathConvertor, StringConvertor
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from zndraw_joblib.server.http.fastapi_internals import (
+    is_included_router,
+    is_traced,
+    may_match,
+    route_path,
+    routes_version,
+)
+from zndraw_joblib.server.http.routing import Route
+
+# Path parameters of these kinds are text.
+_AS_TEXT = {StringConvertor, PathConvertor}
+
+
+class Candidate(NamedTuple):
+    """A route of the queue, and the host's earlier routes that may match the same path."""
+
+    route: Route
+    pattern: Pattern[str]
+    earlier: list[BaseRoute]
+
+
+class QueueMiddleware:
+    """The innermost middleware of `host`: it calls the queue's routes and passes all other requests on.
+
+    The app's router tries its routes one after another; this finds a route of the queue by the method and the
+    first parts of the path. As in the router, a route that the host has registered earlier comes first.
+    """
+
+    def __init__(self, app: ASGIApp, host: FastAPI) -> None:
+        self._app = app
+        self._host = host
+        self._routes: list[BaseRoute] = []
+        self._included: list[BaseRoute] = []
+        self._version = 0
+        self._candidates: dict[tuple[str, str], list[Candidate]] = {}
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer a request of the queue, or pass it on."""
+        if scope["type"] == "http" and (route := self._find(scope)) is not None:
+            return self._answer(route, scope, receive, send)
+        return self._app(scope, receive, send)
+
+    def _find(self, scope: Scope) -> Route | None:
+        """Return the route that the app's router would choose, if it is one of the queue."""
+        router = self._host.router
+        if router.routes != self._routes or routes_version(self._included) != self._version:
+            self._index(router.routes)
+        path = route_path(scope)
+        for route, pattern, earlier in self._candidates.get((scope["method"], _noun(path)), ()):
+            found = pattern.match(path)
+            if found is None:
+                continue
+            if is_traced(scope) or any(other.matches(scope)[0] is Match.FULL for other in earlier):
+                return None
+            scope["path_params"] = {**scope.get("path_params", {}), **found.groupdict()}
+            scope["endpoint"], scope["route"] = route.endpoint, route
+            scope.setdefault("router", router)
+            return route
+        return None
+
+    def _index(self, routes: list[BaseRoute]) -> None:
+        self._routes, self._included, self._candidates = list(routes), [], {}
+        others: list[BaseRoute] = []
+        for route in routes:
+            if not isinstance(route, Route):
+                others.append(route)
+            elif all(type(kind) in _AS_TEXT for kind in route.param_convertors.values()):
+                self._included = list(filter(is_included_router, others))
+                earlier = [other for other in others if may_match(other, route.path.partition("{")[0])]
+                for method in route.methods or ():
+                    found = self._candidates.setdefault((method, _noun(route.path)), [])
+                    found.append(Candidate(route, route.path_regex, earlier))
+        self._version = routes_version(self._included)
+
+    async def _answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await route.respond(Request(scope, receive, send))
+        except Exception as error:
+            await self._handle(error)(scope, receive, send)
+        else:
+            await response(scope, receive, send)
+
+    def _handle(self, error: Exception) -> ASGIApp:
+        """Return an app that answers an error with the host's handler of its class, or raises it."""
+
+        async def fail(*_: object) -> None:
+            raise error
+
+        handlers = {
+            kind: handler
+            for kind, handler in self._host.exception_handlers.items()
+            if kind not in (500, Exception)
+        }
+        return ExceptionMiddleware(fail, handlers)
+
+
+def _noun(path: str) -> str:
+    """Return the third part of a path: ``tasks`` of ``/v1/joblib/tasks/…``."""
+    parts = path.split("/", 4)
+    return parts[3] if len(parts) > 3 else ""
