@@ -1,7 +1,7 @@
 """The connection of the client commands to a server: URL, token and error messages."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -27,6 +27,7 @@ from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import ProblemException, Unauthorized
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection, connect
+from zndraw_joblib.worker.batches import chunks
 from zndraw_joblib.worker.client import Attempt, JobClient
 from zndraw_joblib.worker.responses import UnexpectedResponse
 from zndraw_joblib.worker.rest import Model, RestApi, quoted
@@ -53,6 +54,10 @@ class AdminClient(JobClient):
     """
 
     _retry_seconds = 10.0
+
+    def submit_bodies(self, bodies: Iterable[bytes], key: str) -> Iterator[list[str | ProblemException]]:
+        """Submit tasks, each encoded by `task_body`; yield the ids or problems of each request."""
+        return self._submit_chunks(chunks(bodies), key)
 
     def cancel(self, task_id: UUID) -> TaskResponse:
         """Cancel a task."""

@@ -2,6 +2,7 @@
 
 import json
 from typing import Annotated, Any
+from uuid import uuid4
 
 import typer
 
@@ -15,15 +16,24 @@ from zndraw_joblib.cli.display import (
     print_note,
     print_rows,
 )
-from zndraw_joblib.cli.errors import CommandError
+from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.jobs import find_job
-from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Job, Limit, LogConfig, Room, TaskId, Url
+from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Limit, LogConfig, Room, TaskId, Url
 from zndraw_joblib.cli.payload import check_key, check_payload, parse_object, parse_options, parse_values
+from zndraw_joblib.cli.task_file import checked_file, encoder, submit_file
 from zndraw_joblib.contract.messages import TaskHistory, TaskResponse
 from zndraw_joblib.contract.names import RESERVED
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import DEFAULT_URL
 
+JobOfTask = Annotated[
+    str | None,
+    typer.Argument(metavar="JOB", help="room:category:Name, or Name alone if the room sees one such job."),
+]
+TasksFile = Annotated[
+    str | None,
+    typer.Option("--from", metavar="FILE", help="Submit a task for each line; - reads standard input."),
+]
 Values = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="The payload's fields. A value is JSON, else text."),
@@ -82,10 +92,11 @@ Status = Annotated[
 
 
 def submit(  # noqa: PLR0913 - each is an option
-    job: Job,
+    job: JobOfTask = None,
     values: Values = None,
     *,
     payload: Payload = None,
+    file: TasksFile = None,
     room: TaskRoom = None,
     wait: Wait = False,
     priority: Priority = None,
@@ -99,10 +110,13 @@ def submit(  # noqa: PLR0913 - each is an option
     """Submit a task, and print its id.
 
     With --wait, print the result as JSON instead. The exit code is 1 if the task fails or is cancelled.
+
+    With --from, submit a task for each line of a file, and print an id per line, or an empty line if the
+    task was refused; then the exit code is 1. A file with an invalid line is refused as a whole. JOB and the
+    options are defaults for lines without them. A line is an object like {"payload": {"key": 1}}, and may
+    have job, room, priority, run_at, delay_seconds, expires_in_seconds and max_attempts.
     """
     LogConfig().apply()
-    body = parse_object(payload) | parse_values(values or [])
-    check_payload(body)
     check_key(idempotency_key)
     options = parse_options(
         priority=priority,
@@ -111,6 +125,15 @@ def submit(  # noqa: PLR0913 - each is an option
         expires_in_seconds=expires_in,
         max_attempts=max_attempts,
     )
+    if file is not None:
+        _check_alone(values=values, payload=payload, wait=wait)
+        with open_client(url) as client, checked_file(file, encoder(client, job, room, options)) as checked:
+            submit_file(client, checked, idempotency_key or str(uuid4()))
+        return
+    if job is None:
+        raise UsageError("JOB is missing. Pass the name of a job, or --from FILE")
+    body = parse_object(payload) | parse_values(values or [])
+    check_payload(body)
     with open_client(url) as client:
         name = find_job(client, job, room)
         task_room = room or (DEFAULT_ROOM if name.room_id in RESERVED else name.room_id)
@@ -120,6 +143,14 @@ def submit(  # noqa: PLR0913 - each is an option
             return
         task = _wait_for(client, task_id)
     _print_result(task)
+
+
+def _check_alone(*, values: list[str] | None, payload: str | None, wait: bool) -> None:
+    """Raise `UsageError` if an option is given that has no meaning with --from."""
+    given = {"KEY=VALUE": bool(values), "--json": payload is not None, "--wait": wait}
+    wrong = [name for name, is_given in given.items() if is_given]
+    if wrong:
+        raise UsageError(f"{wrong[0]} cannot be combined with --from. Write the payloads into the file")
 
 
 def tasks(
