@@ -13,6 +13,7 @@ from zndraw_joblib.contract.names import INTERNAL, JobName, parse_job_name, pars
 from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthorized
 from zndraw_joblib.server.http.fastapi_internals import solve
 from zndraw_joblib.server.http.guards import Guard, verify_readable_room, verify_writable_room
+from zndraw_joblib.server.http.headers import header_values
 from zndraw_joblib.server.http.routing import CALLER, RESOLVERS
 from zndraw_joblib.server.http.state import QueueState, queue_state
 from zndraw_joblib.server.ports import Identity, Page, ResultBackend
@@ -20,6 +21,7 @@ from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.waiters import Disconnected
 
 JSON_MEDIA_TYPE = "application/json"
+_JSON = (b"content-type", JSON_MEDIA_TYPE.encode())
 MAX_OFFSET = 2**62
 _PREFERENCES = re.compile(r'(?:[^,"]|"[^"]*")+')
 _WAIT = re.compile(r'\s*wait\s*=\s*("?)(\d+)\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
@@ -57,9 +59,9 @@ async def get_result_backend(request: Request) -> ResultBackend:
     return queue_state(request).results
 
 
-def _result_backend(request: Request) -> Any:
+async def _result_backend(request: Request) -> Any:
     if get_result_backend in request.app.dependency_overrides:
-        return solve(request, get_result_backend)
+        return await solve(request, get_result_backend)
     return queue_state(request).results
 
 
@@ -69,7 +71,10 @@ async def check_readable(request: Request, room_id: str) -> None:
 
 
 def _guard(dependency: Guard) -> Callable[[Request], Any]:
-    return lambda request: queue_state(request).guards.room(request, dependency)
+    async def resolve(request: Request) -> str:
+        return await queue_state(request).guards.room(request, dependency)
+
+    return resolve
 
 
 async def _job_name(name: Annotated[str, Path(description="room:category:name")]) -> None:
@@ -103,7 +108,7 @@ async def _page(
 
 
 def _wanted_seconds(request: Request) -> float | None:
-    for header in request.headers.getlist("prefer"):
+    for header in header_values(request, b"prefer"):
         for preference in _PREFERENCES.findall(header):
             if match := _WAIT.fullmatch(preference):
                 return min(float(match[2]), _MAX_WAIT)
@@ -111,7 +116,7 @@ def _wanted_seconds(request: Request) -> float | None:
 
 
 def _wants_minimal(request: Request) -> bool:
-    found = [preference for header in request.headers.getlist("prefer") for preference in header.split(",")]
+    found = [preference for header in header_values(request, b"prefer") for preference in header.split(",")]
     return any(_MINIMAL.fullmatch(preference) for preference in found)
 
 
@@ -169,7 +174,17 @@ def json_response(
 ) -> Response:
     """Return a message as a response, serialised once."""
     content = body.__pydantic_serializer__.to_json(body, by_alias=True, exclude=exclude)
-    return Response(content, status_code, headers, media_type=JSON_MEDIA_TYPE)
+    return JsonResponse(content, status_code, headers)
+
+
+class JsonResponse(Response):
+    """A response with a body of JSON. Its headers are made without the checks of Starlette's response."""
+
+    def __init__(self, content: bytes, status_code: int, headers: dict[str, str] | None) -> None:
+        self.status_code, self.body, self.background = status_code, content, None
+        given = headers.items() if headers else ()
+        self.raw_headers = [(name.lower().encode(), value.encode()) for name, value in given]
+        self.raw_headers += [(b"content-length", b"%d" % len(content)), _JSON]
 
 
 class DisconnectWatcher:

@@ -59,7 +59,9 @@ def add_effects(request: Request, response: Response) -> Response:
 
     A header of the endpoint stays as it is.
     """
-    found: list[SolvedDependency] = request.scope.pop(_SOLVED, [])
+    found: list[SolvedDependency] | None = request.scope.pop(_SOLVED, None)
+    if found is None:
+        return response
     own = {name for name, _ in response.raw_headers}
     for name, value in [header for solved in found for header in solved.response.raw_headers]:
         if name == b"set-cookie":

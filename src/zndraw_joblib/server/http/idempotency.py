@@ -9,9 +9,12 @@ from fastapi import Depends, Header, Request
 
 from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY, MAX_KEY_LENGTH, parse_key
 from zndraw_joblib.contract.problems import InvalidIdempotencyKey
+from zndraw_joblib.server.http.headers import header_values
 from zndraw_joblib.server.http.routing import BODY, CALLER, RESOLVED_LAST, RESOLVERS
 from zndraw_joblib.server.http.state import queue_state
 from zndraw_joblib.server.ports import RequestKey
+
+_HEADER = IDEMPOTENCY_KEY.lower().encode()
 
 
 async def _idempotency_key(
@@ -28,7 +31,7 @@ async def _idempotency_key(
 
 
 def _request_key(request: Request) -> RequestKey | None:
-    given = request.headers.getlist(IDEMPOTENCY_KEY)
+    given = header_values(request, _HEADER)
     if not given:
         return None
     if len(given) > 1:

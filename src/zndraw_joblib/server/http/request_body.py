@@ -1,6 +1,7 @@
 """Read the body of a request in a host's dependencies and again in the endpoint."""
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
@@ -12,12 +13,17 @@ MAX_BODY_BYTES = 4 * MAX_JSON_BYTES
 
 async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
     """Return the body. Raises `ContentTooLarge` as soon as it has more than `most` bytes."""
-    chunks, size = [], 0
-    async for chunk in request.stream():
+    chunks, size = list[bytes](), 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
         size += len(chunk)
         _check_size(size, most)
+        if not message.get("more_body", False):
+            return chunk if not chunks else b"".join([*chunks, chunk])
         chunks.append(chunk)
-    return b"".join(chunks)
 
 
 class RecordedBody:

@@ -26,7 +26,7 @@ from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, BatchReportRequest, 
 from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
 from zndraw_joblib.server.http.fastapi_internals import add_effects, solve
 from zndraw_joblib.server.http.request_body import MAX_BODY_BYTES, read_body
-from zndraw_joblib.server.http.state import queue_state
+from zndraw_joblib.server.http.state import queue_state, remember_queue
 from zndraw_joblib.server.problem_responses import as_problem, invalid_part, problem_response
 
 # Matches numbers beyond the range of floats, which every parser turns into infinity.
@@ -44,7 +44,8 @@ class Route(APIRoute):
         self._work = endpoint
         signature = inspect.signature(endpoint, eval_str=True)
         plan = [(name, _resolver(parameter)) for name, parameter in signature.parameters.items()]
-        self._plan = sorted(plan, key=lambda entry: entry[1] in RESOLVED_LAST)
+        plan.sort(key=lambda entry: entry[1] in RESOLVED_LAST)
+        self._plan = [(name, resolve, inspect.iscoroutinefunction(resolve)) for name, resolve in plan]
         super().__init__(path, endpoint, **options)
         # FastAPI wraps handlers in stacks for dependencies and errors, which these routes do not use.
         self._handler = self.get_route_handler()
@@ -65,14 +66,14 @@ class Route(APIRoute):
 
         async def handle(request: Request) -> Response:
             try:
+                remember_queue(request)
                 for dependency in dependencies:
                     # The host's own dependencies; the identity is declared here and resolved later.
                     if dependency is not queue_state(request).identity:
                         await solve(request, dependency)
                 values = {}
-                for name, resolve in plan:
-                    value = resolve(request)
-                    values[name] = await value if inspect.isawaitable(value) else value
+                for name, resolve, is_async in plan:
+                    values[name] = await resolve(request) if is_async else resolve(request)
                 return await work(**values)
             except ClientDisconnect:
                 return Response(status_code=499)
@@ -92,7 +93,7 @@ def _is_handled_by_host(request: Request, error: Exception) -> bool:
     return not kinds.isdisjoint(request.app.exception_handlers)
 
 
-# What each of the queue's dependencies resolves to: a function of the request, sync or async.
+# What each of the queue's dependencies resolves to: a function of the request, or a coroutine function.
 RESOLVERS: dict[Callable[..., Any], Resolve] = {}
 # Resolvers that need values that others have stored in the request's scope.
 RESOLVED_LAST: set[Resolve] = set()

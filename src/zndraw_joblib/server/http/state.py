@@ -15,6 +15,8 @@ from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.uploads import Uploads
 from zndraw_joblib.server.runtime import Runtime
 
+_QUEUE = "zndraw_joblib.queue"
+
 
 class QueueState(ABC):
     """A queue that is mounted into an app. `JobLib` builds it."""
@@ -41,7 +43,15 @@ class QueueState(ABC):
 
 def queue_state(request: Request) -> QueueState:
     """Return the queue of the app that handles a request. Raises RuntimeError where none is mounted."""
-    state = getattr(request.app.state, "joblib", None)
-    if not isinstance(state, QueueState):
-        raise RuntimeError("The app has no queue: call JobLib(...).mount(app) before it handles requests")
+    found = request.scope.get(_QUEUE)
+    if found is None:
+        found = getattr(request.app.state, "joblib", None)
+        if not isinstance(found, QueueState):
+            raise RuntimeError("The app has no queue: call JobLib(...).mount(app) before it handles requests")
+    state: QueueState = found
     return state
+
+
+def remember_queue(request: Request) -> None:
+    """Keep the queue in the scope of a request that one of its routes handles."""
+    request.scope[_QUEUE] = queue_state(request)

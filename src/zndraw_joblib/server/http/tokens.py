@@ -12,6 +12,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import SecretStr
 
 from zndraw_joblib.contract.problems import Unauthorized
+from zndraw_joblib.server.http.headers import header_values
 from zndraw_joblib.server.ports import Identity
 
 ADMIN = Identity("admin", is_superuser=True)
@@ -69,7 +70,8 @@ class BearerTokens:
 
     def digest_of(self, request: Request) -> str | None:
         """Return the digest of a request's token, None if it has none."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        given = header_values(request, b"authorization")
+        scheme, _, token = given[0].partition(" ") if given else ("", "", "")
         return digest(token.strip()) if scheme.lower() == "bearer" and token else None
 
     async def find_revoked(self, digests: Collection[str]) -> set[str]:
