@@ -92,7 +92,7 @@ async def submit(client: httpx.AsyncClient, job: str, **payload: Any) -> dict[st
 
 
 async def wait_for_end(
-    client: httpx.AsyncClient, task: dict[str, Any], seconds: float = 40
+    client: httpx.AsyncClient, task: dict[str, Any], seconds: float = 120
 ) -> dict[str, Any]:
     """Wait until a task ends; return it."""
     async with asyncio.timeout(seconds):

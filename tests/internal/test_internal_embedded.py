@@ -127,6 +127,7 @@ async def test_an_invalid_payload_fails_the_task(client: httpx.AsyncClient) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 async def test_a_thousand_submissions_wait_in_the_database(
     app: FastAPI, client: httpx.AsyncClient, journal: Path
 ) -> None:

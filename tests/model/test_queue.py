@@ -357,6 +357,7 @@ def profile(examples: int, steps: int) -> settings:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_queue_on_sqlite_matches_the_model(sqlite_template: Path, tmp_path: Path) -> None:
     """After each step of fifty random sequences of requests, results, rows and events match the model."""
 
@@ -367,7 +368,7 @@ def test_the_queue_on_sqlite_matches_the_model(sqlite_template: Path, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_the_queue_on_postgresql_matches_the_model(postgres_url: str) -> None:
     """The same on PostgreSQL, with fewer sequences."""
 
