@@ -12,11 +12,11 @@ import asyncpg
 import httpx
 import pytest
 from databases import on_postgresql
-from replica import TIMEOUT
+from replica import TIMEOUT, Replica
 from rest import V1, register
 from servers import ServerProcess
-from sqlalchemy import make_url, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import make_url, select, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from waiting import until
 
 from bounds.silent_proxy import SilentProxy
@@ -27,6 +27,7 @@ from zndraw_joblib.server.store.asyncpg_options import connect_arguments, prepar
 from zndraw_joblib.server.store.database import Database, SessionDatabase, Transaction
 from zndraw_joblib.server.store.engine import open_database, open_sessions
 from zndraw_joblib.server.store.limits import Limits
+from zndraw_joblib.server.store.tables import Job, Task
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
 pytestmark = on_postgresql
@@ -86,6 +87,29 @@ async def test_a_commit_without_an_answer_is_not_repeated(database: Database, pr
         async with asyncio.timeout(TIMEOUT):
             await database.write_short(work)
     assert tries == 1
+
+
+async def test_a_submit_without_an_answer_is_applied_once(
+    database: Database, proxy: SilentProxy, engine: AsyncEngine
+) -> None:
+    """A lone statement whose answer is lost has inserted the tasks: the repeat finds them."""
+    replica = Replica(database, engine)
+    job = await replica.register()
+    await replica.submit(job)
+    async with engine.connect() as other:
+        await other.execute(select(Job).with_for_update())
+        submits = [asyncio.create_task(replica.submit(job, {"n": n})) for n in range(3)]
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        async with engine.connect() as third:
+            while not (await third.exec_driver_sql(waiting)).scalar_one():
+                await third.rollback()
+        proxy.silence()
+        await other.rollback()
+    async with asyncio.timeout(TIMEOUT):
+        made = await asyncio.gather(*submits)
+    assert sorted(task.queue_position or 0 for task in made) == [2, 3, 4]
+    assert {task.id for task in made} < {row.id for row in await replica.rows(Task)}
+    assert len(await replica.rows(Task)) == 4
 
 
 async def test_closing_is_bounded(database: Database, proxy: SilentProxy) -> None:

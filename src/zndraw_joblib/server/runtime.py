@@ -39,6 +39,7 @@ from zndraw_joblib.server.recheck import Recheck
 from zndraw_joblib.server.service import claims, idempotency, jobs, rules, tasks, workers
 from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.service.idempotency import TASKS, Repeat, once_or_repeat
+from zndraw_joblib.server.service.plain_tasks import KnownJobs
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase, Transaction
 from zndraw_joblib.server.store.limits import Limits
@@ -91,7 +92,9 @@ class Runtime:
         self._on_due = on_due
         self._batchers: list[Batcher[Any, Any]] = []
         self._writing: set[asyncio.Task[Any]] = set()
-        self._submits: Batcher[tasks.Submission, OnceOrRepeat] = self.batcher(idempotency.submit)
+        self._submits: Batcher[tasks.Submission, OnceOrRepeat] = self.batcher(
+            partial(idempotency.submit, known=KnownJobs())
+        )
         self._reports: Batcher[tasks.Report, OnceOrRepeat] = self.batcher(idempotency.report)
         self._claims: Batcher[claims.Claim, claims.ClaimResult] = self.batcher(claims.claim)
         self._heartbeats = self._add(self._commit_heartbeats, attrgetter("needs"))

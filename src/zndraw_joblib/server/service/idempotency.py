@@ -4,6 +4,7 @@ The answer is stored in the transaction of the request itself. Errors are not st
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 from uuid import UUID
 
@@ -20,7 +21,8 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import RequestKey
-from zndraw_joblib.server.service import tasks
+from zndraw_joblib.server.service import plain_tasks, tasks
+from zndraw_joblib.server.service.plain_tasks import KnownJobs
 from zndraw_joblib.server.store import idempotency as store
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store.database import Transaction
@@ -94,15 +96,27 @@ NOTHING: Answers[None] = answers_of(None)
 
 
 async def submit(
-    tx: Transaction, items: Sequence[tasks.Submission]
+    tx: Transaction, items: Sequence[tasks.Submission], known: KnownJobs | None = None
 ) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
-    """Insert tasks as `tasks.submit` does."""
+    """Insert tasks as `tasks.submit` does; not those that an earlier attempt has inserted."""
+    written = await plain_tasks.find_written(tx, items)
+    rest = [item for index, item in enumerate(items) if index not in written] if written else items
+    done = iter(await _submit(tx, rest, known) if rest else [])
+    return [written[index] if index in written else next(done) for index in range(len(items))]
+
+
+async def _submit(
+    tx: Transaction, items: Sequence[tasks.Submission], known: KnownJobs | None
+) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
+    if known is not None and (made := await plain_tasks.submit(tx, items, known)) is not None:
+        return made
 
     async def decode(item: tasks.Submission, text: str) -> TaskResponse:
         # The first request had the same payload.
         return TaskResponse.model_validate({**from_json(text), "payload": item.payload})
 
-    return await _apply(tx, items, tasks.submit, _encode_task, decode)
+    work = tasks.submit if known is None else partial(tasks.submit, learn=known.learn)
+    return await _apply(tx, items, work, _encode_task, decode)
 
 
 async def report(

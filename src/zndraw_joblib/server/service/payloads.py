@@ -10,6 +10,8 @@ from pydantic_core import from_json, to_json
 
 from zndraw_joblib.contract.problems import InvalidPayload, InvalidSchema
 
+# The schema of jobs that were registered without one.
+ANY_PAYLOAD = "{}"
 MAX_LISTED_ERRORS = 100
 # Subschemas times bytes of payload. A validation below the first takes at most about 3 ms, which the event
 # loop can afford; one below the second takes at most some tens of milliseconds.

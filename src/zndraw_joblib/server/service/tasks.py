@@ -1,7 +1,7 @@
 """Submit, report and read tasks. Submissions and reports come in lists; each item gets its own result."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -34,18 +34,17 @@ from zndraw_joblib.server.store.tasks import Move, TaskRecord, read
 from zndraw_joblib.server.store.tasks.positions import positions
 
 ReportResult = TaskResponse | ProblemException
-# The schema of jobs that were registered without one.
-_ANY_PAYLOAD = "{}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Submission:
     """A task to submit from a room.
 
     For an internal job, `is_configured`: this server has an executor; `exclusive_start`: the executor starts
     a task once, however often it is dispatched; `is_deferred`: the dispatcher claims the task later.
     `is_bounded`: the number of held tasks of the room is limited.
-    `validated_schema`: a schema as JSON that the payload is known to match.
+    `validated_schema`: a schema as JSON that the payload is known to match. `task_id`: the id that the task
+    got in an earlier attempt to insert it, which may have succeeded.
     """
 
     caller: Identity
@@ -61,6 +60,7 @@ class Submission:
     validated_schema: str | None = None
     options: TaskSubmitRequest = field(default_factory=TaskSubmitRequest)
     key: RequestKey | None = None
+    task_id: UUID | None = None
 
     @property
     def needs(self) -> str:
@@ -90,13 +90,17 @@ class Report(NamedTuple):
         return f"task {self.task_id}"
 
 
-async def submit(tx: Transaction, items: Sequence[Submission]) -> list[TaskResponse | Exception]:
+async def submit(
+    tx: Transaction, items: Sequence[Submission], learn: Callable[[Iterable[JobRecord]], None] | None = None
+) -> list[TaskResponse | Exception]:
     """Insert tasks: pending, or claimed if the job is internal and the server dispatches it at once.
 
     No payload is validated here. The result for one that was not validated against the job's current schema
-    is `UnvalidatedPayload`.
+    is `UnvalidatedPayload`. `learn` gets the jobs.
     """
     jobs = await job_store.lock_by_names(tx, list(dict.fromkeys(item.job for item in items)))
+    if learn is not None:
+        learn(jobs.values())
     now = await tx.now()
     schemas = {name: to_json(job.schema).decode() for name, job in jobs.items()}
     made = [_check(item, schemas.get(item.job)) or _task(item, jobs[item.job], now) for item in items]
@@ -139,7 +143,7 @@ def _check(item: Submission, schema: str | None) -> Exception | None:
             raise InternalJobNotConfigured(f"Job {str(item.job)!r} has no executor in this server")
     except ProblemException as problem:
         return problem
-    if item.validate_payload and schema not in {item.validated_schema, _ANY_PAYLOAD}:
+    if item.validate_payload and schema not in {item.validated_schema, payloads.ANY_PAYLOAD}:
         return payloads.UnvalidatedPayload(schema)
     return None
 
@@ -168,7 +172,7 @@ def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
         expires_at = now + timedelta(seconds=options.expires_in_seconds)
     task = TaskRecord(
         seq=0,
-        id=uuid4(),
+        id=item.task_id or uuid4(),
         job_id=job.id,
         job=item.job,
         room_id=item.room_id,

@@ -65,13 +65,17 @@ class Freed(NamedTuple):
 class Transaction:
     """The statements of one transaction, and the events and wake-ups that follow its commit."""
 
-    def __init__(self, execute: Execute, *, is_sqlite: bool, clock: Clock | None = None) -> None:
+    def __init__(
+        self, execute: Execute, *, is_sqlite: bool, clock: Clock | None = None, alone: Execute | None = None
+    ) -> None:
         self._execute = execute
+        self._execute_alone = alone or execute
         self._clock = clock
         self._now: datetime | None = None
         self._now_read_at = 0.0
         self.is_sqlite = is_sqlite
         self._emissions: dict[object, Callable[[], Emission]] = {}
+        self._more_emissions: list[Callable[[], list[Emission]]] = []
         self.wakes: list[Wake] = []
         self.due: datetime | None = None
         self.freed: list[Freed] = []
@@ -81,6 +85,14 @@ class Transaction:
     ) -> Rows:
         """Run one statement, or once for each item of a list of parameters."""
         return await self._execute(statement, parameters)
+
+    async def execute_alone(self, statement: Executable, parameters: Mapping[str, Any]) -> Sequence[Any]:
+        """Run the first statement, without BEGIN and COMMIT where it can be a transaction of its own.
+
+        If it returns no row, it must have written nothing, and others may follow. Otherwise it is the last.
+        If the connection is lost the transaction is repeated, although the statement may have been applied.
+        """
+        return (await self._execute_alone(statement, parameters)).all()
 
     async def now(self) -> datetime:
         """Return the time of this transaction by the database's clock, which on SQLite is the server's."""
@@ -94,6 +106,11 @@ class Transaction:
             self._now_read_at = time.monotonic()
         return self._now
 
+    @property
+    def has_own_clock(self) -> bool:
+        """Whether `now` is the time of neither database."""
+        return self._clock is not None
+
     def record_now(self, rows: Sequence[Any]) -> None:
         """Use the column `now` of the first statement as the time, which saves a statement."""
         if rows and self._now is None and self._clock is None and not self.is_sqlite:
@@ -104,10 +121,15 @@ class Transaction:
         """Record an event to publish after the commit, once per key. `make` runs only if it is published."""
         self._emissions.setdefault(key, make)
 
+    def emit_many(self, make: Callable[[], list[Emission]]) -> None:
+        """Record events without keys. `make` runs only if they are published."""
+        self._more_emissions.append(make)
+
     @property
     def emissions(self) -> list[Emission]:
         """The events to publish after the commit, in order."""
-        return [make() for make in self._emissions.values()]
+        more = [emission for make in self._more_emissions for emission in make()]
+        return [make() for make in self._emissions.values()] + more
 
     def record_due(self, at: datetime) -> None:
         """Record that a scheduled task is due at a time."""

@@ -59,7 +59,7 @@ async def lock(tx: Transaction, ids: Sequence[UUID]) -> tuple[dict[UUID, StoredA
     if tx.is_sqlite:
         rows = (await tx.execute(_FIND, {"ids": padded(ids)})).all()
         return {row.id: StoredAnswer(*row) for row in rows}, set()
-    given = by_column([{"given_id": id, "lock": _lock_number(id)} for id in ids])
+    given = by_column([{"given_id": id, "lock": lock_number(id)} for id in ids])
     rows = (await tx.execute(_LOCK_AND_FIND, given)).all()
     tx.record_now(rows)
     found = {row.id: StoredAnswer(*row[3:]) for row in rows if row.id is not None}
@@ -85,5 +85,6 @@ async def prune(tx: Transaction, before: datetime, limit: int) -> int:
     return len(ids)
 
 
-def _lock_number(id: UUID) -> int:
+def lock_number(id: UUID) -> int:
+    """Return the number of the advisory lock of a key."""
     return int.from_bytes(id.bytes[:8], signed=True)

@@ -21,7 +21,15 @@ from sqlalchemy.pool import NullPool
 from zndraw_joblib.server.ports import OpenConnection
 from zndraw_joblib.server.store.asyncpg_options import connect_arguments, milliseconds, prepare
 from zndraw_joblib.server.store.compiled import CompiledStatement, Values
-from zndraw_joblib.server.store.database import CONCURRENT_BATCHES, Clock, Database, Rows, Transaction, Work
+from zndraw_joblib.server.store.database import (
+    CONCURRENT_BATCHES,
+    Clock,
+    Database,
+    Execute,
+    Rows,
+    Transaction,
+    Work,
+)
 from zndraw_joblib.server.store.errors import Unresponsive, in_doubt, is_read_only
 from zndraw_joblib.server.store.limits import Limits, SingleWrites
 from zndraw_joblib.server.store.notify_connection import NotifyConnection
@@ -130,28 +138,20 @@ class PostgresDatabase(Database):
         if lock_seconds is None:
             async with self._single_writes.slot() as patience:
                 return await self._write(work, is_short, patience)
-        begin = "BEGIN"
-        if lock_seconds != self._limits.session_lock:
-            begin += f"; SET LOCAL lock_timeout = {milliseconds(lock_seconds)}"
         seconds = self._limits.transaction(is_short=is_short)
-        is_committing = False
         async with self._connection() as connection:
+            opened = self._open(connection, lock_seconds)
             try:
                 async with asyncio.timeout(seconds):
-                    with _translated_errors(connection):
-                        await connection.execute(begin)
-                    tx = self._on(connection)
-                    result = await work(tx)
-                    is_committing = True
-                    with in_doubt(), _translated_errors(connection):
-                        await connection.execute("COMMIT")
-                    return result, tx
+                    result = await work(opened.transaction)
+                    await opened.commit()
+                    return result, opened.transaction
             except BaseException as error:
                 await self._recover(connection, "ROLLBACK")
                 if isinstance(error, DBAPIError) and is_read_only(error):
                     self._replace_pool()  # its connections lead to a former primary
                 if isinstance(error, TimeoutError):
-                    with in_doubt() if is_committing else nullcontext():
+                    with in_doubt() if opened.is_committing else nullcontext():
                         _raise_unresponsive(connection, seconds, error)
                 raise
 
@@ -224,6 +224,13 @@ class PostgresDatabase(Database):
     def _on(self, connection: Any) -> Transaction:
         return Transaction(partial(self._execute, connection), is_sqlite=False, clock=self._clock)
 
+    def _open(self, connection: Any, lock_seconds: float) -> "_Opened":
+        begin = "BEGIN"
+        if is_patient := lock_seconds != self._limits.session_lock:
+            begin += f"; SET LOCAL lock_timeout = {milliseconds(lock_seconds)}"
+        execute = partial(self._execute, connection)
+        return _Opened(connection, execute, begin, may_skip_begin=not is_patient, clock=self._clock)
+
     async def _execute(
         self, connection: Any, statement: Executable, given: Values | Sequence[Values] | None = None
     ) -> Rows:
@@ -236,6 +243,48 @@ class PostgresDatabase(Database):
                 await connection.executemany(compiled.sql, [compiled.arguments(values) for values in many])
                 return compiled.result([])
             return compiled.result(await connection.fetch(compiled.sql, *compiled.arguments(many[0])))
+
+
+class _Opened:
+    """A transaction on a connection. It sends BEGIN before its first statement.
+
+    A statement that is a transaction of its own needs one round trip instead of three.
+    """
+
+    def __init__(
+        self, connection: Any, execute: Execute, begin: str, *, may_skip_begin: bool, clock: Clock | None
+    ) -> None:
+        self._connection = connection
+        self._execute = execute
+        self._begin = begin
+        self._may_skip_begin = may_skip_begin
+        self._has_begun = self._is_done = False
+        self.is_committing = False
+        alone = self._execute_alone
+        self.transaction = Transaction(self._execute_within, is_sqlite=False, clock=clock, alone=alone)
+
+    async def _execute_within(self, statement: Executable, given: Any = None) -> Rows:
+        if self._is_done:
+            raise RuntimeError("A statement follows one that was the whole transaction")
+        if not self._has_begun:
+            with _translated_errors(self._connection):
+                await self._connection.execute(self._begin)
+            self._has_begun = True
+        return await self._execute(statement, given)
+
+    async def _execute_alone(self, statement: Executable, given: Values) -> Rows:
+        if self._has_begun or not self._may_skip_begin:
+            return await self._execute_within(statement, given)
+        rows = (await self._execute(statement, given)).freeze()
+        self._is_done = bool(rows.data)
+        return rows()
+
+    async def commit(self) -> None:
+        """Commit, unless there is nothing to commit."""
+        if self._has_begun:
+            self.is_committing = True
+            with in_doubt(), _translated_errors(self._connection):
+                await self._connection.execute("COMMIT")
 
 
 async def _close(pool: Pool) -> None:
