@@ -5,7 +5,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -91,9 +91,7 @@ class PayloadValidator:
         while outdated:
             for check in [checks[index] for index in outdated]:
                 if check.schema is not None:
-                    check.fault = await self._problem(check.schema, check.item.payload)
-                    schema = None if check.fault else check.schema
-                    check.item = replace(check.item, validated_schema=schema)
+                    await self._validate(check)
             done = await put([checks[index].item for index in put_again])
             outdated = []
             for index, result in zip(put_again, done, strict=True):
@@ -110,11 +108,29 @@ class PayloadValidator:
                 put_again = outdated
         return results
 
-    async def _problem(self, schema: str, payload: dict[str, Any]) -> Exception | None:
+    async def submit_one(
+        self, item: "Submission", put: "Callable[[Submission], Awaitable[Result]]"
+    ) -> Result:
+        """Return the result of `put(item)`, like `submit`. Raises its problem, or that of the payload."""
+        check = _Check(item, self._schemas.get(item.job) if item.validate_payload else None)
+        while True:
+            if check.schema is not None:
+                await self._validate(check)
+            try:
+                return await put(item)
+            except payloads.UnvalidatedPayload as current:
+                if check.fault is not None and current.schema == check.schema:
+                    raise check.fault from None
+                check.schema = self._schemas[item.job] = current.schema
+
+    async def _validate(self, check: _Check) -> None:
+        """Validate a payload against `check.schema`, which is not None."""
+        schema = cast("str", check.schema)
         try:
-            return await self.fault(schema, payload)
+            check.fault = await self.fault(schema, check.item.payload)
         except ServiceUnavailable as problem:
-            return problem
+            check.fault = problem
+        check.item.validated_schema = None if check.fault else schema
 
     async def fault(self, schema: str, payload: dict[str, Any]) -> InvalidPayload | None:
         """Return the problem of a payload that does not match a schema, given as JSON.

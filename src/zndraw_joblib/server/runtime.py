@@ -218,10 +218,7 @@ class Runtime:
 
     async def submit(self, item: tasks.Submission) -> OnceOrRepeat:
         """Add a task. Raises the problem that `tasks.submit` returns, or `InvalidPayload`."""
-        [result] = await self.submit_many([item])
-        if isinstance(result, Exception):
-            raise result
-        return result
+        return await self.payload_validator.submit_one(item, self._submits.put)
 
     async def submit_many(self, items: Sequence[tasks.Submission]) -> list[OnceOrRepeat | Exception]:
         """Add tasks. The result for each is that of `tasks.submit`, or `InvalidPayload`."""
@@ -252,8 +249,11 @@ class Runtime:
 
     async def report(self, item: tasks.Report) -> TaskResponse:
         """Move a task as its holder, its submitter or a superuser reports."""
-        [result] = await self.report_many([item])
-        return raised(result)
+        got = await self._reports.put(item)
+        task = got.result if isinstance(got, Repeat) else got
+        if (reporter := _reporter(item, task)) is not None:
+            await self.touch_worker(item.caller, reporter)
+        return task
 
     async def report_many(self, items: Sequence[tasks.Report]) -> list[TaskResponse | Exception]:
         """Move tasks as their holders, their submitters or superusers report."""
@@ -264,10 +264,7 @@ class Runtime:
             results.append(task)
             if isinstance(task, Exception):
                 continue
-            update = item.update
-            # Clients of version 0.1.x send no worker_id; workers cancel no tasks.
-            reporter = update.worker_id or (task.worker_id if update.status != TaskStatus.CANCELLED else None)
-            if reporter is not None:
+            if (reporter := _reporter(item, task)) is not None:
                 reporters[reporter] = item.caller
         for reporter, caller in reporters.items():
             await self.touch_worker(caller, reporter)
@@ -386,3 +383,9 @@ class Runtime:
             disconnected=disconnected,
         )
         return await self.database.read(tasks.get, task_id) if task is None else task
+
+
+def _reporter(item: tasks.Report, task: TaskResponse) -> UUID | None:
+    """Return the worker that reported. Clients of version 0.1.x send no id; workers cancel no tasks."""
+    is_cancelled = item.update.status == TaskStatus.CANCELLED
+    return item.update.worker_id or (None if is_cancelled else task.worker_id)

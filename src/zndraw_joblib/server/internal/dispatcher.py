@@ -12,7 +12,6 @@ from zndraw_joblib.contract.messages import TaskResponse, TaskSubmitRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.batcher import raised
 from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask
 from zndraw_joblib.server.ports import DispatchMode, Identity, InternalTask, RequestKey, job_key
 from zndraw_joblib.server.runtime import Runtime
@@ -57,8 +56,8 @@ class Dispatcher:
 
     async def submit(self, item: Submission) -> TaskResponse:
         """Add a task; if its job is internal, send it to the broker. A repeated request does neither."""
-        [result] = await self.submit_many([item])
-        return raised(result)
+        got = await self._runtime.submit(item)
+        return got.result if isinstance(got, Repeat) else await self._dispatch_new(item, got)
 
     async def submit_many(self, items: Sequence[Submission]) -> list[TaskResponse | Exception]:
         """Add tasks, and send those of internal jobs to the broker. A repeated request does neither."""
