@@ -19,6 +19,7 @@ from benchmarks import (
 )
 from benchmarks.bench import Bench, databases
 from benchmarks.figures import Report, machine
+from benchmarks.peers import run as peers
 from benchmarks.servers import serving
 
 DATABASES = ("sqlite", "postgresql")
@@ -43,38 +44,43 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"sections and databases: {_names()}")
     parser.add_argument("--seconds", type=float, default=0.4, help="duration of one measurement")
     parser.add_argument("--repeats", type=int, default=5, help="use the median of this many measurements")
+    parser.add_argument("--rounds", type=int, default=3, help="the same for the section peers")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PEER", help="measure only these peers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     arguments = parser.parse_args()
-    if unknown := set(arguments.names) - {*SECTIONS, *DATABASES}:
+    if unknown := set(arguments.names) - {*SECTIONS, *DATABASES, "peers"}:
         parser.error(f"unknown sections or databases {sorted(unknown)}; choose from {_names()}")
-    sections = [name for name in SECTIONS if name in arguments.names] or list(SECTIONS)
-    kinds = [name for name in DATABASES if name in arguments.names] or list(DATABASES)
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
-    print(
-        "The load generator, the database and the server share the cores. Each rate is the median of "
-        f"{arguments.repeats} measurements of {arguments.seconds:g} s.\nRatio: the rate divided by the rate "
-        "of an empty FastAPI endpoint, measured just before and just after."
-    )
     report, began = Report(), time.monotonic()
-    with serving("noop") as noop:
-        for kind in kinds:
-            with tempfile.TemporaryDirectory() as folder, databases(kind, Path(folder)) as new_url:
-                bench = Bench(kind, new_url, noop, arguments.seconds, arguments.repeats, report)
-                _measure(bench, sections)
+    if "peers" in arguments.names:
+        peers.run(report, arguments.rounds, arguments.only)
+    else:
+        _run_sections(report, arguments)
     print(f"\nTook {time.monotonic() - began:.0f} s")
     if arguments.json:
         report.write(arguments.json)
 
 
+def _run_sections(report: Report, arguments: argparse.Namespace) -> None:
+    sections = [name for name in SECTIONS if name in arguments.names] or list(SECTIONS)
+    kinds = [name for name in DATABASES if name in arguments.names] or list(DATABASES)
+    print(
+        "The load generator, the database and the server share the cores. Each rate is the median of "
+        f"{arguments.repeats} measurements of {arguments.seconds:g} s.\nRatio: the rate divided by the rate "
+        "of an empty FastAPI endpoint, measured just before and just after."
+    )
+    with serving("noop") as noop:
+        for kind in kinds:
+            with tempfile.TemporaryDirectory() as folder, databases(kind, Path(folder)) as new_url:
+                bench = Bench(kind, new_url, noop, arguments.seconds, arguments.repeats, report)
+                for name in sections:
+                    report.database, report.section = kind, name
+                    print(f"\n{name}, {kind}", flush=True)
+                    SECTIONS[name](bench)
+
+
 def _names() -> str:
-    return " ".join((*SECTIONS, *DATABASES))
-
-
-def _measure(bench: Bench, sections: list[str]) -> None:
-    for name in sections:
-        bench.report.database, bench.report.section = bench.kind, name
-        print(f"\n{name}, {bench.kind}", flush=True)
-        SECTIONS[name](bench)
+    return " ".join((*SECTIONS, "peers", *DATABASES))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""PgQueuer on PostgreSQL, with asyncpg."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+from common import URL, main, mark
+from pgqueuer import PgQueuer
+from pgqueuer.queries import Queries
+
+_opened: dict[str, Queries] = {}
+
+
+async def create() -> PgQueuer:
+    """Return the worker, for `pgq run`."""
+    queue = PgQueuer.from_asyncpg_connection(await asyncpg.connect(URL))
+
+    @queue.entrypoint("work")
+    async def work(job: Any) -> None:
+        mark()
+
+    return queue
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[None]:
+    """Open a pool of connections."""
+    async with asyncpg.create_pool(URL, min_size=16, max_size=16) as pool:
+        _opened["queries"] = Queries.from_asyncpg_pool(pool)
+        yield
+
+
+async def setup() -> None:
+    """Create the tables."""
+    await _opened["queries"].install()
+
+
+async def enqueue() -> None:
+    """Enqueue a job."""
+    await _opened["queries"].enqueue("work", None)
+
+
+async def enqueue_many(count: int) -> None:
+    """Enqueue jobs in one statement."""
+    await _opened["queries"].enqueue(["work"] * count, [None] * count, [0] * count)
+
+
+if __name__ == "__main__":
+    main(enqueue, enqueue_many, setup=setup, opened=opened)
