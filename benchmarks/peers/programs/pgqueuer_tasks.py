@@ -1,10 +1,12 @@
 """PgQueuer on PostgreSQL, with asyncpg."""
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
+import uvloop
 from common import URL, main, mark
 from pgqueuer import PgQueuer
 from pgqueuer.queries import Queries
@@ -12,15 +14,15 @@ from pgqueuer.queries import Queries
 _opened: dict[str, Queries] = {}
 
 
-async def create() -> PgQueuer:
-    """Return the worker, for `pgq run`."""
+async def run_worker(batch_size: int) -> None:
+    """Execute jobs until a signal."""
     queue = PgQueuer.from_asyncpg_connection(await asyncpg.connect(URL))
 
     @queue.entrypoint("work")
     async def work(job: Any) -> None:
         mark()
 
-    return queue
+    await queue.run(batch_size=batch_size)
 
 
 @asynccontextmanager
@@ -47,4 +49,6 @@ async def enqueue_many(count: int) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "work":
+        uvloop.run(run_worker(int(sys.argv[2])))
     main(enqueue, enqueue_many, setup=setup, opened=opened)

@@ -242,7 +242,7 @@ class Sweeper:
             cycle.is_held_back = self._may_expire and self._must_hold_back(cycle)
         if not self._may_expire or cycle.is_held_back:
             return False
-        expired = await sweep.retire_stale(tx, timeout, counts=cycle.counts)
+        expired = await sweep.retire_stale(tx, timeout, counts=cycle.counts, is_first=not cycle.expired)
         cycle.expired += expired
         return expired == sweep.WORKERS_PER_BATCH
 

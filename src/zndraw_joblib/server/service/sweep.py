@@ -22,7 +22,8 @@ from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import Condition, TaskRecord, expiry, room_queues, unnamed
 
-WORKERS_PER_BATCH = 128
+# A heartbeat on SQLite waits for a batch; smaller ones cost more in all.
+WORKERS_PER_BATCH = 64
 FIRST_ROOM = room_queues.FIRST
 TASKS_PER_BATCH = 1000
 _RESULT_PARTS = 16
@@ -62,13 +63,20 @@ async def stale_workers(tx: Transaction, timeout: timedelta) -> list[UUID]:
 
 
 async def retire_stale(
-    tx: Transaction, timeout: timedelta, only: UUID | None = None, counts: Counts | None = None
+    tx: Transaction,
+    timeout: timedelta,
+    only: UUID | None = None,
+    counts: Counts | None = None,
+    *,
+    is_first: bool = True,
 ) -> int:
     """Retire a batch of workers without a heartbeat for `timeout`, or only one worker.
 
-    One statement checks and locks them: a worker whose heartbeat commits first stays.
+    One statement checks and locks them: a worker whose heartbeat commits first stays. The first batch of a
+    cycle also corrects heartbeats in the future.
     """
-    await store.clamp_future_heartbeats(tx, _MAX_CLOCK_JITTER)
+    if is_first:
+        await store.clamp_future_heartbeats(tx, _MAX_CLOCK_JITTER)
     stale = await store.lock_if_stale(tx, await tx.now() - timeout, WORKERS_PER_BATCH, only)
     await workers.retire(tx, stale, counts)
     return len(stale)

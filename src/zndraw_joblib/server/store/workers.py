@@ -73,6 +73,11 @@ _STALE = (
 _LOCK_STALE = _STALE.with_for_update(key_share=True, skip_locked=True)
 _ONE_STALE = _STALE.where(workers.c.id == bindparam("only", type_=workers.c.id.type))
 _LOCK_ONE_STALE = _ONE_STALE.with_for_update(key_share=True, skip_locked=True)
+_LOCK_FUTURE = (
+    select(workers.c.id)
+    .where(workers.c.last_heartbeat > bindparam("latest", type_=workers.c.last_heartbeat.type))
+    .with_for_update(key_share=True, skip_locked=True)
+)
 _UNLOCKED = (
     select(workers.c.id).where(among(workers.c.id, _IDS)).with_for_update(key_share=True, skip_locked=True)
 )
@@ -187,10 +192,8 @@ async def heartbeat(tx: Transaction, ids: Sequence[UUID]) -> None:
 
 async def clamp_future_heartbeats(tx: Transaction, tolerance: timedelta) -> None:
     """Set heartbeats in the future to now: after a clock was set back they would not expire."""
-    now = await tx.now()
-    future = select(workers.c.id).where(workers.c.last_heartbeat > now + tolerance)
-    ids = (await tx.execute(future.with_for_update(key_share=True, skip_locked=True))).scalars().all()
-    await heartbeat(tx, ids)
+    latest = await tx.now() + tolerance
+    await heartbeat(tx, (await tx.execute(_LOCK_FUTURE, {"latest": latest})).scalars().all())
 
 
 async def remove(tx: Transaction, ids: Sequence[UUID]) -> None:
