@@ -1,6 +1,7 @@
 """Room ids, and the full names of jobs and providers: ``room:category:name``."""
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from zndraw_joblib.contract.problems import InvalidRoomId, JobNotFound, NotFound, ProviderNotFound
@@ -32,6 +33,7 @@ def is_name(text: str) -> bool:
     return len(text) <= MAX_NAME_LENGTH and _NAME.fullmatch(text) is not None
 
 
+@lru_cache(maxsize=1024)
 def parse_job_name(full_name: str) -> JobName:
     """Split the full name of a job. Raises `JobNotFound` if no job can have that name."""
     return _parse(full_name, "Job", JobNotFound)
@@ -70,9 +72,14 @@ def validate_room_id(room_id: str) -> str:
 
 
 def _is_room(room_id: str) -> bool:
+    return len(room_id) <= MAX_NAME_LENGTH and _is_short_room(room_id)
+
+
+@lru_cache(maxsize=1024)
+def _is_short_room(room_id: str) -> bool:
     if room_id in RESERVED:
         return True
     if not room_id.strip("."):
         # A proxy would resolve "." and ".." in a path.
         return False
-    return len(room_id) <= MAX_NAME_LENGTH and room_id.isprintable() and not set(room_id) & set("@:/")
+    return room_id.isprintable() and not set(room_id) & set("@:/")

@@ -138,6 +138,8 @@ class PayloadValidator:
         A check that takes too long is a problem too. The problem lists all errors, or the first one if
         listing all takes too long. Raises `ServiceUnavailable` when too many checks wait.
         """
+        if payloads.estimate_effort(schema) <= 1 and payloads.is_valid(schema, payload):
+            return None  # it took less time than parsing the payload
         loop = asyncio.get_running_loop()
         validator = self._loops.get(loop)
         if validator is None:

@@ -55,14 +55,18 @@ class QueueMiddleware:
     def _find(self, scope: Scope) -> Route | None:
         """Return the route that the app's router would choose, if it is one of the queue."""
         router = self._host.router
-        if router.routes != self._routes or routes_version(self._included) != self._version:
+        if router.routes != self._routes or (
+            self._included and routes_version(self._included) != self._version
+        ):
             self._index(router.routes)
         path = route_path(scope)
         for route, pattern, earlier in self._candidates.get((scope["method"], _noun(path)), ()):
             found = pattern.match(path)
             if found is None:
                 continue
-            if is_traced(scope) or any(other.matches(scope)[0] is Match.FULL for other in earlier):
+            if is_traced(scope) or (
+                earlier and any(each.matches(scope)[0] is Match.FULL for each in earlier)
+            ):
                 return None
             scope["path_params"] = {**scope.get("path_params", {}), **found.groupdict()}
             scope["endpoint"], scope["route"] = route.endpoint, route

@@ -26,7 +26,7 @@ from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, BatchReportRequest, 
 from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
 from zndraw_joblib.server.http.fastapi_internals import add_effects, solve
 from zndraw_joblib.server.http.request_body import MAX_BODY_BYTES, read_body
-from zndraw_joblib.server.http.state import queue_state, remember_queue
+from zndraw_joblib.server.http.state import remember_queue
 from zndraw_joblib.server.problem_responses import as_problem, invalid_part, problem_response
 
 # Matches numbers beyond the range of floats, which every parser turns into infinity.
@@ -66,10 +66,10 @@ class Route(APIRoute):
 
         async def handle(request: Request) -> Response:
             try:
-                remember_queue(request)
+                identity = remember_queue(request).identity
                 for dependency in dependencies:
                     # The host's own dependencies; the identity is declared here and resolved later.
-                    if dependency is not queue_state(request).identity:
+                    if dependency is not identity:
                         await solve(request, dependency)
                 values = {}
                 for name, resolve, is_async in plan:

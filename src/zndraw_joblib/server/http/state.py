@@ -52,6 +52,7 @@ def queue_state(request: Request) -> QueueState:
     return state
 
 
-def remember_queue(request: Request) -> None:
-    """Keep the queue in the scope of a request that one of its routes handles."""
-    request.scope[_QUEUE] = queue_state(request)
+def remember_queue(request: Request) -> QueueState:
+    """Return the queue, and keep it in the scope of a request that one of its routes handles."""
+    found = request.scope[_QUEUE] = queue_state(request)
+    return found

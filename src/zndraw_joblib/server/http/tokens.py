@@ -66,7 +66,15 @@ class BearerTokens:
                 "The request has no bearer token: send the header 'Authorization: Bearer <token>'",
                 headers=_CHALLENGE,
             )
-        return await self._of_digest(hashed)
+        if self._admin_digest is not None and hmac.compare_digest(hashed, self._admin_digest):
+            return ADMIN
+        identity: Identity | None = self._cached.get(hashed)
+        if identity is None:
+            identity = await self._find(hashed)
+            if identity is None:
+                raise Unauthorized("The bearer token is unknown or was revoked", headers=_CHALLENGE)
+            self._cached[hashed] = identity
+        return identity
 
     def digest_of(self, request: Request) -> str | None:
         """Return the digest of a request's token, None if it has none."""
@@ -83,14 +91,3 @@ class BearerTokens:
         for hashed in revoked:
             self._cached.pop(hashed, None)
         return revoked
-
-    async def _of_digest(self, hashed: str) -> Identity:
-        if self._admin_digest is not None and hmac.compare_digest(hashed, self._admin_digest):
-            return ADMIN
-        identity: Identity | None = self._cached.get(hashed)
-        if identity is None:
-            identity = await self._find(hashed)
-            if identity is None:
-                raise Unauthorized("The bearer token is unknown or was revoked", headers=_CHALLENGE)
-            self._cached[hashed] = identity
-        return identity
