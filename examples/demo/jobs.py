@@ -3,6 +3,7 @@
 import ast
 import os
 import sysconfig
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ class CountModule(Extension):
     category = Category.ANALYSIS
     path: str
 
-    def run(self, vis: Any, **kwargs: Any) -> dict[str, int]:
-        """Return the counts and the id of this process."""
-        return {**count_module(self.path), "pid": os.getpid()}
+    def run(self, vis: Any, **kwargs: Any) -> dict[str, float]:
+        """Return the counts, the id of this process, and the CPU time that counting took."""
+        began = time.thread_time()
+        counts = count_module(self.path)
+        return {**counts, "pid": os.getpid(), "cpu_seconds": time.thread_time() - began}
 
 
 def stdlib_folder() -> Path:

@@ -1,5 +1,6 @@
 """The output of the demo."""
 
+import os
 import statistics
 import sys
 from collections.abc import Iterator
@@ -75,6 +76,8 @@ class Output:
             "submitted": f"{len(summary.submitted):,} tasks",
             "completed": f"{completed:,} in {summary.seconds:.1f} s, "
             f"{completed / summary.seconds:,.0f} tasks per second",
+            "CPU time": f"{summary.cpu_seconds:.1f} s for counting, "
+            f"{summary.cpu_seconds / summary.seconds / (os.cpu_count() or 1):.0%} of {os.cpu_count()} cores",
             "failed": f"{summary.count(TaskStatus.FAILED):,}: "
             f"{len(summary.disconnected)} with the killed worker, "
             f"{len(summary.invalid)} modules that are not valid Python",

@@ -4,8 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -14,6 +12,7 @@ from examples.demo.output import Output
 from examples.demo.processes import WORKERS, DemoFailed, DemoProcesses
 from examples.demo.summary import Kill, Summary
 from zndraw_joblib.contract.messages import MAX_PAGE, TaskResponse
+from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.worker.client import JobClient
 
@@ -21,9 +20,9 @@ ROOM = "stdlib"
 _LATENCY_ROOM = "latency"
 _LATENCY_TASKS = 30
 _SMALL_MODULE = "__future__.py"
-_SUBMITTERS = 8
 _POLL_SECONDS = 0.2
 _KILL_POLL_SECONDS = 0.05
+_LAST_REPORT_SECONDS = 0.5
 _WORKERS_START_SECONDS = 30.0
 # The share of ended tasks at which the demo kills a worker.
 _KILL_AT_PERCENT = 35
@@ -39,19 +38,17 @@ class Scenario:
         self._client = client
         self._modules = modules
         self._output = output
-        self._submits: list[Future[UUID]] = []
 
     def run(self) -> Summary:
         """Run all steps and return their results."""
         self._wait_for_workers()
-        with _thread_pool() as pool, self._output.progress(len(self._modules)):
-            self._submits = [pool.submit(self._submit, path) for path in self._modules]
+        with self._output.progress(len(self._modules)):
+            submitted = self._submit()
             kill = self._kill_one()
             self._output.print_kill(kill)
             self._wait_until(lambda: self._client.get_task(kill.task.id).status in TERMINAL)
             self._output.print_expiry(self._client.get_task(kill.task.id), kill)
             self._wait_until(lambda: self._ended() == len(self._modules))
-        submitted = {submit.result() for submit in self._submits}
         return Summary(submitted, list(self._all_tasks()), kill, self._measure_latencies())
 
     def _wait_for_workers(self) -> None:
@@ -65,17 +62,19 @@ class Scenario:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _submit(self, path: str) -> UUID:
-        return UUID(self._client.submit(CountModule(path=path), room=ROOM))
+    def _submit(self) -> set[UUID]:
+        """Submit a task for each module, in few requests; return their ids."""
+        results = self._client.submit_many([CountModule(path=path) for path in self._modules], room=ROOM)
+        for result in results:
+            if isinstance(result, ProblemException):
+                raise result
+        return {UUID(str(result)) for result in results}
 
     def _wait_until(self, condition: Callable[[], bool], every: float = _POLL_SECONDS) -> None:
         """Show the progress until `condition` holds; raise if a process or a submit fails."""
         while True:
             self._output.show_progress(self._ended())
             self._processes.check()
-            for submit in self._submits:
-                if submit.done():
-                    submit.result()
             if condition():
                 return
             time.sleep(every)
@@ -105,7 +104,7 @@ class Scenario:
         """Stop a process and return True if its task is still running; else continue it and return False."""
         os.kill(pid, signal.SIGSTOP)
         # A report that the process sent before it stopped arrives within this time.
-        time.sleep(_KILL_POLL_SECONDS)
+        time.sleep(_LAST_REPORT_SECONDS)
         if self._client.get_task(task_id).status == TaskStatus.RUNNING:
             return True
         os.kill(pid, signal.SIGCONT)
@@ -125,12 +124,3 @@ class Scenario:
                 raise DemoFailed(f"Task {task_id} {task.status} before it started: {task.error}")
             latencies.append(task.started_at - task.created_at)
         return latencies
-
-
-@contextmanager
-def _thread_pool() -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(_SUBMITTERS)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)

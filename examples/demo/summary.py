@@ -56,6 +56,11 @@ class Summary:
         ends = [task.completed_at for task in self.completed if task.completed_at]
         return (max(ends) - min(task.created_at for task in self.tasks)).total_seconds()
 
+    @property
+    def cpu_seconds(self) -> float:
+        """The CPU time that the jobs themselves used."""
+        return float(sum(task.result["cpu_seconds"] for task in self.completed))
+
     def problems(self) -> list[str]:
         """Return a sentence for each failed check."""
         checks = {
@@ -64,8 +69,9 @@ class Summary:
             ),
             "some tasks have not ended": all(task.status in TERMINAL for task in self.tasks),
             "some tasks were cancelled": self.count(TaskStatus.CANCELLED) == 0,
-            f"the killed worker's task is not the only one with the error {DISCONNECTED!r}": (
-                [task.id for task in self.disconnected] == [self.kill.task.id]
+            f"the killed worker's tasks are not those with the error {DISCONNECTED!r}": (
+                self.kill.task.id in {task.id for task in self.disconnected}
+                and {task.worker_id for task in self.disconnected} == {self.kill.task.worker_id}
             ),
             "tasks failed for modules that are valid Python": not any(
                 is_valid_python(task.payload["path"]) for task in self.invalid

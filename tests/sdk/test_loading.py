@@ -14,7 +14,7 @@ from zndraw_joblib.worker.loading import (
     load_context,
     load_extensions,
 )
-from zndraw_joblib.worker.serving import runner
+from zndraw_joblib.worker.serving import Runner
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 SOURCE = """
@@ -118,4 +118,4 @@ class Echo:
 def test_each_task_gets_its_context(context: Any, vis: Any) -> None:
     """The factory is called for each task, with the task if it takes an argument."""
     task = ClaimedTask("1", "room-1:a:Echo", "room-1", Echo(), 1, {}, None)  # type: ignore[arg-type]
-    assert runner(context)(task) == vis
+    assert Runner(context)(task) == vis

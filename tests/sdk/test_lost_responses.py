@@ -41,7 +41,7 @@ def test_a_claim_is_repeated_with_its_id(
         if response.request.url.path.endswith("/claim"):
             ids.append(json.loads(response.request.content)["claim_id"])
             response.read()
-            if response.json().get("task") and not is_lost.is_set():
+            if response.json().get("tasks") and not is_lost.is_set():
                 is_lost.set()
                 lose(response)
 

@@ -115,7 +115,7 @@ def test_a_report_is_repeated_until_the_server_is_back(
         worker_id = manager.worker_id
         live.stop()
         may_end.set()
-        wait_until(lambda: "Report completed" in caplog.text)
+        wait_until(lambda: "Reporting: " in caplog.text)
         live.start()
         task = manager.wait_for(task_id, 30)
         assert (task.status, task.result, task.worker_id) == (TaskStatus.COMPLETED, "kept", worker_id)

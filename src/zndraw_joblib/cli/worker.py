@@ -2,6 +2,7 @@
 
 import time
 import traceback
+from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
 
@@ -11,12 +12,13 @@ from zndraw_joblib.cli.client import Access, find_access, open_client, open_conn
 from zndraw_joblib.cli.display import print_fields, print_json, print_note, print_rows
 from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.options import AsJson, Limit, Log, LogConfig, LogLevel, Url
+from zndraw_joblib.contract.messages import MAX_BATCH
 from zndraw_joblib.contract.names import GLOBAL, is_name
 from zndraw_joblib.worker.api import DEFAULT_URL
 from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.folders import Folder, share_folder
 from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
-from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, JobManager
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.retry import is_unreachable
 from zndraw_joblib.worker.serving import ProcessConfig, serve, serve_processes
@@ -30,6 +32,28 @@ Processes = Annotated[
 Concurrency = Annotated[
     int,
     typer.Option("--concurrency", metavar="N", min=1, help="The number of tasks each process runs at once."),
+]
+Prefetch = Annotated[
+    int,
+    typer.Option(
+        "--prefetch",
+        metavar="N",
+        min=0,
+        max=MAX_BATCH,
+        help="The most tasks that each process claims ahead; it claims fewer if they take long.",
+    ),
+]
+
+
+class ExecutorName(StrEnum):
+    """Where the tasks of a worker run."""
+
+    THREAD = "thread"
+    PROCESS = "process"
+
+
+ExecutorOption = Annotated[
+    ExecutorName, typer.Option("--executor", help="Run tasks in threads, or each in a process of its own.")
 ]
 JobRoom = Annotated[str, typer.Option("--room", metavar="ROOM", help="The room to register the jobs in.")]
 Context = Annotated[
@@ -58,6 +82,8 @@ def worker(  # noqa: PLR0913 - each is an option
     *,
     processes: Processes = 1,
     concurrency: Concurrency = 1,
+    prefetch: Prefetch = DEFAULT_PREFETCH,
+    executor: ExecutorOption = ExecutorName.THREAD,
     room: JobRoom = GLOBAL,
     context: Context = None,
     url: Url = DEFAULT_URL,
@@ -70,7 +96,13 @@ def worker(  # noqa: PLR0913 - each is an option
     LogConfig(log_level).apply()
     access = find_access(url)
     config = ProcessConfig(
-        target, access.url, access.token, room, context, concurrency, log_level=log_level.upper()
+        target,
+        access.url,
+        access.token,
+        room,
+        context,
+        {"concurrency": concurrency, "prefetch": prefetch, "executor": executor.value},
+        log_level=log_level.upper(),
     )
     if processes == 1:
         _run_one(access, config)
@@ -149,7 +181,7 @@ def _run_one(access: Access, config: ProcessConfig) -> None:
     names = ", ".join(cls.__name__ for cls in extensions)
     print_note(f"Serving {names} in {config.room} at {access.url}; Ctrl-C stops it.")
     with open_connection(access, realtime=True) as api:
-        serve(api, extensions, room=config.room, context=context, concurrency=config.concurrency)
+        serve(api, extensions, room=config.room, context=context, **config.options)
 
 
 def _wait_for_server(access: Access) -> None:

@@ -52,16 +52,27 @@ def jsonable_result(value: Any) -> Any:
 
     Raises `ResultRejected`, and any exception of the result's own code.
     """
+    return _plain_and_encoded(value)[0]
+
+
+def encoded_result(value: Any) -> bytes:
+    """Return a task's result as JSON. Raises as `jsonable_result`."""
+    return b"null" if value is None else _plain_and_encoded(value)[1]
+
+
+def _plain_and_encoded(value: Any) -> tuple[Any, bytes]:
     if isinstance(value, Iterator):
         value = list(islice(value, _MAX_ITEMS + 1))  # it may be endless
     try:
         plain = to_jsonable_python(value)
-        size = len(encode(plain))
+        encoded = encode(plain)
     except (ValueError, TypeError, RecursionError) as error:
         raise ResultRejected(f"The result cannot be sent as JSON: {text_of(error)}") from error
-    if size > MAX_JSON_BYTES:
-        raise ResultRejected(f"The result has {size:,} bytes as JSON; the limit is {MAX_JSON_BYTES:,} bytes")
-    return plain
+    if len(encoded) > MAX_JSON_BYTES:
+        raise ResultRejected(
+            f"The result has {len(encoded):,} bytes as JSON; the limit is {MAX_JSON_BYTES:,} bytes"
+        )
+    return plain, encoded
 
 
 def error_text(error: object) -> str:

@@ -5,15 +5,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, get_args, overload
 from uuid import UUID, uuid4
 
 from zndraw_joblib.contract.forks import check_not_forked
-from zndraw_joblib.contract.messages import HeartbeatRequest, TaskResponse
+from zndraw_joblib.contract.messages import MAX_BATCH, HeartbeatRequest, TaskResponse
 from zndraw_joblib.contract.names import GLOBAL, parse_job_name
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.worker.api import ApiManager
 from zndraw_joblib.worker.client import Attempt, JobClient, job_name_of
+from zndraw_joblib.worker.execution import Execute
 from zndraw_joblib.worker.poller import NOW, Pace
 from zndraw_joblib.worker.registrations import JobRegistration, PolicyOptions, ProviderRegistration, policy_of
 from zndraw_joblib.worker.reports import HeldTasks
@@ -21,7 +22,7 @@ from zndraw_joblib.worker.rest import RestApi, validated
 from zndraw_joblib.worker.retry import retry
 from zndraw_joblib.worker.session import Session, SessionConfig, stop_signals
 from zndraw_joblib.worker.subscriptions import Subscriptions
-from zndraw_joblib.worker.task_loop import Execute
+from zndraw_joblib.worker.task_process import check_importable
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 __all__ = ["ClaimedTask", "JobManager"]
@@ -30,13 +31,21 @@ T = TypeVar("T")
 Job = TypeVar("Job", bound=type[Any])
 
 LONG_POLL_SECONDS = 20.0
+DEFAULT_PREFETCH = 100
+Executor = Literal["thread", "process"]
+EXECUTORS: tuple[Executor, ...] = get_args(Executor)
 _REGISTER_SECONDS = 30.0
 _HEARTBEAT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
 
 
 class JobManager(JobClient):
-    """A worker. With `execute` it runs tasks in `concurrency` threads; without, call `claim` or `listen`.
+    """A worker. With `execute` it runs `concurrency` tasks at once; without, call `claim` or `listen`.
+
+    `execute` is called in a thread, or with `executor="process"` in a process that runs one task at a time.
+    If it returns a coroutine, as an `async def run` does, that is awaited on an event loop. The worker claims
+    up to `prefetch` tasks ahead, but no more than it expects to start within about 100 ms; it releases those
+    that wait for longer.
 
     `tsio` is a Socket.IO client of the host; by default that of `api`, if it has one (see `connect`). With
     Socket.IO the worker learns of tasks and cancellations at once.
@@ -60,19 +69,29 @@ class JobManager(JobClient):
         polling_interval: float = 2.0,
         long_poll: float = LONG_POLL_SECONDS,
         concurrency: int = 1,
+        prefetch: int = DEFAULT_PREFETCH,
+        executor: Executor = "thread",
         read_concurrency: int = 4,
         max_tasks: int | None = None,
     ) -> None:
-        for name, number in (("concurrency", concurrency), ("read_concurrency", read_concurrency)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, not {number}")
+        _check_options(concurrency, read_concurrency, prefetch, executor)
+        if executor == "process":
+            check_importable(execute)
         limits = {} if max_tasks is None else {"max_tasks": max_tasks}
         validated(HeartbeatRequest, limits)
         super().__init__(RestApi(api))
         self._held = HeldTasks()
         self._subscriptions = Subscriptions(getattr(api, "tsio", None) if tsio is None else tsio, self._held)
-        pace = Pace(long_poll, polling_interval)
-        self._config = SessionConfig(execute, concurrency, read_concurrency, heartbeat_interval, pace, limits)
+        self._config = SessionConfig(
+            execute=execute,
+            concurrency=concurrency,
+            prefetch=prefetch,
+            in_processes=executor == "process",
+            read_concurrency=read_concurrency,
+            heartbeat_interval=heartbeat_interval,
+            pace=Pace(long_poll, polling_interval),
+            limits=limits,
+        )
         self._lock = threading.Lock()
         self._session: Session | None = None
 
@@ -253,6 +272,8 @@ class JobManager(JobClient):
             return self._session
 
     def _register(self, cls: Job, room: str, policy: JobPolicy) -> Job:
+        if self._config.in_processes:
+            check_importable(cls)
         session = self._active()
         call = partial(session.registrations.register, JobRegistration(cls, room, policy), uuid4())
         _repeat(session, call, f"Registering {cls.__name__}")
@@ -262,6 +283,16 @@ class JobManager(JobClient):
     def _job_room_of(self, cls: type[Any]) -> str:
         rooms = [parse_job_name(name).room_id for name, known in self.registry.items() if known is cls]
         return rooms[0] if len(rooms) == 1 else GLOBAL
+
+
+def _check_options(concurrency: int, read_concurrency: int, prefetch: int, executor: str) -> None:
+    for name, number in (("concurrency", concurrency), ("read_concurrency", read_concurrency)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, not {number}")
+    if not 0 <= prefetch <= MAX_BATCH:
+        raise ValueError(f"prefetch must be between 0 and {MAX_BATCH}, not {prefetch}")
+    if executor not in EXECUTORS:
+        raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, not {executor!r}")
 
 
 def _repeat(session: Session, call: Callable[[], T], what: str) -> T:

@@ -54,11 +54,15 @@ class Poller(ABC, Generic[Work]):
         self._change = threading.Condition()
         self._polling = False
         self._held = 0
-        self._unanswered: set[UUID] = set()
+        # By the number of a claim: a repeat of a claim for many needs the same number.
+        self._unanswered: list[tuple[UUID, int | None]] = []
 
     @abstractmethod
-    def _claim(self, worker_id: UUID, wait: int, claim_id: UUID) -> tuple[Work | None, int]:
-        """Claim from the server; return the work and how many seconds the server agreed to wait."""
+    def _claim(self, worker_id: UUID, wait: int, claim_id: UUID, most: int | None) -> tuple[list[Work], int]:
+        """Claim from the server; return the work and how many seconds the server agreed to wait.
+
+        With `most` None, at most one piece of work is claimed.
+        """
 
     @property
     def stopped(self) -> bool:
@@ -101,28 +105,33 @@ class Poller(ABC, Generic[Work]):
                 backoff.reset()
 
     def _next(self, pace: Pace) -> Work | None:
+        """Claim one piece of work, and count it as held."""
+        found = self._next_many(pace, None)
+        return found[0] if found else None
+
+    def _next_many(self, pace: Pace, most: int | None) -> list[Work]:
         """Claim, and count what is found as held. Only one thread of a worker waits on the server."""
         check_not_forked(self._pid)
         if pace == NOW:
-            return self._claim_with_recovery(0)[0]
+            return self._claim_with_recovery(0, most)[0]
         if not self._poll_lock.acquire(timeout=max(pace.poll, pace.pause)):
-            return None
+            return []
         try:
-            return None if self.stopped else self._poll(pace)
+            return [] if self.stopped else self._poll(pace, most)
         finally:
             self._poll_lock.release()
 
-    def _poll(self, pace: Pace) -> Work | None:
+    def _poll(self, pace: Pace, most: int | None) -> list[Work]:
         self._wake.clear()
         self._polling = True
         began = time.monotonic()
         try:
-            found, applied = self._claim_with_recovery(ceil(pace.poll))
+            found, applied = self._claim_with_recovery(ceil(pace.poll), most)
         finally:
             with self._change:
                 self._polling = False
                 self._change.notify_all()
-        if found is None and not self.stopped:
+        if not found and not self.stopped:
             self._pause(applied, time.monotonic() - began, pace.pause)
         return found
 
@@ -133,32 +142,35 @@ class Poller(ABC, Generic[Work]):
         elif waited < applied / 2:
             self._wake.wait(min(pause, _EARLY_PAUSE_SECONDS))
 
-    def _claim_with_recovery(self, wait: int) -> tuple[Work | None, int]:
+    def _claim_with_recovery(self, wait: int, most: int | None) -> tuple[list[Work], int]:
         """Claim; repeat it at once where the server cannot wait, or the worker was registered again."""
         worker_id = self._registrations.worker()
         try:
-            return self._claim_once(worker_id, wait)
+            return self._claim_once(worker_id, wait, most)
         except Exception as error:
             if self.stopped:
                 log.debug("The open claim ended: %s", describe(error))
-                return None, 0
+                return [], 0
             if wait and status_of(error) == _TOO_MANY_WAIT:
-                return self._claim_once(worker_id)
+                return self._claim_once(worker_id, 0, most)
             if not self._registrations.renew_if_unknown(worker_id, error):
                 raise
-        return self._claim_once(self._registrations.worker(), wait)
+        return self._claim_once(self._registrations.worker(), wait, most)
 
-    def _claim_once(self, worker_id: UUID, wait: int = 0) -> tuple[Work | None, int]:
-        """Claim with a new id, or repeat the id of a claim whose response was lost."""
+    def _claim_once(self, worker_id: UUID, wait: int, most: int | None) -> tuple[list[Work], int]:
+        """Claim with a new id, or repeat a claim of the same kind whose response was lost."""
         with self._change:
-            claim_id = self._unanswered.pop() if self._unanswered else uuid4()
+            lost = [each for each in self._unanswered if (each[1] is None) == (most is None)]
+            claim_id, most = lost[0] if lost else (uuid4(), most)
+            if lost:
+                self._unanswered.remove(lost[0])
         try:
-            found, applied = self._claim(worker_id, wait, claim_id)
+            found, applied = self._claim(worker_id, wait, claim_id, most)
         except BaseException:
-            self._unanswered.add(claim_id)
+            self._unanswered.append((claim_id, most))
             raise
-        if found is not None:
-            self._hold(+1)
+        if found:
+            self._hold(len(found))
         return found, applied
 
     def _hold(self, number: int) -> None:

@@ -93,9 +93,11 @@ class ProviderPoller(Poller[Claimed]):
             self._hold(-1)
         return True
 
-    def _claim(self, worker_id: UUID, wait: int, claim_id: UUID) -> tuple[Claimed | None, int]:
+    def _claim(
+        self, worker_id: UUID, wait: int, claim_id: UUID, most: int | None
+    ) -> tuple[list[Claimed], int]:
         response, applied = self._rest.claim_provider_request(worker_id, wait, claim_id)
-        return (Claimed(response.request, worker_id) if response.request else None), applied
+        return ([Claimed(response.request, worker_id)] if response.request else []), applied
 
     def _serve(self, claimed: Claimed) -> None:
         try:

@@ -71,7 +71,7 @@ class Reports:
         try:
             return self._report(task, TaskStatus.COMPLETED, result=plain)
         except Exception as error:
-            if not _is_content_refused(error):
+            if not is_content_refused(error):
                 raise
             return self.fail(task, f"The server refused the result: {describe(error)}")
 
@@ -83,7 +83,7 @@ class Reports:
         try:
             return self._report(task, TaskStatus.FAILED, error=text, **final)
         except Exception as refusal:
-            if not _is_content_refused(refusal):
+            if not is_content_refused(refusal):
                 raise
             text = f"The task failed; the server refused the text of its error: {describe(refusal)[:1000]}"
             return self._report(task, TaskStatus.FAILED, error=text, **final)
@@ -97,6 +97,10 @@ class Reports:
         response = self._retry(task, "release", partial(self._release, task), self._stop)
         self._held.remove(task)
         return response
+
+    def drop(self, task: ClaimedTask) -> None:
+        """Hold a task no longer, without a report."""
+        self._held.remove(task)
 
     def try_release(self, task: ClaimedTask) -> None:
         """Put the task back into its queue, with one request; log a failure."""
@@ -130,14 +134,19 @@ class Reports:
         try:
             return retry(call, f"Report {what} of task {task.task_id}", seconds=RETRY_SECONDS, stop=stop)
         except Exception as error:
-            if status_of(error) in {_NOT_FOUND, _CONFLICT}:
+            if is_gone(error):
                 self._held.remove(task)
             raise
 
 
-def _is_content_refused(error: Exception) -> bool:
+def is_content_refused(error: BaseException) -> bool:
     """Return whether the same report without its result or text may be accepted."""
     return status_of(error) in {_TOO_LARGE, _UNPROCESSABLE} or is_too_large_for_proxy(error)
+
+
+def is_gone(error: BaseException) -> bool:
+    """Return whether this worker does not hold the task."""
+    return status_of(error) in {_NOT_FOUND, _CONFLICT}
 
 
 class _Token(NamedTuple):
@@ -156,15 +165,16 @@ class HeldTasks:
         self._lock = threading.Condition()
         self._events: dict[_Token, threading.Event] = {}
 
-    def add(self, task: ClaimedTask) -> None:
-        """Add a task."""
+    def add(self, *tasks: ClaimedTask) -> None:
+        """Add tasks."""
         with self._lock:
-            self._events[_token_of(task)] = task.cancelled
+            self._events.update((_token_of(task), task.cancelled) for task in tasks)
 
-    def remove(self, task: ClaimedTask) -> None:
-        """Remove a task, if it is there."""
+    def remove(self, *tasks: ClaimedTask) -> None:
+        """Remove tasks, if they are there."""
         with self._lock:
-            self._events.pop(_token_of(task), None)
+            for task in tasks:
+                self._events.pop(_token_of(task), None)
             self._lock.notify_all()
 
     def wait_for_none(self) -> None:

@@ -1,5 +1,6 @@
 """The server's REST operations, one method each."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -20,6 +21,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _RESPONSE_SECONDS = 30.0
 _POLL_MARGIN_SECONDS = 10.0
+_CLIENT_ERROR = 400
+_MINIMAL_JSON = {"Content-Type": "application/json", "Prefer": "return=minimal"}
 
 
 class RestApi:
@@ -63,12 +66,26 @@ class RestApi:
         _check_empty(self._send("DELETE", path, read_timeout=timeout))
 
     def claim(
-        self, worker_id: UUID, wait: int = 0, claim_id: UUID | None = None
+        self, worker_id: UUID, wait: int = 0, claim_id: UUID | None = None, most: int | None = None
     ) -> tuple[messages.TaskClaimResponse, int]:
-        """Claim a task; return the response and how many seconds the server agreed to wait."""
+        """Claim a task, or up to `most`; return the response and how many seconds the server agreed to wait.
+
+        A server that cannot claim several returns one.
+        """
         body = messages.TaskClaimRequest(worker_id=worker_id, claim_id=claim_id)
+        if most is not None:
+            body.max = most
         response = self._send("POST", "/tasks/claim", body, wait=wait)
-        return _parse(messages.TaskClaimResponse, response, "task"), _applied_wait(response)
+        return _parse(messages.TaskClaimResponse, response, "task", "tasks"), _applied_wait(response)
+
+    def report_tasks(self, worker_id: UUID, reports: Sequence[bytes]) -> list[ProblemException | None]:
+        """Send reports, each a `TaskReport` as JSON; return the problem of each, None for a success."""
+        body = b'{"worker_id":"%s","reports":[%s]}' % (str(worker_id).encode(), b",".join(reports))
+        response = self._send("POST", "/tasks/report", body, headers=_MINIMAL_JSON)
+        results = _results_of(response)
+        if results is None or len(results) != len(reports):
+            raise UnexpectedResponse(response)
+        return results
 
     def register_provider(
         self, room_id: str, request: providers.ProviderRegisterRequest, operation: UUID | None = None
@@ -227,13 +244,13 @@ def _key_of(key: str | UUID, target: str, content: object) -> str:
     return str(uuid5(key, f"{target} {content.decode() if isinstance(content, bytes) else ''}"))
 
 
-def _parse(model: type[Model], response: httpx.Response, required: str | None = None) -> Model:
-    """Return a response as a model, with the field `required` given."""
+def _parse(model: type[Model], response: httpx.Response, *required: str) -> Model:
+    """Return a response as a model, with at least one of the fields `required` given."""
     try:
         parsed = model.model_validate_json(response.content)
     except ValidationError as error:
         raise UnexpectedResponse(response) from error
-    if required and required not in parsed.model_fields_set:
+    if required and parsed.model_fields_set.isdisjoint(required):
         raise UnexpectedResponse(response)
     return parsed
 
@@ -244,6 +261,18 @@ def _id_or_problem(result: batches.BatchResult, response: httpx.Response) -> UUI
     if result.id is None:
         raise UnexpectedResponse(response)
     return result.id
+
+
+def _results_of(response: httpx.Response) -> list[ProblemException | None] | None:
+    """Return the problem or the success of each item of a `BatchResponse`, None if it is none."""
+    try:
+        items = json.loads(response.content)["results"]
+        return [
+            None if item["status"] < _CLIENT_ERROR else problem_for(item["status"], item["problem"])
+            for item in items
+        ]
+    except (LookupError, TypeError, ValueError):
+        return None
 
 
 def _check_empty(response: httpx.Response) -> None:

@@ -24,7 +24,8 @@ _LONGEST_RETRY_AFTER_SECONDS = 300.0
 _TRANSIENT = frozenset({401, 408, 425, 429})
 BUSY = frozenset({429, 502, 503, 504})
 _SERVER_ERROR, _TOO_LARGE = 500, 413
-_TOO_LARGE_SECONDS = 30.0
+_MISSING = frozenset({404, 405})
+TOO_LARGE_SECONDS = 30.0
 
 
 def unexpected_response_of(error: BaseException) -> UnexpectedResponse | None:
@@ -96,6 +97,12 @@ def is_too_large_for_proxy(error: BaseException) -> bool:
     return response is not None and response.status == _TOO_LARGE
 
 
+def is_missing(error: BaseException) -> bool:
+    """Return whether an older server, or a proxy, does not know the path or its method."""
+    response = unexpected_response_of(error)
+    return (response.status if response else status_of(error)) in _MISSING
+
+
 def describe(error: BaseException) -> str:
     """Return the error's class and text in one line; some errors of httpx have no text."""
     return f"{type(error).__name__}: {text_of(unexpected_response_of(error) or error)}".rstrip(": ")
@@ -149,7 +156,7 @@ def retry(
             return call()
         except Exception as error:
             pause = backoff.after(error)
-            limit = min(seconds, _TOO_LARGE_SECONDS) if is_too_large_for_proxy(error) else seconds
+            limit = min(seconds, TOO_LARGE_SECONDS) if is_too_large_for_proxy(error) else seconds
             is_over = pause + (time.monotonic() - began if is_repeat else 0.0) > limit
             if not is_retryable(error) or is_over or stop.is_set():
                 raise

@@ -8,14 +8,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.worker.api import ApiManager, connect
 from zndraw_joblib.worker.loading import CannotLoad, load_context, load_extensions
-from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.manager import Executor, JobManager
 from zndraw_joblib.worker.supervisor import ChildExit, Next, Parent, Supervisor
-from zndraw_joblib.worker.task_loop import Execute
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 _MODULE = "zndraw_joblib.worker.serving"  # each child process runs it, as __main__
@@ -24,20 +23,28 @@ log = logging.getLogger(_MODULE)
 REFUSED = 2
 
 
+class RunOptions(TypedDict, total=False):
+    """How a `JobManager` runs tasks."""
+
+    concurrency: int
+    prefetch: int
+    executor: Executor
+
+
 def serve(
     api: ApiManager,
     extensions: Sequence[type[Any]],
     *,
     room: str,
     context: Callable[..., Any] | None = None,
-    concurrency: int = 1,
+    **options: Unpack[RunOptions],
 ) -> None:
     """Register `extensions` as jobs of `room` and run their tasks, until SIGINT or SIGTERM.
 
-    `context` returns the `vis` of each task's `run`; it is called with the task if it takes an argument. A
-    refusal of the server at registration is raised.
+    `context` returns the `vis` of each task's `run`; it is called with the task if it takes an argument.
+    `options` are those of `JobManager`. A refusal of the server at registration is raised.
     """
-    with JobManager(api, execute=runner(context), concurrency=concurrency) as manager:
+    with JobManager(api, execute=Runner(context), **options) as manager:
 
         def register() -> None:
             for cls in extensions:
@@ -46,16 +53,18 @@ def serve(
         manager.wait(register)
 
 
-def runner(context: Callable[..., Any] | None = None) -> Execute:
-    """Return a function that calls the `run` of a task's extension with what `context` returns, or None."""
-    takes_task = context is not None and _takes_argument(context)
+class Runner:
+    """Calls the `run` of a task's extension with what `context` returns, or None."""
 
-    def execute(task: ClaimedTask) -> Any:
-        if context is None:
+    def __init__(self, context: Callable[..., Any] | None = None) -> None:
+        self._context = context
+        self._takes_task = context is not None and _takes_argument(context)
+
+    def __call__(self, task: ClaimedTask) -> Any:
+        """Return what `run` returns: a result, or a coroutine."""
+        if self._context is None:
             return task.extension.run(None)
-        return task.extension.run(context(task) if takes_task else context())
-
-    return execute
+        return task.extension.run(self._context(task) if self._takes_task else self._context())
 
 
 def _takes_argument(function: Callable[..., Any]) -> bool:
@@ -75,7 +84,7 @@ class ProcessConfig:
     token: str | None = field(repr=False)
     room: str
     context: str | None = None
-    concurrency: int = 1
+    options: RunOptions = field(default_factory=RunOptions)
     log_level: str = "WARNING"
 
 
@@ -112,7 +121,7 @@ def _serve_in_child() -> None:
         extensions = load_extensions(config.target)
         context = load_context(config.context) if config.context else None
         with connect(config.url, config.token, realtime=True) as api:
-            serve(api, extensions, room=config.room, context=context, concurrency=config.concurrency)
+            serve(api, extensions, room=config.room, context=context, **config.options)
     except (ProblemException, CannotLoad) as error:
         parent.report(str(error))
         sys.exit(REFUSED)

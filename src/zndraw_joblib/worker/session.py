@@ -14,14 +14,17 @@ from types import FrameType
 from typing import Any
 
 from zndraw_joblib.contract.forks import default_signals_in_forks
+from zndraw_joblib.worker.execution import Execute
+from zndraw_joblib.worker.pipeline import Pipeline, PipelineConfig
 from zndraw_joblib.worker.poller import Pace
 from zndraw_joblib.worker.provider_requests import ProviderPoller
 from zndraw_joblib.worker.registrations import Registrations
+from zndraw_joblib.worker.reporter import Reporter
 from zndraw_joblib.worker.reports import HeldTasks, Reports
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.retry import RequestBackoff, describe
 from zndraw_joblib.worker.subscriptions import Subscriptions
-from zndraw_joblib.worker.task_loop import Execute, TaskLoop, TaskPoller
+from zndraw_joblib.worker.task_poller import TaskPoller
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,8 @@ class SessionConfig:
 
     execute: Execute | None
     concurrency: int
+    prefetch: int
+    in_processes: bool
     read_concurrency: int
     heartbeat_interval: float | None
     pace: Pace
@@ -64,11 +69,12 @@ class Session:
         self._close_lock = threading.Lock()
         self._start_lock = threading.Lock()
         self._heartbeat_thread: threading.Thread | None = None
-        self._task_threads: list[threading.Thread] = []
+        self._pipeline: Pipeline | None = None
         self._provider_threads: list[threading.Thread] = []
         self._heartbeat_due = subscriptions.heartbeat_due
         self._subscriptions = subscriptions
         self._held = held
+        self._rest = rest
         self.registrations = Registrations(rest, subscriptions, held, config.limits, self.drain)
         self.reports = Reports(rest, held, self.stop)
         self.tasks = TaskPoller(rest, self.registrations, self.reports, held, subscriptions.wake)
@@ -89,10 +95,13 @@ class Session:
         self.start_heartbeats()
         config = self._config
         with self._start_lock:
-            if config.execute is not None and not self._task_threads:
-                loop = TaskLoop(self.tasks, self.reports, config.execute, config.pace)
-                numbers = range(1, config.concurrency + 1)
-                self._task_threads = [_start_thread(f"claim-{n}", loop.run) for n in numbers]
+            if config.execute is not None and self._pipeline is None:
+                settings = PipelineConfig(
+                    config.execute, config.concurrency, config.prefetch, config.pace, config.in_processes
+                )
+                reporter = Reporter(self._rest, self._held, self.stop, self.tasks.done)
+                self._pipeline = Pipeline(settings, self.tasks, self.reports, reporter, self.registrations)
+                self._pipeline.start()
 
     def start_providers(self) -> None:
         """Start the threads that serve provider requests, unless they run."""
@@ -117,7 +126,8 @@ class Session:
 
     def close(self, timeout: float | None) -> None:
         """Claim no more, wait for running work, remove the worker. A second caller waits for the first."""
-        is_own_thread = threading.current_thread() in (*self._task_threads, *self._provider_threads)
+        waits_for_me = self._pipeline.waits_for_me if self._pipeline else 0
+        is_own_thread = waits_for_me > 0 or threading.current_thread() in self._provider_threads
         if not self._close_lock.acquire(blocking=False):
             if not is_own_thread:
                 self.closed.wait(timeout)
@@ -128,13 +138,12 @@ class Session:
             self._stop_claiming()
             providers_are_idle = self._stop_providers(timeout)
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            in_task = threading.current_thread() in self._task_threads
-            tasks_are_idle = self.tasks.wait_until_idle(left, besides=in_task)
+            tasks_are_idle = self.tasks.wait_until_idle(left, besides=waits_for_me)
             if not tasks_are_idle:
                 log.warning("Tasks still run after %s s; the server will fail them", timeout)
             is_idle = tasks_are_idle and providers_are_idle
         finally:
-            self._leave([*self._task_threads, *self._provider_threads] if is_idle else [])
+            self._leave(is_idle=is_idle)
 
     def drain(self) -> None:
         """Claim no more, and close once no task is held, including those from `claim`. Returns at once."""
@@ -160,9 +169,13 @@ class Session:
         """
         self.tasks.stop()
         self.providers.stop()
+        if self._pipeline is not None:
+            self._pipeline.wake()
         began = time.monotonic()
         self.registrations.unregister_jobs()
         self.tasks.wait_for_poll(_LAST_RESPONSE_SECONDS + time.monotonic() - began)
+        if self._pipeline is not None:
+            self._pipeline.release_waiting()
 
     def _stop_providers(self, timeout: float | None) -> bool:
         """Wait for running provider requests, and unregister the providers; return whether all ended."""
@@ -173,13 +186,18 @@ class Session:
         self.registrations.unregister_providers()
         return is_idle
 
-    def _leave(self, idle_threads: list[threading.Thread]) -> None:
+    def _leave(self, *, is_idle: bool) -> None:
         self.stop.set()
         self._heartbeat_due.set()
         try:
+            if self._pipeline is not None:
+                self._pipeline.wake()
             _join_threads([self._heartbeat_thread] if self._heartbeat_thread else [])
             self.registrations.leave()
-            _join_threads(idle_threads)
+            if is_idle:
+                _join_threads(self._provider_threads)
+                if self._pipeline is not None:
+                    self._pipeline.join(_JOIN_SECONDS)
         finally:
             self._subscriptions.close()
             self.closed.set()

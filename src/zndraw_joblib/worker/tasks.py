@@ -24,6 +24,19 @@ class ClaimedTask:
     worker_id: UUID
     cancelled: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
+    def with_extension(self, extension: Any) -> "ClaimedTask":
+        """Return the same task, cancelled by the same event, with its extension."""
+        return ClaimedTask(
+            self.task_id,
+            self.job_name,
+            self.room_id,
+            extension,
+            self.attempt,
+            self.payload,
+            self.worker_id,
+            self.cancelled,
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the event out of pickles and deep copies: it belongs to this process."""
         return type(self), tuple(getattr(self, item.name) for item in fields(self) if item.compare)

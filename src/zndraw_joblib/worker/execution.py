@@ -1,0 +1,88 @@
+"""Run the code of a task, and turn whatever comes of it into an outcome to report."""
+
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from inspect import iscoroutine
+from typing import Any
+
+from zndraw_joblib.contract.extensions import NonRetryable
+from zndraw_joblib.contract.forks import exit_if_forked
+from zndraw_joblib.contract.outcomes import ResultRejected, encoded_result, error_text, text_of
+from zndraw_joblib.worker.retry import describe
+from zndraw_joblib.worker.tasks import ClaimedTask
+
+log = logging.getLogger(__name__)
+
+Execute = Callable[[ClaimedTask], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a task ended: with a result as JSON, or with the text of an error.
+
+    A failure with `retry` false is final, whatever the job's policy is.
+    """
+
+    result: bytes = b""
+    error: str | None = None
+    retry: bool = True
+
+
+def run_task(execute: Execute, task: ClaimedTask, pid: int) -> Outcome | Coroutine[Any, Any, Any]:
+    """Call `execute`; return the outcome, or the coroutine that it returned. `pid` is this process."""
+    try:
+        result = execute(task)
+        exit_if_forked(pid)
+    # Not Exception: sys.exit() in an extension ends its task, not the worker.
+    except BaseException as error:
+        exit_if_forked(pid, error)
+        return failed(task, error)
+    return result if iscoroutine(result) else succeeded(task, result)
+
+
+async def await_task(running: Coroutine[Any, Any, Any], task: ClaimedTask, pid: int) -> Outcome:
+    """Return the outcome of a coroutine that `execute` returned."""
+    try:
+        result = await running
+        exit_if_forked(pid)
+    # asyncio would end the event loop after a SystemExit.
+    except BaseException as error:
+        exit_if_forked(pid, error)
+        return failed(task, error)
+    return succeeded(task, result)
+
+
+def succeeded(task: ClaimedTask, result: Any) -> Outcome:
+    """Return the outcome of a task that returned `result`; one that is not JSON is a failure.
+
+    An exception from the result's own code, such as a generator, is a failure too.
+    """
+    try:
+        return Outcome(encoded_result(result))
+    except ResultRejected as error:
+        return Outcome(error=error_text(str(error)))
+    except BaseException as error:
+        log.error("The result of task %s raised", task.task_id, exc_info=error)
+        return Outcome(error=error_text(error), retry=not isinstance(error, NonRetryable))
+
+
+def failed(task: ClaimedTask, error: BaseException) -> Outcome:
+    """Return the outcome of a task that raised `error`, and log it."""
+    if task.cancelled.is_set():
+        log.info("Task %s ended after it was cancelled: %s", task.task_id, describe(error))
+    else:
+        log.error("Task %s of %s raised", task.task_id, task.job_name, exc_info=error)
+    return Outcome(error=error_text(error), retry=not isinstance(error, NonRetryable))
+
+
+def make_extension(cls: type[Any] | None, task: ClaimedTask) -> tuple[Any, str | None]:
+    """Return a task's extension, or the reason why it cannot be made."""
+    if cls is None:
+        return None, f"This worker does not know the job {task.job_name!r}"
+    try:
+        return cls.model_validate(task.payload), None
+    # BaseException: sys.exit() in a validator ends its task, not the worker.
+    except BaseException as error:
+        text = text_of(error) if isinstance(error, ValueError) else describe(error)
+        return None, f"The payload does not fit {cls.__name__}: {text}"

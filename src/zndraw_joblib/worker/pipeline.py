@@ -1,0 +1,253 @@
+"""Run tasks: claim some ahead, run them in threads, and report those that have ended together."""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from zndraw_joblib.worker.coroutines import Coroutines
+from zndraw_joblib.worker.execution import Execute, Outcome, make_extension, run_task
+from zndraw_joblib.worker.lookahead import Lookahead
+from zndraw_joblib.worker.poller import NOW, Pace
+from zndraw_joblib.worker.registrations import Registrations
+from zndraw_joblib.worker.report_entries import Entry
+from zndraw_joblib.worker.reporter import Reporter
+from zndraw_joblib.worker.reports import Reports
+from zndraw_joblib.worker.retry import describe, is_transient
+from zndraw_joblib.worker.task_poller import TaskPoller
+from zndraw_joblib.worker.task_process import TaskProcess
+from zndraw_joblib.worker.tasks import ClaimedTask
+
+log = logging.getLogger(__name__)
+
+_FULL_PAUSE_SECONDS = 0.05
+# After a pause of the process, a task that waited here may be another worker's.
+SURE_SECONDS = 1.0
+
+
+class _Waiting(NamedTuple):
+    """A task that waits here, and when its claim was answered, by the wall clock."""
+
+    task: ClaimedTask
+    claimed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """What runs the tasks, how many at once, and how many may wait in this process.
+
+    With `in_processes`, each task runs in a process of its own.
+    """
+
+    execute: Execute
+    concurrency: int
+    prefetch: int
+    pace: Pace
+    in_processes: bool
+
+
+class Pipeline:
+    """Claims tasks, runs up to `concurrency` at once, and reports them, each step in threads of its own.
+
+    A task that waits here for longer than planned, because the tasks before it take long, is released; so
+    are all that wait when the worker stops.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        poller: TaskPoller,
+        reports: Reports,
+        reporter: Reporter,
+        registrations: Registrations,
+    ) -> None:
+        self._config = config
+        self._poller = poller
+        self._reporter = reporter
+        self._reports = reports
+        self._registrations = registrations
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
+        self._waiting: deque[_Waiting] = deque()
+        self._running = 0
+        self._idle = 0
+        self._lookahead = Lookahead(config.concurrency, config.prefetch)
+        self._coroutines = Coroutines(self._pid)
+        self._service_threads: list[threading.Thread] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start the threads that claim and report; those that run tasks start with the first tasks."""
+        self._service_threads = [
+            _start_thread("claim", lambda: self._poller.repeat(self._claim_once, "Claiming")),
+            _start_thread("report", self._report),
+        ]
+
+    @property
+    def waits_for_me(self) -> int:
+        """Return how many tasks cannot end while the calling thread waits."""
+        if self._coroutines.is_current_thread:
+            return self._coroutines.running
+        return int(threading.current_thread() in self._threads)
+
+    def join(self, seconds: float) -> None:
+        """Wait for the threads of a worker that has stopped, at most `seconds`."""
+        deadline = time.monotonic() + seconds
+        for thread in (*self._service_threads, *self._threads):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def wake(self) -> None:
+        """Notice that the worker claims no more, or that reports are no longer repeated."""
+        with self._lock:
+            self._work.notify_all()
+            self._room.notify_all()
+        self._reporter.wake()
+
+    def release_waiting(self) -> None:
+        """Put the tasks that wait here back into their queues."""
+        with self._lock:
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        for each in waiting:
+            self._reports.try_release(each.task)
+            self._poller.done()
+
+    def _report(self) -> None:
+        self._reporter.run()
+        self._coroutines.close()
+
+    def _claim_once(self) -> None:
+        """Wait until more tasks are needed, and claim them."""
+        most, may_wait = self._wait_for_room()
+        if not most:
+            return
+        tasks = self._poller.claim_many(self._config.pace if may_wait else NOW, most)
+        with self._lock:
+            self._lookahead.claimed(most, len(tasks), time.monotonic())
+            claimed_at = time.time()
+            self._waiting.extend([_Waiting(task, claimed_at) for task in tasks])
+            self._add_threads()
+            self._work.notify(len(tasks))
+        if self._poller.stopped:
+            self.release_waiting()
+
+    def _wait_for_room(self) -> tuple[int, bool]:
+        """Return how many tasks to claim, and whether the server may wait for the first one."""
+        with self._lock:
+            while not self._poller.stopped:
+                now = time.monotonic()
+                if self._waiting and self._lookahead.is_stuck(now):
+                    self._lookahead.handed_back()
+                    break
+                free = self._config.concurrency - self._running - len(self._waiting)
+                most = self._lookahead.wanted(free, len(self._waiting))
+                if most and not self._reporter.is_full:
+                    return most, free > 0
+                timeout = self._lookahead.seconds_until_stuck(now) if self._waiting else None
+                self._room.wait(_FULL_PAUSE_SECONDS if most else timeout)
+        self.release_waiting()
+        return 0, False
+
+    def _add_threads(self) -> None:
+        busy = len(self._threads) - self._idle
+        wanted = min(self._config.concurrency, busy + len(self._waiting))
+        for number in range(len(self._threads), wanted):
+            self._threads.append(_start_thread(f"run-{number + 1}", self._run))
+
+    def _run(self) -> None:
+        process = TaskProcess(self._config.execute) if self._config.in_processes else None
+        while (taken := self._take()) is not None:
+            began = time.monotonic()
+            is_sure = 0 <= time.time() - taken.claimed_at < SURE_SECONDS
+            entry = self._begin(taken.task, is_sure=is_sure)
+            if entry is None:
+                self._free_slot(began)
+                continue
+            if process is not None:
+                outcome: Outcome | Coroutine[Any, Any, Any] = process.run(entry.task)
+            else:
+                outcome = run_task(self._config.execute, entry.task, self._pid)
+            if isinstance(outcome, Outcome):
+                self._end(entry, began, outcome)
+            else:
+                self._coroutines.run(outcome, entry.task, partial(self._end, entry, began))
+        if process is not None:
+            process.close()
+
+    def _end(self, entry: Entry, began: float, outcome: Outcome) -> None:
+        self._free_slot(began)
+        self._reporter.end(entry, outcome)
+
+    def _free_slot(self, began: float) -> None:
+        with self._lock:
+            self._running -= 1
+            self._lookahead.ended(time.monotonic() - began)
+            if self._waiting:
+                self._work.notify()
+            else:
+                self._room.notify()
+
+    def _take(self) -> "_Waiting | None":
+        with self._lock:
+            while not self._poller.stopped:
+                if self._waiting and self._running < self._config.concurrency:
+                    self._running += 1
+                    self._lookahead.began(time.monotonic())
+                    taken = self._waiting.popleft()
+                    if self._lookahead.wanted(0, len(self._waiting)):
+                        self._room.notify()
+                    return taken
+                self._idle += 1
+                self._work.wait()
+                self._idle -= 1
+        return None
+
+    def _begin(self, task: ClaimedTask, *, is_sure: bool) -> Entry | None:
+        """Return what to report of a task that can run now, with its extension; None if it cannot."""
+        if task.cancelled.is_set():
+            log.info("Task %s ended before it started here", task.task_id)
+            self._poller.done()
+            return None
+        cls = self._registrations.class_of(task.job_name)
+        extension, fault = make_extension(cls, task)
+        if fault is not None:
+            log.error("Task %s of %s cannot run here: %s", task.task_id, task.job_name, fault)
+            # An invalid payload stays invalid; an unknown job may be known to another worker.
+            self._reporter.refuse(task, Outcome(error=fault, retry=cls is None))
+            return None
+        if self._poller.stopped:
+            self._reports.try_release(task)
+            self._poller.done()
+            return None
+        if not (is_sure or self._start(task)):
+            return None
+        return self._reporter.begin(task.with_extension(extension), started=not is_sure)
+
+    def _start(self, task: ClaimedTask) -> bool:
+        """Report the start and wait for the answer; release the task when the worker stops meanwhile."""
+        try:
+            self._reports.start(task, self._poller.stopping)
+        # BaseException: the code of a host may call sys.exit().
+        except BaseException as error:
+            if self._poller.stopped and is_transient(error):
+                self._reports.try_release(task)
+            else:
+                log.info("Task %s does not start here: %s", task.task_id, describe(error))
+                self._reports.drop(task)
+            self._poller.done()
+            return False
+        return True
+
+
+def _start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, name=f"zndraw-joblib-{name}", daemon=True)
+    thread.start()
+    return thread

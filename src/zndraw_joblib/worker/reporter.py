@@ -1,0 +1,253 @@
+"""Report on the tasks of the pipeline: those that end while one request is under way go into the next."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from zndraw_joblib.contract.messages import MAX_BATCH
+from zndraw_joblib.worker import retry
+from zndraw_joblib.worker.execution import Outcome
+from zndraw_joblib.worker.report_entries import Entry, Sent, size_of
+from zndraw_joblib.worker.reports import RETRY_SECONDS, HeldTasks, is_content_refused, is_gone
+from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.retry import (
+    RequestBackoff,
+    describe,
+    is_missing,
+    is_too_large_for_proxy,
+    is_transient,
+    is_unreachable,
+)
+from zndraw_joblib.worker.tasks import ClaimedTask
+
+log = logging.getLogger(__name__)
+
+# The start of a task that ends within this time is reported together with its end.
+_START_SECONDS = 0.003
+_MAX_BATCH_BYTES = 4 * 1024 * 1024
+_MAX_WAITING = 1000
+_MAX_WAITING_BYTES = 32 * 1024 * 1024
+# The server may be replaced by one that takes many reports in one request.
+_SINGLE_SECONDS = 60.0
+_REPORTS_PER_TASK = 2
+
+
+class Reporter:
+    """Sends the reports of the pipeline's tasks, one request after the other.
+
+    Each report is repeated for 15 minutes while the server does not respond, unless `stop` is set. `on_done`
+    gets the number of tasks that are over: their outcomes were acknowledged, refused or given up.
+    """
+
+    def __init__(
+        self, rest: RestApi, held: HeldTasks, stop: threading.Event, on_done: Callable[[int], None]
+    ) -> None:
+        self._rest = rest
+        self._held = held
+        self._stop = stop
+        self._on_done = on_done
+        self._change = threading.Condition()
+        self._waiting: dict[Entry, None] = {}
+        self._open = 0
+        self._bytes = 0
+        self._backoff = RequestBackoff()
+        self._not_before = 0.0
+        self._single_until = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether so many outcomes wait that no more tasks may be claimed."""
+        return len(self._waiting) >= _MAX_WAITING or self._bytes >= _MAX_WAITING_BYTES
+
+    def begin(self, task: ClaimedTask, *, started: bool = False) -> Entry:
+        """Report the start of a task, unless it has `started` or ends within a few milliseconds."""
+        entry = Entry(task, time.monotonic() + _START_SECONDS, started)
+        with self._change:
+            self._open += 1
+            if not started:
+                self._waiting[entry] = None
+                self._change.notify()
+        return entry
+
+    def end(self, entry: Entry, outcome: Outcome) -> None:
+        """Report the outcome of a task that has begun."""
+        with self._change:
+            entry.outcome = outcome
+            if not entry.gone:
+                self._bytes += size_of(outcome)
+                self._waiting[entry] = None
+                self._change.notify()
+                return
+            self._open -= 1
+        self._on_done(1)
+
+    def refuse(self, task: ClaimedTask, outcome: Outcome) -> None:
+        """Report the outcome of a task that has not begun."""
+        self.end(self.begin(task, started=True), outcome)
+
+    def wake(self) -> None:
+        """Notice that `stop` was set."""
+        with self._change:
+            self._change.notify()
+
+    def run(self) -> None:
+        """Send reports until `stop` is set and each task has ended."""
+        while batch := self._next_batch():
+            try:
+                self._send(batch)
+            # BaseException: the code of a host may call sys.exit().
+            except BaseException as error:
+                self._fail(batch, error)
+
+    def _next_batch(self) -> list[Sent]:
+        with self._change:
+            while True:
+                now = time.monotonic()
+                wait = self._seconds_until_due(now)
+                if wait is not None and wait <= 0:
+                    return self._take(now)
+                if self._stop.is_set() and not self._open:
+                    return []
+                self._change.wait(wait)
+
+    def _seconds_until_due(self, now: float) -> float | None:
+        if not self._waiting:
+            return None
+        if self._stop.is_set():
+            return 0.0
+        first = min(max(e.not_before, 0.0 if e.outcome else e.due) for e in self._waiting)
+        return max(first, self._not_before) - now
+
+    def _take(self, now: float) -> list[Sent]:
+        batch: list[Sent] = []
+        size = 0
+        for entry in list(self._waiting):
+            if entry.not_before > now and not self._stop.is_set():
+                continue
+            sent = entry.take()
+            size += sent.size
+            is_other = batch and entry.task.worker_id != batch[0].entry.task.worker_id
+            if is_other or (batch and size > _MAX_BATCH_BYTES):
+                break
+            del self._waiting[entry]
+            batch.append(sent)
+            if len(batch) >= MAX_BATCH // _REPORTS_PER_TASK:
+                break
+        return batch
+
+    def _send(self, batch: Sequence[Sent]) -> None:
+        results = self._deliver(batch)
+        self._backoff.reset()
+        done: list[Entry] = []
+        for sent, error in zip(batch, results, strict=True):
+            if error is None:
+                sent.entry.started, sent.entry.failing_since = True, None
+                if sent.outcome is not None:
+                    done.append(sent.entry)
+            else:
+                pause = sent.entry.backoff.after(error)
+                log.info("Task %s: a report failed: %s", sent.entry.task.task_id, describe(error))
+                self._handle(sent, error, time.monotonic() + pause)
+        self._finish(done)
+
+    def _fail(self, batch: Sequence[Sent], error: BaseException) -> None:
+        """Handle the failure of a whole request."""
+        pause = self._backoff.after(error)
+        self._not_before = time.monotonic() + pause
+        log.warning("Reporting: %s; trying again in %.1f s (tasks=%d)", describe(error), pause, len(batch))
+        for sent in batch:
+            self._handle(sent, error, 0.0)
+
+    def _deliver(self, batch: Sequence[Sent]) -> list[Exception | None]:
+        """Send the reports; return for each task its first error. Raises what concerns the whole request.
+
+        Reports that were sent before such an error are repeated, which changes nothing.
+        """
+        if time.monotonic() < self._single_until:
+            return [self._deliver_single(sent) for sent in batch]
+        reports = [sent.as_json() for sent in batch]
+        try:
+            flat = self._rest.report_tasks(
+                batch[0].entry.task.worker_id, [report for each in reports for report in each]
+            )
+        except Exception as error:
+            if is_missing(error):
+                self._single_until = time.monotonic() + _SINGLE_SECONDS
+                return [self._deliver_single(sent) for sent in batch]
+            if not is_content_refused(error):
+                raise
+            if len(batch) == 1:
+                return [self._deliver_single(batch[0])]
+            half = len(batch) // 2
+            return self._deliver(batch[:half]) + self._deliver(batch[half:])
+        left = iter(flat)
+        results: list[Exception | None] = []
+        for sent, each in zip(batch, reports, strict=True):
+            errors = [next(left) for _ in each]
+            sent.entry.started |= errors[0] is None
+            results.append(next((error for error in errors if error is not None), None))
+        return results
+
+    def _deliver_single(self, sent: Sent) -> Exception | None:
+        for update in sent.updates():
+            try:
+                self._rest.report_task(sent.entry.task.task_id, update)
+            except Exception as error:
+                if is_unreachable(error) and not is_content_refused(error):
+                    raise
+                return error
+            sent.entry.started = True
+        return None
+
+    def _handle(self, sent: Sent, error: BaseException, not_before: float) -> None:
+        """Repeat a report that failed, replace an outcome that is refused, or give the task up."""
+        entry, task, now = sent.entry, sent.entry.task, time.monotonic()
+        entry.failing_since = entry.failing_since or now
+        failing = now - entry.failing_since
+        is_refused = is_content_refused(error) and not (
+            is_too_large_for_proxy(error) and failing < retry.TOO_LARGE_SECONDS
+        )
+        if is_gone(error):
+            log.info("Task %s is no longer held by this worker: %s", task.task_id, describe(error))
+            task.cancelled.set()
+        elif is_refused and sent.outcome is not None and not entry.is_replaced:
+            self._put_back(entry, _without_content(sent.outcome, error))
+            return
+        elif is_transient(error) and not self._stop.is_set() and failing < RETRY_SECONDS:
+            entry.not_before = not_before
+            self._put_back(entry)
+            return
+        else:
+            log.warning("Gave up task %s: %s", task.task_id, describe(error))
+        self._finish([entry])
+
+    def _put_back(self, entry: Entry, outcome: Outcome | None = None) -> None:
+        with self._change:
+            if outcome is not None:
+                self._bytes -= size_of(entry.outcome) if entry.outcome else 0
+                self._bytes += size_of(outcome)
+                entry.outcome, entry.is_replaced = outcome, True
+            self._waiting[entry] = None
+
+    def _finish(self, entries: Sequence[Entry]) -> None:
+        """Hold tasks no longer. One that still runs is done when it ends."""
+        self._held.remove(*[entry.task for entry in entries])
+        with self._change:
+            ended = [entry.outcome for entry in entries if entry.outcome is not None]
+            for entry in entries:
+                self._waiting.pop(entry, None)
+                entry.gone = True
+            self._bytes -= sum(map(size_of, ended))
+            self._open -= len(ended)
+        if ended:
+            self._on_done(len(ended))
+
+
+def _without_content(outcome: Outcome, error: BaseException) -> Outcome:
+    """Return the failure to report instead of an outcome that the server refuses."""
+    if outcome.error is None:
+        return Outcome(error=f"The server refused the result: {describe(error)}")
+    text = f"The task failed; the server refused the text of its error: {describe(error)[:1000]}"
+    return replace(outcome, error=text)

@@ -1,0 +1,113 @@
+"""Run tasks in a process of their own, one after the other."""
+
+import asyncio
+import atexit
+import logging
+import os
+import pickle
+import signal
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any
+from weakref import WeakSet
+
+from zndraw_joblib.contract.outcomes import error_text
+from zndraw_joblib.worker.execution import Execute, Outcome, await_task, run_task
+from zndraw_joblib.worker.retry import describe
+from zndraw_joblib.worker.tasks import ClaimedTask
+
+log = logging.getLogger(__name__)
+
+# Not fork: the worker has threads.
+_context = get_context("spawn")
+_started: WeakSet[SpawnProcess] = WeakSet()
+_JOIN_SECONDS = 5.0
+_ADVICE = "Define it at the top level of a module that can be imported, or use executor='thread'"
+
+
+def check_importable(value: Any) -> None:
+    """Raise TypeError if another process cannot import `value`."""
+    try:
+        pickle.loads(pickle.dumps(value))  # noqa: S301 - it is our own
+    except Exception as error:
+        name = getattr(value, "__qualname__", type(value).__name__)
+        raise TypeError(f"{name} cannot run in another process: {describe(error)}. {_ADVICE}") from error
+
+
+class TaskProcess:
+    """A process that runs one task at a time; it starts with the first one, and again after it has ended."""
+
+    def __init__(self, execute: Execute) -> None:
+        self._execute = execute
+        self._process: SpawnProcess | None = None
+        self._connection: Connection | None = None
+
+    def run(self, task: ClaimedTask) -> Outcome:
+        """Return the outcome of a task."""
+        try:
+            work = pickle.dumps((self._execute, task))
+            connection = self._connection or self._start()
+        except Exception as error:
+            return Outcome(error=error_text(f"The task could not be sent to a process: {describe(error)}"))
+        try:
+            connection.send_bytes(work)
+            outcome: Outcome = connection.recv()
+        except (EOFError, OSError):
+            return Outcome(error=f"The process that ran the task ended with exit code {self.close()}")
+        return outcome
+
+    def close(self) -> int | None:
+        """End the process, and return its exit code."""
+        process, connection = self._process, self._connection
+        self._process = self._connection = None
+        if process is None or connection is None:
+            return None
+        connection.close()
+        process.join(_JOIN_SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        return process.exitcode
+
+    def _start(self) -> Connection:
+        ours, theirs = _context.Pipe()
+        with theirs:
+            process = _context.Process(target=_serve, args=(theirs,), name="zndraw-joblib-task")
+            process.start()
+        _started.add(process)
+        self._process, self._connection = process, ours
+        return ours
+
+
+def _kill_all() -> None:
+    for process in list(_started):
+        if process.is_alive():
+            process.kill()
+
+
+# A second signal ends the worker at once, but multiprocessing would wait at exit for running processes.
+# Its own exit handler was registered by an import above, so this one is called before it.
+atexit.register(_kill_all)
+
+
+def _serve(connection: Connection) -> None:
+    """Run tasks until the worker closes the connection or ends."""
+    # The worker decides what Ctrl-C means: it lets running tasks finish.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(EOFError, OSError):
+        while True:
+            connection.send(_run(connection.recv_bytes()))
+
+
+def _run(work: bytes) -> Outcome:
+    pid = os.getpid()
+    try:
+        execute, task = pickle.loads(work)  # noqa: S301 - the worker sent it
+    except BaseException as error:
+        return Outcome(
+            error=error_text(f"The task cannot run in another process: {describe(error)}. {_ADVICE}")
+        )
+    outcome = run_task(execute, task, pid)
+    return outcome if isinstance(outcome, Outcome) else asyncio.run(await_task(outcome, task, pid))

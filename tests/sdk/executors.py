@@ -1,0 +1,70 @@
+"""Extensions that run on an event loop, or in a process of their own."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from typing import Any, ClassVar
+
+from endings import ENDINGS
+
+from zndraw_joblib.contract.extensions import Category, Extension
+
+
+class Meet(Extension):
+    """Waits on the event loop until as many as `others` run at once."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    others: int = 1
+    running: ClassVar[int] = 0
+    full: ClassVar[asyncio.Event]
+
+    async def run(self, vis: Any, **kwargs: Any) -> str:
+        """Return the name of the thread."""
+        cls = type(self)
+        if cls.running == 0:
+            cls.full = asyncio.Event()
+        cls.running += 1
+        if cls.running == self.others:
+            cls.full.set()
+        await asyncio.wait_for(cls.full.wait(), 30)
+        return threading.current_thread().name
+
+
+class EndLater(Extension):
+    """Ends as its payload says, after a turn of the event loop."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    how: str = "well"
+
+    async def run(self, vis: Any, **kwargs: Any) -> Any:
+        """Return or raise."""
+        await asyncio.sleep(0)
+        return "well" if self.how == "well" else ENDINGS[self.how][0]()
+
+
+class Process(Extension):
+    """Returns the id of its process, or ends it."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    how: str = "well"
+
+    def run(self, vis: Any, **kwargs: Any) -> Any:
+        """Return, raise, or end the process."""
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "sleep":
+            time.sleep(60)
+        return os.getpid() if self.how == "well" else ENDINGS[self.how][0]()
+
+
+class ProcessLater(Extension):
+    """A coroutine in a process of its own."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+
+    async def run(self, vis: Any, **kwargs: Any) -> int:
+        """Return the id of the process."""
+        await asyncio.sleep(0)
+        return os.getpid()

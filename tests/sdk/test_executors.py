@@ -1,0 +1,140 @@
+"""Tasks run in threads, on an event loop, or in processes of their own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from endings import ENDINGS
+from waiting import wait_until
+
+from sdk.executors import EndLater, Meet, Process, ProcessLater
+from sdk.jobs import Add
+from sdk.live import TOKEN, LiveServer
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.serving import Runner
+
+Make = Callable[..., JobManager]
+
+
+def test_coroutines_run_at_once_beside_threads(worker: Make, room: str) -> None:
+    """`concurrency` coroutines share one thread; the same worker serves an extension with a plain `run`."""
+    manager = worker(Runner(), concurrency=5)
+    for cls in (Meet, Add):
+        manager.register(cls, room=room)
+    Meet.running = 0
+    ids = [manager.submit(Meet(others=5), room=room) for _ in range(5)]
+    assert {manager.wait_for(task_id, 30).result for task_id in ids} == {"zndraw-joblib-async"}
+    assert manager.wait_for(manager.submit(Add(a=1, b=2), room=room), 30).result == 3
+
+
+def test_coroutines_are_limited(worker: Make, room: str) -> None:
+    """No more than `concurrency` coroutines run at once."""
+    manager = worker(Runner(), concurrency=2)
+    manager.register(Meet, room=room)
+    Meet.running = 0
+    ids = [manager.submit(Meet(others=3), room=room) for _ in range(3)]
+    wait_until(lambda: Meet.running == 2)
+    assert manager.tasks(room, status=TaskStatus.RUNNING, limit=5).total <= 2
+    Meet.running = 2
+    Meet.full._loop.call_soon_threadsafe(Meet.full.set)  # type: ignore[attr-defined]
+    for task_id in ids:
+        assert manager.wait_for(task_id, 40).status == TaskStatus.COMPLETED
+
+
+@pytest.mark.parametrize("how", sorted(ENDINGS.keys() - {"stop iteration"}))
+def test_any_ending_of_a_coroutine_is_reported(worker: Make, room: str, how: str) -> None:
+    """The task fails with a text, and the event loop continues. A coroutine cannot raise StopIteration."""
+    manager = worker(Runner())
+    manager.register(EndLater, room=room)
+    failed = manager.wait_for(manager.submit(EndLater(how=how), room=room), 30)
+    assert failed.status == TaskStatus.FAILED
+    assert (failed.error or "").startswith(ENDINGS[how][1])
+    assert manager.wait_for(manager.submit(EndLater(), room=room), 30).result == "well"
+
+
+def test_tasks_run_in_processes(worker: Make, room: str) -> None:
+    """Not in the worker's; a process serves several tasks, and also coroutines."""
+    manager = worker(Runner(), executor="process")
+    for cls in (Process, ProcessLater):
+        manager.register(cls, room=room)
+    pids = {manager.wait_for(manager.submit(Process(), room=room), 60).result for _ in range(2)}
+    pids.add(manager.wait_for(manager.submit(ProcessLater(), room=room), 60).result)
+    assert len(pids) == 1
+    assert os.getpid() not in pids
+    manager.disconnect()
+    [pid] = pids
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+@pytest.mark.parametrize("how", ["error", "exit", "lazy exit", "kill"])
+def test_any_ending_of_a_process_is_reported(worker: Make, room: str, how: str) -> None:
+    """A process that is killed fails its task, and another one runs the next task."""
+    manager = worker(Runner(), executor="process")
+    manager.register(Process, room=room)
+    failed = manager.wait_for(manager.submit(Process(how=how), room=room), 60)
+    assert failed.status == TaskStatus.FAILED
+    expected = "The process that ran the task ended with exit code -9" if how == "kill" else ENDINGS[how][1]
+    assert (failed.error or "").startswith(expected)
+    assert manager.wait_for(manager.submit(Process(), room=room), 60).status == TaskStatus.COMPLETED
+
+
+def test_a_class_that_cannot_be_imported_is_refused(worker: Make, room: str) -> None:
+    """The error says why, and what to do; so does the one for a function."""
+
+    class Local(Add):
+        """A class inside a function."""
+
+    manager = worker(Runner(), executor="process")
+    with pytest.raises(TypeError, match=r"Local cannot run in another process: .*top level of a module"):
+        manager.register(Local, room=room)
+    with pytest.raises(TypeError, match=r"lambda> cannot run in another process"):
+        worker(lambda task: None, executor="process")
+
+
+SCRIPT = """
+import sys
+from sdk.executors import Process
+from zndraw_joblib.worker.api import connect
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.serving import Runner
+
+if __name__ == "__main__":
+    url, token, room = sys.argv[1:]
+    with connect(url, token) as api, JobManager(api, execute=Runner(), executor="process") as manager:
+        manager.register(Process, room=room)
+        manager.wait()
+"""
+
+
+@pytest.mark.parametrize("signals", [["TERM", "TERM"], ["KILL"]], ids=["two signals", "kill"])
+def test_no_process_is_left_behind(
+    worker: Make, room: str, server: LiveServer, tmp_path: Path, signals: list[str]
+) -> None:
+    """A worker that ends abruptly takes the processes of its tasks along, or they end with their task."""
+    script = tmp_path / "worker.py"
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    arguments = [sys.executable, str(script), server.url, TOKEN, room]
+    process = subprocess.Popen(arguments, env=environment)
+    try:
+        caller = worker()
+        wait_until(lambda: any(job.full_name.startswith(room) for job in caller.jobs(room).items), 60)
+        job = f"{room}:analysis:Process"
+        child = caller.wait_for(caller.submit(job), 60).result
+        if signals == ["KILL"]:
+            process.kill()
+        else:
+            task_id = caller.submit(job, {"how": "sleep"})
+            wait_until(lambda: caller.get_task(task_id).status == TaskStatus.RUNNING)
+            process.terminate()
+            wait_until(lambda: not caller.jobs(room).items)
+            process.terminate()
+        process.wait(30)
+        wait_until(lambda: not Path(f"/proc/{child}").exists())
+    finally:
+        process.kill()
+        process.wait()
