@@ -156,6 +156,38 @@ async def test_a_cancelled_waiting_item_is_not_written(
     assert recorder.written == ["first", 0, 2]
 
 
+async def test_items_put_together_have_their_results_in_order(
+    batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
+) -> None:
+    """They share batches with single items; each has its own result, problem or error."""
+    first = await recorder.busy(batcher)
+    together = asyncio.create_task(batcher.put_many(["a", "refused", "broken", *range(module.MAX_BATCH)]))
+    single = asyncio.create_task(batcher.put("single"))
+    await asyncio.sleep(0)
+    recorder.open.set()
+    done, refused, broken, *numbers = await together
+    assert (done, numbers) == ("done a", [f"done {n}" for n in range(module.MAX_BATCH)])
+    assert [type(refused), type(broken)] == [JobNotFound, ValueError]
+    assert (await first, await single) == ("done first", "done single")
+    assert recorder.written.count("a") == 1
+    assert await batcher.put_many([]) == []
+
+
+async def test_items_put_together_are_cancelled_together(
+    batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
+) -> None:
+    """If their request is cancelled while they wait, none is written, and other items are."""
+    first = await recorder.busy(batcher)
+    together = asyncio.create_task(batcher.put_many(["a", "b"]))
+    single = asyncio.create_task(batcher.put("single"))
+    await asyncio.sleep(0)
+    together.cancel()
+    await asyncio.sleep(0)
+    recorder.open.set()
+    assert (await first, await single) == ("done first", "done single")
+    assert recorder.written == ["first", "single"]
+
+
 async def test_an_item_cancelled_while_its_batch_fails_is_not_written(
     batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
 ) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from zndraw_joblib.contract.problems import ServiceUnavailable
@@ -15,7 +15,7 @@ from zndraw_joblib.contract.problems import ServiceUnavailable
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Entry = tuple[Item, asyncio.Future[Result | Exception]]
+Result_contra = TypeVar("Result_contra", contravariant=True)
 Commit = Callable[[Sequence[Item], float], Awaitable[Sequence[Result | Exception]]]
 
 MAX_BATCH = 256
@@ -28,6 +28,22 @@ LOCK_SECONDS = 1.0
 _PROMPT_SECONDS = 0.25
 # How long the first attempt to commit items of one lock may wait for it; doubled at each further attempt.
 _FIRST_TRY_SECONDS = 0.02
+
+
+class Pending(Protocol[Result_contra]):
+    """A result that a request waits for: a future, or a part of one."""
+
+    def done(self) -> bool:
+        """Return whether there is a result, or the request was cancelled."""
+
+    def set_result(self, result: Result_contra, /) -> None:
+        """Set the result."""
+
+    def cancel(self) -> object:
+        """Cancel the request."""
+
+
+Entry = tuple[Item, Pending[Result | Exception]]
 
 
 class RowLocked(Exception):
@@ -90,22 +106,57 @@ class Batcher(Generic[Item, Result]):
 
     async def put_many(self, items: Sequence[Item]) -> list[Result | Exception]:
         """Return the result or the problem of each item. They join the same batches as single items."""
+        together: _Together[Result | Exception] = _Together(len(items))
         queue = self._queue()
-        futures = []
-        for item in items:
+        for index, item in enumerate(items):
+            part = _Part(together, index)
             try:
-                futures.append(queue.put(item))
+                queue.add(item, part)
             except ServiceUnavailable as problem:
-                full: asyncio.Future[Result | Exception] = asyncio.get_running_loop().create_future()
-                full.set_result(problem)
-                futures.append(full)
-        return await asyncio.gather(*futures)
+                part.set_result(problem)
+        return await together.future if items else []
 
     @property
     def batches(self) -> set[asyncio.Task[None]]:
         """The tasks that commit batches in this event loop."""
         queue = self._queues.get(asyncio.get_running_loop())
         return set() if queue is None else queue.all_tasks
+
+
+class _Together(Generic[Result]):
+    """The results of items that were put together, in one future."""
+
+    def __init__(self, count: int) -> None:
+        self.future: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
+        self._results: list[Result | None] = [None] * count
+        self._missing = count
+
+    def set_result(self, index: int, result: Result) -> None:
+        self._results[index] = result
+        self._missing -= 1
+        if not self._missing and not self.future.done():
+            self.future.set_result(cast("list[Result]", self._results))
+
+
+class _Part(Generic[Result]):
+    """The result of one of these items."""
+
+    __slots__ = ("_index", "_is_set", "_together")
+
+    def __init__(self, together: _Together[Result], index: int) -> None:
+        self._together = together
+        self._index = index
+        self._is_set = False
+
+    def done(self) -> bool:
+        return self._is_set or self._together.future.done()
+
+    def set_result(self, result: Result, /) -> None:
+        self._is_set = True
+        self._together.set_result(self._index, result)
+
+    def cancel(self) -> bool:
+        return self._together.future.cancel()
 
 
 class _Queue(Generic[Item, Result]):
@@ -134,18 +185,21 @@ class _Queue(Generic[Item, Result]):
         return self.tasks | ({self._blocked.task} if self._blocked.task else set())
 
     def put(self, item: Item) -> asyncio.Future[Result | Exception]:
+        future: asyncio.Future[Result | Exception] = asyncio.get_running_loop().create_future()
+        self.add(item, future)
+        return future
+
+    def add(self, item: Item, pending: Pending[Result | Exception]) -> None:
         if len(self._waiting) + self._blocked.count >= self._max_waiting:
             raise ServiceUnavailable(
                 f"{self._max_waiting} requests wait to be written already; retry later",
                 headers={"Retry-After": "1"},
             )
-        future = asyncio.get_running_loop().create_future()
         if self._blocked.has_lock_of(item):
-            self._blocked.add((item, future))
+            self._blocked.add((item, pending))
         else:
-            self._waiting.append((item, future))
+            self._waiting.append((item, pending))
             self._start()
-        return future
 
     def _put_back(self, entries: Sequence[Entry[Item, Result]]) -> None:
         self._waiting.extendleft(reversed(entries))
@@ -189,6 +243,8 @@ class _Queue(Generic[Item, Result]):
             self._is_gathering = False
         taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
         self._start()
+        if self._blocked.is_empty:
+            return [entry for entry in taken if not entry[1].done()]
         batch = []
         for entry in taken:
             if self._blocked.has_lock_of(entry[0]):

@@ -84,9 +84,8 @@ class PayloadValidator:
         all of them.
         """
         results: list[Result | Exception] = [_UNKNOWN] * len(items)
-        checks = [
-            _Check(item, self._schemas.get(item.job) if item.validate_payload else None) for item in items
-        ]
+        schemas = {job: self._schemas.get(job) for job in {item.job for item in items}}
+        checks = [_Check(item, schemas[item.job] if item.validate_payload else None) for item in items]
         put_again = outdated = list(range(len(items)))
         while outdated:
             for check in [checks[index] for index in outdated]:

@@ -9,15 +9,14 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from zndraw_joblib.contract.batches import BatchReportRequest, BatchResponse, BatchSubmitRequest, TaskToSubmit
-from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.names import parse_job_name
+from zndraw_joblib.contract.messages import MAX_JSON_BYTES, TaskResponse
+from zndraw_joblib.contract.names import JobName, parse_job_name
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.server.http.dependencies import JSON_MEDIA_TYPE, Caller, CurrentRuntime, Minimal, Queue
 from zndraw_joblib.server.http.guards import verify_writable_room
 from zndraw_joblib.server.http.idempotency import Key, item_key
-from zndraw_joblib.server.http.routing import Route
+from zndraw_joblib.server.http.routing import BODY, Route
 from zndraw_joblib.server.http.state import QueueState
-from zndraw_joblib.server.ports import Identity, RequestKey
 from zndraw_joblib.server.problem_responses import as_problem
 from zndraw_joblib.server.service import rules
 from zndraw_joblib.server.service.tasks import Report, Submission
@@ -25,6 +24,8 @@ from zndraw_joblib.server.service.tasks import Report, Submission
 router = APIRouter(route_class=Route)
 
 Outcome = TaskResponse | Exception
+# No value in a body of this size is larger than 1 MiB: a number may grow from 4 to 18 bytes.
+_MAX_SURELY_SMALL = MAX_JSON_BYTES // 8
 
 
 @router.post("/tasks/submit", response_model=BatchResponse)
@@ -36,10 +37,21 @@ async def submit_tasks(
     A body with a malformed item is refused as a whole.
     """
     rooms = await _writable_rooms(request, queue, body.tasks)
+    jobs = {name: _job_name(name) for name in {task.job_name for task in body.tasks}}
+    may_be_large = len(request.scope[BODY]) > _MAX_SURELY_SMALL
     items: list[Submission | Exception] = []
     for index, task in enumerate(body.tasks):
-        item_or_all = None if body.atomic else item_key(key, index)
-        items.append(_submission(queue, caller, task, rooms[task.room_id], item_or_all))
+        room, job = rooms[task.room_id], jobs[task.job_name]
+        problem = _large_payload(task) if may_be_large else None
+        if isinstance(room, Exception):
+            items.append(room)
+        elif isinstance(job, Exception):
+            items.append(job)
+        elif problem is not None:
+            items.append(problem)
+        else:
+            item_or_all = None if body.atomic else item_key(key, index)
+            items.append(queue.dispatcher.submission(caller, room, job, task, item_or_all))
     if body.atomic:
         for index, item in enumerate(items):
             if isinstance(item, ProblemException):
@@ -90,17 +102,19 @@ async def _writable_rooms(
     return rooms
 
 
-def _submission(
-    queue: QueueState, caller: Identity, task: TaskToSubmit, room: str | Exception, key: RequestKey | None
-) -> Submission | Exception:
-    if isinstance(room, Exception):
-        return room
+def _job_name(full_name: str) -> JobName | ProblemException:
     try:
-        job = parse_job_name(task.job_name)
+        return parse_job_name(full_name)
+    except ProblemException as problem:
+        return problem
+
+
+def _large_payload(task: TaskToSubmit) -> ProblemException | None:
+    try:
         rules.check_size("payload", task.payload)
     except ProblemException as problem:
         return problem
-    return queue.dispatcher.submission(caller, room, job, task, key)
+    return None
 
 
 def _response(done: Sequence[Outcome], status: int, *, is_minimal: bool) -> Response:

@@ -3,7 +3,7 @@
 import hashlib
 from datetime import timedelta
 from typing import Annotated
-from uuid import UUID, uuid5
+from uuid import UUID
 
 from fastapi import Depends, Header, Request
 
@@ -55,7 +55,7 @@ def _digest(content: bytes) -> UUID:
 
 def item_key(key: RequestKey | None, index: int) -> RequestKey | None:
     """Return the key of an item of a request for many."""
-    return key and key._replace(id=uuid5(key.id, str(index)))
+    return key and key._replace(id=_digest(b"%b %d" % (key.id.bytes, index)))
 
 
 def claim_id_of(claim_id: UUID | None, key: RequestKey | None) -> UUID | None:

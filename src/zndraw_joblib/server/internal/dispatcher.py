@@ -65,8 +65,10 @@ class Dispatcher:
         for item, got in zip(items, await self._runtime.submit_many(items), strict=True):
             if isinstance(got, Repeat):
                 results.append(got.result)
+            elif isinstance(got, Exception) or item.job.room_id != INTERNAL:
+                results.append(got)
             else:
-                results.append(got if isinstance(got, Exception) else await self._dispatch_new(item, got))
+                results.append(await self._dispatch_new(item, got))
         return results
 
     async def submit_all(self, items: Sequence[Submission], key: RequestKey | None) -> list[TaskResponse]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
 from sqlalchemy.dialects.sqlite.pysqlite import dialect as sqlite_dialect
 from sqlalchemy.engine import IteratorResult
@@ -110,7 +111,12 @@ class _ResultOf:
 def _bind_processor(compiled: SQLCompiler, name: str) -> Convert:
     # The parameters of an IN list are numbered after the name of the list.
     bind = compiled.binds[name if name in compiled.binds else name.rpartition("_")[0]]
-    return bind.type.dialect_impl(ASYNCPG).bind_processor(ASYNCPG)
+    kind = bind.type.dialect_impl(ASYNCPG)
+    if not isinstance(kind, ARRAY):
+        return kind.bind_processor(ASYNCPG)
+    # SQLAlchemy's processor examines each item, also if there is nothing to convert.
+    convert = kind.item_type.dialect_impl(ASYNCPG).bind_processor(ASYNCPG)
+    return None if convert is None else lambda values: [convert(value) for value in values]
 
 
 def _processor(compiled: SQLCompiler, name: str, lists: Mapping[str, Sequence[str]]) -> Convert:
