@@ -4,6 +4,7 @@ from functools import partial
 
 from sqlalchemy import Connection, text
 
+from zndraw_joblib.server.store import recount
 from zndraw_joblib.server.store.engine import open_database
 
 _ROWS_PER_INSERT = 50_000
@@ -29,6 +30,7 @@ async def add_pending_tasks(url: str, count: int) -> None:
     database = open_database(url)
     for done in range(0, count, _ROWS_PER_INSERT):
         await database.run_sync(partial(_insert, count=min(_ROWS_PER_INSERT, count - done)))
+    await database.run_sync(recount.repair)
     await database.close()
 
 
@@ -36,4 +38,3 @@ def _insert(connection: Connection, count: int) -> None:
     insert = _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL
     connection.execute(text(insert), {"count": count})
     connection.execute(text(_ROOM))
-    connection.execute(text(f"UPDATE joblib_job SET pending = pending + {count} WHERE id = {_JOB}"))

@@ -18,6 +18,7 @@ from benchmarks.bench import Bench
 from benchmarks.http_client import connections, quantiles
 from benchmarks.scenarios import JOB, V1, register
 from benchmarks.servers import TOKEN, serving
+from zndraw_joblib.server.store import recount
 from zndraw_joblib.server.store.engine import open_database
 from zndraw_joblib.server.store.tables import Job, Task, Worker
 
@@ -63,6 +64,7 @@ async def sweep(server: str, url: str, count: int) -> tuple[float, list[float]]:
         worker = await register(live)
         database = open_database(url)
         await database.run_sync(partial(_insert_dead_workers, count=count))
+        await database.run_sync(recount.repair)
         await database.close()
         swept, times = asyncio.Event(), []
 

@@ -22,6 +22,22 @@ INVARIANTS = {
         WHERE t.status = 'pending' AND t.run_at IS NULL AND NOT EXISTS (
           SELECT 1 FROM joblib_room_queue q WHERE q.job_id = t.job_id AND q.room_id = t.room_id
             AND (q.lane, q.seq) <= (t.lane, t.seq))""",
+    "a count of the tasks of a room is wrong": """
+        SELECT count(*) FROM (
+          SELECT 1 FROM (
+            SELECT room_id, job_id, 1 AS n, CASE WHEN status = 'pending' THEN 1 ELSE 0 END AS p,
+              CASE WHEN status = 'failed' THEN 1 ELSE 0 END AS f,
+              CASE WHEN status = 'cancelled' THEN 1 ELSE 0 END AS c FROM joblib_task
+            UNION ALL
+            SELECT room_id, job_id, -total, -pending, -failed, -cancelled FROM joblib_room_count) x
+          GROUP BY room_id, job_id HAVING sum(n) <> 0 OR sum(p) <> 0 OR sum(f) <> 0 OR sum(c) <> 0) y""",
+    "a count of the queued tasks of a block is wrong": """
+        SELECT count(*) FROM (
+          SELECT 1 FROM (
+            SELECT job_id, lane, seq >> 12 AS block, 1 AS n FROM joblib_task
+            WHERE status = 'pending' AND run_at IS NULL
+            UNION ALL SELECT job_id, lane, block, -queued FROM joblib_queue_block) x
+          GROUP BY job_id, lane, block HAVING sum(n) <> 0) y""",
     "a count of scheduled tasks is wrong": """
         SELECT count(*) FROM joblib_job j WHERE j.scheduled <>
           (SELECT count(*) FROM joblib_task t

@@ -34,7 +34,9 @@ from zndraw_joblib.server.runtime import Publish, Runtime
 from zndraw_joblib.server.service import jobs, sweep, task_history, workers
 from zndraw_joblib.server.service.tasks import Report
 from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.store import recount
 from zndraw_joblib.server.store.database import Database
+from zndraw_joblib.server.store.tables import Task
 from zndraw_joblib.server.waiters import Disconnected
 
 OWNER = Identity("owner", is_superuser=False)
@@ -111,6 +113,12 @@ class Replica:
         """Insert rows directly into the database."""
         async with self.engine.begin() as connection:
             await connection.execute(insert(table), list(rows))
+        if table is Task.__table__:
+            await self.correct_counts()
+
+    async def correct_counts(self) -> None:
+        """Correct the kept counts after a test changed tasks directly."""
+        await self.runtime.database.run_sync(recount.repair)
 
     async def rows(self, table: Any, *where: Any) -> list[Any]:
         """Return rows of a table."""

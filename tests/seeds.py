@@ -6,10 +6,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from replica import SUBMITTER, Replica
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, func, insert, select
 
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
-from zndraw_joblib.server.store.tables import Job, RoomQueue, Task
+from zndraw_joblib.server.store.tables import RoomQueue, Task
 
 tasks, queues = Task.__table__, RoomQueue.__table__
 
@@ -38,14 +38,10 @@ def task(job_id: UUID, status: TaskStatus = TaskStatus.PENDING, **fields: Any) -
 
 
 async def add_tasks(replica: Replica, rows: Iterable[dict[str, Any]]) -> list[UUID]:
-    """Insert tasks in order, and update the counts of pending tasks of their jobs."""
+    """Insert tasks in order, and correct the kept counts."""
     listed = list(rows)
     await replica.add(Task.__table__, listed)
-    jobs = Job.__table__
     for job_id in {row["job_id"] for row in listed}:
-        pending = sum(row["job_id"] == job_id and row["status"] == "pending" for row in listed)
-        change = update(jobs).where(jobs.c.id == job_id).values(pending=jobs.c.pending + pending)
-        await replica.execute(change)
         queued = select(tasks.c.job_id, tasks.c.room_id, func.min(tasks.c.lane), func.min(tasks.c.seq))
         queued = queued.where(tasks.c.status == "pending", tasks.c.job_id == job_id)
         queued = queued.group_by(tasks.c.job_id, tasks.c.room_id)

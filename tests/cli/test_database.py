@@ -43,6 +43,22 @@ def test_sqlite_is_upgraded_automatically(program: Program, tmp_path: Path) -> N
     assert current.out.endswith(" (newest)\n")
 
 
+def test_wrong_counts_are_shown_and_corrected(program: Program, tmp_path: Path) -> None:
+    """Without `--repair` they are an error that names the command."""
+    program.env["ZNDRAW_JOBLIB_DATABASE_URL"] = "sqlite:///some.db"
+    program.ok("db", "upgrade")
+    with closing(sqlite3.connect(tmp_path / "some.db")) as connection, connection:
+        connection.execute("INSERT INTO joblib_room_count VALUES ('lab', '" + 32 * "0" + "', 0, 3, 1, 0, 0)")
+    check, repair = ["db", "check-counts"], ["db", "check-counts", "--repair"]
+    wrong, repaired, right = program.run_all([check, repair, check])
+    assert wrong.code == 1
+    assert "db check-counts --repair" in wrong.err
+    assert "room_id=lab" in wrong.out
+    assert "total=-3, pending=-1" in wrong.out
+    assert repaired.out.endswith("the counts are corrected\n")
+    assert right.out.endswith("all counts are right\n")
+
+
 def test_a_schema_of_a_newer_release_is_an_error(program: Program, tmp_path: Path) -> None:
     """Each command names the version, and the release that upgraded the database; none changes it."""
     program.env["ZNDRAW_JOBLIB_DATABASE_URL"] = "sqlite:///some.db"

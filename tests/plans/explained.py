@@ -44,6 +44,11 @@ class Explainer:
         self._captured: list[tuple[str, Any]] = []
         self._is_recording = False
 
+    @property
+    def is_postgresql(self) -> bool:
+        """Whether the statements run on PostgreSQL."""
+        return self._engine.dialect.name == "postgresql"
+
     def __enter__(self) -> Self:
         event.listen(self._engine.sync_engine, "before_cursor_execute", self._record_statement)
         return self
@@ -92,7 +97,8 @@ async def _sqlite_plan(connection: AsyncConnection, statement: str, parameters: 
         if match := re.match(r"(SCAN|SEARCH) (\w+)(?: AS \w+)?(?: USING (.*))?", line):
             access, table, using = match.groups()
             index = re.search(r"INDEX (\w+)", using or "")
-            by = index[1] if index else "PRIMARY KEY" if "rowid=" in (using or "") else None
+            is_key = "rowid=" in (using or "") or (using or "").startswith("PRIMARY KEY")
+            by = index[1] if index else "PRIMARY KEY" if is_key else None
             plan.scans.append((table, None if access == "SCAN" and not using else by))
             if access == "SCAN" and table == "joblib_task" and not _is_partial(using):
                 plan.scans.append((table, None))

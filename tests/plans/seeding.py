@@ -52,6 +52,9 @@ _JOB = """
 _ROOM = "CASE WHEN i % 5000 = 0 THEN 'quiet' WHEN i % 2 = 0 THEN 'lab' ELSE 'room-' || (i % 300) END"
 
 
+_BY_STATUS = ", ".join(
+    f"count(*) FILTER (WHERE status = '{status}')" for status in ("pending", "failed", "cancelled")
+)
 _JOB_ROOM = "CASE WHEN i = 18 THEN '@internal' ELSE '@global' END"
 
 
@@ -92,12 +95,16 @@ def _seed(kind: str) -> list[str]:
             SELECT {uuid.format("i")}, {uuid.format("i")}, {time.format("i")}, '{{}}' FROM n""",
         """INSERT INTO joblib_room_queue SELECT job_id, room_id, min(lane), min(seq) FROM joblib_task
             WHERE status = 'pending' GROUP BY job_id, room_id""",
+        f"""INSERT INTO joblib_room_count SELECT room_id, job_id, 0, count(*), {_BY_STATUS} FROM joblib_task
+            GROUP BY room_id, job_id""",
+        """INSERT INTO joblib_queue_block SELECT job_id, lane, seq >> 12, count(*) FROM joblib_task
+            WHERE status = 'pending' GROUP BY job_id, lane, seq >> 12""",
     ]
     if kind == "postgresql":
         # The test decides when statistics are made.
         names = (
             *("joblib_task", "joblib_job", "joblib_worker", "joblib_worker_job", "joblib_room_queue"),
-            "joblib_idempotency_key",
+            *("joblib_idempotency_key", "joblib_room_count", "joblib_queue_block"),
         )
         return [f"ALTER TABLE {name} SET (autovacuum_enabled = off)" for name in names] + seeds
     return seeds

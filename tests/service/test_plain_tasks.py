@@ -97,6 +97,7 @@ async def test_a_change_of_the_job_holds_at_once_on_every_server(pair: list[Repl
     await first.execute(delete(RoomQueue))
     await first.execute(delete(Task))
     await first.execute(Job.__table__.update().values(pending=0, deleted=True))
+    await first.correct_counts()
     with pytest.raises(JobNotFound):
         await second.submit(job)
     job = await first.register(schema=NUMBERS, priority=5)

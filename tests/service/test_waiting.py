@@ -427,6 +427,7 @@ async def test_the_re_check_finds_what_another_process_did(replica: Replica) -> 
     [task_id] = await add_tasks(replica, [task(job.id)])
     ended = {"status": "failed", "completed_at": LONG_AGO + seconds(1)}
     await replica.execute(update(Task.__table__).where(Task.__table__.c.id == running.id).values(ended))
+    await replica.correct_counts()
     await replica.runtime.recheck.run()
     assert (await soon(claim)).id == task_id
     assert (await soon(wait)).status is TaskStatus.FAILED

@@ -59,6 +59,7 @@ def migrate(connection: Connection, go: Callable[[Config, str], None], target: s
     go(config, target)
 
 
+COUNTS = ("joblib_room_count", "joblib_queue_block")
 _DESCRIPTIONS = {
     "postgresql": [
         "SELECT table_name, column_name, data_type, character_maximum_length, is_nullable, column_default,"
@@ -361,6 +362,49 @@ async def test_queued_tasks_get_the_queues_of_their_rooms(empty: AsyncEngine) ->
     assert queues.name not in await tables(empty)
 
 
+async def test_existing_tasks_are_counted(empty: AsyncEngine) -> None:
+    """The upgrade from 0007 counts the tasks of rooms and of blocks; a downgrade keeps the tasks."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job_id = uuid4()
+    job = {"id": job_id, "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    task = {"job_id": job_id, "created_by": "ada", "payload": {}, "created_at": at, "status": "pending"}
+    ended = {"completed_at": at, "claimed_at": at, "started_at": at}
+    states: list[dict[str, Any]] = [
+        {"room_id": "a", "seq": 4095},
+        {"room_id": "a", "seq": 4096, "lane": -3},
+        {"room_id": "a", "seq": 4097},
+        {"room_id": "a", "seq": 5000, "run_at": at},
+        {"room_id": "a", "seq": 5001, "status": "claimed", "claimed_at": at},
+        {"room_id": "a", "seq": 9000, "status": "completed", **ended},
+        {"room_id": "b", "seq": 9001, "status": "failed", **ended},
+        {"room_id": "b", "seq": 9002, "status": "cancelled", **ended},
+        {"room_id": "b", "seq": 9003},
+    ]
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0007")
+        values = job | {"schema": {}, "pending": 4, "scheduled": 1}
+        await connection.execute(insert(metadata.tables["joblib_job"]), values)
+        for state in states:
+            row = task | {"id": uuid4()} | state
+            await connection.execute(insert(metadata.tables["joblib_task"]), row)
+    for _ in range(2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        rooms, blocks = [await rows_of(empty, name) for name in COUNTS]
+        assert rooms == [("a", job_id, 0, 6, 4, 0, 0), ("b", job_id, 0, 3, 1, 1, 1)]
+        assert blocks == [(job_id, -3, 1, 1), (job_id, 0, 0, 1), (job_id, 0, 1, 1), (job_id, 0, 2, 1)]
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0007")
+    assert not set(COUNTS) & await tables(empty)
+
+
+async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a table in the order of its key."""
+    chosen = metadata.tables[name]
+    async with engine.connect() as connection:
+        rows = await connection.execute(select(chosen).order_by(*chosen.primary_key))
+        return [tuple(row) for row in rows]
+
+
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
 async def test_postgresql_cleans_the_queue_tables_early(empty: AsyncEngine) -> None:
     """Dead rows of tables that change with each task are removed after a small share, not a fifth."""
@@ -368,6 +412,7 @@ async def test_postgresql_cleans_the_queue_tables_early(empty: AsyncEngine) -> N
     listed = text("SELECT relname, unnest(reloptions) FROM pg_class WHERE relname LIKE 'joblib%'")
     async with empty.connect() as connection:
         options = {(name, option) for name, option in await connection.execute(listed)}
-    for name in ("joblib_task", "joblib_job", "joblib_worker", "joblib_room_queue"):
+    for name in ("joblib_task", "joblib_job", "joblib_worker", "joblib_room_queue", *COUNTS):
         assert (name, "autovacuum_vacuum_scale_factor=0.01") in options
     assert ("joblib_job", "fillfactor=80") in options
+    assert {(name, "fillfactor=50") for name in COUNTS} <= options

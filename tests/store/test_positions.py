@@ -10,13 +10,16 @@ from seeds import add_tasks, task
 
 from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import tasks
+from zndraw_joblib.server.service import task_actions, tasks
 from zndraw_joblib.server.store import tasks as store
-from zndraw_joblib.server.store.tasks.positions import MAX_NEAR_COUNT, positions
+from zndraw_joblib.server.store.tables import QueueBlock
+from zndraw_joblib.server.store.tasks.counts import BLOCK_BITS
+from zndraw_joblib.server.store.tasks.positions import positions
 
-# Up to `MAX_NEAR_COUNT` tasks are counted from either end; this queue has tasks farther from both.
-LENGTH = 2 * MAX_NEAR_COUNT + 300
+# With the tasks in between, this queue has three blocks.
+LENGTH = 6000
 OTHER = [TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED]
 
 
@@ -37,22 +40,51 @@ async def queue(replica: Replica) -> list[UUID]:
     return ids
 
 
-async def test_the_position_is_exact_near_both_ends_and_far_from_them(
-    replica: Replica, queue: list[UUID]
-) -> None:
+async def test_the_position_is_exact_in_every_block(replica: Replica, queue: list[UUID]) -> None:
     """The first task has position 1, the last one the queue length; the others are consecutive."""
-    edges = [0, 1, MAX_NEAR_COUNT - 1, MAX_NEAR_COUNT, MAX_NEAR_COUNT + 1, LENGTH // 2]
-    for index in [*edges, *[LENGTH - 1 - edge for edge in edges]]:
+    database = replica.runtime.database
+    first = await database.read(store.by_id, task_id=queue[0])
+    last = await database.read(store.by_id, task_id=queue[-1])
+    assert first is not None
+    assert last is not None
+    assert (last.seq >> BLOCK_BITS) - (first.seq >> BLOCK_BITS) >= 2
+    for index in [*range(0, LENGTH, 499), LENGTH - 2, LENGTH - 1]:
         assert (await replica.get(queue[index])).queue_position == index + 1
+
+
+async def test_positions_follow_priorities_and_returns(replica: Replica, queue: list[UUID]) -> None:
+    """A task of a higher priority is before all blocks of the others; a released one returns to its block."""
+    job = await replica.register("Long")
+    urgent = [await replica.submit(job, priority=priority) for priority in (1, 7, 1)]
+    assert [(await replica.get(each.id)).queue_position for each in urgent] == [2, 1, 3]
+    assert (await replica.get(queue[-1])).queue_position == LENGTH + 3
+    claimed = [await replica.claim_task(job.worker_id) for _ in range(4)]
+    assert claimed[-1].id == queue[0]
+    assert (await replica.get(queue[-1])).queue_position == LENGTH - 1
+    await replica.act(task_actions.release, queue[0])
+    assert (await replica.get(queue[0])).queue_position == 1
+    assert (await replica.get(queue[-1])).queue_position == LENGTH
+
+
+async def test_the_rows_of_empty_blocks_are_deleted(replica: Replica) -> None:
+    """A sweep deletes them; the next task gets a new row."""
+    job = await replica.register()
+    for _ in range(2):
+        await replica.submit(job)
+        assert [row.queued for row in await replica.rows(QueueBlock.__table__)] == [1]
+        await replica.claim_task(job.worker_id)
+        assert [row.queued for row in await replica.rows(QueueBlock.__table__)] == [0]
+        await Sweeper(replica.runtime.write, replica.runtime.settings).cycle()
+        assert await replica.rows(QueueBlock.__table__) == []
 
 
 async def test_the_positions_of_a_page_are_exact(replica: Replica, queue: list[UUID]) -> None:
     """On every page each pending task has its rank, and other tasks have none."""
     ranks = {task_id: rank for rank, task_id in enumerate(queue, 1)}
-    for offset in (0, 700, 2500):
+    for offset in (0, 700, 4500, 9000):
         page = partial(tasks.page, room_id="lab", status=None, part=Page(500, offset))
         items = (await replica.runtime.database.read(page)).items
-        assert len(items) == 500
+        assert len(items) > 100
         for item in items:
             if item.job_name.endswith("Long"):
                 assert item.queue_position == ranks.get(item.id)
@@ -66,10 +98,10 @@ async def test_all_tasks_move_up_when_the_first_is_claimed(replica: Replica, que
     claimed = await replica.claim(job.worker_id)
     assert claimed is not None
     assert claimed.id == queue[0]
-    await replica.report(queue[MAX_NEAR_COUNT + 100], TaskStatus.CANCELLED, by=SUBMITTER)
+    await replica.report(queue[4100], TaskStatus.CANCELLED, by=SUBMITTER)
     assert (await replica.get(queue[0])).queue_position is None
-    assert (await replica.get(queue[MAX_NEAR_COUNT])).queue_position == MAX_NEAR_COUNT
-    assert (await replica.get(queue[MAX_NEAR_COUNT + 200])).queue_position == MAX_NEAR_COUNT + 199
+    assert (await replica.get(queue[4000])).queue_position == 4000
+    assert (await replica.get(queue[4200])).queue_position == 4199
     assert (await replica.get(queue[-1])).queue_position == LENGTH - 2
 
 

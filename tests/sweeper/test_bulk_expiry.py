@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from sweeper.mounted_queue import MountedQueue, identify
 from zndraw_joblib import JobLib, Task, TaskStatusEvent, Worker, WorkerJobLink
+from zndraw_joblib.server.store import recount
 
 DEAD = 1000
 
@@ -51,6 +52,7 @@ async def add_workers(queue: MountedQueue, job: dict[str, Any], count: int) -> N
             [{**task, **times, "id": uuid4(), "worker_id": i, "status": "running"} for i in ids],
         )
         await session.commit()
+    await queue.joblib.runtime.database.run_sync(recount.repair)
 
 
 async def count_tasks(queue: MountedQueue, status: str) -> int:

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sweeper.mounted_queue import MountedQueue
 from zndraw_joblib.server.background import pruner
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.store import recount
 from zndraw_joblib.server.store.tables import Task
 
 Sessions = async_sessionmaker[AsyncSession]
@@ -40,6 +41,7 @@ async def old_tasks(queue: MountedQueue, sessions: Sessions) -> None:
     async with sessions() as session:
         await (await session.connection()).execute(insert(tasks), [row | {"id": uuid4()} for _ in range(OLD)])
         await session.commit()
+    await queue.joblib.runtime.database.run_sync(recount.repair)
     queue.joblib.settings.keep_finished_days = 1
 
 

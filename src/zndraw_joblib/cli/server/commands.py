@@ -15,7 +15,7 @@ token = typer.Typer(
     invoke_without_command=True,
 )
 db = typer.Typer(
-    help="Show or upgrade the version of the database schema.",
+    help="Upgrade the database, or check its version or counts.",
     callback=show_help_without_command,
     invoke_without_command=True,
 )
@@ -26,6 +26,7 @@ TokenName = Annotated[
 Superuser = Annotated[
     bool, typer.Option("--superuser", help="Allow jobs in @global, and changes to the tasks of other users.")
 ]
+Repair = Annotated[bool, typer.Option("--repair", help="Correct wrong counts.")]
 Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")]
 Port = Annotated[
     int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="The port; 0 takes a free one.")
@@ -127,6 +128,17 @@ def upgrade_database(*, database_url: DatabaseUrl = None) -> None:
     with _needs_server():
         from zndraw_joblib.cli.server import database  # noqa: PLC0415 - see above
     database.upgrade(database_url)
+
+
+@db.command("check-counts")
+def check_counts(*, repair: Repair = False, database_url: DatabaseUrl = None) -> None:
+    """Compare the kept counts with the tasks.
+
+    Totals of lists and queue positions come from these counts. Servers may run meanwhile.
+    """
+    with _needs_server():
+        from zndraw_joblib.cli.server import database  # noqa: PLC0415 - see above
+    database.check_counts(database_url, repair=repair)
 
 
 @db.command("current")

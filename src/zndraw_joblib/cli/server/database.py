@@ -8,7 +8,7 @@ import typer
 
 from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.server import settings
-from zndraw_joblib.server.store import connect, schema
+from zndraw_joblib.server.store import connect, recount, schema
 from zndraw_joblib.server.store.asyncpg_options import InvalidDatabaseUrl
 from zndraw_joblib.server.store.connect import DatabaseLocation, UnusableDatabase
 from zndraw_joblib.server.store.database import Database
@@ -58,6 +58,31 @@ def upgrade(database_url: str | None) -> None:
     before, newest = run(url, work), schema.newest()
     change = "was already at" if before == newest else f"went from {before or 'nothing'} to"
     typer.echo(f"{locate(url).text}: the schema {change} {newest}")
+
+
+def check_counts(database_url: str | None, *, repair: bool) -> None:
+    """Print wrong counts. Correct them, or raise `CommandError` if there are any."""
+    url = settings.load(database_url).database_url
+
+    async def work(database: Database) -> list[str]:
+        await schema.prepare(database)
+        found = await database.run_sync(recount.wrong)
+        if found and repair:
+            await database.run_sync(recount.repair)
+        return found
+
+    try:
+        found = run(url, work, allow_new=False)
+    except schema.OutdatedSchema as error:
+        raise CommandError(str(error)) from error
+    for line in found:
+        typer.echo(f"Add to the counts of a {line}")
+    if found and not repair:
+        raise CommandError(
+            f"{locate(url).text}: kept counts differ from the tasks. Run 'zndraw-joblib db check-counts "
+            "--repair' with the same database URL"
+        )
+    typer.echo(f"{locate(url).text}: " + ("the counts are corrected" if found else "all counts are right"))
 
 
 def current(database_url: str | None) -> None:

@@ -49,7 +49,7 @@ class Pruner:
         deleted_tasks = 0
         batches: list[Batch] = [self._prune_requests, self._prune_results, self._prune_keys]
         if with_tasks:
-            batches += [self._prune_room_queues, self._prune_tasks]
+            batches += [self._prune_room_queues, self._prune_blocks, self._prune_tasks]
         while batches and rows_left > 0 and self._monotonic() < until:
             for batch in list(batches):
                 started = asyncio.get_running_loop().time()
@@ -108,6 +108,10 @@ class Pruner:
             deleted += await self._write(partial(sweep.prune_room_queues, job_id=job_id, rooms=rooms))
         self._next_room = following
         return sweep.Pruned(deleted, following != sweep.FIRST_ROOM or self._next_job is not None)
+
+    async def _prune_blocks(self) -> sweep.Pruned:
+        pruned: sweep.Pruned = await self._write(sweep.prune_blocks)
+        return pruned
 
     async def _prune_tasks(self) -> sweep.Pruned:
         days = self._settings.keep_finished_days

@@ -20,7 +20,7 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import Condition, TaskRecord, expiry, room_queues, unnamed
+from zndraw_joblib.server.store.tasks import Condition, TaskRecord, counts, expiry, room_queues, unnamed
 
 # A heartbeat on SQLite waits for a batch; smaller ones cost more in all.
 WORKERS_PER_BATCH = 64
@@ -302,6 +302,12 @@ async def empty_room_queues(
 async def prune_room_queues(tx: Transaction, job_id: UUID, rooms: Sequence[str]) -> int:
     """Delete the rows of those of these rooms of a job that have no queued tasks. Return how many."""
     return await room_queues.prune(tx, job_id, rooms)
+
+
+async def prune_blocks(tx: Transaction) -> Pruned:
+    """Delete a batch of the counts of blocks without queued tasks."""
+    deleted = await counts.prune_blocks(tx, TASKS_PER_BATCH)
+    return Pruned(deleted, deleted == TASKS_PER_BATCH)
 
 
 async def restore_room_queues(tx: Transaction, after: UUID) -> UUID | None:

@@ -244,7 +244,7 @@ async def page(
     tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, job: UUID | None = None
 ) -> PaginatedResponse[TaskResponse]:
     """Return one page of a room's tasks, optionally of one status and of one job."""
-    found, total = await read.page(tx, read.in_room(room_id, status, job), part)
+    found, total = await read.page(tx, room_id, status, part=part, job_id=job)
     found_at = await positions(tx, found)
     items = [serializers.task_response(task, found_at.get(task.id)) for task in found]
     return serializers.page_response(PaginatedResponse[TaskResponse], items, total, part)

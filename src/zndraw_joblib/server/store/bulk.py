@@ -54,6 +54,22 @@ def _as_any(element: Any, compiler: SQLCompiler, **options: Any) -> str:
     return compiler.process(tested == any_(values), **options)
 
 
+class unindexed(FunctionElement[Any]):
+    """A column that SQLite finds by no index. PostgreSQL decides by its statistics."""
+
+    inherit_cache = True
+
+
+@compiles(unindexed)
+def _as_column(element: Any, compiler: SQLCompiler, **options: Any) -> str:
+    return compiler.process(element.clauses, **options)
+
+
+@compiles(unindexed, "sqlite")
+def _as_expression(element: Any, compiler: SQLCompiler, **options: Any) -> str:
+    return f"+{compiler.process(element.clauses, **options)}"
+
+
 def padded(values: Sequence[Value]) -> list[Value]:
     """Repeat the last value up to a power of two, so that `IN` lists need few prepared statements."""
     size = 1 << max(len(values) - 1, 0).bit_length()

@@ -234,6 +234,33 @@ class RoomQueue(_Base, table=True):
     seq: int = Field(sa_column=Column(BigInteger, nullable=False))
 
 
+class RoomCount(_Base, table=True):
+    """How many tasks of a job a room has: all, and those of three statuses. Readers sum its parts."""
+
+    __tablename__ = "joblib_room_count"
+    __table_args__: ClassVar[Any] = {"sqlite_with_rowid": False}
+
+    room_id: str = Field(primary_key=True, max_length=128)
+    job_id: UUID = Field(sa_column=Column(SqlUuid, primary_key=True))
+    part: int = Field(primary_key=True)
+    total: int
+    pending: int
+    failed: int
+    cancelled: int
+
+
+class QueueBlock(_Base, table=True):
+    """How many tasks with these high bits of `seq` are in a lane of a job's queue; 0 without a row."""
+
+    __tablename__ = "joblib_queue_block"
+    __table_args__: ClassVar[Any] = {"sqlite_with_rowid": False}
+
+    job_id: UUID = Field(sa_column=Column(SqlUuid, primary_key=True))
+    lane: int = Field(primary_key=True)
+    block: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    queued: int
+
+
 class Attempt(_Base, table=True):
     """An earlier attempt of a task, or the end that a manual retry replaced.
 

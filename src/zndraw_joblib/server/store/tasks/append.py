@@ -1,9 +1,10 @@
-"""Append plain tasks to the queue of one job: one statement on PostgreSQL, three short ones on SQLite.
+"""Append plain tasks to the queue of one job: one statement on PostgreSQL, five short ones on SQLite.
 
 Plain tasks enter the queue at once, with priority 0 and without options. The statements check what the
 server assumes about the job, and write nothing if that is wrong.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ from zndraw_joblib.server.store.errors import RepeatTransaction
 from zndraw_joblib.server.store.idempotency import keys as stored_keys
 from zndraw_joblib.server.store.idempotency import lock_number
 from zndraw_joblib.server.store.tables import Job, RoomQueue, Task
+from zndraw_joblib.server.store.tasks import counts
 
 tasks = Task.__table__
 jobs = Job.__table__
@@ -132,8 +134,10 @@ async def _append_on_sqlite(
         if (await tx.execute(_FIND_KEYS, {"ids": ids})).first() is not None:
             return None
     firsts: dict[str, int] = {}
+    of_rooms: Counter[str] = Counter()
     for place, task in enumerate(new):
         firsts.setdefault(task.room_id, len(new) - 1 - place)
+        of_rooms[task.room_id] += 1
     rooms = to_json(list(firsts)).decode()
     counted = (await tx.execute(_COUNT_ON_SQLITE, {**given, "job_id": job_id, "rooms": rooms})).first()
     if counted is None:
@@ -141,6 +145,7 @@ async def _append_on_sqlite(
     now = await tx.now()
     rows = {"rows": to_json(new).decode(), "job_id": job_id, "now": now}
     await tx.execute(_ADD_ON_SQLITE, rows)
+    await counts.write_appended(tx, job_id, of_rooms)
     if counted.listed < len(firsts):
         listed = {"rows": to_json(list(firsts.items())).decode(), "job_id": job_id}
         await tx.execute(_LIST_ON_SQLITE, listed)
@@ -204,7 +209,7 @@ def _append(*, is_keyed: bool) -> Executable:
     firsts = firsts.group_by(new.c.job_id, new.c.room_id)
     listed = postgresql.insert(queues).from_select(list(new.c.keys()), firsts)
     statement = select(job.c.pending, func.now().label("now")).add_cte(
-        listed.on_conflict_do_nothing().returning(queues.c.room_id).cte("listed")
+        listed.on_conflict_do_nothing().returning(queues.c.room_id).cte("listed"), *counts.keep_inserted(new)
     )
     if is_keyed:
         statement = statement.add_cte(_insert_keys(job).cte("stored"))

@@ -1,88 +1,64 @@
 """Find the queue positions of pending tasks, counted from 1, without ranking whole queues."""
 
 from collections.abc import Sequence
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, bindparam, func, select, tuple_
+from sqlalchemy import BigInteger, ColumnElement, Integer, and_, bindparam, cast, func, select, tuple_
 
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tables import Job, Task
-from zndraw_joblib.server.store.tasks.records import Condition, Place, TaskRecord, in_queue
+from zndraw_joblib.server.store.tables import QueueBlock, Task
+from zndraw_joblib.server.store.tasks.counts import BLOCK_BITS
+from zndraw_joblib.server.store.tasks.records import QUEUED, TaskRecord
 
 tasks = Task.__table__
-jobs = Job.__table__
-
-# How many tasks are counted from either end of a queue before the whole queue is counted.
-MAX_NEAR_COUNT = 1000
+blocks = QueueBlock.__table__
 
 
 async def positions(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID, int]:
-    """Return the positions of those of these tasks that are in a queue, by id."""
-    queues: dict[UUID, list[TaskRecord]] = {}
+    """Return the positions of those of these tasks that are in a queue, by id.
+
+    The kept counts of the blocks before a task's block are added to the task's rank in its own block.
+    """
+    together: dict[tuple[UUID, int, int], list[TaskRecord]] = {}
     for record in records:
         if record.is_queued:
-            queues.setdefault(record.job_id, []).append(record)
+            together.setdefault((record.job_id, record.lane, record.seq >> BLOCK_BITS), []).append(record)
     found: dict[UUID, int] = {}
-    for job_id, queue in queues.items():
-        first = min(record.place for record in queue)
-        start = await _position(tx, job_id, first)
-        ranks = {first[1]: 1} if len(queue) == 1 else await _ranks(tx, job_id, queue)
-        # A task that left the queue after it was read has no rank.
-        found |= {r.id: start + ranks[r.seq] - 1 for r in queue if r.seq in ranks}
+    for (job_id, lane, block), queue in together.items():
+        seqs = sorted(record.seq for record in queue)
+        given = {"job": job_id, "lane": lane, "block": block, "first": seqs[0], "last": seqs[-1]}
+        rows = await tx.execute(
+            _POSITIONS, {**given, "block_first": block << BLOCK_BITS, "seqs": padded(seqs)}
+        )
+        by_seq = {seq: position for seq, position in rows}
+        # A task that left the queue after it was read has no position.
+        found |= {record.id: by_seq[record.seq] for record in queue if record.seq in by_seq}
     return found
 
 
-async def _ranks(tx: Transaction, job_id: UUID, queue: Sequence[TaskRecord]) -> dict[int, int]:
-    places = [record.place for record in queue]
-    given = {
-        "job": job_id,
-        "seqs": padded([record.seq for record in queue]),
-        **_place_parameters("first", min(places)),
-        **_place_parameters("last", max(places)),
-    }
-    return {row.seq: row.rank for row in await tx.execute(_RANKS, given)}
+def _seq(name: str) -> ColumnElement[int]:
+    return bindparam(name, type_=BigInteger())
 
 
-def _place_parameters(name: str, place: Place) -> dict[str, int]:
-    return {f"{name}_lane": place[0], f"{name}_seq": place[1]}
-
-
-async def _position(tx: Transaction, job_id: UUID, place: Place) -> int:
-    given = {"job": job_id, **_place_parameters("first", place)}
-    before, after, pending = (await tx.execute(_NEAR_ENDS, given)).one()
-    if before <= MAX_NEAR_COUNT:
-        return int(before) + 1
-    if after <= MAX_NEAR_COUNT:
-        return int(pending - after) + 1
-    return int((await tx.execute(_AHEAD, given)).scalar_one()) + 1
-
-
-def _count_near(wanted: Condition, *order: ColumnElement[Any]) -> ColumnElement[int]:
-    # The order makes the database scan the queue from one end.
-    some = select(tasks.c.seq).where(_QUEUE, wanted).order_by(*order)
-    return select(func.count()).select_from(some.limit(MAX_NEAR_COUNT + 1).subquery()).scalar_subquery()
-
-
-def _place(name: str) -> ColumnElement[Any]:
-    return tuple_(
-        bindparam(f"{name}_lane", type_=tasks.c.lane.type), bindparam(f"{name}_seq", type_=tasks.c.seq.type)
-    )
-
-
-_QUEUE = in_queue(bindparam("job"))
-_placed = tuple_(tasks.c.lane, tasks.c.seq)
-_ORDER = (tasks.c.job_id, tasks.c.lane, tasks.c.seq)
+# Equality conditions: only with these SQLite finds the first task by the index.
+_IN_LANE = and_(tasks.c.job_id == bindparam("job"), tasks.c.lane == bindparam("lane"), QUEUED)
+_IN_BLOCKS_BEFORE = (
+    select(func.coalesce(func.sum(blocks.c.queued), 0))
+    .where(blocks.c.job_id == bindparam("job"))
+    .where(tuple_(blocks.c.lane, blocks.c.block) < tuple_(bindparam("lane", type_=Integer()), _seq("block")))
+)
+_IN_BLOCK_BEFORE = (
+    select(func.count())
+    .select_from(tasks)
+    .where(_IN_LANE, tasks.c.seq >= _seq("block_first"), tasks.c.seq < _seq("first"))
+)
 _RANKED = (
-    select(tasks.c.seq, func.row_number().over(order_by=_ORDER).label("rank"))
-    .where(_QUEUE, _placed >= _place("first"), _placed <= _place("last"))
+    select(tasks.c.seq, func.row_number().over(order_by=tasks.c.seq).label("rank"))
+    .where(_IN_LANE, tasks.c.seq >= _seq("first"), tasks.c.seq <= _seq("last"))
     .subquery()
 )
-_RANKS = select(_RANKED.c.seq, _RANKED.c.rank).where(among(_RANKED.c.seq, bindparam("seqs")))
-_NEAR_ENDS = select(
-    _count_near(_placed < _place("first"), *_ORDER),
-    _count_near(_placed >= _place("first"), *[column.desc() for column in _ORDER]),
-    jobs.c.pending,
-).where(jobs.c.id == bindparam("job"))
-_AHEAD = select(func.count()).select_from(tasks).where(_QUEUE, _placed < _place("first"))
+_START = _IN_BLOCKS_BEFORE.scalar_subquery() + _IN_BLOCK_BEFORE.scalar_subquery()
+_POSITIONS = select(_RANKED.c.seq, cast(_START + _RANKED.c.rank, BigInteger)).where(
+    among(_RANKED.c.seq, bindparam("seqs"))
+)

@@ -6,16 +6,17 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, bindparam, func, select
+from sqlalchemy import ColumnElement, and_, bindparam, func, literal, select
 
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 from zndraw_joblib.contract.problems import ContentTooLarge
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.store.bulk import among, padded
+from zndraw_joblib.server.store.bulk import among, padded, unindexed
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.pages import fetch_page, newest_first
+from zndraw_joblib.server.store.pages import newest_first
 from zndraw_joblib.server.store.tables import Attempt, Task
+from zndraw_joblib.server.store.tasks import counts
 from zndraw_joblib.server.store.tasks.records import (
     CHUNK,
     FULL,
@@ -143,24 +144,31 @@ MAX_PAGE_CHARACTERS = 32 * 1024**2
 _SMALL_PAGE = MAX_PAGE_CHARACTERS // (2 * MAX_JSON_BYTES)
 
 
-def in_room(room_id: str, status: TaskStatus | None, job_id: UUID | None = None) -> Condition:
-    """Match a room's tasks, optionally of one status and of one job."""
+def _in_room(room_id: str, status: TaskStatus | None, job_id: UUID | None) -> Condition:
     wanted = [tasks.c.room_id == room_id]
     if job_id is not None:
-        wanted.append(tasks.c.job_id == job_id)
+        # The newest tasks of a job are pending ones, so its index is slow for others.
+        is_backlog = status in {None, TaskStatus.PENDING}
+        job: ColumnElement[Any] = tasks.c.job_id if is_backlog else unindexed(tasks.c.job_id)
+        wanted.append(job == literal(job_id, tasks.c.job_id.type))
     if status is not None:
         wanted.append(of_status([status]))
     return and_(*wanted)
 
 
-async def page(tx: Transaction, wanted: Condition, part: Page) -> tuple[list[TaskRecord], int]:
-    """Return one page, newest first, and the count of all tasks that match.
+async def page(
+    tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, job_id: UUID | None = None
+) -> tuple[list[TaskRecord], int]:
+    """Return one page of a room's tasks, of one status and of one job if given, and the count of all.
 
-    Raises `ContentTooLarge` for a page with more than 32 MiB of payloads and results.
+    The newest task comes first. Raises `ContentTooLarge` for a page with more than 32 MiB of payloads and
+    results.
     """
+    wanted = _in_room(room_id, status, job_id)
     await _check_size(tx, wanted, part)
-    rows, total = await fetch_page(tx, tasks, FULL, wanted, part)
-    return [record_of(row) for row in rows], total
+    statement = newest_first(tasks, FULL.where(wanted)).limit(part.limit).offset(part.offset)
+    found = await fetch_records(tx, statement)
+    return found, await counts.total(tx, room_id, status, job_id)
 
 
 async def _check_size(tx: Transaction, wanted: Condition, part: Page) -> None:

@@ -1,5 +1,6 @@
 """Insert tasks, change their status and delete them."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import (
     ColumnElement,
-    Executable,
+    Select,
     Update,
     bindparam,
     delete,
@@ -26,7 +27,8 @@ from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.errors import RepeatTransaction
 from zndraw_joblib.server.store.tables import Attempt, Task
-from zndraw_joblib.server.store.tasks import room_queues
+from zndraw_joblib.server.store.tasks import counts, room_queues
+from zndraw_joblib.server.store.tasks.counts import CountChanges
 from zndraw_joblib.server.store.tasks.records import CHUNK, COLUMNS, IS_HELD, Move, TaskRecord, of_status
 
 tasks = Task.__table__
@@ -74,10 +76,13 @@ _ADDED = _ADD_MANY.returning(*_PLACED).cte("written")
 _ENTERED = select(*[_ADDED.c[name] for name in room_queues.COLUMNS]).where(
     _ADDED.c.status == literal_column(f"'{TaskStatus.PENDING}'"), _ADDED.c.run_at.is_(None)
 )
-_ADD_MANY_AND_ROOMS = room_queues.upsert_from(_ENTERED)
+_ADD_MANY_AND_ROOMS = room_queues.upsert_from(_ENTERED).add_cte(*counts.keep_inserted(_ADDED))
+_MOVE_AND_KEEP: Select[Any] = select(literal_column("1")).add_cte(
+    _MOVE_MANY.cte("written"), *counts.keep_given()
+)
 # If all tasks are of one job, the same statement updates that job's counts: one round trip less.
-_COUNT_AND_CHECK = job_store.ADD_TO_COUNTS.returning(job_store.jobs.c.paused)
-_MOVE_AND_COUNT = _COUNT_AND_CHECK.add_cte(_MOVE_MANY.cte("written"))
+_COUNTED = job_store.ADD_TO_COUNTS.returning(job_store.jobs.c.paused).cte("counted")
+_MOVE_AND_COUNT = select(_COUNTED.c.paused).add_cte(_MOVE_MANY.cte("written"), *counts.keep_given(_COUNTED))
 _ADDED_TO_ROOMS = _ADD_MANY_AND_ROOMS.returning(room_queues.queues.c.room_id).cte("entered")
 _ADD_AND_COUNT = job_store.ADD_TO_COUNTS.add_cte(_ADDED_TO_ROOMS)
 _END_ALIKE = (
@@ -99,11 +104,23 @@ async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
     """Insert tasks in their order. The caller holds locks on their jobs, so no job is deleted meanwhile."""
     rows = [{name: getattr(task, name) for name in _INSERTED} for task in new]
     inserted = [(None, task) for task in new]
-    await _write(tx, (_ADD, _ADD_MANY_AND_ROOMS, _ADD_AND_COUNT), rows, inserted)
+    job_counts = _count_changes(inserted)
     if tx.is_sqlite:
+        await tx.execute(_ADD, rows)
+        await job_store.add_to_counts(tx, job_counts)
         first = await room_queues.last_seq(tx) - len(new) + 1
         numbered = [replace(task, seq=first + index) for index, task in enumerate(new)]
         await room_queues.add(tx, [task for task in numbered if task.is_queued])
+        kept = CountChanges()
+        for task in numbered:
+            kept.enter(task)
+        await counts.write(tx, kept)
+    elif len(job_counts) == 1:
+        [(job_id, change)] = job_counts.items()
+        await tx.execute(_ADD_AND_COUNT, {**by_column(rows), "job": job_id, **change._asdict()})
+    else:
+        await tx.execute(_ADD_MANY_AND_ROOMS, by_column(rows))
+        await job_store.add_to_counts(tx, job_counts)
     _record_effects(tx, inserted)
 
 
@@ -138,7 +155,7 @@ async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
         first, _ = merged.get(before.seq, (before, after))
         merged[before.seq] = (first, after)
     rows = [_parameters(before, after) for before, after in merged.values()]
-    is_paused = await _write(tx, (_MOVE, _MOVE_MANY, _MOVE_AND_COUNT), rows, list(merged.values()))
+    is_paused = await _write(tx, rows, list(merged.values()))
     entered = [after for before, after in merged.values() if after.is_queued and not before.is_queued]
     await room_queues.add(tx, entered)
     _record_effects(tx, merged.values())
@@ -160,11 +177,12 @@ async def move_alike(tx: Transaction, moves: Sequence[Move]) -> None:
         alike.setdefault(end, []).append((before, after))
     for (status, at, error, code, crash, failure), same in alike.items():
         values = {"end_status": status.value, "end_at": at, "end_error": error, "end_code": code}
-        counts = {"end_crash": crash, "end_failure": failure}
+        ended = {"end_crash": crash, "end_failure": failure}
         for start in range(0, len(same), CHUNK):
             chunk = [before.seq for before, _ in same[start : start + CHUNK]]
-            await tx.execute(_END_ALIKE, {"seqs": padded(chunk), **values, **counts})
+            await tx.execute(_END_ALIKE, {"seqs": padded(chunk), **values, **ended})
         _record_effects(tx, same)
+    await counts.write(tx, _kept_changes(itertools.chain.from_iterable(alike.values())), ())
 
 
 def _record_effects(tx: Transaction, moves: Iterable[tuple[TaskRecord | None, TaskRecord]]) -> None:
@@ -202,25 +220,28 @@ def _attempt(before: TaskRecord, after: TaskRecord, now: datetime) -> dict[str, 
     }
 
 
-async def _write(
-    tx: Transaction,
-    statements: tuple[Executable, Executable, Executable],
-    rows: Sequence[Mapping[str, Any]],
-    moves: Sequence[tuple[TaskRecord | None, TaskRecord]],
-) -> bool | None:
+async def _write(tx: Transaction, rows: Sequence[Mapping[str, Any]], moves: Sequence[Move]) -> bool | None:
     """Write rows and counts. Return whether the job is paused, None if that is unknown."""
-    each, many, and_count = statements
-    changes = _count_changes(moves)
-    if tx.is_sqlite:
-        await tx.execute(each, rows)
-    elif len(changes) == 1:
-        [(job_id, change)] = changes.items()
-        found = await tx.execute(and_count, {**by_column(rows), "job": job_id, **change._asdict()})
-        return found.scalar() if and_count is _MOVE_AND_COUNT else None
-    else:
-        await tx.execute(many, by_column(rows))
-    await job_store.add_to_counts(tx, changes)
+    job_counts, kept = _count_changes(moves), _kept_changes(moves)
+    if not tx.is_sqlite and len(job_counts) < 2:
+        given = {**by_column(rows), **kept.parameters(job_counts)}
+        if not job_counts:
+            await tx.execute(_MOVE_AND_KEEP if kept else _MOVE_MANY, given)
+            return None
+        [(job_id, change)] = job_counts.items()
+        found = await tx.execute(_MOVE_AND_COUNT, {**given, "job": job_id, **change._asdict()})
+        return bool(found.scalar())
+    await (tx.execute(_MOVE, rows) if tx.is_sqlite else tx.execute(_MOVE_MANY, by_column(rows)))
+    await job_store.add_to_counts(tx, job_counts)
+    await counts.write(tx, kept, job_counts)
     return None
+
+
+def _kept_changes(moves: Iterable[Move]) -> CountChanges:
+    kept = CountChanges()
+    for before, after in moves:
+        kept.move(before, after)
+    return kept
 
 
 def _count_changes(
@@ -255,15 +276,19 @@ async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tu
     if not rows or rows[0].created_at >= before:
         return 0, None
     old = [row.seq for row in rows if row.completed_at is not None and row.completed_at < before]
-    deleted = 0
+    deleted, kept = 0, CountChanges()
     for start in range(0, len(old), CHUNK):
         # It skips tasks that another transaction has locked; a later cycle deletes them.
         chosen = (tasks.c.seq.in_(padded(old[start : start + CHUNK])), tasks.c.completed_at < before)
-        free = select(tasks.c.seq).where(*chosen, of_status(TERMINAL)).with_for_update(skip_locked=True)
-        seqs = list((await tx.execute(free)).scalars())
-        if not seqs:
+        free = select(tasks.c.seq, tasks.c.room_id, tasks.c.job_id, tasks.c.status).where(*chosen)
+        found = (await tx.execute(free.where(of_status(TERMINAL)).with_for_update(skip_locked=True))).all()
+        if not found:
             continue
+        seqs = [row.seq for row in found]
         deleted += len(seqs)
+        for row in found:
+            kept.delete(row.room_id, row.job_id, TaskStatus(row.status))
         await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(padded(seqs))))
         await tx.execute(delete(tasks).where(tasks.c.seq.in_(padded(seqs))))
+    await counts.write_pruned(tx, kept)
     return deleted, rows[-1].seq

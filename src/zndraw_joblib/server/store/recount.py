@@ -1,0 +1,100 @@
+"""Compare the kept counts with the tasks, and correct them, also while servers run.
+
+Each statement sees one snapshot, in which every task is counted once. So a difference is an error, and adding
+it to the counts stays right whatever other transactions add meanwhile.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Executable,
+    Select,
+    Table,
+    case,
+    func,
+    literal,
+    or_,
+    select,
+    union_all,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.store.tables import Job
+from zndraw_joblib.server.store.tasks import counts
+from zndraw_joblib.server.store.tasks.records import IS_PENDING, IS_SCHEDULED, QUEUED
+
+tasks, jobs, rooms, blocks = counts.tasks, Job.__table__, counts.rooms, counts.blocks
+
+_MAX_LISTED = 100
+
+
+def _number(wanted: ColumnElement[bool], name: str) -> ColumnElement[int]:
+    return func.sum(case((wanted, 1), else_=0)).label(name)
+
+
+def _differences(actual: Select[Any], kept: Select[Any], key: Sequence[str]) -> Select[Any]:
+    """Select what must be added to the kept counts, where that is not 0."""
+    both = union_all(actual, kept).subquery()
+    sums = [func.sum(both.c[name]).label(name) for name in both.c.keys() if name not in key]  # noqa: SIM118
+    grouped = select(*[both.c[name] for name in key], *sums).group_by(*[both.c[name] for name in key])
+    return grouped.having(or_(*[each.element != 0 for each in sums]))
+
+
+_STATUSES = (TaskStatus.PENDING, TaskStatus.FAILED, TaskStatus.CANCELLED)
+_BLOCK = counts.block_of(tasks.c.seq).label("block")
+_OF_ROOMS = _differences(
+    select(
+        *(tasks.c.room_id, tasks.c.job_id, func.count().label("total")),
+        *[_number(tasks.c.status == status.value, status.value) for status in _STATUSES],
+    ).group_by(tasks.c.room_id, tasks.c.job_id),
+    select(rooms.c.room_id, rooms.c.job_id, *[-rooms.c[name] for name in ("total", *_STATUSES)]),
+    ("room_id", "job_id"),
+)
+_OF_BLOCKS = _differences(
+    select(tasks.c.job_id, tasks.c.lane, _BLOCK, func.count().label("queued"))
+    .where(QUEUED)
+    .group_by(tasks.c.job_id, tasks.c.lane, _BLOCK),
+    select(blocks.c.job_id, blocks.c.lane, blocks.c.block, -blocks.c.queued),
+    ("job_id", "lane", "block"),
+)
+_OF_JOBS = _differences(
+    select(tasks.c.job_id, _number(QUEUED, "queued"), _number(IS_SCHEDULED, "scheduled"))
+    .where(IS_PENDING)
+    .group_by(tasks.c.job_id),
+    select(jobs.c.id, -jobs.c.pending, -jobs.c.scheduled),
+    ("job_id",),
+)
+_ALL = {"room": _OF_ROOMS, "block of a queue": _OF_BLOCKS, "job": _OF_JOBS}
+
+
+def wrong(connection: Connection) -> list[str]:
+    """Return what is missing in each wrong count, at most a hundred of each kind."""
+    found = []
+    for kind, differences in _ALL.items():
+        for row in connection.execute(differences.limit(_MAX_LISTED)):
+            values = ", ".join(f"{name}={value}" for name, value in row._mapping.items())
+            found.append(f"{kind}: {values}")
+    return found
+
+
+def repair(connection: Connection) -> None:
+    """Correct all counts."""
+    pruned = _OF_ROOMS.add_columns(literal(counts.PRUNED).label("part"))
+    connection.execute(_add_from(connection, rooms, pruned))
+    connection.execute(_add_from(connection, blocks, _OF_BLOCKS))
+    off = _OF_JOBS.subquery()
+    values = {"pending": jobs.c.pending + off.c.queued, "scheduled": jobs.c.scheduled + off.c.scheduled}
+    connection.execute(update(jobs).where(jobs.c.id == off.c.job_id).values(values))
+
+
+def _add_from(connection: Connection, table: Table, source: Select[Any]) -> Executable:
+    insert = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert
+    statement: Executable = counts.adding(
+        table, insert(table).from_select(source.selected_columns.keys(), source)
+    )
+    return statement

@@ -1,0 +1,123 @@
+"""Totals of lists are sums of counts that every writer of a task keeps."""
+
+from functools import partial
+from uuid import UUID
+
+from databases import on_postgresql
+from replica import SUBMITTER, Replica
+from seeds import seconds
+from sqlalchemy import delete, update
+
+from zndraw_joblib.contract.messages import JobResponse
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.ports import Page
+from zndraw_joblib.server.service import sweep, task_actions, tasks
+from zndraw_joblib.server.store import recount
+from zndraw_joblib.server.store.tables import Job, QueueBlock, RoomCount
+
+rooms, blocks, jobs = RoomCount.__table__, QueueBlock.__table__, Job.__table__
+
+
+async def totals(replica: Replica, room: str = "lab", job: UUID | None = None) -> dict[str, int]:
+    """Return the totals of a room's lists, all and by status, without those that are 0."""
+    found = {}
+    for status in (None, *TaskStatus):
+        page = partial(tasks.page, room_id=room, status=status, part=Page(0, 0), job=job)
+        found[status or "all"] = (await replica.runtime.database.read(page)).total
+    return {str(name): total for name, total in found.items() if total}
+
+
+async def wrong(replica: Replica) -> list[str]:
+    """Return the wrong counts."""
+    return await replica.runtime.database.run_sync(recount.wrong)
+
+
+async def one_of_each(replica: Replica, job: JobResponse) -> None:
+    """Submit tasks and bring them to every status."""
+    for end in (None, None, TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED):
+        await replica.submit(job)
+        held = await replica.start(job.worker_id)
+        if end is not None:
+            await replica.report(held.id, end)
+    await replica.submit(job)
+    await replica.claim_task(job.worker_id)
+    await replica.submit(job)
+    await replica.submit(job, delay_seconds=1000)
+    cancelled = await replica.submit(job)
+    await replica.report(cancelled.id, TaskStatus.CANCELLED, by=SUBMITTER)
+
+
+async def test_every_status_of_a_room_and_a_job_has_its_total(replica: Replica) -> None:
+    """The totals of two rooms and of two jobs do not mix."""
+    job, other = await replica.register("A"), await replica.register("B")
+    await one_of_each(replica, job)
+    await replica.submit(other)
+    await replica.submit(other, room="elsewhere")
+    of_job = {"pending": 2, "claimed": 1, "running": 2, "completed": 1, "failed": 1, "cancelled": 2}
+    assert await totals(replica, job=job.id) == of_job | {"all": 9}
+    assert await totals(replica, job=other.id) == {"all": 1, "pending": 1}
+    assert await totals(replica) == of_job | {"all": 10, "pending": 3}
+    assert await totals(replica, "elsewhere") == {"all": 1, "pending": 1}
+    assert await totals(replica, "nowhere") == {}
+
+
+async def test_a_retry_and_a_release_move_a_task_between_the_totals(replica: Replica) -> None:
+    """Each status change is counted once, also back to pending."""
+    job = await replica.register()
+    await replica.submit(job)
+    held = await replica.start(job.worker_id)
+    await replica.report(held.id, TaskStatus.FAILED)
+    assert await totals(replica) == {"all": 1, "failed": 1}
+    await replica.act(task_actions.retry, held.id)
+    assert await totals(replica) == {"all": 1, "pending": 1}
+    await replica.claim_task(job.worker_id)
+    assert await totals(replica) == {"all": 1, "claimed": 1}
+    await replica.act(task_actions.release, held.id)
+    assert await totals(replica) == {"all": 1, "pending": 1}
+
+
+async def test_deleted_tasks_leave_no_counts(replica: Replica) -> None:
+    """When the last task of a room is deleted, its rows are too; other rooms keep theirs."""
+    job = await replica.register()
+    for room in ("lab", "gone", "other"):
+        for _ in range(2):
+            await replica.submit(job, room=room)
+            held = await replica.start(job.worker_id)
+            await replica.report(held.id, TaskStatus.FAILED if room == "gone" else TaskStatus.COMPLETED)
+    await replica.submit(job)
+    prune = partial(sweep.prune, keep=seconds(0), after=0)
+    assert (await replica.runtime.write(prune))[0] == 6
+    assert await totals(replica) == {"all": 1, "pending": 1}
+    assert await totals(replica, "gone") == {}
+    assert {row.room_id for row in await replica.rows(rooms)} == {"lab"}
+
+
+@on_postgresql
+async def test_an_end_without_the_lock_of_the_job_waits_for_no_submit(replica: Replica) -> None:
+    """Failures are counted in other rows than submits and claims; completions in none."""
+    job = await replica.register()
+    for _ in range(8):
+        await replica.submit(job)
+        held = await replica.start(job.worker_id)
+        await replica.report(held.id, TaskStatus.FAILED)
+    found = {row.part: (row.total, row.pending, row.failed) for row in await replica.rows(rooms)}
+    assert found.pop(0) == (8, 0, 0)
+    assert set(found) == {1, 2, 3, 4}
+    assert set(found.values()) == {(0, 0, 2)}
+
+
+async def test_wrong_counts_are_found_and_corrected(replica: Replica) -> None:
+    """A repair adds what is missing, and changes nothing else."""
+    job = await replica.register()
+    await one_of_each(replica, job)
+    assert await wrong(replica) == []
+    expected = await totals(replica)
+    await replica.execute(update(rooms).values(total=rooms.c.total + 5, failed=rooms.c.failed - 1))
+    await replica.execute(delete(blocks))
+    await replica.execute(update(jobs).values(pending=7, scheduled=3))
+    found = await wrong(replica)
+    assert [line.partition(":")[0] for line in found] == ["room", "block of a queue", "job"]
+    assert "queued=-6, scheduled=-2" in found[2]
+    await replica.correct_counts()
+    assert await wrong(replica) == []
+    assert await totals(replica) == expected
