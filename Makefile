@@ -9,7 +9,7 @@ CODE := src tests alembic benchmarks chaos examples
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all peers check format bench chaos fuzz run clean
+.PHONY: help demo test test-slow test-all peers check format bench guard chaos fuzz run clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,7 @@ ifdef ARGS
 else
 	$(BIN)/python -m pytest -m "signals and not slow"
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not (benchmark or signals or slow)"
+	$(MAKE) guard
 endif
 
 test-slow: $(READY) $(PEERS) ## run the slow tests: kills, restarts, crowds, long model runs
@@ -44,6 +45,9 @@ format: $(READY) ## format the code and fix what ruff can fix
 
 bench: $(READY) ## run the benchmarks, under 5 minutes; ARGS="worker batch sqlite" for sections, ARGS=--help for the names
 	$(BIN)/python -W "ignore:XDG_RUNTIME_DIR is not set" -m benchmarks $(ARGS)
+
+guard: $(READY) ## fail if submit, claim or batches became 30 % slower, compared with an empty endpoint; 20 s
+	$(BIN)/python -W "ignore:XDG_RUNTIME_DIR is not set" -m benchmarks.guard $(ARGS)
 
 chaos: $(READY) ## inject each fault on each database, 20 minutes; ARGS="--fault NAME" for one, "--help" for the names
 	-$(BIN)/python -m pip install -q --no-deps -r requirements/chaos.txt

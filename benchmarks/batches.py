@@ -1,16 +1,13 @@
 """Many tasks in one request: submit, and claim and report."""
 
-import asyncio
 import json
-import time
-from collections.abc import Awaitable, Callable
 from uuid import uuid4
 
 import uvloop
 
 from benchmarks.backlog import add_pending_tasks
 from benchmarks.bench import Bench
-from benchmarks.http_client import Connection, connections
+from benchmarks.http_client import Connection, Rate, connections, measure
 from benchmarks.scenarios import JOB, PAYLOAD, V1, register
 from benchmarks.servers import TOKEN, serving
 
@@ -27,68 +24,49 @@ def run(bench: Bench) -> None:
         for size in _SIZES:
             for name, is_once in (("submit", False), ("submit with Idempotency-Key", True)):
                 rate, ratio = bench.compare(
-                    lambda size=size, is_once=is_once: uvloop.run(
-                        submit(server, size, bench.seconds, is_once=is_once)
+                    lambda size=size, is_once=is_once: (
+                        uvloop.run(submit(server, size, bench.seconds, is_once=is_once)).per_second
                     )
                 )
                 bench.report.add(f"{name}, {size:,} per request", rate, "/s", ratio)
             uvloop.run(add_pending_tasks(url, int(bench.repeats * bench.seconds * _MAX_TASKS_PER_SECOND)))
             rate, ratio = bench.compare(
-                lambda size=size: uvloop.run(claim_and_report(server, size, bench.seconds))
+                lambda size=size: uvloop.run(claim_and_report(server, size, bench.seconds)).per_second
             )
             bench.report.add(f"claim and report, {size:,} per request", rate, "/s", ratio)
 
 
-async def submit(server: str, size: int, seconds: float, *, is_once: bool = False) -> float:
+async def submit(server: str, size: int, seconds: float, *, is_once: bool = False) -> Rate:
     """Return how many tasks per second are submitted, `size` in each request."""
     task = {"room_id": "bench", "job_name": JOB, **PAYLOAD}
     body = json.dumps({"tasks": [task] * size}).encode()
 
-    async def submit_many(connection: Connection) -> int:
+    async def submit_many(connection: Connection) -> None:
         key = f"Idempotency-Key: {uuid4()}\r\n" if is_once else ""
         status, content = await connection.request("POST", f"{V1}/tasks/submit", body, _MINIMAL + key)
         assert status == 200, (status, content[:500])
         assert content.count(b'"status":202') == size, content[:500]
-        return size
 
     async with connections(server, TOKEN, _CONNECTIONS) as opened:
         await register(opened[0])
-        return await _rate(opened, submit_many, seconds)
+        return await measure(opened, submit_many, seconds, size)
 
 
-async def claim_and_report(server: str, size: int, seconds: float) -> float:
+async def claim_and_report(server: str, size: int, seconds: float) -> Rate:
     """Return how many pending tasks per second are claimed, started and completed, `size` in each request."""
     async with connections(server, TOKEN, _CONNECTIONS) as opened:
         workers = {connection: await register(connection) for connection in opened}
 
-        async def work(connection: Connection) -> int:
+        async def work(connection: Connection) -> None:
             body = {"worker_id": workers[connection], "max": size, "start": True}
             claimed = (await connection.json("POST", f"{V1}/tasks/claim", body))["tasks"]
-            assert claimed, "No task is pending: the backlog is too small"
+            assert len(claimed) == size, "No task is pending: the backlog is too small"
             reports = [
                 {"id": task["id"], "attempt": task["attempt"], "status": "completed"} for task in claimed
             ]
             body = {"worker_id": workers[connection], "reports": reports}
             status, content = await connection.request("POST", f"{V1}/tasks/report", body, _MINIMAL)
             assert status == 200, (status, content[:500])
-            assert content.count(b'"status":200') == len(claimed), content[:500]
-            return len(claimed)
+            assert content.count(b'"status":200') == size, content[:500]
 
-        return await _rate(opened, work, seconds)
-
-
-async def _rate(
-    opened: list[Connection], call: Callable[[Connection], Awaitable[int]], seconds: float
-) -> float:
-    """Repeat `call` on each connection for `seconds`; return the sum of its results per second."""
-    stop = time.perf_counter() + seconds
-
-    async def repeat(connection: Connection) -> int:
-        total = 0
-        while time.perf_counter() < stop:
-            total += await call(connection)
-        return total
-
-    began = time.perf_counter()
-    totals = await asyncio.gather(*map(repeat, opened))
-    return sum(totals) / (time.perf_counter() - began)
+        return await measure(opened, work, seconds, size)

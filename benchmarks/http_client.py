@@ -85,17 +85,18 @@ async def connections(url: str, token: str, count: int) -> AsyncIterator[list[Co
 
 @dataclass
 class Rate:
-    """Calls per second; median and 95th percentile of the duration of one call, in ms."""
+    """Calls (or tasks) and their number per second; p50 and p95 of the duration of one call, in ms."""
 
+    count: int
     per_second: float
     p50: float
     p95: float
 
 
 async def measure(
-    opened: list[Connection], call: Callable[[Connection], Awaitable[object]], seconds: float
+    opened: list[Connection], call: Callable[[Connection], Awaitable[object]], seconds: float, size: int = 1
 ) -> Rate:
-    """Run `call` repeatedly on every connection for `seconds`."""
+    """Run `call`, which handles `size` tasks, repeatedly on every connection for `seconds`."""
     times: list[float] = []
     stop = time.perf_counter() + seconds
 
@@ -106,7 +107,8 @@ async def measure(
 
     begin = time.perf_counter()
     await asyncio.gather(*[work(connection) for connection in opened])
-    return Rate(len(times) / (time.perf_counter() - begin), *quantiles(times))
+    count = size * len(times)
+    return Rate(count, count / (time.perf_counter() - begin), *quantiles(times))
 
 
 def quantiles(times: list[float]) -> tuple[float, float]:

@@ -45,7 +45,8 @@ def run(bench: Bench) -> None:
 
 
 async def _batch_submit(*servers: str, seconds: float) -> float:
-    return sum(await asyncio.gather(*[batches.submit(server, 1_000, seconds) for server in servers]))
+    rates = await asyncio.gather(*[batches.submit(server, 1_000, seconds) for server in servers])
+    return sum(rate.per_second for rate in rates)
 
 
 def _report(

@@ -35,9 +35,10 @@ class Peer(NamedTuple):
     @property
     def title(self) -> str:
         """The name with the version."""
-        return (
-            f"{self.name} {version_of(self.name.split(',')[0], self.package)}" if self.package else self.name
-        )
+        if not self.package:
+            return self.name
+        name, *rest = self.name.split(", ")
+        return ", ".join([f"{name} {version_of(name, self.package)}", *rest])
 
     def command(self, url: str) -> list[str]:
         """Return the command of one worker process."""

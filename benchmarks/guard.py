@@ -1,0 +1,153 @@
+"""Fail if requests have become much slower, compared with an empty FastAPI endpoint: `make guard`.
+
+For each kind of request `ratios.json` stores two ratios to the endpoint, measured just before and just after:
+of the rates, and of the processor time that one request takes in server and database. The ratio of the
+processor times may fall by 30 %. The rate also shows waiting, but on a busy machine it varies by a factor of
+two, so its ratio may fall by half. The best of several tries counts. `make guard ARGS=--write` stores new
+ratios.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import psutil
+import uvloop
+
+from benchmarks import batches, scenarios
+from benchmarks.backlog import add_pending_tasks
+from benchmarks.bench import CONNECTIONS, databases
+from benchmarks.http_client import Rate
+from benchmarks.servers import serving
+
+RATIOS = Path(__file__).with_name("ratios.json")
+_ALLOWED = {"rate": 0.5, "processor time": 0.7}  # of the stored ratio
+_SECONDS = 0.3
+_BATCH = 200
+_BACKLOG = 60_000
+_DEADLINE_SECONDS = 25.0
+_MIN_TRIES, _WRITE_TRIES = 3, 7
+Key = tuple[str, str]
+Ratios = dict[str, float]
+Checks = dict[Key, Callable[[], Ratios]]
+
+
+def main() -> None:
+    """Measure until each ratio is good once, or the time is over; exit with 1 if one is not."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.guard", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="store the medians of what is measured now")
+    is_writing = parser.parse_args().write
+    with checks() as found:
+        if is_writing:
+            _write(found)
+            return
+        slow = _measure(found, json.loads(RATIOS.read_text(encoding="utf-8")))
+    for (kind, name), faults in slow.items():
+        print(
+            f"{name} on {kind} is slower than benchmarks/ratios.json allows: {', '.join(faults)}. "
+            "Profile it; if the change is wanted, run make guard ARGS=--write",
+            file=sys.stderr,
+        )
+    sys.exit(bool(slow))
+
+
+@contextmanager
+def checks() -> Iterator[Checks]:
+    """Yield functions that measure the ratios, by database and name, while their servers run."""
+    found: Checks = {}
+    with ExitStack() as stack:
+        noop = stack.enter_context(serving("noop"))
+        for kind in ("sqlite", "postgresql"):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            url = stack.enter_context(databases(kind, folder))()
+            server = stack.enter_context(serving("joblib", url))
+            uvloop.run(scenarios.submit(server, CONNECTIONS, 0.1))
+            uvloop.run(add_pending_tasks(url, _BACKLOG))
+            measured = [server.rpartition(":")[2], str(folder)]
+            for name, scenario in _scenarios(server).items():
+                found[kind, name] = partial(_ratios, scenario, measured, noop)
+        yield found
+
+
+def _scenarios(server: str) -> dict[str, Callable[[], Rate]]:
+    return {
+        "submit": lambda: uvloop.run(scenarios.submit(server, CONNECTIONS, _SECONDS)),
+        "claim": lambda: uvloop.run(scenarios.claim(server, CONNECTIONS, _SECONDS)),
+        "batch submit": lambda: uvloop.run(batches.submit(server, _BATCH, _SECONDS)),
+        "batch claim and report": lambda: uvloop.run(batches.claim_and_report(server, _BATCH, _SECONDS)),
+    }
+
+
+def _ratios(scenario: Callable[[], Rate], processes: list[str], noop: str) -> Ratios:
+    def empty() -> Rate:
+        return uvloop.run(scenarios.noop(noop, CONNECTIONS, _SECONDS / 2))
+
+    before = _timed(empty, [noop.rpartition(":")[2]])
+    rate, cost = _timed(scenario, processes)
+    after = _timed(empty, [noop.rpartition(":")[2]])
+    return {"rate": 2 * rate / (before[0] + after[0]), "processor time": (before[1] + after[1]) / 2 / cost}
+
+
+def _timed(call: Callable[[], Rate], words: list[str]) -> tuple[float, float]:
+    """Return the rate, and the processor time of one call in the processes with these words as arguments."""
+    family: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter(["cmdline"]):
+        if set(words) & set(process.info["cmdline"] or ()):
+            with suppress(psutil.NoSuchProcess):
+                family |= {each.pid: each for each in (process, *process.children(recursive=True))}
+    before = _spent(family.values())
+    rate = call()
+    return rate.per_second, (_spent(family.values()) - before) / rate.count
+
+
+def _spent(processes: Iterable[psutil.Process]) -> float:
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _measure(found: Checks, stored: dict[str, dict[str, Ratios]]) -> dict[Key, list[str]]:
+    """Return what was never good enough, by database and name."""
+    began = time.monotonic()
+    best: dict[Key, Ratios] = {}
+    faults: dict[Key, list[str]] = {key: [""] for key in found}
+    for tries in range(1, 100):
+        for key in list(faults):
+            kind, name = key
+            now = found[key]()
+            best[key] = {each: max(ratio, best.get(key, now)[each]) for each, ratio in now.items()}
+            limits = {each: _ALLOWED[each] * ratio for each, ratio in stored[kind][name].items()}
+            shown = {
+                each: f"{each} {best[key][each]:.2f} (at least {limit:.2f})" for each, limit in limits.items()
+            }
+            print(f"{kind:<10} {name:<22} {', '.join(shown.values())}", flush=True)
+            faults[key] = [shown[each] for each in limits if best[key][each] < limits[each]]
+        faults = {key: each for key, each in faults.items() if each}
+        if not faults or (tries >= _MIN_TRIES and time.monotonic() - began > _DEADLINE_SECONDS):
+            break
+    return faults
+
+
+def _write(found: Checks) -> None:
+    stored: dict[str, dict[str, Ratios]] = {}
+    for (kind, name), measure in found.items():
+        tries = [measure() for _ in range(_WRITE_TRIES)]
+        medians = {each: round(median(one[each] for one in tries), 3) for each in tries[0]}
+        stored.setdefault(kind, {})[name] = medians
+        spread = {each: [round(one[each], 2) for one in tries] for each in tries[0]}
+        print(f"{kind:<10} {name:<22} {medians} of {spread}", flush=True)
+    RATIOS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
