@@ -369,10 +369,10 @@ class Runtime:
     ) -> TaskResponse:
         """Return a task; wait up to `wait` seconds for its end."""
         if wait <= 0:
-            return await self.database.read(tasks.get, task_id)
+            return await self.database.read_short(tasks.get, task_id)
 
         async def check(_: Waiter) -> TaskResponse:
-            return await self.database.read(tasks.get, task_id)
+            return await self.database.read_short(tasks.get, task_id)
 
         self.recheck.start()
         task = await self.waiters.wait_until(
@@ -382,7 +382,7 @@ class Runtime:
             deadline=time.monotonic() + wait,
             disconnected=disconnected,
         )
-        return await self.database.read(tasks.get, task_id) if task is None else task
+        return await self.database.read_short(tasks.get, task_id) if task is None else task
 
 
 def _reporter(item: tasks.Report, task: TaskResponse) -> UUID | None:
