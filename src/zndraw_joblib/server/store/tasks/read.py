@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, bindparam, func, literal, select
+from sqlalchemy import BigInteger, ColumnElement, Select, bindparam, func, select
 
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 from zndraw_joblib.contract.problems import ContentTooLarge
@@ -21,7 +21,6 @@ from zndraw_joblib.server.store.tasks.records import (
     CHUNK,
     FULL,
     IS_HELD,
-    Condition,
     TaskRecord,
     TaskState,
     fetch_records,
@@ -144,18 +143,6 @@ MAX_PAGE_CHARACTERS = 32 * 1024**2
 _SMALL_PAGE = MAX_PAGE_CHARACTERS // (2 * MAX_JSON_BYTES)
 
 
-def _in_room(room_id: str, status: TaskStatus | None, job_id: UUID | None) -> Condition:
-    wanted = [tasks.c.room_id == room_id]
-    if job_id is not None:
-        # The newest tasks of a job are pending ones, so its index is slow for others.
-        is_backlog = status in {None, TaskStatus.PENDING}
-        job: ColumnElement[Any] = tasks.c.job_id if is_backlog else unindexed(tasks.c.job_id)
-        wanted.append(job == literal(job_id, tasks.c.job_id.type))
-    if status is not None:
-        wanted.append(of_status([status]))
-    return and_(*wanted)
-
-
 async def page(
     tx: Transaction, room_id: str, status: TaskStatus | None, *, part: Page, job_id: UUID | None = None
 ) -> tuple[list[TaskRecord], int]:
@@ -164,22 +151,46 @@ async def page(
     The newest task comes first. Raises `ContentTooLarge` for a page with more than 32 MiB of payloads and
     results.
     """
-    wanted = _in_room(room_id, status, job_id)
-    await _check_size(tx, wanted, part)
-    statement = newest_first(tasks, FULL.where(wanted)).limit(part.limit).offset(part.offset)
-    found = await fetch_records(tx, statement)
+    rows, size = _PAGES[status, job_id is None]
+    given = {"room": room_id, "limit": part.limit, "offset": part.offset}
+    if job_id is not None:
+        given["job"] = job_id
+    if part.limit > _SMALL_PAGE:
+        _check_size((await tx.execute(size, given)).scalar_one(), part)
+    found = await fetch_records(tx, rows, **given)
     return found, await counts.total(tx, room_id, status, job_id)
 
 
-async def _check_size(tx: Transaction, wanted: Condition, part: Page) -> None:
-    if part.limit <= _SMALL_PAGE:
-        return
-    size = func.length(tasks.c.payload) + func.coalesce(func.length(tasks.c.result), 0)
-    rows = newest_first(tasks, select(size.label("size")).where(wanted))
-    sizes = rows.limit(part.limit).offset(part.offset).subquery()
-    total = (await tx.execute(select(func.coalesce(func.sum(sizes.c.size), 0)))).scalar_one()
-    if total > MAX_PAGE_CHARACTERS:
+def _check_size(characters: int, part: Page) -> None:
+    if characters > MAX_PAGE_CHARACTERS:
         raise ContentTooLarge(
-            f"limit: these {part.limit} tasks hold {total} characters of payloads and results; a page holds "
-            f"at most {MAX_PAGE_CHARACTERS}. Request fewer tasks at once"
+            f"limit: these {part.limit} tasks hold {characters} characters of payloads and results; a page "
+            f"holds at most {MAX_PAGE_CHARACTERS}. Request fewer tasks at once"
         )
+
+
+def _page(status: TaskStatus | None, *, is_of_room: bool) -> tuple[Select[Any], Select[Any]]:
+    """Return the statements for a page and for its size. To build and compile them takes milliseconds."""
+    wanted = [tasks.c.room_id == bindparam("room")]
+    if not is_of_room:
+        # The newest tasks of a job are pending ones, so its index is slow for others.
+        is_backlog = status in {None, TaskStatus.PENDING}
+        job: ColumnElement[Any] = tasks.c.job_id if is_backlog else unindexed(tasks.c.job_id)
+        wanted.append(job == bindparam("job", type_=tasks.c.job_id.type))
+    if status is not None:
+        wanted.append(of_status([status]))
+    size = func.length(tasks.c.payload) + func.coalesce(func.length(tasks.c.result), 0)
+    rows, sizes = [
+        newest_first(tasks, statement.where(*wanted))
+        .limit(bindparam("limit", type_=BigInteger()))
+        .offset(bindparam("offset", type_=BigInteger()))
+        for statement in (FULL, select(size.label("size")))
+    ]
+    return rows, select(func.coalesce(func.sum(sizes.subquery().c.size), 0))
+
+
+_PAGES = {
+    (status, is_of_room): _page(status, is_of_room=is_of_room)
+    for status in (None, *TaskStatus)
+    for is_of_room in (True, False)
+}
