@@ -42,8 +42,8 @@ def main() -> None:
     """Run the given sections, by default all but the peers, on the given databases."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"sections and databases: {_names()}")
-    parser.add_argument("--seconds", type=float, default=0.4, help="duration of one measurement")
-    parser.add_argument("--repeats", type=int, default=5, help="use the median of this many measurements")
+    parser.add_argument("--seconds", type=float, default=0.3, help="duration of one measurement")
+    parser.add_argument("--repeats", type=int, default=3, help="use the median of this many measurements")
     parser.add_argument("--rounds", type=int, default=3, help="the same for the section peers")
     parser.add_argument("--only", nargs="+", default=[], metavar="PEER", help="measure only these peers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")

@@ -24,7 +24,7 @@ from zndraw_joblib.server.store.tables import Job, Task, Worker
 
 _SETTINGS = {"WORKER_TIMEOUT_SECONDS": "4", "SWEEPER_INTERVAL_SECONDS": "1"}
 _COUNT = 10_000
-_RUNS = 2
+_RUNS = 1
 _TASKS_EACH = 2
 _HEARTBEAT_SECONDS = 0.005
 _SILENCE = timedelta(days=1)

@@ -16,7 +16,7 @@ from benchmarks.servers import TOKEN, serving
 
 PROVIDER = f"{ROOM}/providers/@global:files:data"
 CALLERS = 200
-_ROUNDS = 200
+_ROUNDS = 100
 _RESULT = {"data": "x" * 1000}
 
 

@@ -12,7 +12,7 @@ from benchmarks.servers import serving
 
 _CONNECTIONS = (1, 16, 50)
 _MAX_TASKS_PER_SECOND = 10_000  # faster than any scenario
-_ROUNDS = 200
+_ROUNDS = 100
 _SCENARIOS = (
     ("submit", scenarios.submit, 1),
     ("claim", scenarios.claim, 1),

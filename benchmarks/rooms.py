@@ -15,7 +15,7 @@ from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.engine import open_database
 
-ROOMS = (10, 1_000, 10_000)
+ROOMS = (10, 10_000)
 _TASKS_PER_ROOM = 3
 _CLAIMS = 40
 _ORDERS = {

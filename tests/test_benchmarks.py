@@ -1,0 +1,37 @@
+"""The benchmarks can be imported, and their lists agree with each other."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import benchmarks
+from benchmarks.__main__ import DATABASES, SECTIONS
+from benchmarks.guard import RATIOS
+from benchmarks.peers.catalog import PEERS
+from benchmarks.peers.environments import PROGRAMS, REQUIREMENTS
+from benchmarks.targets import TARGETS
+
+ROOT = Path(benchmarks.__file__).parent
+
+
+def test_an_import_measures_nothing() -> None:
+    """Also `__main__` only defines functions; a measurement would take longer than the test may."""
+    for path in sorted(ROOT.glob("*.py")):
+        importlib.import_module(f"benchmarks.{path.stem}")
+
+
+def test_targets_and_ratios_are_of_known_sections_and_databases() -> None:
+    """A target of a section that was renamed would never be compared."""
+    assert {section for section, _ in TARGETS} <= set(SECTIONS)
+    assert {kind for kinds in TARGETS.values() for kind in kinds} == set(DATABASES)
+    assert set(json.loads(RATIOS.read_text(encoding="utf-8"))) == set(DATABASES)
+
+
+def test_peers_have_programs_and_pinned_requirements() -> None:
+    """Each line is a package with its version: no URL, no host name."""
+    assert [peer.name for peer in PEERS if not (PROGRAMS / peer.program).is_file()] == []
+    for path in REQUIREMENTS.glob("*.txt"):
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+        assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9A-Za-z.]+", line)] == []
+    assert all(peer.package in peer.title or peer.name.split(",")[0] in peer.title for peer in PEERS)
