@@ -4,7 +4,6 @@ They are written with the fewest statements, by what the server knows about the 
 that is outdated, or a task is not plain, `tasks.submit` takes the whole batch.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -16,6 +15,7 @@ from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import INTERNAL, RESERVED, JobName
 from zndraw_joblib.server.ports import job_key
 from zndraw_joblib.server.service import payloads, serializers
+from zndraw_joblib.server.service.task_ids import new_ids
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.errors import RepeatTransaction
@@ -30,9 +30,6 @@ _MAX_JOBS = 1000
 # The statement contains the schema.
 _MAX_SCHEMA_CHARACTERS = 16_384
 _OPTIONS = frozenset({"priority", "run_at", "delay_seconds", "expires_in_seconds", "max_attempts"})
-# Version and variant of a random UUID.
-_FIXED_BITS = (0xF << 76) | (0x3 << 62)
-_RANDOM_UUID = (0x4 << 76) | (0x2 << 62)
 
 
 class KnownJobs:
@@ -69,7 +66,7 @@ async def submit(
     keys = [item.key for item in items if item.key is not None]
     if len({key.id for key in keys}) < len(keys):
         return None
-    ids = [item.task_id or new for item, new in zip(items, _new_ids(len(items)), strict=True)]
+    ids = [item.task_id or new for item, new in zip(items, new_ids(len(items)), strict=True)]
     for item, task_id in zip(items, ids, strict=True):
         item.task_id = task_id
     tasks = [
@@ -110,13 +107,6 @@ def _is_plain(item: "Submission", name: JobName, schema: str) -> bool:
     if not (name.room_id in RESERVED or item.cross_room or item.room_id == name.room_id):
         return False
     return not item.validate_payload or schema in {payloads.ANY_PAYLOAD, item.validated_schema}
-
-
-def _new_ids(count: int) -> list[UUID]:
-    """Return random UUIDs. `uuid4` takes several times as long."""
-    random = os.urandom(16 * count)
-    numbers = [int.from_bytes(random[start : start + 16]) for start in range(0, 16 * count, 16)]
-    return [UUID(int=(number & ~_FIXED_BITS) | _RANDOM_UUID) for number in numbers]
 
 
 def _new_keys(job: KnownJob, ids: Sequence[UUID], items: Sequence["Submission"]) -> list[NewKey]:

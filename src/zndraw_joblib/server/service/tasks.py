@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from pydantic_core import to_json
 
@@ -26,6 +26,7 @@ from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, RequestKey, job_key
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service import payloads, retry_policy, rules, serializers
+from zndraw_joblib.server.service.task_ids import new_ids
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.database import Transaction
@@ -172,7 +173,7 @@ def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
         expires_at = now + timedelta(seconds=options.expires_in_seconds)
     task = TaskRecord(
         seq=0,
-        id=item.task_id or uuid4(),
+        id=item.task_id or new_ids(1)[0],
         job_id=job.id,
         job=item.job,
         room_id=item.room_id,
