@@ -8,7 +8,6 @@ may hold a database session or a lock.
 
 import inspect
 import json
-import re
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, get_args
 from uuid import UUID
@@ -29,9 +28,9 @@ from zndraw_joblib.server.http.request_body import MAX_BODY_BYTES, read_body
 from zndraw_joblib.server.http.state import remember_queue
 from zndraw_joblib.server.problem_responses import as_problem, invalid_part, problem_response
 
-# Matches numbers beyond the range of floats, which every parser turns into infinity. A pattern that begins
-# with a set is ten times as fast as one that begins with alternatives.
-_HUGE = re.compile(rb"[0-9](?:[eE]\+?[0-9]{3}|[0-9]{99})")
+# Every digit becomes a zero, to find numbers beyond the range of floats in linear time.
+_AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
+_MANY_DIGITS = b"0" * 100
 # Keys of the request's scope, with the values that are resolved so far.
 BODY, CALLER = "zndraw_joblib.body", "zndraw_joblib.caller"
 Endpoint = Callable[..., Awaitable[Response]]
@@ -132,6 +131,12 @@ def _parameter(parameter: inspect.Parameter) -> Resolve:
     return resolve
 
 
+def _may_overflow(content: bytes) -> bool:
+    """Return whether JSON may have a number that every parser turns into infinity."""
+    digits = content.translate(_AS_ZEROS, b"+")
+    return b"e000" in digits or _MANY_DIGITS in digits
+
+
 def _body(model: type[BaseModel], *, is_required: bool) -> Resolve:
     most = MAX_BATCH_BYTES if issubclass(model, BatchSubmitRequest | BatchReportRequest) else MAX_BODY_BYTES
 
@@ -144,7 +149,7 @@ def _body(model: type[BaseModel], *, is_required: bool) -> Resolve:
         try:
             # Strict JSON: no NaN, no infinity, no lone surrogate.
             value = from_json(content, allow_inf_nan=False)
-            if _HUGE.search(content):
+            if _may_overflow(content):
                 json.dumps(value, allow_nan=False)
             if value is None and not is_required:
                 return None
