@@ -128,9 +128,11 @@ def settings(database_url: str) -> ServerSettings:
 
 
 @asynccontextmanager
-async def running(app: FastAPI, token: str = ADMIN_TOKEN) -> AsyncIterator[httpx.AsyncClient]:
+async def running(
+    app: FastAPI, token: str = ADMIN_TOKEN, kind: type[httpx.ASGITransport] = httpx.ASGITransport
+) -> AsyncIterator[httpx.AsyncClient]:
     """Run an app's lifespan; yield a client in this process that sends `token`."""
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    transport = kind(app, raise_app_exceptions=False)
     headers = {"Authorization": f"Bearer {token}"}
     async with (
         app.router.lifespan_context(app),
@@ -140,9 +142,17 @@ async def running(app: FastAPI, token: str = ADMIN_TOKEN) -> AsyncIterator[httpx
 
 
 @pytest.fixture
-async def client(settings: ServerSettings) -> AsyncIterator[httpx.AsyncClient]:
+def transport() -> type[httpx.ASGITransport]:
+    """Return how clients reach the server. `forms.transport` replaces it."""
+    return httpx.ASGITransport
+
+
+@pytest.fixture
+async def client(
+    settings: ServerSettings, transport: type[httpx.ASGITransport]
+) -> AsyncIterator[httpx.AsyncClient]:
     """Return a superuser's client of a running standalone app, on either database."""
-    async with running(create_app(settings)) as client:
+    async with running(create_app(settings), kind=transport) as client:
         yield client
 
 

@@ -44,7 +44,9 @@ def events(app: FastAPI) -> list[Emission]:
 
 
 @pytest.fixture
-async def as_user(client: httpx.AsyncClient, app: FastAPI, runtime: Runtime) -> AsyncIterator[AsUser]:
+async def as_user(
+    client: httpx.AsyncClient, app: FastAPI, runtime: Runtime, transport: type[httpx.ASGITransport]
+) -> AsyncIterator[AsUser]:
     """Return a function that creates a user and returns a client; without a name the client has no token."""
     async with AsyncExitStack() as stack:
 
@@ -55,8 +57,8 @@ async def as_user(client: httpx.AsyncClient, app: FastAPI, runtime: Runtime) -> 
                 add = partial(tokens.add, name=name, digest=digest(token), is_superuser=is_superuser)
                 await runtime.write(add)
                 headers = {"Authorization": f"Bearer {token}"}
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-            user = httpx.AsyncClient(transport=transport, base_url=client.base_url, headers=headers)
+            route = transport(app, raise_app_exceptions=False)
+            user = httpx.AsyncClient(transport=route, base_url=client.base_url, headers=headers)
             return await stack.enter_async_context(user)
 
         yield make

@@ -6,6 +6,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 from databases import on_sqlite
+from forms import transport  # noqa: F401 - a fixture
 from rest import (
     NO_TASK,
     UNKNOWN_ID,

@@ -5,6 +5,7 @@ from itertools import product
 from typing import Any
 
 import httpx
+from forms import transport  # noqa: F401 - a fixture
 from rest import UNKNOWN_ID, V1, AsUser, claim, expect_problem, get_task, register, report, submit
 
 from zndraw_joblib.contract.status import TERMINAL, TRANSITIONS, Role, TaskStatus, may_move
