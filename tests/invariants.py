@@ -74,9 +74,9 @@ INVARIANTS = {
         SELECT count(*) FROM joblib_job j WHERE j.max_in_flight <
           (SELECT count(*) FROM joblib_task t
            WHERE t.job_id = j.id AND t.status IN ('claimed', 'running'))""",
-    "two held tasks have the same claim id": """
+    "two held tasks of the same claim id were claimed one after the other": """
         SELECT count(*) FROM joblib_task a JOIN joblib_task b
-          ON a.worker_id = b.worker_id AND a.claim_id = b.claim_id AND a.seq < b.seq
+          ON a.worker_id = b.worker_id AND a.claim_id = b.claim_id AND a.claimed_at <> b.claimed_at
         WHERE a.status IN ('claimed', 'running') AND b.status IN ('claimed', 'running')""",
     "a stored attempt has a higher number than its task": """
         SELECT count(*) FROM joblib_attempt a

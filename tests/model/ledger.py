@@ -183,8 +183,10 @@ class Ledger:
         self.published.append((task_id, "pending"))
         return len(self.jobs[name].queue)
 
-    def claim(self, by: Identity, worker_id: UUID, claim_id: UUID | None) -> UUID | Refusal | None:
-        """Claim the oldest task that a worker may have, or return the one it holds by this claim id."""
+    def claim(
+        self, by: Identity, worker_id: UUID, claim_id: UUID | None, most: int = 1, *, start: bool = False
+    ) -> list[UUID] | Refusal:
+        """Claim the oldest tasks that a worker may have, or return those that it holds by this claim id."""
         worker = self.workers.get(worker_id)
         if worker is None:
             return WorkerNotFound
@@ -192,25 +194,22 @@ class Ledger:
             return Forbidden
         if worker.heartbeat < self.now - INTERVAL / 4:
             worker.heartbeat = self.now
-        for task_id, task in self.tasks.items():
-            if (
-                claim_id is not None
-                and (task.holder, task.claim_id) == (worker_id, claim_id)
-                and task.ended is None
-            ):
-                return task_id
-        heads = [
-            job.queue[0]
+        held = [id_ for id_, task in self.tasks.items() if task.holder == worker_id and task.ended is None]
+        same = [id_ for id_ in held if claim_id is not None and self.tasks[id_].claim_id == claim_id]
+        if same:
+            return same
+        queued = [
+            task_id
             for name, job in self.jobs.items()
-            if worker_id in job.workers and job.queue and name.room_id != INTERNAL
+            if worker_id in job.workers and name.room_id != INTERNAL
+            for task_id in job.queue
         ]
-        if not heads:
-            return None
-        oldest = min(heads, key=lambda task_id: self.tasks[task_id].order)
-        self._move(oldest, "claimed")
-        task = self.tasks[oldest]
-        task.holder, task.owner, task.attempt = worker_id, worker.owner, task.attempt + 1
-        task.claimed, task.claim_id = self.now, claim_id
+        oldest = sorted(queued, key=lambda task_id: self.tasks[task_id].order)[:most]
+        for task_id in oldest:
+            self._move(task_id, "running" if start else "claimed")
+            task = self.tasks[task_id]
+            task.holder, task.owner, task.attempt = worker_id, worker.owner, task.attempt + 1
+            task.claimed, task.claim_id = self.now, claim_id
         return oldest
 
     def report(self, by: Identity, task_id: UUID, status: str, fields: dict[str, Any]) -> Refusal | None:

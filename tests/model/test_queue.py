@@ -56,6 +56,8 @@ REPORTED = st.sampled_from([None, None, None, None, *TaskStatus])
 TOKENS = st.sampled_from(["", "right", "right", "old", "other"])
 # None means a claim without a claim id.
 CLAIM_IDS = st.sampled_from([None, None, UUID(int=1), UUID(int=2)])
+# How many tasks a claim asks for, and whether it starts them.
+SIZES = st.sampled_from([(1, False), (1, False), (1, True), (2, False), (5, True)])
 POLICIES = {
     B: Policy(attempts=2, after_errors=True, crashes=2),
     C: Policy(attempts=3, after_errors=True, after_losses=False, pause=10, start=0),
@@ -146,21 +148,24 @@ class QueueAgainstLedger(RuleBasedStateMachine):
         assert answer.queue_position == self.ledger.submit(by, name, answer.id)
         return answer.id
 
-    @rule(requests=st.lists(st.tuples(known_workers, CALLERS, CLAIM_IDS), min_size=1, max_size=4))
-    def claim(self, requests: list[tuple[UUID, Identity | None, UUID | None]]) -> None:
+    @rule(requests=st.lists(st.tuples(known_workers, CALLERS, CLAIM_IDS, SIZES), min_size=1, max_size=4))
+    def claim(self, requests: list[tuple[UUID, Identity | None, UUID | None, tuple[int, bool]]]) -> None:
         """Claim for several workers at once, or repeat a claim, by their owners or by other users."""
         items = [
-            claims.Claim(by or self._owner(worker), worker, 15, claim_id) for worker, by, claim_id in requests
+            claims.Claim(by or self._owner(worker), worker, 15, claim_id, most=most, start=start)
+            for worker, by, claim_id, (most, start) in requests
         ]
         for item, answer in zip(items, self.run_batch(claims.claim, items), strict=True):
-            claimed = answer if isinstance(answer, type) else (answer.tasks[0].id if answer.tasks else None)
-            assert claimed == self.ledger.claim(item.caller, item.worker_id, item.claim_id)
+            claimed = answer if isinstance(answer, type) else [task.id for task in answer.tasks]
+            assert claimed == self.ledger.claim(
+                item.caller, item.worker_id, item.claim_id, item.most, start=item.start
+            )
 
     @rule(target=known_tasks, worker=known_workers, name=SUBMITTED_JOBS, steps=st.sampled_from([1, 2, 3, 3]))
     def run_a_task(self, worker: UUID, name: JobName, steps: int) -> Any:
         """Submit a task, and report some steps of the oldest task of a worker."""
         task_id = self.submit(SUBMITTER, name, "lab")
-        self.claim([(worker, None, None)])
+        self.claim([(worker, None, None, (1, False))])
         held = [id_ for id_, task in self.ledger.tasks.items() if task.holder == worker]
         for _ in range(steps - 1):
             self.report([(id_, None, None, "right") for id_ in held[-1:]])
@@ -170,7 +175,7 @@ class QueueAgainstLedger(RuleBasedStateMachine):
     def fail_tasks(self, worker: UUID, steps: int, is_retried: bool) -> None:
         """Fail the tasks of a worker once or repeatedly, then retry the last one by hand."""
         for _ in range(steps):
-            self.claim([(worker, None, None)])
+            self.claim([(worker, None, None, (1, False))])
             held = [id_ for id_, task in self.ledger.tasks.items() if task.holder == worker]
             self.report([(id_, None, TaskStatus.FAILED, "right") for id_ in held[-1:]])
         for task_id in held[-1:] if is_retried else []:

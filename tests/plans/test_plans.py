@@ -65,14 +65,15 @@ def assert_bounded(plans: list[Plan]) -> None:
             assert None not in plan.by(table), describe(plan)
 
 
-async def test_a_claim_reads_the_head_of_its_queue(explainer: Explainer) -> None:
-    """A worker of one job reads the head of that queue, for any length, and its own links."""
+@pytest.mark.parametrize("most", [1, 256])
+async def test_a_claim_reads_the_head_of_its_queue(explainer: Explainer, most: int) -> None:
+    """A worker of one job reads the head of that queue, for any length, and its own links and tasks."""
     for number in (BIG, RARE, IDLE):
-        item = claims.Claim(OWNER, worker_id(number + JOBS), 15)
+        item = claims.Claim(OWNER, worker_id(number + JOBS), 15, uuid4(), most=most, start=True)
         plans = await explainer.plans(partial(claims.claim, items=[item]))
         assert_bounded(plans)
         if number != IDLE:
-            assert_reads(plans, PENDING, KEY)
+            assert_reads(plans, PENDING, HELD, KEY)
 
 
 async def test_a_dispatcher_reads_held_tasks_and_the_heads_of_its_queues(explainer: Explainer) -> None:
@@ -84,9 +85,11 @@ async def test_a_dispatcher_reads_held_tasks_and_the_heads_of_its_queues(explain
     assert_reads(plans, HELD, PENDING, KEY)
 
 
-async def test_a_claim_over_many_jobs_merges_their_queues(explainer: Explainer) -> None:
+@pytest.mark.parametrize("most", [1, 256])
+async def test_a_claim_over_many_jobs_merges_their_queues(explainer: Explainer, most: int) -> None:
     """A worker of all jobs reads the head of each queue; the backlog is not sorted."""
-    plans = await explainer.plans(partial(claims.claim, items=[claims.Claim(OWNER, worker_id(0), 15)]))
+    item = claims.Claim(OWNER, worker_id(0), 15, most=most)
+    plans = await explainer.plans(partial(claims.claim, items=[item]))
     assert_reads(plans, PENDING, KEY)
     assert_bounded(plans)
 
@@ -141,11 +144,11 @@ async def test_idempotency_keys_are_found_by_their_digest(explainer: Explainer, 
         assert plan.by("joblib_task") == set(), describe(plan)
 
 
-@pytest.mark.parametrize("count", [1, 16])
+@pytest.mark.parametrize("count", [1, 16, 256])
 async def test_a_report_finds_its_tasks_by_their_keys(explainer: Explainer, count: int) -> None:
     """Start, end and cancellation read and write only their own rows."""
-    seqs = [60_001, 61_500, TASKS - 5] * 6
-    statuses = [TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.CANCELLED] * 6
+    seqs = [60_001, 61_500, TASKS - 500] * 86
+    statuses = [TaskStatus.RUNNING, TaskStatus.COMPLETED, TaskStatus.CANCELLED] * 86
     items = [
         tasks.Report(ADMIN, task_id(seq + turn), TaskUpdateRequest(status=status))
         for turn, (seq, status) in enumerate(zip(seqs, statuses, strict=True))

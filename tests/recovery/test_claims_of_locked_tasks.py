@@ -33,8 +33,8 @@ async def claimed(replica: Replica, worker: Any, count: int) -> list[Any]:
     """Claim in one transaction; return the ids of the tasks, None for an empty claim."""
     items = [Claim(OWNER, worker, 15, None, replica.runtime.order)] * count
     answers: list[Any] = await replica.runtime.write(lambda tx: claims.claim(tx, items))
-    assert all(answer.task or answer.is_contended for answer in answers)
-    return [answer.task.id if answer.task else None for answer in answers]
+    assert all(answer.tasks or answer.is_contended for answer in answers)
+    return [answer.tasks[0].id if answer.tasks else None for answer in answers]
 
 
 @on_postgresql

@@ -62,15 +62,17 @@ def assert_in_order(submitted: list[TaskResponse], claimed: list[TaskResponse]) 
         assert claimed_ids == [task.id for task in submitted if task.room_id == room]
 
 
+@pytest.mark.parametrize("most", [1, 3, 100])
 @every_kind
-async def test_rooms_take_turns_within_a_batch(timed: Replica, clock: ManualClock) -> None:
-    """Claims of one transaction follow the same rounds."""
+async def test_rooms_take_turns_within_a_batch(timed: Replica, clock: ManualClock, most: int) -> None:
+    """Claims of one transaction follow the same rounds, also if each is for many tasks."""
     job = await timed.register()
     submitted = await backlog(timed, job, BACKLOGS)
     assert job.worker_id is not None
-    items = [Claim(OWNER, job.worker_id, 15, None, timed.runtime.order)] * (len(submitted) + 2)
+    item = Claim(OWNER, job.worker_id, 15, None, timed.runtime.order, most)
+    items = [item] * (len(submitted) // most + 2)
     answers: list[Any] = await timed.runtime.write(lambda tx: claims.claim(tx, items))
-    claimed = [answer.task for answer in answers if answer.task]
+    claimed = [task for answer in answers for task in answer.tasks]
     assert [task.room_id for task in claimed] == rounds(BACKLOGS)
     assert_in_order(submitted, claimed)
 
@@ -228,7 +230,7 @@ async def test_names_sort_as_the_database_sorts_them(timed: Replica, clock: Manu
         assert job.worker_id is not None
         items = [Claim(OWNER, job.worker_id, 15, None, timed.runtime.order)] * len(submitted)
         answers: list[Any] = await timed.runtime.write(lambda tx, items=items: claims.claim(tx, items))
-        claimed = [answer.task for answer in answers if answer.task]
+        claimed = [task for answer in answers for task in answer.tasks]
         assert {task.id for task in claimed} == {task.id for task in submitted}
         assert len(claimed) == len(submitted)
     assert [task.room_id for task in claimed] == ["bob", "Carol", "Zed", "alice"] * 3

@@ -33,7 +33,7 @@ async def reasons(replica: Replica, *workers: UUID | None) -> list[EmptyReason |
     answers: list[ClaimResult | ProblemException] = await replica.runtime.write(
         lambda tx: claims.claim(tx, items)
     )
-    return [None if isinstance(a, ProblemException) or a.task else a.reason for a in answers]
+    return [None if isinstance(a, ProblemException) or a.tasks else a.reason for a in answers]
 
 
 async def held(replica: Replica) -> int:
@@ -42,6 +42,50 @@ async def held(replica: Replica) -> int:
     async with replica.engine.connect() as connection:
         count: int = (await connection.execute(statement)).scalar_one()
     return count
+
+
+@pytest.mark.parametrize("start", [False, True], ids=["claim", "start"])
+@pytest.mark.parametrize(
+    ("limits", "cap", "count", "reason"),
+    [
+        ({}, None, 5, EmptyReason.EMPTY),
+        ({"max_in_flight": 2}, None, 2, EmptyReason.AT_CAPACITY),
+        ({"max_tasks": 3}, None, 3, EmptyReason.MAX_TASKS),
+        ({"max_in_flight": 2, "max_tasks": 3}, None, 2, EmptyReason.AT_CAPACITY),
+        ({"max_in_flight": 4, "max_tasks": 3}, 1, 1, EmptyReason.AT_CAPACITY),
+    ],
+    ids=str,
+)
+@every_kind
+async def test_a_claim_of_many_stays_within_the_limits(
+    replica: Replica, limits: dict[str, int], cap: int | None, count: int, reason: EmptyReason, start: bool
+) -> None:
+    """It gets the oldest tasks that the limits of job, worker and room leave, and after an end one more."""
+    replica.runtime.settings.room_max_in_flight = cap
+    job = await replica.register(**limits)
+    submitted = [(await replica.submit(job)).id for _ in range(5)]
+    first = await replica.claim_response(job.worker_id, max=9, start=start)
+    assert first.tasks is not None
+    assert [task.id for task in first.tasks] == submitted[:count]
+    assert {task.status for task in first.tasks} == {TaskStatus.RUNNING if start else TaskStatus.CLAIMED}
+    assert await held(replica) == count
+    assert (await replica.claim_response(job.worker_id, max=9)).reason is reason
+    await replica.report(submitted[0], TaskStatus.FAILED)
+    again = await replica.claim_response(job.worker_id, max=9, start=start)
+    assert [task.id for task in again.tasks or []] == submitted[count : count + 1]
+
+
+@every_kind
+async def test_claims_of_many_share_the_limit_of_their_worker(replica: Replica) -> None:
+    """In one transaction, the first claim gets what it asks for, the next what is left."""
+    job = await replica.register(max_tasks=5)
+    assert job.worker_id is not None
+    submitted = [(await replica.submit(job)).id for _ in range(9)]
+    items = [Claim(OWNER, job.worker_id, 15, most=3) for _ in range(3)]
+    answers: list[Any] = await replica.runtime.write(lambda tx: claims.claim(tx, items))
+    claimed = [[task.id for task in answer.tasks] for answer in answers]
+    assert claimed == [submitted[:3], submitted[3:5], []]
+    assert (answers[2].reason, answers[2].is_contended) == (EmptyReason.MAX_TASKS, False)
 
 
 @every_kind

@@ -25,7 +25,7 @@ async def batch(replica: Replica, *requests: tuple[UUID | None, UUID | None]) ->
     found: list[UUID | None] = []
     for answer in answers:
         assert isinstance(answer, ClaimResult)
-        found.append(answer.task and answer.task.id)
+        found.append(answer.tasks[0].id if answer.tasks else None)
     return found
 
 
@@ -42,6 +42,26 @@ async def test_a_repeated_claim_gets_the_same_task(timed: Replica, clock: Manual
     assert await timed.claim_task(job.worker_id, claim_id=claim_id) == running
     assert timed.statuses(first.id) == [TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING]
     assert (await timed.claim_task(job.worker_id, claim_id=uuid4())).id == second.id
+
+
+@every_kind
+async def test_a_repeated_claim_of_many_gets_what_the_worker_still_holds(timed: Replica) -> None:
+    """In the order of the queue, with their tokens; a batch with the claim and its repeat claims once."""
+    job, claim_id = await timed.register(), uuid4()
+    assert job.worker_id is not None
+    ids = [(await timed.submit(job)).id for _ in range(6)]
+    item = Claim(OWNER, job.worker_id, 15, claim_id, most=4, start=True)
+    first, again = await timed.runtime.write(lambda tx: claims.claim(tx, [item, item]))
+    assert isinstance(first, ClaimResult)
+    assert isinstance(again, ClaimResult)
+    assert [task.id for task in first.tasks] == ids[:4]
+    assert again.tasks == first.tasks
+    await timed.report(ids[1], TaskStatus.COMPLETED)
+    await timed.act(task_actions.release, ids[2])
+    repeated = await timed.claim_response(job.worker_id, claim_id=claim_id, max=4, start=True)
+    assert repeated.tasks == [first.tasks[0], first.tasks[3]]
+    rest = await timed.claim_response(job.worker_id, claim_id=uuid4(), max=4)
+    assert [(task.id, task.attempt) for task in rest.tasks or []] == [(ids[2], 2), (ids[4], 1), (ids[5], 1)]
 
 
 @pytest.mark.parametrize("how", ["completed", "failed", "released", "lost"])

@@ -57,6 +57,24 @@ async def test_the_oldest_of_all_jobs_comes_first(replica: Replica) -> None:
     assert await claim_all(replica, served[0].worker_id) == ids
 
 
+async def test_a_claim_of_many_gets_the_oldest_of_all_jobs(replica: Replica) -> None:
+    """By priority, then by arrival; expired tasks fail, and the worker gets later ones instead."""
+    served = [await replica.register("A")]
+    served.append(await replica.register("B", worker=served[0].worker_id))
+    late = await replica.submit(served[0], expires_in_seconds=1e-6)
+    ids = [(await replica.submit(served[turn % 2])).id for turn in range(6)]
+    urgent = await replica.submit(served[1], priority=5)
+    replica.events.clear()
+    got = await replica.claim_response(served[0].worker_id, max=5, start=True)
+    found = [task.id for task in got.tasks or []]
+    assert found == [urgent.id, *ids][: len(found)]
+    assert len(found) >= 4
+    assert (await replica.get(late.id)).status == TaskStatus.FAILED
+    assert [replica.statuses(task_id) for task_id in found] == [[TaskStatus.RUNNING]] * len(found)
+    rest = await replica.claim_response(served[0].worker_id, max=50)
+    assert [*found, *[task.id for task in rest.tasks or []]] == [urgent.id, *ids]
+
+
 async def test_a_claim_returns_worker_and_token(replica: Replica) -> None:
     """The response, the row and the one event agree; the queue position is null."""
     job = await replica.register()

@@ -115,7 +115,7 @@ async def test_tasks_that_crashed_differently_return_together(
         found = await tasks.store.lock(tx, [task.id for task in held])
         for number, task in enumerate(found.values()):
             moves.append((task, tasks.retry_policy.released(task, f"for reason {number}")))
-        await tasks.store.move_alike(tx, moves)
+        await tasks.store.move(tx, moves)
 
     await replica.runtime.write(requeue)
     ok(recorder)

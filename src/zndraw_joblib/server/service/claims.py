@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
@@ -75,7 +76,7 @@ class ClaimResult:
 
 @dataclass(slots=True, kw_only=True)
 class _WorkerSlot(ClaimSlot):
-    """A slot of a claim, for one task. `gave_way`: another claim of its worker took the last free slot."""
+    """The slots of a claim. `gave_way`: other claims of its worker took the last free ones."""
 
     claim: Claim
     gave_way: bool = False
@@ -83,18 +84,17 @@ class _WorkerSlot(ClaimSlot):
 
 
 async def claim(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | ProblemException]:
-    """Give each worker the oldest task that it may have, in the order of the claims."""
+    """Give each worker the oldest tasks that it may have, in the order of the claims."""
     ids = list(dict.fromkeys(item.worker_id for item in items))
     workers, queues = await worker_store.lock_with_queues(tx, ids)
-    slots_of = _slots(items, workers, queues)
-    each = [slot for slots in slots_of if isinstance(slots, list) for slot in slots]
-    valid = list({id(slot): slot for slot in each}.values())
+    slots = _slots(items, workers, queues)
+    valid = list({id(slot): slot for slot in slots if isinstance(slot, _WorkerSlot)}.values())
     await _record_heartbeats(tx, valid, workers)
     tasks = await _repeated(tx, valid)
     await _apply_worker_limits(tx, valid, workers)
-    new = await _claim_new(tx, valid, queues)
+    new = await _claim_new(tx, [slot for slot in valid if slot.demand], queues)
     tasks |= new
-    empty = list(dict.fromkeys(slot.claim.worker_id for slot in valid if slot.seq not in tasks))
+    empty = list(dict.fromkeys(slot.claim.worker_id for slot in valid if tasks.keys().isdisjoint(slot.seqs)))
     jobs = await worker_store.served_jobs(tx, empty) if empty else {}
     claimed_of = Counter(task.job_id for task in new.values())
     claimed_by = {task.worker_id for task in new.values()}
@@ -102,7 +102,7 @@ async def claim(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | P
         # The claim that it gave way to got no task in the end.
         slot.may_claim_again = slot.gave_way and slot.claim.worker_id not in claimed_by
     return [
-        _result(slots, tasks, claimed_of, jobs) if isinstance(slots, list) else slots for slots in slots_of
+        _result(slot, tasks, claimed_of, jobs) if isinstance(slot, _WorkerSlot) else slot for slot in slots
     ]
 
 
@@ -110,10 +110,10 @@ def _slots(
     items: Sequence[Claim],
     workers: Mapping[UUID, WorkerRecord],
     queues: Mapping[UUID, Mapping[UUID, QueueState]],
-) -> list[list[_WorkerSlot] | ProblemException]:
+) -> list[_WorkerSlot | ProblemException]:
     """Return the slots of each claim, or a problem. A claim and its repeat in one batch share their slots."""
-    known: dict[tuple[UUID, UUID], list[_WorkerSlot]] = {}
-    found: list[list[_WorkerSlot] | ProblemException] = []
+    known: dict[tuple[UUID, UUID], _WorkerSlot] = {}
+    found: list[_WorkerSlot | ProblemException] = []
     for item in items:
         problem = _problem(item, workers.get(item.worker_id))
         if problem is not None:
@@ -123,10 +123,10 @@ def _slots(
         refusal = None
         if workers[item.worker_id].draining:
             demand, refusal = {}, EmptyReason.DRAINING
-        slots = [_WorkerSlot(claim=item, demand=demand.copy(), refusal=refusal) for _ in range(item.most)]
+        slot = _WorkerSlot(claim=item, demand=demand, most=item.most, refusal=refusal)
         if item.claim_id is not None:
-            slots = known.setdefault((item.worker_id, item.claim_id), slots)
-        found.append(slots)
+            slot = known.setdefault((item.worker_id, item.claim_id), slot)
+        found.append(slot)
     return found
 
 
@@ -148,69 +148,55 @@ async def _record_heartbeats(
     await worker_store.heartbeat(tx, late)
 
 
-async def _repeated(tx: Transaction, slots: Sequence[_WorkerSlot]) -> dict[int | None, TaskRecord]:
+async def _repeated(tx: Transaction, slots: Sequence[_WorkerSlot]) -> dict[int, TaskRecord]:
     """Return the tasks of repeated claims, whose first response may have been lost, by `seq`."""
-    marked: dict[tuple[UUID | None, UUID | None], list[_WorkerSlot]] = {}
-    for slot in slots:
-        if slot.claim.claim_id is not None:
-            marked.setdefault((slot.claim.worker_id, slot.claim.claim_id), []).append(slot)
-    if not marked:
-        return {}
-    held: dict[int | None, TaskRecord] = {}
-    for mark, tasks in (await store.by_claims(tx, list(marked))).items():
-        same = marked.get(mark, [])
-        for slot in same:
-            slot.demand = {}
-        for slot, task in zip(same, tasks, strict=False):
-            slot.seq = task.seq
-            held[task.seq] = task
-    return held
+    marked: dict[tuple[UUID | None, UUID | None], _WorkerSlot] = {
+        (slot.claim.worker_id, slot.claim.claim_id): slot for slot in slots if slot.claim.claim_id
+    }
+    held = await store.by_claims(tx, list(marked)) if marked else []
+    for task in held:
+        slot = marked[task.worker_id, task.claim_id]
+        slot.demand = {}
+        slot.seqs.append(task.seq)
+    return {task.seq: task for task in held}
 
 
 async def _apply_worker_limits(
     tx: Transaction, slots: Sequence[_WorkerSlot], workers: Mapping[UUID, WorkerRecord]
 ) -> None:
-    """Refuse the claims of workers that hold `max_tasks` tasks."""
-    open_slots = [slot for slot in slots if slot.seq is None and slot.demand]
+    """Reduce the claims of workers to the tasks that they may hold by their `max_tasks`."""
     limits = {
         slot.claim.worker_id: limit
-        for slot in open_slots
-        if (limit := workers[slot.claim.worker_id].max_tasks) is not None
+        for slot in slots
+        if slot.demand and (limit := workers[slot.claim.worker_id].max_tasks) is not None
     }
     held = await read.held_by_workers(tx, list(limits))
-    expected = held.copy()
-    for slot in open_slots:
+    free = {worker_id: max(0, limit - held[worker_id]) for worker_id, limit in limits.items()}
+    for slot in slots:
         worker_id = slot.claim.worker_id
-        if worker_id not in limits:
+        if not slot.demand or worker_id not in limits:
             continue
-        if expected[worker_id] >= limits[worker_id]:
+        slot.most = min(slot.most, free[worker_id])
+        free[worker_id] -= slot.most
+        if not slot.most:
             slot.demand, slot.refusal = {}, EmptyReason.MAX_TASKS
             slot.gave_way = held[worker_id] < limits[worker_id]
-        expected[worker_id] += 1
 
 
 async def _claim_new(
     tx: Transaction, slots: Sequence[_WorkerSlot], queues: Mapping[UUID, Mapping[UUID, QueueState]]
-) -> dict[int | None, TaskRecord]:
-    """Claim a task for each open slot and return the claimed tasks by `seq`."""
-    open_slots = [slot for slot in slots if slot.seq is None]
-    await _apply_job_limits(tx, open_slots, queues)
-    locked = await _choose(tx, open_slots)
+) -> dict[int, TaskRecord]:
+    """Claim tasks for each slot and return the claimed tasks by `seq`."""
+    await _apply_job_limits(tx, slots, queues)
+    locked = await _choose(tx, slots)
     now = await tx.now()
     moves: list[Move] = []
-    for slot in open_slots:
-        # No task is given twice.
-        task = locked.pop(slot.seq, None) if slot.seq is not None else None
-        if task is None:
-            slot.seq = None
-        else:
-            holder: dict[str, Any] = {
-                "worker_id": slot.claim.worker_id,
-                "worker_owner_id": slot.claim.caller.id,
-                "claim_id": slot.claim.claim_id,
-                "start": slot.claim.start,
-            }
-            moves.append((task, retry_policy.claimed(task, now, **holder)))
+    for slot in slots:
+        item = slot.claim
+        holder = {"worker_id": item.worker_id, "worker_owner_id": item.caller.id, "claim_id": item.claim_id}
+        for seq in slot.seqs:
+            if task := locked.get(seq):
+                moves.append((task, retry_policy.claimed(task, now, start=item.start, **holder)))
     expired = {before.job_id for before, after in moves if after.status not in HELD}
     if expired:
         # Where one task has expired, others have too. The claim that found one is repeated.
@@ -244,27 +230,27 @@ async def _apply_job_limits(
 
 
 async def _choose(tx: Transaction, slots: Sequence[_WorkerSlot]) -> dict[int, TaskRecord]:
-    """Choose a task for each slot and return the locked tasks by `seq`."""
+    """Choose the tasks of each slot and return the locked tasks by `seq`."""
     demand: Counter[UUID] = Counter()
     for slot in slots:
         for job_id, pending in slot.demand.items():
-            demand[job_id] = min(pending, demand[job_id] + 1)
+            demand[job_id] = min(pending, demand[job_id] + slot.most)
     if not demand:
         return {}
-    order = next(slot.claim.order for slot in slots)
+    order = slots[0].claim.order
     if order.is_by_room:
         return await fairness.assign(tx, [slot for slot in slots if slot.demand], demand, order)
     if len(demand) == 1:
         [(job_id, count)] = demand.items()
         locked = {task.seq: task for task in await fetch.lock_oldest(tx, job_id, count)}
-        _assign_oldest(slots, {job_id: deque(task.place for task in locked.values())})
+        _assign_oldest(slots, {job_id: deque(sorted(task.place for task in locked.values()))})
         return locked
 
     async def choose(skipped: AbstractSet[int]) -> tuple[list[int], list[int]]:
         oldest = await fetch.oldest(tx, {job_id: count + len(skipped) for job_id, count in demand.items()})
         free = {job_id: [place for place in oldest[job_id] if place[1] not in skipped] for job_id in demand}
         _assign_oldest(slots, {job_id: deque(places[: demand[job_id]]) for job_id, places in free.items()})
-        chosen = [slot.seq for slot in slots if slot.seq is not None]
+        chosen = [seq for slot in slots for seq in slot.seqs]
         taken = set(chosen)
         others = sorted(place for places in free.values() for place in places if place[1] not in taken)
         return chosen, [seq for _, seq in others]
@@ -274,22 +260,24 @@ async def _choose(tx: Transaction, slots: Sequence[_WorkerSlot]) -> dict[int, Ta
 
 def _assign_oldest(slots: Sequence[_WorkerSlot], queues: Mapping[UUID, deque[Place]]) -> None:
     for slot in slots:
-        slot.seq = None
+        slot.seqs = []
         open_queues = [queues[job_id] for job_id in slot.demand if queues[job_id]]
-        if open_queues:
-            slot.seq = min(open_queues, key=lambda queue: queue[0]).popleft()[1]
+        while open_queues and len(slot.seqs) < slot.most:
+            first = min(open_queues, key=itemgetter(0)) if len(open_queues) > 1 else open_queues[0]
+            slot.seqs.append(first.popleft()[1])
+            if not first:
+                open_queues = [queue for queue in open_queues if queue]
 
 
 def _result(
-    slots: Sequence[_WorkerSlot],
-    tasks: Mapping[int | None, TaskRecord],
+    slot: _WorkerSlot,
+    tasks: Mapping[int, TaskRecord],
     claimed_of: Counter[UUID],
     jobs: Mapping[UUID, ServedJobs],
 ) -> ClaimResult:
-    got = [tasks[slot.seq] for slot in slots if slot.seq in tasks]
+    got = [tasks[seq] for seq in slot.seqs if seq in tasks]
     if got:
         return ClaimResult([serializers.task_response(task) for task in got])
-    slot = slots[0]
     served = jobs[slot.claim.worker_id]
     # Tasks that are pending and were not claimed here are locked by another transaction.
     is_left = any(pending > claimed_of[job_id] for job_id, pending in slot.demand.items())

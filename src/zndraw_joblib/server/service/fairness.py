@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -33,10 +33,11 @@ class ClaimOrder(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class ClaimSlot:
-    """Capacity for one task. `demand` is how many tasks of each job may be claimed now; `seq` the choice."""
+    """Capacity for `most` tasks. `demand`: how many of each job may be claimed now; `seqs`: the choice."""
 
     demand: dict[UUID, int]
-    seq: int | None = None
+    most: int = 1
+    seqs: list[int] = field(default_factory=list)
     refusal: EmptyReason | None = None
 
 
@@ -72,7 +73,7 @@ async def free_slots(tx: Transaction, limits: Mapping[UUID, int], job_ids: Itera
 async def assign(
     tx: Transaction, slots: Sequence[ClaimSlot], demand: Mapping[UUID, int], order: ClaimOrder
 ) -> dict[int, TaskRecord]:
-    """Choose a task for each slot by room, and set its `seq`; return the locked tasks by `seq`.
+    """Choose the tasks of each slot by room, and set its `seqs`; return the locked tasks by `seq`.
 
     The jobs are locked, so that their claims run one after the other. If a slot gets no task, although
     another room may have one, it keeps its demand; then the caller repeats its claim.
@@ -87,7 +88,7 @@ async def assign(
         free = None if cap is None else await _lock_rooms(tx, found, demand, cap, spare)
         turns.clear()
         _fill(slots, found, dict(demand), free, turns)
-        chosen = [slot.seq for slot in slots if slot.seq is not None]
+        chosen = [seq for slot in slots for seq in slot.seqs]
         return chosen, [candidate.seq for queue, _ in found.values() for candidate in islice(queue, spare)]
 
     locked = await fetch.lock_chosen(tx, choose)
@@ -113,16 +114,20 @@ def _fill(
     turns: dict[UUID, Turn],
 ) -> None:
     for slot in slots:
-        slot.seq = None
+        slot.seqs = []
         open_jobs = [job_id for job_id in slot.demand if left[job_id]]
-        chosen = _choose({job_id: found[job_id].candidates for job_id in open_jobs}, free)
-        if chosen is not None:
+        while len(slot.seqs) < slot.most:
+            chosen = _choose({job_id: found[job_id].candidates for job_id in open_jobs if left[job_id]}, free)
+            if chosen is None:
+                break
             job_id, candidate = chosen
-            slot.seq = candidate.seq
+            slot.seqs.append(candidate.seq)
             left[job_id] -= 1
             if candidate.turn is not None:
                 turns[job_id] = candidate.turn
-        elif open_jobs and free is not None and all(found[job_id].is_all for job_id in open_jobs):
+        if slot.seqs or not open_jobs or free is None:
+            continue
+        if all(found[job_id].is_all for job_id in open_jobs):
             slot.refusal, slot.demand = EmptyReason.AT_CAPACITY, {}
 
 

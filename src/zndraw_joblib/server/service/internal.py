@@ -6,7 +6,6 @@ must have ended.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from heapq import merge
 from itertools import islice
@@ -152,8 +151,8 @@ async def _lock_next(
     if not demand or limit <= 0:
         return []
     if order.is_by_room:
-        slots = [ClaimSlot(demand=dict(demand)) for _ in range(min(limit, sum(demand.values())))]
-        return list((await fairness.assign(tx, slots, demand, order)).values())
+        slot = ClaimSlot(demand=demand, most=min(limit, sum(demand.values())))
+        return list((await fairness.assign(tx, [slot], demand, order)).values())
     oldest = await fetch.oldest(tx, {job_id: min(count, limit) for job_id, count in demand.items()})
     places = sorted((place, job_id) for job_id, queue in oldest.items() for place in queue)
     found: list[TaskRecord] = []
@@ -166,7 +165,7 @@ def _leased(task: TaskRecord, now: datetime, *, exclusive_start: bool) -> TaskRe
     if task.status != TaskStatus.CLAIMED:
         return task
     deadline = retry_policy.dispatch_deadline(task, now, exclusive_start=exclusive_start)
-    return replace(task, deadline=deadline)
+    return task.changed(deadline=deadline)
 
 
 async def confirm_dispatch(tx: Transaction, ids: Sequence[UUID]) -> list[None]:
@@ -188,7 +187,7 @@ async def dispatch_again(tx: Transaction, ids: Sequence[UUID]) -> None:
 
 async def _set_deadline(tx: Transaction, ids: Sequence[UUID], at: datetime | None) -> list[TaskRecord]:
     found = await expiry.lock_undispatched(tx, list(dict.fromkeys(ids)))
-    await store.move(tx, [(task, replace(task, deadline=at)) for task in found])
+    await store.move(tx, [(task, task.changed(deadline=at)) for task in found])
     return found
 
 

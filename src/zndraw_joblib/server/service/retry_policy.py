@@ -1,6 +1,5 @@
 """The state changes of a task that need no database: claims, ends, retries and deadlines."""
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -56,36 +55,24 @@ def claimed(task: TaskRecord, now: datetime, *, start: bool = False, **holder: A
     """Return a queued task as claimed now, and with `start` as started; if it has expired, as failed."""
     if task.expires_at is not None and task.expires_at <= now:
         return expired(task, now)
-    after = replace(
-        task,
-        status=TaskStatus.CLAIMED,
-        claimed_at=now,
-        attempt=task.attempt + 1,
-        expires_at=None,
-        deadline=start_deadline(task, now),
-        **holder,
-    )
-    return started(after, now) if start else after
+    also: dict[str, Any] = {"claimed_at": now, "attempt": task.attempt + 1, "expires_at": None, **holder}
+    if start:
+        return started(task, now, **also)
+    return task.changed(status=TaskStatus.CLAIMED, deadline=start_deadline(task, now), **also)
 
 
 def started(task: TaskRecord, now: datetime, **also: Any) -> TaskRecord:
     """Return a claimed task as running from now on."""
-    return replace(task, status=TaskStatus.RUNNING, started_at=now, deadline=end_deadline(task, now), **also)
+    deadline = end_deadline(task, now)
+    return task.changed(status=TaskStatus.RUNNING, started_at=now, deadline=deadline, **also)
 
 
 def ended(
     task: TaskRecord, status: TaskStatus, now: datetime, error: str | None, code: str | None, **also: Any
 ) -> TaskRecord:
     """Return a task in a terminal status."""
-    return replace(
-        task,
-        status=status,
-        completed_at=now,
-        error=error,
-        error_code=code,
-        deadline=None,
-        run_at=None,
-        **also,
+    return task.changed(
+        status=status, completed_at=now, error=error, error_code=code, deadline=None, run_at=None, **also
     )
 
 
@@ -96,8 +83,7 @@ def requeued(
 
     Its attempt stays, so that reports of its previous holder are rejected.
     """
-    return replace(
-        task,
+    return task.changed(
         **also,
         status=TaskStatus.PENDING,
         worker_id=None,
@@ -169,7 +155,7 @@ def overdue(task: TaskRecord, now: datetime, chance: float) -> TaskRecord:
 
 def due(task: TaskRecord) -> TaskRecord:
     """Return a scheduled task in its queue."""
-    return replace(task, run_at=None)
+    return task.changed(run_at=None)
 
 
 def expired(task: TaskRecord, now: datetime) -> TaskRecord:
@@ -185,7 +171,7 @@ def internal_timeout(task: TaskRecord, now: datetime) -> TaskRecord:
 
 def retried(task: TaskRecord, reason: str) -> TaskRecord:
     """Return a failed or cancelled task in its queue again, with all its attempts left."""
-    return replace(requeued(task, reason), failures=0, crashes=0, expires_at=None, error_code=None)
+    return requeued(task, reason).changed(failures=0, crashes=0, expires_at=None, error_code=None)
 
 
 def released(task: TaskRecord, error: str | None = None) -> TaskRecord:

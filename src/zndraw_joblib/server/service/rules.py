@@ -1,6 +1,5 @@
 """Decisions that need no database: permissions, limits, and the effect of a report on a task."""
 
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -105,8 +104,8 @@ def decide(
     error = truncate_error(report.error)
     if target == TaskStatus.FAILED:
         return retry_policy.failed(task, RetryOn.ERROR, error, now, chance, may_retry=report.retry)
-    after = retry_policy.ended(task, target, now, error, None)
-    return replace(after, result=report.result) if target == TaskStatus.COMPLETED else after
+    result = {"result": report.result} if target == TaskStatus.COMPLETED else {}
+    return retry_policy.ended(task, target, now, error, None, **result)
 
 
 def verdict(task: TaskState | None, worker_id: UUID, attempt: int) -> Verdict:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -190,7 +190,7 @@ def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
     if item.job.room_id != INTERNAL or may_wait:
         task.run_at, task.expires_at = run_at, expires_at
         return task
-    task = replace(task, status=TaskStatus.CLAIMED, claimed_at=now, attempt=1)
+    task = task.changed(status=TaskStatus.CLAIMED, claimed_at=now, attempt=1)
     if item.is_deferred:
         task.deadline = now
     else:

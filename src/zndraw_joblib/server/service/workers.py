@@ -203,7 +203,7 @@ async def recover_tasks(
     """Fail or requeue held tasks, which the caller has locked, as `decide` returns. Return their number."""
     now = await tx.now()
     moves = [(task, decide(task, now, random.random())) for task in found]  # noqa: S311 - jitter
-    await task_store.move_alike(tx, moves)
+    await task_store.move(tx, moves)
     await job_service.restore_needed(tx, [after for _, after in moves])
     found_at = await positions(tx, [after for _, after in moves])
     for _, after in moves:

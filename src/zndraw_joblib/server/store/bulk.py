@@ -3,12 +3,23 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, TableValuedAlias, any_, bindparam, column, func
+from pydantic_core import to_json
+from sqlalchemy import (
+    ColumnElement,
+    Dialect,
+    TableValuedAlias,
+    Text,
+    any_,
+    bindparam,
+    column,
+    func,
+    literal_column,
+)
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 Value = TypeVar("Value")
 
@@ -28,6 +39,35 @@ def arrays(columns: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
     ]
     named = [column(name, kind) for name, kind in columns.items()]
     return func.unnest(*bound).table_valued(*named, with_ordinality="place", name="given").render_derived()
+
+
+class _Rows(TypeDecorator[Any]):
+    """Rows of values of these types, as JSON in which SQLite finds each value as it stores it."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, kinds: Sequence[TypeEngine[Any]]) -> None:
+        super().__init__()
+        self.kinds = tuple(kinds)
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str:
+        """Return the JSON of columns, each a list of values."""
+        columns = []
+        for kind, values in zip(self.kinds, value, strict=True):
+            convert = kind.dialect_impl(dialect).bind_processor(dialect)
+            columns.append(values if convert is None else map(convert, values))
+        return to_json(list(zip(*columns, strict=True))).decode()
+
+
+def json_rows(columns: Mapping[str, TypeEngine[Any]]) -> dict[str, ColumnElement[Any]]:
+    """Return the columns of a list of rows on SQLite; the parameter `rows` has a list for each column."""
+    rows = bindparam("rows", type_=_Rows(list(columns.values())))
+    value = func.json_each(rows).table_valued("value", name="given").c.value
+    return {
+        name: value.op("->>", return_type=kind)(literal_column(str(place)))
+        for place, (name, kind) in enumerate(columns.items())
+    }
 
 
 def _list_of(kind: TypeEngine[Any]) -> postgresql.ARRAY[Any]:

@@ -1,11 +1,14 @@
 """Types of columns that behave the same on both databases."""
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 from pydantic_core import from_json, to_json
 from sqlalchemy import DateTime as SqlDateTime
 from sqlalchemy import Dialect, Text
+from sqlalchemy import Uuid as SqlUuid
 from sqlalchemy.types import TypeDecorator
 
 
@@ -20,14 +23,41 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value if value is None else value.astimezone(UTC)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Any:
-        """Return no processor for asyncpg, whose times are in UTC already."""
+        """Return a fast processor for SQLite, and none for asyncpg, whose times are in UTC already."""
+        if dialect.name == "sqlite":
+            return _of_sqlite
         return None if dialect.driver == "asyncpg" else super().result_processor(dialect, coltype)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return a time in UTC. SQLite stores no time zone."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        """Return a time in UTC."""
+        return None if value is None else _in_utc(value)
+
+
+def _of_sqlite(text: str | None) -> datetime | None:
+    return None if text is None else _in_utc(datetime.fromisoformat(text))
+
+
+def _in_utc(value: datetime) -> datetime:
+    # SQLite stores no time zone.
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Uuid(TypeDecorator[UUID]):
+    """A UUID. SQLite stores text, and the same ids are read again and again."""
+
+    impl = SqlUuid
+    cache_ok = True
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Any:
+        """Return a fast processor for SQLite."""
+        if dialect.name == "sqlite":
+            return _uuid
+        return super().result_processor(dialect, coltype)
+
+
+@lru_cache(maxsize=65_536)
+def _uuid(text: str | None) -> UUID | None:
+    return None if text is None else UUID(text)
 
 
 class JsonText(TypeDecorator[Any]):

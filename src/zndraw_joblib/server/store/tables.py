@@ -20,12 +20,11 @@ from sqlalchemy import (
     false,
     text,
 )
-from sqlalchemy import Uuid as SqlUuid
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
-from zndraw_joblib.server.store.column_types import JsonText, UtcDateTime
+from zndraw_joblib.server.store.column_types import JsonText, UtcDateTime, Uuid
 
 
 def _among(column: str, values: frozenset[TaskStatus]) -> str:
@@ -56,7 +55,7 @@ class _Base(SQLModel, registry=registry(metadata=metadata)):
 
 
 def _key() -> Any:
-    return Field(default_factory=uuid4, sa_column=Column(SqlUuid, primary_key=True))
+    return Field(default_factory=uuid4, sa_column=Column(Uuid, primary_key=True))
 
 
 def _time(*, nullable: bool = False) -> Any:
@@ -134,8 +133,8 @@ class WorkerJobLink(_Base, table=True):
 
     __tablename__ = "joblib_worker_job"
 
-    worker_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_worker.id"), primary_key=True))
-    job_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_job.id"), primary_key=True, index=True))
+    worker_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_worker.id"), primary_key=True))
+    job_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_job.id"), primary_key=True, index=True))
 
 
 class Task(_Base, table=True):
@@ -179,8 +178,8 @@ class Task(_Base, table=True):
     )
 
     seq: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
-    id: UUID = Field(default_factory=uuid4, sa_column=Column(SqlUuid, unique=True, nullable=False))
-    job_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_job.id"), nullable=False))
+    id: UUID = Field(default_factory=uuid4, sa_column=Column(Uuid, unique=True, nullable=False))
+    job_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_job.id"), nullable=False))
     room_id: str = Field(max_length=128)
     status: str = TaskStatus.PENDING.value
     created_by: str
@@ -189,7 +188,7 @@ class Task(_Base, table=True):
     claimed_at: datetime | None = _time(nullable=True)
     started_at: datetime | None = _time(nullable=True)
     completed_at: datetime | None = _time(nullable=True)
-    worker_id: UUID | None = Field(default=None, sa_column=Column(SqlUuid, nullable=True))
+    worker_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
     worker_owner_id: str | None = None
     attempt: int = 0
     error: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
@@ -201,7 +200,7 @@ class Task(_Base, table=True):
     max_attempts: int | None = None
     failures: int = _zero()
     crashes: int = _zero()
-    claim_id: UUID | None = Field(default=None, sa_column=Column(SqlUuid, nullable=True))
+    claim_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
     error_code: str | None = Field(default=None, max_length=64)
 
 
@@ -228,7 +227,7 @@ class RoomQueue(_Base, table=True):
     __tablename__ = "joblib_room_queue"
     __table_args__ = (Index("ix_joblib_room_queue_place", "job_id", "lane", "seq"), Index(None, "room_id"))
 
-    job_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_job.id"), primary_key=True))
+    job_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_job.id"), primary_key=True))
     room_id: str = Field(primary_key=True, max_length=128)
     lane: int
     seq: int = Field(sa_column=Column(BigInteger, nullable=False))
@@ -241,7 +240,7 @@ class RoomCount(_Base, table=True):
     __table_args__: ClassVar[Any] = {"sqlite_with_rowid": False}
 
     room_id: str = Field(primary_key=True, max_length=128)
-    job_id: UUID = Field(sa_column=Column(SqlUuid, primary_key=True))
+    job_id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
     part: int = Field(primary_key=True)
     total: int
     pending: int
@@ -255,7 +254,7 @@ class QueueBlock(_Base, table=True):
     __tablename__ = "joblib_queue_block"
     __table_args__: ClassVar[Any] = {"sqlite_with_rowid": False}
 
-    job_id: UUID = Field(sa_column=Column(SqlUuid, primary_key=True))
+    job_id: UUID = Field(sa_column=Column(Uuid, primary_key=True))
     lane: int = Field(primary_key=True)
     block: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
     queued: int
@@ -274,7 +273,7 @@ class Attempt(_Base, table=True):
     task_seq: int = Field(sa_column=Column(BigInteger, nullable=False))
     attempt: int
     status: str
-    worker_id: UUID | None = Field(default=None, sa_column=Column(SqlUuid, nullable=True))
+    worker_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
     claimed_at: datetime | None = _time(nullable=True)
     started_at: datetime | None = _time(nullable=True)
     completed_at: datetime | None = _time(nullable=True)
@@ -302,7 +301,7 @@ class ProviderRecord(_Base, table=True):
     schema_: dict[str, Any] = Field(sa_column=Column("schema", JsonText, nullable=False))
     content_type: str = Field(max_length=255)
     owner_id: str
-    worker_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_worker.id"), nullable=False))
+    worker_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_worker.id"), nullable=False))
     registration: UUID
     created_at: datetime = _time()
     connected_until: datetime = _time()
@@ -315,10 +314,10 @@ class ProviderWorkerLink(_Base, table=True):
 
     n: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
     provider_id: UUID = Field(
-        sa_column=Column(SqlUuid, ForeignKey("joblib_provider.id"), nullable=False, index=True)
+        sa_column=Column(Uuid, ForeignKey("joblib_provider.id"), nullable=False, index=True)
     )
     worker_id: UUID = Field(
-        sa_column=Column(SqlUuid, ForeignKey("joblib_worker.id"), nullable=False, index=True)
+        sa_column=Column(Uuid, ForeignKey("joblib_worker.id"), nullable=False, index=True)
     )
     schema_: dict[str, Any] = Field(sa_column=Column("schema", JsonText, nullable=False))
     content_type: str = Field(max_length=255)
@@ -334,15 +333,15 @@ class ProviderRequest(_Base, table=True):
     __table_args__ = (UniqueConstraint("provider_id", "request_hash"), Index(None, "expires_at"))
 
     n: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
-    provider_id: UUID = Field(sa_column=Column(SqlUuid, ForeignKey("joblib_provider.id"), nullable=False))
+    provider_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_provider.id"), nullable=False))
     request_hash: str = Field(max_length=128)
     params: str = Field(sa_column=Column(Text, nullable=False))
     registration: UUID
     sent_at: datetime = _time()
     expires_at: datetime = _time()
-    claimed_by: UUID | None = Field(default=None, sa_column=Column(SqlUuid, nullable=True))
+    claimed_by: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
     claimed_at: datetime | None = _time(nullable=True)
-    claim_id: UUID | None = Field(default=None, sa_column=Column(SqlUuid, nullable=True))
+    claim_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
 
 
 class Result(_Base, table=True):

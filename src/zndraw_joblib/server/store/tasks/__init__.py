@@ -10,7 +10,7 @@ from zndraw_joblib.server.store.tasks.read import (
     states,
 )
 from zndraw_joblib.server.store.tasks.records import Condition, Move, Place, TaskRecord, TaskState
-from zndraw_joblib.server.store.tasks.write import add, claim, move, move_alike, prune
+from zndraw_joblib.server.store.tasks.write import add, claim, move, prune
 
 __all__ = [
     "AttemptRecord",
@@ -27,7 +27,6 @@ __all__ = [
     "finished",
     "lock",
     "move",
-    "move_alike",
     "prune",
     "states",
 ]

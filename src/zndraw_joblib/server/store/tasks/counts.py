@@ -105,7 +105,9 @@ class CountChanges:
 
     def parameters(self, locked: Collection[UUID] | None) -> dict[str, Any]:
         """Return the parameters of `keep_given`; `locked` has the jobs that are locked then, None for all."""
-        return _by_column("room", rooms, self.rooms(locked, next_part())) | _by_column(
+        is_shared = locked is not None and any(job_id not in locked for _, job_id in self._rooms)
+        part = next_part() if is_shared else 0
+        return _by_column("room", rooms, self.rooms(locked, part)) | _by_column(
             "block", blocks, self.blocks()
         )
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -70,16 +71,13 @@ async def by_id(tx: Transaction, task_id: UUID) -> TaskRecord | None:
     return found[0] if found else None
 
 
-async def by_claims(
-    tx: Transaction, claims: Sequence[tuple[UUID | None, UUID | None]]
-) -> dict[tuple[UUID | None, UUID | None], list[TaskRecord]]:
-    """Return the held tasks of these (worker, claim) pairs, by pair, in the order of their queues."""
+async def by_claims(tx: Transaction, claims: Sequence[tuple[UUID | None, UUID | None]]) -> list[TaskRecord]:
+    """Return the held tasks of these (worker, claim) pairs, in the order of their queues."""
     workers = padded([worker for worker, _ in claims])
     records = await fetch_records(tx, _BY_CLAIMS, workers=workers, ids=padded([claim for _, claim in claims]))
-    found: dict[tuple[UUID | None, UUID | None], list[TaskRecord]] = {}
-    for record in sorted(records, key=lambda record: record.place):
-        found.setdefault((record.worker_id, record.claim_id), []).append(record)
-    return found
+    wanted = set(claims)
+    found = [record for record in records if (record.worker_id, record.claim_id) in wanted]
+    return sorted(found, key=attrgetter("place"))
 
 
 async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskRecord]:

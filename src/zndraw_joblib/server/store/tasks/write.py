@@ -1,103 +1,44 @@
 """Insert tasks, change their status and delete them."""
 
-import itertools
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    ColumnElement,
-    Select,
-    Update,
-    bindparam,
-    delete,
-    insert,
-    literal_column,
-    select,
-    update,
-)
+from sqlalchemy import delete, insert, literal_column, select
 
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import job_key
 from zndraw_joblib.server.store import jobs as job_store
-from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
+from zndraw_joblib.server.store.bulk import arrays, by_column, padded
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.errors import RepeatTransaction
 from zndraw_joblib.server.store.tables import Attempt, Task
-from zndraw_joblib.server.store.tasks import counts, room_queues
+from zndraw_joblib.server.store.tasks import counts, moving, room_queues
 from zndraw_joblib.server.store.tasks.counts import CountChanges
-from zndraw_joblib.server.store.tasks.records import CHUNK, COLUMNS, IS_HELD, Move, TaskRecord, of_status
+from zndraw_joblib.server.store.tasks.records import CHUNK, COLUMNS, Move, TaskRecord, of_status
 
 tasks = Task.__table__
 attempts = Attempt.__table__
 
-_GUARDED = ("seq", "status", "attempt")
-_WRITTEN = (
-    "status",
-    "worker_id",
-    "worker_owner_id",
-    "attempt",
-    "claimed_at",
-    "started_at",
-    "completed_at",
-    "error",
-    "error_code",
-    "result",
-    "run_at",
-    "expires_at",
-    "deadline",
-    "failures",
-    "crashes",
-    "claim_id",
-)
 _INSERTED = [column.name for column in COLUMNS if column.name != "seq"]
 
 
-def _moving(given: Mapping[str, ColumnElement[Any]]) -> Update:
-    old = [tasks.c[name] == given[f"old_{name}"] for name in _GUARDED]
-    return update(tasks).where(*old).values({name: given[f"new_{name}"] for name in _WRITTEN})
-
-
+_UNCHANGED = job_store.CountChange(0, 0)
 _NEW = arrays({name: tasks.c[name].type for name in _INSERTED})
 _ADD = insert(tasks)
 _ADD_MANY = insert(tasks).from_select(
     _INSERTED, select(*[_NEW.c[name] for name in _INSERTED]).order_by(_NEW.c.place)
 )
-_MOVED = {f"old_{name}": tasks.c[name].type for name in _GUARDED} | {
-    f"new_{name}": tasks.c[name].type for name in _WRITTEN
-}
-_MOVE = _moving({name: bindparam(name) for name in _MOVED})
-_MOVE_MANY = _moving(dict(arrays(_MOVED).c))
 _PLACED = [tasks.c[name] for name in (*room_queues.COLUMNS, "status", "run_at")]
 _ADDED = _ADD_MANY.returning(*_PLACED).cte("written")
 _ENTERED = select(*[_ADDED.c[name] for name in room_queues.COLUMNS]).where(
     _ADDED.c.status == literal_column(f"'{TaskStatus.PENDING}'"), _ADDED.c.run_at.is_(None)
 )
 _ADD_MANY_AND_ROOMS = room_queues.upsert_from(_ENTERED).add_cte(*counts.keep_inserted(_ADDED))
-_MOVE_AND_KEEP: Select[Any] = select(literal_column("1")).add_cte(
-    _MOVE_MANY.cte("written"), *counts.keep_given()
-)
 # If all tasks are of one job, the same statement updates that job's counts: one round trip less.
-_COUNTED = job_store.ADD_TO_COUNTS.returning(job_store.jobs.c.paused).cte("counted")
-_MOVE_AND_COUNT = select(_COUNTED.c.paused).add_cte(_MOVE_MANY.cte("written"), *counts.keep_given(_COUNTED))
 _ADDED_TO_ROOMS = _ADD_MANY_AND_ROOMS.returning(room_queues.queues.c.room_id).cte("entered")
 _ADD_AND_COUNT = job_store.ADD_TO_COUNTS.add_cte(_ADDED_TO_ROOMS)
-_END_ALIKE = (
-    update(tasks)
-    .where(among(tasks.c.seq, bindparam("seqs")), IS_HELD)
-    .values(
-        status=bindparam("end_status"),
-        completed_at=bindparam("end_at"),
-        error=bindparam("end_error"),
-        error_code=bindparam("end_code"),
-        crashes=tasks.c.crashes + bindparam("end_crash"),
-        failures=tasks.c.failures + bindparam("end_failure"),
-        deadline=None,
-    )
-)
 
 
 async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
@@ -109,7 +50,7 @@ async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
         await tx.execute(_ADD, rows)
         await job_store.add_to_counts(tx, job_counts)
         first = await room_queues.last_seq(tx) - len(new) + 1
-        numbered = [replace(task, seq=first + index) for index, task in enumerate(new)]
+        numbered = [task.changed(seq=first + index) for index, task in enumerate(new)]
         await room_queues.add(tx, [task for task in numbered if task.is_queued])
         kept = CountChanges()
         for task in numbered:
@@ -154,8 +95,7 @@ async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
     for before, after in moves:
         first, _ = merged.get(before.seq, (before, after))
         merged[before.seq] = (first, after)
-    rows = [_parameters(before, after) for before, after in merged.values()]
-    is_paused = await _write(tx, rows, list(merged.values()))
+    is_paused = await _write(tx, list(merged.values()))
     entered = [after for before, after in merged.values() if after.is_queued and not before.is_queued]
     await room_queues.add(tx, entered)
     _record_effects(tx, merged.values())
@@ -163,26 +103,6 @@ async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
     if ended:
         await tx.execute(insert(attempts), ended)
     return is_paused
-
-
-async def move_alike(tx: Transaction, moves: Sequence[Move]) -> None:
-    """Do what `move` does, for held tasks, with one statement for all tasks that end in the same state."""
-    await move(tx, [(before, after) for before, after in moves if after.status not in TERMINAL])
-    alike: dict[tuple[Any, ...], list[Move]] = {}
-    for before, after in moves:
-        if after.status not in TERMINAL:
-            continue
-        crash, failure = after.crashes - before.crashes, after.failures - before.failures
-        end = (after.status, after.completed_at, after.error, after.error_code, crash, failure)
-        alike.setdefault(end, []).append((before, after))
-    for (status, at, error, code, crash, failure), same in alike.items():
-        values = {"end_status": status.value, "end_at": at, "end_error": error, "end_code": code}
-        ended = {"end_crash": crash, "end_failure": failure}
-        for start in range(0, len(same), CHUNK):
-            chunk = [before.seq for before, _ in same[start : start + CHUNK]]
-            await tx.execute(_END_ALIKE, {"seqs": padded(chunk), **values, **ended})
-        _record_effects(tx, same)
-    await counts.write(tx, _kept_changes(itertools.chain.from_iterable(alike.values())), ())
 
 
 def _record_effects(tx: Transaction, moves: Iterable[tuple[TaskRecord | None, TaskRecord]]) -> None:
@@ -220,21 +140,27 @@ def _attempt(before: TaskRecord, after: TaskRecord, now: datetime) -> dict[str, 
     }
 
 
-async def _write(tx: Transaction, rows: Sequence[Mapping[str, Any]], moves: Sequence[Move]) -> bool | None:
-    """Write rows and counts. Return whether the job is paused, None if that is unknown."""
+async def _write(tx: Transaction, moves: Sequence[Move]) -> bool | None:
+    """Write moves and counts. Return whether the job is paused, None if that is unknown.
+
+    Raises `RepeatTransaction` if a row differs from its old state.
+    """
     job_counts, kept = _count_changes(moves), _kept_changes(moves)
-    if not tx.is_sqlite and len(job_counts) < 2:
-        given = {**by_column(rows), **kept.parameters(job_counts)}
-        if not job_counts:
-            await tx.execute(_MOVE_AND_KEEP if kept else _MOVE_MANY, given)
-            return None
-        [(job_id, change)] = job_counts.items()
-        found = await tx.execute(_MOVE_AND_COUNT, {**given, "job": job_id, **change._asdict()})
-        return bool(found.scalar())
-    await (tx.execute(_MOVE, rows) if tx.is_sqlite else tx.execute(_MOVE_MANY, by_column(rows)))
-    await job_store.add_to_counts(tx, job_counts)
-    await counts.write(tx, kept, job_counts)
-    return None
+    statement, given = moving.statement(tx, moves)
+    is_paused = None
+    if statement is not None and not tx.is_sqlite and len(job_counts) < 2 and (kept or job_counts):
+        given |= kept.parameters(job_counts)
+        for job_id, change in job_counts.items():
+            given |= {"job": job_id, **change._asdict()}
+        counting = moving.counting(statement, is_of_one_job=bool(job_counts))
+        written, is_paused = (await tx.execute(counting, given)).one()
+    else:
+        written = len(moves) if statement is None else len((await tx.execute(statement, given)).all())
+        await job_store.add_to_counts(tx, job_counts)
+        await counts.write(tx, kept, job_counts)
+    if written != len(moves):
+        raise RepeatTransaction(f"{len(moves) - written} of {len(moves)} tasks changed since they were read")
+    return is_paused
 
 
 def _kept_changes(moves: Iterable[Move]) -> CountChanges:
@@ -245,25 +171,17 @@ def _kept_changes(moves: Iterable[Move]) -> CountChanges:
 
 
 def _count_changes(
-    moves: Sequence[tuple[TaskRecord | None, TaskRecord]],
+    moves: Iterable[tuple[TaskRecord | None, TaskRecord]],
 ) -> dict[UUID, job_store.CountChange]:
     """Return the changes of the jobs' counts, also those that cancel out: they lock the jobs, in order."""
-    queued: Counter[UUID] = Counter()
-    later: Counter[UUID] = Counter()
-    changed: set[UUID] = set()
+    changes: dict[UUID, job_store.CountChange] = {}
     for before, after in moves:
-        more_queued = after.is_queued - (before is not None and before.is_queued)
-        more_later = after.is_scheduled - (before is not None and before.is_scheduled)
-        queued[after.job_id] += more_queued
-        later[after.job_id] += more_later
-        if more_queued or more_later:
-            changed.add(after.job_id)
-    return {job_id: job_store.CountChange(queued[job_id], later[job_id]) for job_id in changed}
-
-
-def _parameters(before: TaskRecord, after: TaskRecord) -> dict[str, Any]:
-    old = {f"old_{name}": getattr(before, name) for name in _GUARDED}
-    return old | {f"new_{name}": getattr(after, name) for name in _WRITTEN}
+        queued = after.is_queued - (before is not None and before.is_queued)
+        later = after.is_scheduled - (before is not None and before.is_scheduled)
+        if queued or later:
+            so_far = changes.get(after.job_id, _UNCHANGED)
+            changes[after.job_id] = job_store.CountChange(so_far.queued + queued, so_far.later + later)
+    return changes
 
 
 async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tuple[int, int | None]:
