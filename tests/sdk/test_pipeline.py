@@ -1,10 +1,14 @@
 """The pipeline claims ahead, reports together, and hands back what it cannot run soon."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -311,3 +315,75 @@ def test_a_lost_task_is_marked_while_it_runs(
         assert worker().wait_for(ids[1], 30).result == "well"
         manager.disconnect()
     assert worker().get_task(ids[0]).status == TaskStatus.CANCELLED
+
+
+@pytest.mark.parametrize("limit", ["MAX_WAITING", "MAX_WAITING_BYTES"])
+def test_a_worker_that_cannot_report_stops_claiming(
+    worker: Make, room: str, server: LiveServer, api: Connection, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """Outcomes wait, bounded by number and bytes; none is lost, and no task runs twice."""
+    monkeypatch.setattr(f"zndraw_joblib.worker.reporter.{limit}", 20)
+    runs: Counter[int] = Counter()
+    busy = raw("503 Service Unavailable", b"busy", "text/plain")
+    with Proxy(server.url) as proxy, connect(proxy.url, TOKEN) as away:
+        proxy.rule = lambda method, path: busy if path.endswith("/tasks/report") else None
+        manager = worker(lambda task: runs.update([task.extension.a]), at=away, prefetch=10)
+        caller = worker()
+        caller.register(Add, room=room)
+        ids = submit(api, room, [{"a": number} for number in range(100)])
+        manager.register(Add, room=room)
+        wait_until(lambda: sum(proxy.answered.values()) >= 4)
+        assert 20 // len("null") <= len(runs) <= 20 + 1 + 2 * 11
+        proxy.rule = lambda method, path: None
+        assert {caller.wait_for(task_id, 60).status for task_id in ids} == {TaskStatus.COMPLETED}
+        manager.disconnect()
+    assert set(runs.values()) == {1}
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from sdk.jobs import Add
+from zndraw_joblib.worker.api import connect
+from zndraw_joblib.worker.manager import JobManager
+
+url, token, room, running = sys.argv[1:]
+
+def execute(task):
+    if task.extension.a == 50:
+        Path(running).touch()
+        time.sleep(60)
+
+with connect(url, token) as api, JobManager(api, execute=execute) as manager:
+    manager.register(Add, room=room)
+    manager.wait()
+"""
+
+
+def test_tasks_of_a_killed_worker_are_recovered(
+    worker: Make, room: str, own_server: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    """Also those that were claimed ahead: the job's retry policy decides, as for the one that ran."""
+    live = own_server(worker_timeout_seconds=1, sweeper_interval_seconds=0.1)
+    running = tmp_path / "running"
+    with live.connect() as api:
+        caller = worker(at=api)
+        caller.register(Add, room=room, max_attempts=2, retry_on=["worker_lost"], max_crashes=2)
+        ids = submit(api, room, [{"a": number} for number in range(100)])
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
+        }
+        killed = subprocess.Popen(
+            [sys.executable, "-c", KILLED, live.url, TOKEN, room, str(running)], env=environment
+        )
+        wait_until(running.exists, 60)
+        killed.kill()
+        killed.wait()
+        second = worker(lambda task: task.extension.a, at=api)
+        second.register(Add, room=room)
+        ended = [caller.wait_for(task_id, 60) for task_id in ids]
+        assert {task.status for task in ended} == {TaskStatus.COMPLETED}
+        assert ended[50].attempt == 2
+        second.disconnect()
+        caller.disconnect()

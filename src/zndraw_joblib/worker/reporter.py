@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 # The start of a task that ends within this time is reported together with its end.
 _START_SECONDS = 0.003
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
-_MAX_WAITING = 1000
-_MAX_WAITING_BYTES = 32 * 1024 * 1024
+MAX_WAITING = 1000
+MAX_WAITING_BYTES = 32 * 1024 * 1024
 # The server may be replaced by one that takes many reports in one request.
 _SINGLE_SECONDS = 60.0
 _REPORTS_PER_TASK = 2
@@ -59,7 +59,7 @@ class Reporter:
     @property
     def is_full(self) -> bool:
         """Return whether so many outcomes wait that no more tasks may be claimed."""
-        return len(self._waiting) >= _MAX_WAITING or self._bytes >= _MAX_WAITING_BYTES
+        return len(self._waiting) >= MAX_WAITING or self._bytes >= MAX_WAITING_BYTES
 
     def begin(self, task: ClaimedTask, *, started: bool = False) -> Entry:
         """Report the start of a task, unless it has `started` or ends within a few milliseconds."""
