@@ -35,49 +35,75 @@ class LoggedConnection(Connection):
         self.http.event_hooks = {"request": [self._log_request]}
 
     def _log_request(self, request: httpx.Request) -> None:
-        if fields := describe_request(request):
-            number = request.extensions["number"] = next(self._numbers)
-            self._log.write("sent", number=number, **fields)
+        if request.url.path.endswith("/tasks/report"):
+            del request.headers["Prefer"]  # the checker needs the tasks in the response
+        sent = [(next(self._numbers), time.time(), fields) for fields in describe_requests(request)]
+        for number, at, fields in sent:
+            self._log.write("sent", number=number, at=at, **fields)
+        request.extensions["sent"] = sent
 
     def raise_for_status(self, response: httpx.Response) -> None:
         """Log the response, then raise if it reports an error."""
-        number = response.request.extensions.get("number")
-        if number is not None:
-            fields = describe_response(response)
-            self._log.write("answered", number=number, status_code=response.status_code, **fields)
+        if sent := response.request.extensions.get("sent", []):
+            answers = describe_responses(response, len(sent))
+            _, at, fields = sent[0]
+            # A claim is one request, and one record for each task that it gets.
+            for _ in answers[len(sent) :]:
+                sent.append((next(self._numbers), at, fields))
+                self._log.write("sent", number=sent[-1][0], at=at, **fields)
+            for (number, _, _), answer in zip(sent, answers, strict=True):
+                self._log.write("answered", number=number, **answer)
         super().raise_for_status(response)
 
 
-def describe_request(request: httpx.Request) -> dict[str, Any]:
-    """Return the fields of a `WorkerRequest`; an empty dict for a request that the checker does not need."""
+def describe_requests(request: httpx.Request) -> list[dict[str, Any]]:
+    """Return the fields of each `WorkerRequest`; none for a request that the checker does not need."""
     path = request.url.path.removeprefix(f"{API_PREFIX}/").split("/")
     body = json.loads(request.content or b"{}")
     match request.method, *path:
         case "POST", "tasks", "claim":
-            return {"kind": "claim", "worker_id": body["worker_id"]}
+            return [{"kind": "claim", "worker_id": body["worker_id"]}]
+        case "POST", "tasks", "report":
+            return [_report(each["id"], each, body["worker_id"]) for each in body["reports"]]
         case "PATCH", "tasks", task_id:
-            claim = {"worker_id": body.get("worker_id"), "attempt": body.get("attempt")}
-            return {"kind": "report", "task_id": task_id, "status": body["status"], **claim}
-        case "PATCH", "workers", worker_id:
-            return {"kind": "heartbeat", "worker_id": worker_id}
-        case "DELETE", "workers", worker_id:
-            return {"kind": "delete", "worker_id": worker_id}
+            return [_report(task_id, body, body.get("worker_id"))]
+        case ("PATCH" | "DELETE") as method, "workers", worker_id:
+            return [{"kind": "heartbeat" if method == "PATCH" else "delete", "worker_id": worker_id}]
         case "PUT", "rooms", _, "jobs":
-            return {"kind": "register", "worker_id": body.get("worker_id")}
-    return {}
+            return [{"kind": "register", "worker_id": body.get("worker_id")}]
+    return []
 
 
-def describe_response(response: httpx.Response) -> dict[str, Any]:
-    """Return the fields of a `WorkerRequest` that only the response contains."""
+def _report(task_id: str, report: dict[str, Any], worker_id: str | None) -> dict[str, Any]:
+    claim = {"worker_id": worker_id, "attempt": report.get("attempt")}
+    return {"kind": "report", "task_id": task_id, "status": report["status"], **claim}
+
+
+def describe_responses(response: httpx.Response, count: int) -> list[dict[str, Any]]:
+    """Return the fields of at least `count` `WorkerRequest`s that only the response contains."""
+    code = {"status_code": response.status_code}
     if not response.is_success or not response.content:
-        return {}
+        return [code] * count
     body = response.json()
-    if "task" in body:
-        task = body["task"] or {}
-        return {"task_id": task.get("id"), "attempt": task.get("attempt")}
+    if "results" in body:
+        return [
+            {"status_code": each["status"], **_task_fields(each.get("task"), with_claim=False)}
+            for each in body["results"]
+        ]
+    if response.request.url.path.endswith("/tasks/claim"):
+        tasks = body.get("tasks") or [body.get("task")]
+        return [{**code, **_task_fields(task, with_claim=True)} for task in tasks]
     if "payload" in body:
-        return {"resulting_status": body["status"]}
-    return {"worker_id": body["worker_id"]} if "worker_id" in body else {}
+        return [{**code, **_task_fields(body, with_claim=False)}]
+    return [{**code, "worker_id": body["worker_id"]} if "worker_id" in body else code]
+
+
+def _task_fields(task: dict[str, Any] | None, *, with_claim: bool) -> dict[str, Any]:
+    if task is None:
+        return {}
+    if with_claim:
+        return {"task_id": task["id"], "attempt": task["attempt"]}
+    return {"resulting_status": task["status"]}
 
 
 def run(url: str, token: str, path: Path, jobs: Sequence[Job], concurrency: int) -> None:

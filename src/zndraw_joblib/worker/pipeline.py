@@ -116,9 +116,9 @@ class Pipeline:
         with self._lock:
             waiting = list(self._waiting)
             self._waiting.clear()
-        for each in waiting:
-            self._reports.try_release(each.task)
-            self._poller.done()
+        if waiting:
+            self._reports.try_release(*[each.task for each in waiting])
+            self._poller.done(len(waiting))
 
     def _report(self) -> None:
         self._reporter.run()

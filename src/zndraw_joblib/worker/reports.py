@@ -22,7 +22,7 @@ from zndraw_joblib.contract.messages import (
 from zndraw_joblib.contract.outcomes import ResultRejected, error_text, jsonable_result
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.retry import describe, is_too_large_for_proxy, retry, status_of
+from zndraw_joblib.worker.retry import describe, is_too_large_for_proxy, is_unreachable, retry, status_of
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)
@@ -102,16 +102,24 @@ class Reports:
         """Hold a task no longer, without a report."""
         self._held.remove(task)
 
-    def try_release(self, task: ClaimedTask) -> None:
-        """Put the task back into its queue, with one request; log a failure."""
+    def try_release(self, *tasks: ClaimedTask) -> None:
+        """Put tasks back into their queues, with one request for each; log a failure.
+
+        If the server cannot be reached, the others are not released either. The server notices later that
+        this worker does not hold them.
+        """
         try:
-            self._release(task, _HURRIED_SECONDS)
-        except Exception as error:
-            log.info("Task %s was not released: %s", task.task_id, describe(error))
-        else:
-            log.info("Task %s was released before it started", task.task_id)
+            for task in tasks:
+                try:
+                    self._release(task, _HURRIED_SECONDS)
+                except Exception as error:
+                    log.info("Task %s was not released: %s", task.task_id, describe(error))
+                    if is_unreachable(error):
+                        return
+                else:
+                    log.info("Task %s was released before it started", task.task_id)
         finally:
-            self._held.remove(task)
+            self._held.remove(*tasks)
 
     def _release(self, task: ClaimedTask, timeout: float | None = None) -> TaskResponse:
         token = TaskActionRequest(worker_id=task.worker_id, attempt=task.attempt)
