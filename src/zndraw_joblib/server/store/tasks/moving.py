@@ -46,6 +46,10 @@ def statement(tx: Transaction, moves: Sequence[Move]) -> tuple[Update | None, di
     same = {
         name: values[0] for name, values in columns.items() if all(value is values[0] for value in values)
     }
+    if not tx.is_sqlite and len(same) < len(columns):
+        # As parameters the guards seem to match few tasks, so PostgreSQL may look for these first, in the
+        # whole table. In the list they cannot.
+        same = {name: value for name, value in same.items() if name not in _OLD}
     each = {"seq": [old["seq"] for old in before]}
     each |= {name: values for name, values in columns.items() if name not in same}
     made = _updating(tuple(same), tuple(each), is_sqlite=tx.is_sqlite)
