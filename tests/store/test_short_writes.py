@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,25 @@ async def test_a_failed_short_write_is_rolled_back(database: Database) -> None:
         await database.write_short(work)
     await add(database)
     assert await count(database) == 1
+
+
+async def test_a_checkpoint_that_gets_no_thread_leaves_no_lock(
+    database: Database, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The write that would start it is committed, and other connections can write."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as system:
+        system.setattr(ThreadPoolExecutor, "submit", refuse)
+        for _ in range(250):
+            await add(database)
+    assert "Could not start a thread that shortens the write-ahead log: can't start" in caplog.text
+    async with engine.connect() as other:
+        await other.exec_driver_sql("BEGIN IMMEDIATE")
+        await other.rollback()
+    assert await count(database) == 250
 
 
 async def test_the_write_ahead_log_is_bounded(database: Database, database_url: str) -> None:

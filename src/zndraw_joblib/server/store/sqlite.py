@@ -1,6 +1,7 @@
 """SQLite databases: SQLAlchemy compiles each statement once, and the driver runs it."""
 
 import asyncio
+import logging
 import sqlite3
 import threading
 import time
@@ -17,6 +18,7 @@ from sqlalchemy.pool import StaticPool
 from zndraw_joblib.server.store.compiled import SqliteStatement, Values
 from zndraw_joblib.server.store.database import SQLITE_LOCK, Clock, Database, Rows, Transaction, Work
 
+logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 BUSY_SECONDS = 10
@@ -114,8 +116,9 @@ class SqliteDatabase(Database):
             try:
                 connection = self._quick_one(self._quick)
                 if _has_lock(connection):
+                    done = self._run(connection, work)
                     self._count_commit()
-                    return self._run(connection, work)
+                    return done
             finally:
                 self._is_quick_free.release()
 
@@ -173,8 +176,11 @@ class SqliteDatabase(Database):
     def _count_commit(self) -> None:
         self._commits += 1
         if self._commits % _COMMITS_PER_CHECKPOINT == 0:
-            # A checkpoint waits for the disk, so it runs in a thread.
-            self._in_thread("writer", self._checkpoint)
+            try:
+                # A checkpoint waits for the disk, so it runs in a thread.
+                self._in_thread("writer", self._checkpoint)
+            except RuntimeError as error:  # the transaction is committed
+                logger.warning("Could not start a thread that shortens the write-ahead log: %s", error)
 
     def _checkpoint(self) -> None:
         """Copy the write-ahead log into the file. A long log is copied to its end, so that it starts again.
