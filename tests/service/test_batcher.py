@@ -173,6 +173,20 @@ async def test_items_put_together_have_their_results_in_order(
     assert await batcher.put_many([]) == []
 
 
+async def test_two_batches_never_share_the_items_of_a_request(recorder: RecordingDatabase) -> None:
+    """A start and an end of the same task would overtake each other."""
+    batcher: Batcher[Any, Any] = Batcher(recorder.commit, lambda: 2)
+    firsts = [await recorder.busy(batcher), await recorder.busy(batcher)]
+    single = asyncio.create_task(batcher.put("single"))
+    together = asyncio.create_task(batcher.put_many(range(2 * module.MAX_BATCH)))
+    last = asyncio.create_task(batcher.put("last"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    recorder.open.set()
+    await asyncio.gather(*firsts, single, together, last)
+    assert recorder.batches[2:] == [["single", *range(2 * module.MAX_BATCH)], ["last"]]
+
+
 async def test_items_put_together_are_cancelled_together(
     batcher: "Batcher[Any, Any]", recorder: RecordingDatabase
 ) -> None:

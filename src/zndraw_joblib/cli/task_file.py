@@ -19,7 +19,7 @@ from zndraw_joblib.cli.jobs import find_job
 from zndraw_joblib.cli.options import DEFAULT_ROOM
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES
 from zndraw_joblib.contract.messages import TaskSubmitRequest
-from zndraw_joblib.contract.names import RESERVED
+from zndraw_joblib.contract.names import RESERVED, JobName
 from zndraw_joblib.contract.problems import JobNotFound, ProblemException
 from zndraw_joblib.worker.batches import task_body
 from zndraw_joblib.worker.rest import describe_errors
@@ -107,7 +107,20 @@ def _lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 def encoder(client: AdminClient, job: str | None, room: str | None, defaults: dict[str, Any]) -> EncodeLine:
     """Return a function that turns a line into the body of its task; `defaults` are options."""
-    resolve = cache(lambda name, searched: find_job(client, name, searched))
+
+    @cache
+    def find(name: str, searched: str | None) -> JobName | CommandError:
+        # An unknown name is remembered too: it may stand in every line.
+        try:
+            return find_job(client, name, searched)
+        except CommandError as error:
+            return error
+
+    def resolve(name: str, searched: str | None) -> JobName:
+        found = find(name, searched)
+        if isinstance(found, CommandError):
+            raise found
+        return found
 
     def encode_line(line: bytes) -> bytes:
         try:

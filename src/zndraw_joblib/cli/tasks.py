@@ -111,38 +111,40 @@ def submit(  # noqa: PLR0913 - each is an option
 
     With --wait, print the result as JSON instead. The exit code is 1 if the task fails or is cancelled.
 
-    With --from, submit a task for each line of a file, and print an id per line, or an empty line if the
-    task was refused; then the exit code is 1. A file with an invalid line is refused as a whole. JOB and the
-    options are defaults for lines without them. A line is an object like {"payload": {"key": 1}}, and may
-    have job, room, priority, run_at, delay_seconds, expires_in_seconds and max_attempts.
+    With --from, submit a task for each line of a file, and print its id, or an empty line and exit code 1 if
+    it was refused. JOB and the options are defaults. A line is an object like {"payload": {"key": 1}}, and
+    may have job, room, priority, run_at, delay_seconds, expires_in_seconds and max_attempts.
     """
     LogConfig().apply()
     check_key(idempotency_key)
-    options = parse_options(
-        priority=priority,
-        delay_seconds=delay,
-        run_at=run_at,
-        expires_in_seconds=expires_in,
-        max_attempts=max_attempts,
-    )
+    given: dict[str, Any] = {"delay_seconds": delay, "run_at": run_at, "expires_in_seconds": expires_in}
+    options = parse_options(priority=priority, max_attempts=max_attempts, **given)
     if file is not None:
         _check_alone(values=values, payload=payload, wait=wait)
         with open_client(url) as client, checked_file(file, encoder(client, job, room, options)) as checked:
             submit_file(client, checked, idempotency_key or str(uuid4()))
         return
-    if job is None:
-        raise UsageError("JOB is missing. Pass the name of a job, or --from FILE")
     body = parse_object(payload) | parse_values(values or [])
     check_payload(body)
     with open_client(url) as client:
-        name = find_job(client, job, room)
-        task_room = room or (DEFAULT_ROOM if name.room_id in RESERVED else name.room_id)
-        task_id = client.submit(str(name), body, room=task_room, idempotency_key=idempotency_key, **options)
-        if not wait:
-            typer.echo(task_id)
-            return
-        task = _wait_for(client, task_id)
-    _print_result(task)
+        task_id = _submit_one(client, job, room, body, idempotency_key, options)
+        task = _wait_for(client, task_id) if wait else None
+    typer.echo(task_id) if task is None else _print_result(task)
+
+
+def _submit_one(
+    client: AdminClient,
+    job: str | None,
+    room: str | None,
+    body: dict[str, Any],
+    key: str | None,
+    options: dict[str, Any],
+) -> str:
+    if job is None:
+        raise UsageError("JOB is missing. Pass the name of a job, or --from FILE")
+    name = find_job(client, job, room)
+    task_room = room or (DEFAULT_ROOM if name.room_id in RESERVED else name.room_id)
+    return client.submit(str(name), body, room=task_room, idempotency_key=key, **options)
 
 
 def _check_alone(*, values: list[str] | None, payload: str | None, wait: bool) -> None:

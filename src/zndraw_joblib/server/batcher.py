@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from zndraw_joblib.contract.problems import ServiceUnavailable
@@ -141,22 +141,27 @@ class _Together(Generic[Result]):
 class _Part(Generic[Result]):
     """The result of one of these items."""
 
-    __slots__ = ("_index", "_is_set", "_together")
+    __slots__ = ("_index", "_is_set", "together")
 
     def __init__(self, together: _Together[Result], index: int) -> None:
-        self._together = together
+        self.together = together
         self._index = index
         self._is_set = False
 
     def done(self) -> bool:
-        return self._is_set or self._together.future.done()
+        return self._is_set or self.together.future.done()
 
     def set_result(self, result: Result, /) -> None:
         self._is_set = True
-        self._together.set_result(self._index, result)
+        self.together.set_result(self._index, result)
 
     def cancel(self) -> bool:
-        return self._together.future.cancel()
+        return self.together.future.cancel()
+
+
+def _is_same_request(one: Entry[Any, Any], other: Entry[Any, Any]) -> bool:
+    first, second = one[1], other[1]
+    return isinstance(first, _Part) and isinstance(second, _Part) and first.together is second.together
 
 
 class _Queue(Generic[Item, Result]):
@@ -242,6 +247,9 @@ class _Queue(Generic[Item, Result]):
         finally:
             self._is_gathering = False
         taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+        # Another batch may commit at the same time, and the items of a request apply in their order.
+        while self._waiting and self._concurrency() > 1 and _is_same_request(taken[-1], self._waiting[0]):
+            taken.append(self._waiting.popleft())
         self._start()
         if self._blocked.is_empty:
             return [entry for entry in taken if not entry[1].done()]

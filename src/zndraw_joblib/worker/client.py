@@ -212,7 +212,8 @@ class JobClient:
         results: list[UUID | ProblemException] = []
 
         def call(used: str) -> None:
-            results[:] = self._rest.submit_many(chunk.body, str(uuid5(_CHUNKS, f"{used} {number}")))
+            chunk_key = str(uuid5(_CHUNKS, f"{used} {number}"))
+            results[:] = self._rest.submit_many(chunk.body, chunk_key, chunk.tasks)
             for result in results:
                 if isinstance(result, ProblemException) and is_repeatable(result):
                     raise result

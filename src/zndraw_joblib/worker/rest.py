@@ -152,11 +152,13 @@ class RestApi:
         path = f"/rooms/{quoted(room_id)}/tasks/{quoted(full_name)}"
         return _parse(messages.TaskResponse, self._send("POST", path, body, key=key))
 
-    def submit_many(self, body: bytes, key: str) -> list[UUID | ProblemException]:
-        """Submit the tasks of a `BatchSubmitRequest`; return the id or the problem of each."""
+    def submit_many(self, body: bytes, key: str, count: int) -> list[UUID | ProblemException]:
+        """Submit the `count` tasks of a `BatchSubmitRequest`; return the id or the problem of each."""
         headers = {"Content-Type": "application/json", "Prefer": "return=minimal"}
         response = self._send("POST", "/tasks/submit", body, headers=headers, key=key)
         results = _parse(batches.BatchResponse, response).results
+        if len(results) != count:
+            raise UnexpectedResponse(response)
         return [_id_or_problem(each, response) for each in results]
 
     def get_task(self, task_id: str, wait: int = 0) -> tuple[messages.TaskResponse, int]:
