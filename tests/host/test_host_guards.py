@@ -1,12 +1,14 @@
 """A host's guards of rooms stay in force, however its tests clean up."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import httpx
 import pytest
 from databases import on_sqlite
-from fastapi import FastAPI, Header, HTTPException
+from fastapi import FastAPI, Header, HTTPException, Request
+from replica import TIMEOUT
 from rest import ROTATE, V1, expect_problem, register, submit
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
@@ -188,3 +190,21 @@ async def test_any_status_of_a_guard_is_an_answer_of_the_server(
     error = read_error(await ada.get(f"{V1}/rooms/den/jobs"))
     assert isinstance(error, RequestRefused)
     assert (error.problem.status, error.problem.detail) == (status, "no room den")
+
+
+@on_sqlite
+async def test_a_guard_may_read_the_body_of_a_batch(sessions: Any, start: Start) -> None:
+    """The endpoint has read it before, to find the rooms; each room's guard gets it from the start."""
+
+    async def only_announced(room_id: str, request: Request) -> None:
+        if room_id not in {task["room_id"] for task in (await request.json())["tasks"][:2]}:
+            raise HTTPException(423, "locked")
+
+    app = FastAPI()
+    JobLib(identity=current_user, writable_room=only_announced, session_maker=sessions).mount(app)
+    root = await start(app, **{"X-Id": "root"})
+    name = "@global:modifiers:Unknown"
+    tasks = [{"room_id": room, "job_name": name} for room in ("den", "lab", "attic")]
+    async with asyncio.timeout(TIMEOUT):
+        response = await root.post(f"{V1}/tasks/submit", json={"tasks": tasks})
+    assert [each["status"] for each in response.json()["results"]] == [404, 404, 423]

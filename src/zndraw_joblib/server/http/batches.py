@@ -15,7 +15,8 @@ from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.server.http.dependencies import JSON_MEDIA_TYPE, Caller, CurrentRuntime, Minimal, Queue
 from zndraw_joblib.server.http.guards import verify_writable_room
 from zndraw_joblib.server.http.idempotency import Key, item_key
-from zndraw_joblib.server.http.routing import BODY, Route
+from zndraw_joblib.server.http.request_body import BODY
+from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.problem_responses import as_problem
 from zndraw_joblib.server.service import rules

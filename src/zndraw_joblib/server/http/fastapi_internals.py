@@ -20,7 +20,7 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import Scope
 
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES
-from zndraw_joblib.server.http.request_body import RecordedBody
+from zndraw_joblib.server.http.request_body import BODY, RecordedBody, read_again
 
 _SOLVED = "zndraw_joblib.solved"
 # They match by nothing but method and path.
@@ -30,12 +30,15 @@ _BY_PATH = {APIRoute.matches, Mount.matches, StarletteRoute.matches}
 async def solve(request: Request, dependency: Callable[..., Any], **path_params: str) -> Any:
     """Return the value of a host's dependency, with the host's overrides, after closing it.
 
-    `path_params` replace the path parameters of the request. The dependency may read the body; the next
-    reader gets it from the start. `add_effects` adds its headers and background tasks to the response.
+    `path_params` replace the path parameters of the request. The dependency may read the body, also after
+    the endpoint has read it; the next reader gets it from the start. `add_effects` adds its headers and
+    background tasks to the response.
     """
     path = "".join(f"/{{{name}}}" for name in path_params or request.path_params)
     request.scope.setdefault("state", {})
-    body = RecordedBody(request.receive, _most_body_bytes(request))
+    content = request.scope.get(BODY)
+    receive = request.receive if content is None else read_again(content, request.receive)
+    body = RecordedBody(receive, _most_body_bytes(request))
     async with AsyncExitStack() as stack:
         scope = {**request.scope, "path_params": path_params or request.path_params}
         scope |= {"fastapi_inner_astack": stack, "fastapi_function_astack": stack}
@@ -46,8 +49,9 @@ async def solve(request: Request, dependency: Callable[..., Any], **path_params:
             async_exit_stack=stack,
             embed_body_fields=False,
         )
-    # Starlette has no public method that makes a body readable again.
-    request._receive = body.from_start()
+    if content is None:
+        # Starlette has no public method that makes a body readable again.
+        request._receive = body.from_start()
     request.scope.setdefault(_SOLVED, []).append(solved)
     if solved.errors:
         raise RequestValidationError(solved.errors)

@@ -9,6 +9,8 @@ from zndraw_joblib.contract.problems import ContentTooLarge
 
 # A body has at most one JSON value of 1 MiB and an error text. Escapes at most triple the size of a text.
 MAX_BODY_BYTES = 4 * MAX_JSON_BYTES
+# The key of a body that was read, in the request's scope.
+BODY = "zndraw_joblib.body"
 
 
 async def read_body(request: Request, most: int = MAX_BODY_BYTES) -> bytes:
@@ -55,6 +57,17 @@ class RecordedBody:
             return await self._receive() if part is None else part
 
         return receive
+
+
+def read_again(content: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that returns a body that was read, and then continues with `receive`."""
+    parts = iter((content,))
+
+    async def receive_again() -> Message:
+        part = next(parts, None)
+        return await receive() if part is None else {"type": "http.request", "body": part}
+
+    return receive_again
 
 
 def _check_size(size: int, most: int) -> None:

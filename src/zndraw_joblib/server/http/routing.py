@@ -24,15 +24,15 @@ from starlette.types import Receive, Scope, Send
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, BatchReportRequest, BatchSubmitRequest
 from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
 from zndraw_joblib.server.http.fastapi_internals import add_effects, solve
-from zndraw_joblib.server.http.request_body import MAX_BODY_BYTES, read_body
+from zndraw_joblib.server.http.request_body import BODY, MAX_BODY_BYTES, read_body
 from zndraw_joblib.server.http.state import remember_queue
 from zndraw_joblib.server.problem_responses import as_problem, invalid_part, problem_response
 
 # Every digit becomes a zero, to find numbers beyond the range of floats in linear time.
 _AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS = b"0" * 100
-# Keys of the request's scope, with the values that are resolved so far.
-BODY, CALLER = "zndraw_joblib.body", "zndraw_joblib.caller"
+# The key of the caller in the request's scope.
+CALLER = "zndraw_joblib.caller"
 Endpoint = Callable[..., Awaitable[Response]]
 Resolve = Callable[[Request], Any]
 
