@@ -19,6 +19,7 @@ from zndraw_joblib.worker.retry import (
     is_too_large_for_proxy,
     is_transient,
     is_unreachable,
+    status_of,
 )
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -81,6 +82,7 @@ class Reporter:
                 self._change.notify()
                 return
             self._open -= 1
+            self._change.notify()
         self._on_done(1)
 
     def refuse(self, task: ClaimedTask, outcome: Outcome) -> None:
@@ -95,11 +97,7 @@ class Reporter:
     def run(self) -> None:
         """Send reports until `stop` is set and each task has ended."""
         while batch := self._next_batch():
-            try:
-                self._send(batch)
-            # BaseException: the code of a host may call sys.exit().
-            except BaseException as error:
-                self._fail(batch, error)
+            self._try(batch)
 
     def _next_batch(self) -> list[Sent]:
         with self._change:
@@ -136,6 +134,19 @@ class Reporter:
             if len(batch) >= MAX_BATCH // _REPORTS_PER_TASK:
                 break
         return batch
+
+    def _try(self, batch: Sequence[Sent]) -> None:
+        """Send reports. Each task's on its own if the cause of an error may be the reports of one task."""
+        try:
+            self._send(batch)
+        # BaseException: the code of a host may call sys.exit().
+        except BaseException as error:
+            if len(batch) == 1 or is_transient(error) or status_of(error) is not None:
+                self._fail(batch, error)
+                return
+            log.warning("Reporting: %s; reporting %d tasks one by one", describe(error), len(batch))
+            for sent in batch:
+                self._try([sent])
 
     def _send(self, batch: Sequence[Sent]) -> None:
         results = self._deliver(batch)
@@ -187,7 +198,9 @@ class Reporter:
         for sent, each in zip(batch, reports, strict=True):
             errors = [next(left) for _ in each]
             sent.entry.started |= errors[0] is None
-            results.append(next((error for error in errors if error is not None), None))
+            # The repeat of a start is refused if the outcome has arrived; the repeat of the outcome is not.
+            has_ended = sent.outcome is not None and errors[-1] is None
+            results.append(None if has_ended else next(filter(None, errors), None))
         return results
 
     def _deliver_single(self, sent: Sent) -> Exception | None:
@@ -204,6 +217,8 @@ class Reporter:
     def _handle(self, sent: Sent, error: BaseException, not_before: float) -> None:
         """Repeat a report that failed, replace an outcome that is refused, or give the task up."""
         entry, task, now = sent.entry, sent.entry.task, time.monotonic()
+        if entry.gone or (entry.started and sent.outcome is None):
+            return
         entry.failing_since = entry.failing_since or now
         failing = now - entry.failing_since
         is_refused = is_content_refused(error) and not (
