@@ -44,6 +44,28 @@ class EndLater(Extension):
         return "well" if self.how == "well" else ENDINGS[self.how][0]()
 
 
+class EndInSubtask(Extension):
+    """Starts another task of the event loop, which ends the program."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    how: str
+
+    async def run(self, vis: Any, **kwargs: Any) -> str:
+        """Return the name of the thread, unless the error of the other task arrives here."""
+        if self.how == "gather":
+            await asyncio.gather(_exit())
+        elif self.how == "group":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_exit())
+        else:
+            await asyncio.wait([asyncio.create_task(_exit())])
+        return threading.current_thread().name
+
+
+async def _exit() -> None:
+    raise SystemExit(3)
+
+
 class Process(Extension):
     """Returns the id of its process, or ends it."""
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from endings import ENDINGS
 from waiting import wait_until
 
-from sdk.executors import EndLater, Meet, Process, ProcessLater
+from sdk.executors import EndInSubtask, EndLater, Meet, Process, ProcessLater
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from zndraw_joblib.contract.status import TaskStatus
@@ -53,6 +54,48 @@ def test_any_ending_of_a_coroutine_is_reported(worker: Make, room: str, how: str
     failed = manager.wait_for(manager.submit(EndLater(how=how), room=room), 30)
     assert failed.status == TaskStatus.FAILED
     assert (failed.error or "").startswith(ENDINGS[how][1])
+    assert manager.wait_for(manager.submit(EndLater(), room=room), 30).result == "well"
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize("how", ["gather", "group", "forgotten"])
+def test_an_exit_in_a_subtask_ends_only_its_task(worker: Make, room: str, how: str, executor: str) -> None:
+    """asyncio leaves the event loop with it; the coroutines of other tasks continue nevertheless.
+
+    In a process, it ends the task even if the job does not look at it, as with `asyncio.run`.
+    """
+    manager = worker(Runner(), concurrency=3, executor=executor)
+    for cls in (Meet, EndInSubtask):
+        manager.register(cls, room=room)
+    Meet.running = 0
+    others = 2 if executor == "thread" else 1
+    meeting = [manager.submit(Meet(others=others), room=room)]
+    wait_until(lambda: manager.get_task(meeting[0]).status != TaskStatus.PENDING)
+    ended = manager.wait_for(manager.submit(EndInSubtask(how=how), room=room), 60)
+    goes_on = how == "forgotten" and executor == "thread"
+    assert ended.error == (None if goes_on else "SystemExit: 3")
+    meeting.append(manager.submit(Meet(others=others), room=room))
+    assert [manager.wait_for(task_id, 60).error for task_id in meeting] == [None, None]
+    manager.disconnect()
+
+
+def test_a_coroutine_that_cannot_start_fails(
+    worker: Make, room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a thread for the event loop its task fails; its slot is free again."""
+    manager = worker(Runner())
+    manager.register(EndLater, room=room)
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "zndraw-joblib-async":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        failed = manager.wait_for(manager.submit(EndLater(), room=room), 30)
+    assert failed.error == "RuntimeError: can't start new thread"
     assert manager.wait_for(manager.submit(EndLater(), room=room), 30).result == "well"
 
 

@@ -13,8 +13,9 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 from weakref import WeakSet
 
+from zndraw_joblib.contract.forks import exit_if_forked
 from zndraw_joblib.contract.outcomes import error_text
-from zndraw_joblib.worker.execution import Execute, Outcome, await_task, run_task
+from zndraw_joblib.worker.execution import Execute, Outcome, await_task, failed, run_task
 from zndraw_joblib.worker.retry import describe
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -110,4 +111,11 @@ def _run(work: bytes) -> Outcome:
             error=error_text(f"The task cannot run in another process: {describe(error)}. {_ADVICE}")
         )
     outcome = run_task(execute, task, pid)
-    return outcome if isinstance(outcome, Outcome) else asyncio.run(await_task(outcome, task, pid))
+    if isinstance(outcome, Outcome):
+        return outcome
+    try:
+        return asyncio.run(await_task(outcome, task, pid))
+    # asyncio raises a SystemExit of a task that a job started here, not in its coroutine.
+    except BaseException as error:
+        exit_if_forked(pid, error)
+        return failed(task, error)
