@@ -161,7 +161,7 @@ class JobClient:
         atomic: bool = False,
         idempotency_key: str | None = None,
     ) -> Any:
-        """Submit tasks in order; return for each its id, or the problem because of which it was refused.
+        """Submit tasks in order; return for each its id, or the problem if it was refused.
 
         A task is an instance of an extension, or a `NewTask` with the arguments of `submit`; `room` is the
         room of each task without a room of its own. The tasks are sent in requests of up to 1,000 tasks. With
