@@ -12,7 +12,7 @@ USAGE_ERRORS: dict[str, Case] = {
     "command": (["nope"], "No such command 'nope'. See 'zndraw-joblib --help'"),
     "option": (["tasks", "--nope"], "No such option: --nope"),
     "status": (["tasks", "--status", "x"], "'x' is not one of 'pending'"),
-    "argument": (["submit"], "Missing argument 'JOB'"),
+    "argument": (["submit"], "JOB is missing"),
     "task id": (["task", "7"], "Invalid value for 'TASK'"),
     "url": (
         ["jobs", "--url", "localhost:8000"],
