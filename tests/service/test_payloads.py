@@ -13,10 +13,13 @@ from pydantic_core import to_json
 from replica import SUBMITTER, Replica
 from waiting import until
 
+from zndraw_joblib.contract.messages import JobResponse, TaskResponse
+from zndraw_joblib.contract.names import parse_job_name
 from zndraw_joblib.contract.problems import InvalidPayload, JobNotFound, ServiceUnavailable
 from zndraw_joblib.server.loop_budget import LoopBudget
 from zndraw_joblib.server.payload_validator import PayloadValidator, ValidatorProcess
 from zndraw_joblib.server.service import payloads
+from zndraw_joblib.server.service.tasks import Submission
 
 TREE = {
     "$ref": "#/$defs/node",
@@ -39,6 +42,11 @@ def bomb(depth: int) -> dict[str, Any]:
         for level in range(depth)
     }
     return {"$ref": "#/$defs/d0", "$defs": {**doubled, f"d{depth}": {"type": "object"}}}
+
+
+def submission(job: JobResponse) -> Submission:
+    """Return an empty task of a job."""
+    return Submission(SUBMITTER, "lab", parse_job_name(job.full_name), {})
 
 
 @pytest.fixture
@@ -122,6 +130,25 @@ async def test_an_endless_check_blocks_no_other_request(replica: Replica) -> Non
         await refused
     tree = await replica.register("Tree", schema=TREE)
     assert (await replica.submit(tree, {"name": "root"})).queue_position == 1
+    await replica.runtime.finish()
+
+
+async def test_the_checks_of_one_request_are_bounded(replica: Replica) -> None:
+    """No check begins after the limit; a payload that is left gets a 503, and is valid in a later request."""
+    replica.runtime.payload_validator = PayloadValidator(check_seconds=1, request_seconds=0.1)
+    endless = await replica.register("Endless", schema=bomb(60))
+    tree, plain = await replica.register("Tree", schema=TREE), await replica.register("Plain")
+    made = await replica.runtime.submit_many([submission(job) for job in (endless, endless, tree, plain)])
+    expected = [InvalidPayload, ServiceUnavailable, ServiceUnavailable, TaskResponse]
+    assert [type(each) for each in made] == expected
+    refused = made[2]
+    assert isinstance(refused, ServiceUnavailable)
+    assert "other payloads of the same request took 0.1 s; send fewer tasks" in str(refused)
+    assert refused.headers == {"Retry-After": "5"}
+    [later] = await replica.runtime.submit_many([submission(tree)])
+    assert isinstance(later, TaskResponse)
+    with pytest.raises(InvalidPayload, match=r"tasks\.0"):
+        await replica.runtime.submit_all([submission(endless), submission(tree)])
     await replica.runtime.finish()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -54,8 +55,9 @@ class PayloadValidator:
     """Validates payloads on the event loop within a budget, and expensive ones in child processes.
 
     Each event loop has two processes: one for checks of bounded effort, so that they do not wait for the
-    others. A check may take `check_seconds`; listing all its errors may take `listing_seconds` more. At most
-    `max_waiting` checks of unbounded effort wait for their process, and `max_bounded` of the others.
+    others. A check may take `check_seconds`; listing all its errors may take `listing_seconds` more. After
+    `request_seconds`, no other check of the same request begins. At most `max_waiting` checks of unbounded
+    effort wait for their process, and `max_bounded` of the others.
     """
 
     def __init__(
@@ -63,10 +65,12 @@ class PayloadValidator:
         *,
         check_seconds: float = 2.0,
         listing_seconds: float = 0.5,
+        request_seconds: float = 10.0,
         max_waiting: int = 50,
         max_bounded: int = 1000,
     ) -> None:
         self._limits = check_seconds, listing_seconds, max_waiting, max_bounded
+        self._request_seconds = request_seconds
         self._schemas: LRUCache[JobName, str] = LRUCache(_MAX_SCHEMA_CHARACTERS, getsizeof=len)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopValidator] = WeakKeyDictionary()
 
@@ -80,17 +84,16 @@ class PayloadValidator:
         """Return the results of `put(items)` for items whose payloads were validated.
 
         A payload is validated against the last known schema of its job. The result for one that does not
-        match is `InvalidPayload`. Items whose job has another schema by then are put again; with `is_atomic`
-        all of them.
+        match is `InvalidPayload`, and for one whose check did not begin in time `ServiceUnavailable`. Items
+        whose job has another schema by then are put again; with `is_atomic` all of them.
         """
         results: list[Result | Exception] = [_UNKNOWN] * len(items)
         schemas = {job: self._schemas.get(job) for job in {item.job for item in items}}
         checks = [_Check(item, schemas[item.job] if item.validate_payload else None) for item in items]
         put_again = outdated = list(range(len(items)))
+        seconds = self._request_seconds
         while outdated:
-            for check in [checks[index] for index in outdated]:
-                if check.schema is not None:
-                    await self._validate(check)
+            seconds = await self._validate_all([checks[index] for index in outdated], seconds)
             done = await put([checks[index].item for index in put_again])
             outdated = []
             for index, result in zip(put_again, done, strict=True):
@@ -121,6 +124,23 @@ class PayloadValidator:
                 if check.fault is not None and current.schema == check.schema:
                     raise check.fault from None
                 check.schema = self._schemas[item.job] = current.schema
+
+    async def _validate_all(self, checks: Sequence[_Check], seconds: float) -> float:
+        """Validate payloads; begin no check after `seconds`. Return how many seconds are left."""
+        until = time.monotonic() + seconds
+        for check in checks:
+            if check.schema is None:
+                continue
+            if time.monotonic() < until:
+                await self._validate(check)
+            else:
+                limit = f"{self._request_seconds:g} s"
+                check.fault = _too_busy(
+                    f"payload: it was not validated: other payloads of the same request took {limit}; "
+                    "send fewer tasks in one request"
+                )
+                check.item.validated_schema = None
+        return until - time.monotonic()
 
     async def _validate(self, check: _Check) -> None:
         """Validate a payload against `check.schema`, which is not None."""
