@@ -1,6 +1,7 @@
 """Tasks run in threads, on an event loop, or in processes of their own."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -123,6 +124,27 @@ def test_any_ending_of_a_process_is_reported(worker: Make, room: str, how: str) 
     expected = "The process that ran the task ended with exit code -9" if how == "kill" else ENDINGS[how][1]
     assert (failed.error or "").startswith(expected)
     assert manager.wait_for(manager.submit(Process(), room=room), 60).status == TaskStatus.COMPLETED
+
+
+def test_a_process_that_leaves_helpers_behind_is_noticed(worker: Make, room: str) -> None:
+    """A forked helper keeps the connection of a killed process open; the task fails nevertheless."""
+    manager = worker(Runner(), executor="process")
+    manager.register(Process, room=room)
+    failed = manager.wait_for(manager.submit(Process(how="helper"), room=room), 40)
+    assert failed.error == "The process that ran the task ended with exit code -9"
+    assert manager.wait_for(manager.submit(Process(), room=room), 60).status == TaskStatus.COMPLETED
+
+
+def test_a_process_that_dies_between_tasks_fails_none(worker: Make, room: str) -> None:
+    """Another one runs the next task."""
+    manager = worker(Runner(), executor="process")
+    manager.register(Process, room=room)
+    first = manager.wait_for(manager.submit(Process(), room=room), 60).result
+    os.kill(first, signal.SIGKILL)
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    second = manager.wait_for(manager.submit(Process(), room=room), 60)
+    assert (second.status, second.error) == (TaskStatus.COMPLETED, None)
+    assert second.result != first
 
 
 def test_a_class_that_cannot_be_imported_is_refused(worker: Make, room: str) -> None:

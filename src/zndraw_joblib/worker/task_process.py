@@ -10,7 +10,7 @@ from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from zndraw_joblib.contract.forks import exit_if_forked
@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 
 # Not fork: the worker has threads.
 _context = get_context("spawn")
-_started: WeakSet[SpawnProcess] = WeakSet()
+_processes: WeakSet[SpawnProcess] = WeakSet()
 _JOIN_SECONDS = 5.0
+_CHECK_SECONDS = 1.0
 _ADVICE = "Define it at the top level of a module that can be imported, or use executor='thread'"
 
 
@@ -37,23 +38,33 @@ def check_importable(value: Any) -> None:
         raise TypeError(f"{name} cannot run in another process: {describe(error)}. {_ADVICE}") from error
 
 
+class _Started(NamedTuple):
+    process: SpawnProcess
+    connection: Connection
+
+
 class TaskProcess:
     """A process that runs one task at a time; it starts with the first one, and again after it has ended."""
 
     def __init__(self, execute: Execute) -> None:
         self._execute = execute
-        self._process: SpawnProcess | None = None
-        self._connection: Connection | None = None
+        self._started: _Started | None = None
 
     def run(self, task: ClaimedTask) -> Outcome:
         """Return the outcome of a task."""
         try:
             work = pickle.dumps((self._execute, task))
-            connection = self._connection or self._start()
+            running = self._send_to_running(work)
+            process, connection = running or self._start()
         except Exception as error:
             return Outcome(error=error_text(f"The task could not be sent to a process: {describe(error)}"))
         try:
-            connection.send_bytes(work)
+            if running is None:
+                connection.send_bytes(work)
+            while not connection.poll(_CHECK_SECONDS):
+                # Processes that the job forked may keep the connection open.
+                if process.exitcode is not None and not connection.poll():
+                    raise EOFError
             outcome: Outcome = connection.recv()
         except (EOFError, OSError):
             return Outcome(error=f"The process that ran the task ended with exit code {self.close()}")
@@ -61,10 +72,10 @@ class TaskProcess:
 
     def close(self) -> int | None:
         """End the process, and return its exit code."""
-        process, connection = self._process, self._connection
-        self._process = self._connection = None
-        if process is None or connection is None:
+        if self._started is None:
             return None
+        process, connection = self._started
+        self._started = None
         connection.close()
         process.join(_JOIN_SECONDS)
         if process.exitcode is None:
@@ -72,18 +83,30 @@ class TaskProcess:
             process.join()
         return process.exitcode
 
-    def _start(self) -> Connection:
+    def _send_to_running(self, work: bytes) -> _Started | None:
+        """Send a task to the process of the task before; None if it has ended since."""
+        if self._started is not None and self._started.process.exitcode is None:
+            try:
+                self._started.connection.send_bytes(work)
+                return self._started
+            # It has not received the whole task.
+            except OSError as error:
+                log.info("The process of tasks has ended: %s", describe(error))
+        self.close()
+        return None
+
+    def _start(self) -> _Started:
         ours, theirs = _context.Pipe()
         with theirs:
             process = _context.Process(target=_serve, args=(theirs,), name="zndraw-joblib-task")
             process.start()
-        _started.add(process)
-        self._process, self._connection = process, ours
-        return ours
+        _processes.add(process)
+        self._started = _Started(process, ours)
+        return self._started
 
 
 def _kill_all() -> None:
-    for process in list(_started):
+    for process in list(_processes):
         if process.is_alive():
             process.kill()
 
