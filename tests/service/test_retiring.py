@@ -1,12 +1,14 @@
 """When a worker is removed or expires, its tasks fail, its jobs are unlinked, and its history stays."""
 
+import sqlite3
 from collections import Counter
 from uuid import uuid4
 
 import pytest
+from databases import every_kind
 from replica import ADMIN, OWNER, STRANGER, InternalExecutor, ManualClock, Replica, internal
 from seeds import LONG_AGO, add_tasks, seconds, task
-from sqlalchemy import delete, update
+from sqlalchemy import Connection, delete, update
 
 from zndraw_joblib.contract.events import JobsInvalidate, TaskStatusEvent, room_of
 from zndraw_joblib.contract.names import INTERNAL
@@ -16,6 +18,7 @@ from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.service import sweep
 from zndraw_joblib.server.service.sweep import WORKERS_PER_BATCH
 from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
+from zndraw_joblib.server.store.tasks.records import CHUNK
 
 workers = Worker.__table__
 links = WorkerJobLink.__table__
@@ -43,6 +46,25 @@ async def test_the_tasks_of_a_leaving_worker_fail(replica: Replica) -> None:
     assert (await replica.get(foreign.id)).status is TaskStatus.RUNNING
     assert [row.id for row in await replica.rows(workers)] == [other.worker_id]
     assert [row.worker_id for row in await replica.rows(links)] == [other.worker_id]
+
+
+@every_kind
+async def test_a_worker_may_leave_with_any_number_of_tasks(replica: Replica, kind: str) -> None:
+    """No statement has a parameter for each of its tasks: SQLite takes a limited number of them."""
+
+    def take_few_parameters(connection: Connection) -> None:
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, sqlite3.Connection)
+        driver.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 600)
+
+    job = await replica.register()
+    await add_tasks(
+        replica, [task(job.id, TaskStatus.CLAIMED, worker_id=job.worker_id) for _ in range(2 * CHUNK)]
+    )
+    if kind == "sqlite":
+        await replica.runtime.database.run_sync(take_few_parameters)
+    await replica.leave(job.worker_id)
+    assert {row.status for row in await replica.rows(Task.__table__)} == {TaskStatus.FAILED}
 
 
 async def test_each_room_gets_one_event_about_its_jobs(replica: Replica) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, Update, bindparam, func, null, select, update
 
 from zndraw_joblib.server.store import jobs as job_store
-from zndraw_joblib.server.store.bulk import among, arrays, json_rows
+from zndraw_joblib.server.store.bulk import among, arrays, json_rows, padded
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tables import Task
 from zndraw_joblib.server.store.tasks import counts
-from zndraw_joblib.server.store.tasks.records import Move
+from zndraw_joblib.server.store.tasks.records import CHUNK, Move
 
 tasks = Task.__table__
 
@@ -52,18 +52,20 @@ def statement(tx: Transaction, moves: Sequence[Move]) -> tuple[Update | None, di
         same = {name: value for name, value in same.items() if name not in _OLD}
     each = {"seq": [old["seq"] for old in before]}
     each |= {name: values for name, values in columns.items() if name not in same}
-    made = _updating(tuple(same), tuple(each), is_sqlite=tx.is_sqlite)
-    if len(each) == 1:
-        return made, {**same, "seqs": each["seq"]}
+    # SQLite takes a limited number of parameters. A list in one of them costs more for few tasks.
+    is_listed = len(each) == 1 and not (tx.is_sqlite and len(moves) > CHUNK)
+    made = _updating(tuple(same), tuple(each), is_listed=is_listed, is_sqlite=tx.is_sqlite)
+    if is_listed:
+        return made, {**same, "seqs": padded(each["seq"]) if tx.is_sqlite else each["seq"]}
     if tx.is_sqlite:
         return made, {**same, "rows": list(each.values())}
     return made, same | {f"all_{name}": values for name, values in each.items()}
 
 
 @lru_cache(maxsize=512)
-def _updating(same: tuple[str, ...], each: tuple[str, ...], *, is_sqlite: bool) -> Update:
+def _updating(same: tuple[str, ...], each: tuple[str, ...], *, is_listed: bool, is_sqlite: bool) -> Update:
     given: dict[str, ColumnElement[Any]] = {name: bindparam(name, type_=_GIVEN[name].type) for name in same}
-    if len(each) == 1:
+    if is_listed:
         chosen: ColumnElement[bool] = among(tasks.c.seq, bindparam("seqs"))
     else:
         kinds = {name: _GIVEN[name].type for name in each}
