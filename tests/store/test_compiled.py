@@ -1,5 +1,7 @@
 """The private parts of SQLAlchemy that `store/compiled.py` uses behave as it expects."""
 
+import gc
+import weakref
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -7,7 +9,7 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, bindparam, insert, select, update
 
 from zndraw_joblib.server.store.bulk import among
-from zndraw_joblib.server.store.compiled import CompiledStatement, SqliteStatement
+from zndraw_joblib.server.store.compiled import MAX_FORMS, CompiledStatement, SqliteStatement
 from zndraw_joblib.server.store.tables import Job, Task
 
 jobs = Job.__table__
@@ -65,6 +67,16 @@ def test_sqlite_has_one_text_for_each_length_of_a_list() -> None:
     assert two.sql.count("?") == 5
     assert two.arguments({"room": "lab", "ids": ids}) == ["lab", ids[0].hex, ids[1].hex, 4, 5]
     assert one.arguments({"room": "x", "ids": ids[1:]}) == ["x", ids[1].hex, 4, 5]
+
+
+def test_texts_of_lists_do_not_accumulate() -> None:
+    """A statement keeps the texts of a bounded number of lengths."""
+    statement = select(tasks.c.seq).where(among(tasks.c.seq, bindparam("seqs")))
+    compiled = SqliteStatement(statement, {"seqs": [1]})
+    made = [weakref.ref(compiled.form({"seqs": list(range(length))})) for length in range(1, 300)]
+    gc.collect()
+    assert sum(form() is not None for form in made) <= MAX_FORMS
+    assert compiled.form({"seqs": [7]}).arguments({"seqs": [7]}) == [7]
 
 
 def test_values_of_sqlite_are_converted_both_ways() -> None:

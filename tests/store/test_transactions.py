@@ -1,6 +1,8 @@
 """Transactions are atomic, wait for locks, and report an unavailable database."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID, uuid4
@@ -9,7 +11,7 @@ import pytest
 from databases import OpenDatabase, every_kind
 from replica import OWNER, TIMEOUT, Replica
 from seeds import LONG_AGO
-from sqlalchemy import insert, make_url, select, text, update
+from sqlalchemy import insert, literal_column, make_url, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -63,6 +65,23 @@ async def test_a_failed_transaction_is_rolled_back(database: Database, engine: A
         await database.write(work)
     await database.write(workers.add, owner_id="bob")
     assert await owners(engine) == ["bob"]
+
+
+@only_sqlite
+async def test_compiled_statements_do_not_accumulate(database: Database) -> None:
+    """Statements that are built for one transaction are dropped, also those that it runs twice."""
+    built = []
+
+    async def work(tx: Transaction) -> None:
+        for number in range(2000):
+            statement = select(literal_column(str(number)))
+            built.append(weakref.ref(statement))
+            for _ in range(3):
+                assert (await tx.execute(statement)).scalar_one() == number
+
+    await database.write(work)
+    gc.collect()
+    assert sum(statement() is not None for statement in built) <= 1024
 
 
 @every_kind

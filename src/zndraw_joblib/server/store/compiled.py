@@ -22,6 +22,8 @@ Convert = Callable[[Any], Any] | None
 
 ASYNCPG: Any = asyncpg_dialect()  # type: ignore[no-untyped-call]
 _SQLITE: Any = sqlite_dialect()
+# Lists are padded to powers of two, so few statements have more.
+MAX_FORMS = 64
 
 
 class CompiledStatement:
@@ -61,6 +63,8 @@ class SqliteStatement:
         lengths = tuple([len(given[name]) for name in self._lists])
         form = self._forms.get(lengths)
         if form is None:
+            if len(self._forms) >= MAX_FORMS:
+                self._forms.clear()
             form = self._forms[lengths] = SqliteForm(self._compiled, given, self._result)
         return form
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, Executable, create_engine, event
 from sqlalchemy.engine import URL
@@ -51,8 +51,10 @@ class SqliteDatabase(Database):
         self._commits = 0
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._reader = "writer" if is_in_memory else "reader"
-        # None for a statement that ran once: it may be built for one use, and SQLAlchemy caches such better.
-        self._compiled: WeakKeyDictionary[Executable, SqliteStatement | None] = WeakKeyDictionary()
+        # A statement that ran once may be built for one use, and SQLAlchemy caches such better.
+        self._ran_once: WeakSet[Executable] = WeakSet()
+        # Cleared when it is full: several threads use it without a lock.
+        self._compiled: dict[Executable, SqliteStatement] = {}
 
     @property
     def is_sqlite(self) -> bool:
@@ -156,9 +158,11 @@ class SqliteDatabase(Database):
         async def execute(statement: Executable, given: Any = None) -> Rows:
             compiled = self._compiled.get(statement)
             if compiled is None:
-                if statement not in self._compiled:
-                    self._compiled[statement] = None
+                if statement not in self._ran_once:
+                    self._ran_once.add(statement)
                     return connection.execute(statement, given)
+                if len(self._compiled) >= _CACHED_STATEMENTS:
+                    self._compiled.clear()
                 compiled = self._compiled[statement] = SqliteStatement(statement, _first(given))
             is_many = isinstance(given, Sequence) and len(given) != 1
             values = _first(given)
