@@ -17,6 +17,8 @@ from zndraw_joblib.contract.names import parse_job_name
 from zndraw_joblib.contract.problems import IdempotencyKeyReused, InvalidPayload, JobNotFound
 from zndraw_joblib.server.ports import RequestKey
 from zndraw_joblib.server.service.tasks import Submission
+from zndraw_joblib.server.store import tasks as store
+from zndraw_joblib.server.store.errors import RepeatTransaction
 from zndraw_joblib.server.store.postgres import PostgresDatabase
 from zndraw_joblib.server.store.tables import IdempotencyKey, Job, RoomQueue, Task
 
@@ -233,3 +235,13 @@ async def test_servers_that_submit_at_once_share_one_order(pair: list[Replica]) 
     assert sorted(task.queue_position or 0 for task in made) == list(range(1, 41))
     [row] = await pair[0].rows(Job)
     assert row.pending == 40
+
+
+@on_postgresql
+async def test_tasks_that_exist_already_repeat_their_transaction(replica: Replica) -> None:
+    """An earlier attempt, whose connection was lost, may insert the same tasks at any time."""
+    made = await replica.submit(await replica.register())
+    existing = await replica.runtime.database.read(store.by_id, made.id)
+    assert existing is not None
+    with pytest.raises(RepeatTransaction):
+        await replica.runtime.write(store.add, [existing])

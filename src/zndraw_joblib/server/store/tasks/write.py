@@ -1,11 +1,12 @@
 """Insert tasks, change their status and delete them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import delete, insert, literal_column, select
+from sqlalchemy.exc import IntegrityError
 
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import job_key
@@ -24,6 +25,7 @@ attempts = Attempt.__table__
 _INSERTED = [column.name for column in COLUMNS if column.name != "seq"]
 
 
+_UNIQUE_VIOLATION = "23505"
 _UNCHANGED = job_store.CountChange(0, 0)
 _NEW = arrays({name: tasks.c[name].type for name in _INSERTED})
 _ADD = insert(tasks)
@@ -56,13 +58,26 @@ async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
         for task in numbered:
             kept.enter(task)
         await counts.write(tx, kept)
-    elif len(job_counts) == 1:
-        [(job_id, change)] = job_counts.items()
+    else:
+        try:
+            await _add_on_postgresql(tx, rows, job_counts)
+        except IntegrityError as error:
+            if getattr(error.orig, "sqlstate", None) != _UNIQUE_VIOLATION:
+                raise
+            # An earlier attempt, whose connection was lost, has inserted these tasks meanwhile.
+            raise RepeatTransaction("The tasks were inserted meanwhile") from error
+    _record_effects(tx, inserted)
+
+
+async def _add_on_postgresql(
+    tx: Transaction, rows: Sequence[dict[str, Any]], changes: Mapping[UUID, job_store.CountChange]
+) -> None:
+    if len(changes) == 1:
+        [(job_id, change)] = changes.items()
         await tx.execute(_ADD_AND_COUNT, {**by_column(rows), "job": job_id, **change._asdict()})
     else:
         await tx.execute(_ADD_MANY_AND_ROOMS, by_column(rows))
-        await job_store.add_to_counts(tx, job_counts)
-    _record_effects(tx, inserted)
+        await job_store.add_to_counts(tx, changes)
 
 
 async def move(tx: Transaction, moves: Sequence[Move]) -> None:
