@@ -25,7 +25,7 @@ from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)
 
-_FULL_PAUSE_SECONDS = 0.05
+_CHECK_SECONDS = 0.05
 # After a pause of the process, a task that waited here may be another worker's.
 SURE_SECONDS = 1.0
 
@@ -77,11 +77,12 @@ class Pipeline:
         self._room = threading.Condition(self._lock)
         self._waiting: deque[_Waiting] = deque()
         self._running = 0
-        self._idle = 0
         self._lookahead = Lookahead(config.concurrency, config.prefetch)
         self._coroutines = Coroutines(self._pid)
         self._service_threads: list[threading.Thread] = []
         self._threads: list[threading.Thread] = []
+        # Those that have taken a task and not handed it to the event loop or ended it yet.
+        self._busy: set[threading.Thread] = set()
 
     def start(self) -> None:
         """Start the threads that claim and report; those that run tasks start with the first tasks."""
@@ -101,7 +102,7 @@ class Pipeline:
         """Wait for the threads of a worker that has stopped, at most `seconds`."""
         deadline = time.monotonic() + seconds
         for thread in (*self._service_threads, *self._threads):
-            if thread is not threading.current_thread():
+            if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def wake(self) -> None:
@@ -134,8 +135,8 @@ class Pipeline:
             self._lookahead.claimed(most, len(tasks), time.monotonic())
             claimed_at = time.time()
             self._waiting.extend([_Waiting(task, claimed_at) for task in tasks])
-            self._add_threads()
             self._work.notify(len(tasks))
+        self._add_thread()
         if self._poller.stopped:
             self.release_waiting()
 
@@ -144,27 +145,51 @@ class Pipeline:
         with self._lock:
             while not self._poller.stopped:
                 now = time.monotonic()
-                if self._waiting and self._lookahead.is_stuck(now):
+                if self._waiting and self._is_blocked and self._lookahead.is_stuck(now):
                     self._lookahead.handed_back()
                     break
-                free = self._config.concurrency - self._running - len(self._waiting)
-                most = self._lookahead.wanted(free, len(self._waiting))
+                most = self._wanted
                 if most and not self._reporter.is_full:
-                    return most, free > 0
-                timeout = self._lookahead.seconds_until_stuck(now) if self._waiting else None
-                self._room.wait(_FULL_PAUSE_SECONDS if most else timeout)
+                    return most, self._free > 0
+                timeout = max(self._lookahead.seconds_until_stuck(now), _CHECK_SECONDS)
+                self._room.wait(_CHECK_SECONDS if most else timeout if self._waiting else None)
         self.release_waiting()
         return 0, False
 
-    def _add_threads(self) -> None:
-        busy = len(self._threads) - self._idle
-        wanted = min(self._config.concurrency, busy + len(self._waiting))
-        for number in range(len(self._threads), wanted):
-            self._threads.append(_start_thread(f"run-{number + 1}", self._run))
+    @property
+    def _free(self) -> int:
+        """Return how many slots no waiting task needs."""
+        return self._config.concurrency - self._running - len(self._waiting)
+
+    @property
+    def _wanted(self) -> int:
+        return self._lookahead.wanted(self._free, len(self._waiting))
+
+    @property
+    def _is_blocked(self) -> bool:
+        """Return whether no thread is about to take a waiting task."""
+        return self._running >= self._config.concurrency or len(self._busy) >= len(self._threads)
+
+    def _add_thread(self) -> None:
+        """Start a thread if tasks wait and each thread is busy; it starts the next one."""
+        with self._lock:
+            has_idle = len(self._busy) < len(self._threads)
+            if not self._waiting or has_idle or len(self._threads) >= self._config.concurrency:
+                return
+            thread = _make_thread(f"run-{len(self._threads) + 1}", self._run)
+            self._threads.append(thread)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("No thread for another task, of %d: %s", self._config.concurrency, error)
+            with self._lock:
+                self._threads.remove(thread)
 
     def _run(self) -> None:
         process = TaskProcess(self._config.execute) if self._config.in_processes else None
         while (taken := self._take()) is not None:
+            if self._waiting:
+                self._add_thread()
             began = time.monotonic()
             is_sure = 0 <= time.time() - taken.claimed_at < SURE_SECONDS
             entry = self._begin(taken.task, is_sure=is_sure)
@@ -189,6 +214,7 @@ class Pipeline:
     def _free_slot(self, began: float) -> None:
         with self._lock:
             self._running -= 1
+            self._busy.discard(threading.current_thread())
             self._lookahead.ended(time.monotonic() - began)
             if self._waiting:
                 self._work.notify()
@@ -196,18 +222,19 @@ class Pipeline:
                 self._room.notify()
 
     def _take(self) -> "_Waiting | None":
+        thread = threading.current_thread()
         with self._lock:
+            self._busy.discard(thread)
             while not self._poller.stopped:
                 if self._waiting and self._running < self._config.concurrency:
                     self._running += 1
+                    self._busy.add(thread)
                     self._lookahead.began(time.monotonic())
                     taken = self._waiting.popleft()
-                    if self._lookahead.wanted(0, len(self._waiting)):
+                    if self._wanted:
                         self._room.notify()
                     return taken
-                self._idle += 1
                 self._work.wait()
-                self._idle -= 1
         return None
 
     def _begin(self, task: ClaimedTask, *, is_sure: bool) -> Entry | None:
@@ -247,7 +274,11 @@ class Pipeline:
         return True
 
 
+def _make_thread(name: str, run: Callable[[], None]) -> threading.Thread:
+    return threading.Thread(target=run, name=f"zndraw-joblib-{name}", daemon=True)
+
+
 def _start_thread(name: str, run: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=run, name=f"zndraw-joblib-{name}", daemon=True)
+    thread = _make_thread(name, run)
     thread.start()
     return thread
