@@ -60,24 +60,22 @@ class Dispatcher:
         return got.result if isinstance(got, Repeat) else await self._dispatch_new(item, got)
 
     async def submit_many(self, items: Sequence[Submission]) -> list[TaskResponse | Exception]:
-        """Add tasks, and send those of internal jobs to the broker. A repeated request does neither."""
-        results: list[TaskResponse | Exception] = []
-        for item, got in zip(items, await self._runtime.submit_many(items), strict=True):
-            if isinstance(got, Repeat):
-                results.append(got.result)
-            elif isinstance(got, Exception) or item.job.room_id != INTERNAL:
-                results.append(got)
-            else:
-                results.append(await self._dispatch_new(item, got))
-        return results
+        """Add tasks, and send those of internal jobs to the broker. A repeated request does neither.
+
+        Tasks that the broker refuses stay claimed, and are dispatched later.
+        """
+        made = await self._runtime.submit_many(items)
+        await self._dispatch_many([task for task in made if isinstance(task, TaskResponse)])
+        return [each.result if isinstance(each, Repeat) else each for each in made]
 
     async def submit_all(self, items: Sequence[Submission], key: RequestKey | None) -> list[TaskResponse]:
-        """Do what `submit` does in one transaction. Raises the problem of the first item that has one."""
+        """Do what `submit_many` does in one transaction. Raises the problem of the first faulty item."""
         got = await self._runtime.submit_all(items, key)
         if isinstance(got, Repeat):
             stored: list[TaskResponse] = got.result
             return stored
-        return [await self._dispatch_new(item, task) for item, task in zip(items, got, strict=True)]
+        await self._dispatch_many(got)
+        return got
 
     def submission(
         self,
@@ -113,13 +111,28 @@ class Dispatcher:
     async def _send_submitted(self, task: TaskResponse, mode: DispatchMode) -> TaskResponse:
         """Send a task to its broker after its submit. Return it as it is then: it may have failed."""
         try:
-            await _send(mode.handle, task)
+            await _send(mode.handle, task, _SEND_SECONDS)
         except Exception:
             logger.exception("Did not dispatch task_id=%s", task.id)
             return await self._runtime.write(internal.fail_dispatch, task.id)
         if not mode.exclusive_start:
             await self._confirm(task.id)
         return task
+
+    async def _dispatch_many(self, submitted: Sequence[TaskResponse]) -> None:
+        registry = self._registry()
+        if registry is None or registry.free is not None:
+            return
+        batch = [task for task in submitted if _is_claimed_for(task, registry)]
+        if refused := await self._send_batch(registry, batch):
+            try:
+                await self._runtime.write(internal.retry_dispatch_later, refused)
+            except ServiceUnavailable as error:
+                # At the end of their leases they are sent.
+                logger.warning(
+                    "Did not record that %d tasks wait for their dispatch: %r", len(refused), error
+                )
+            self.wake()
 
     def wake(self) -> None:
         """Make `run` look for waiting tasks soon. Any thread may call it."""
@@ -179,7 +192,9 @@ class Dispatcher:
                 raise problem from None
         return found
 
-    async def _send_batch(self, registry: InternalRegistry, batch: Sequence[TaskRecord]) -> list[UUID]:
+    async def _send_batch(
+        self, registry: InternalRegistry, batch: Sequence[TaskRecord | TaskResponse]
+    ) -> list[UUID]:
         """Send each task to the broker. Return the tasks that it did not take."""
         refused: list[UUID] = []
         taken: list[UUID] = []
@@ -187,11 +202,11 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         until = loop.time() + _SEND_SECONDS
         for task in batch:
-            if failures == _MAX_FAILURES_IN_A_ROW or loop.time() > until:
+            if failures == _MAX_FAILURES_IN_A_ROW or (seconds := until - loop.time()) <= 0:
                 refused.append(task.id)
                 continue
             try:
-                await _send(registry.tasks[str(task.job)], task)
+                await _send(registry.tasks[_job_name(task)], task, seconds)
             except Exception as error:
                 failures += 1
                 refused.append(task.id)
@@ -218,9 +233,17 @@ class Dispatcher:
         logger.log(level, "Internal tasks wait and will be dispatched later: %r", cause)
 
 
-async def _send(handle: InternalTask, task: TaskRecord | TaskResponse) -> None:
+def _is_claimed_for(task: TaskResponse, registry: InternalRegistry) -> bool:
+    return task.status == TaskStatus.CLAIMED and task.job_name in registry.tasks
+
+
+def _job_name(task: TaskRecord | TaskResponse) -> str:
+    return task.job_name if isinstance(task, TaskResponse) else str(task.job)
+
+
+async def _send(handle: InternalTask, task: TaskRecord | TaskResponse, seconds: float) -> None:
     call: dict[str, Any] = {"task_id": str(task.id), "room_id": task.room_id, "payload": task.payload}
-    async with asyncio.timeout(_SEND_SECONDS):
+    async with asyncio.timeout(seconds):
         if isinstance(handle, OrderedTask):
             await handle.kiq_at(_place(task), **call)
         else:
