@@ -1,9 +1,11 @@
 """A claim takes the oldest task that its worker may have, once, with a new fencing token."""
 
+import threading
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from databases import every_kind
 from replica import ADMIN, OWNER, STRANGER, InternalExecutor, ManualClock, Replica, internal
 from seeds import add_tasks, task
 from sqlalchemy import insert, update
@@ -14,7 +16,7 @@ from zndraw_joblib.contract.problems import Forbidden, ProblemException, WorkerN
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.service import claims
+from zndraw_joblib.server.service import claims, retry_policy
 from zndraw_joblib.server.service.claims import Claim, ClaimResult
 from zndraw_joblib.server.service.tasks import Report
 from zndraw_joblib.server.store.tables import Task, Worker, WorkerJobLink
@@ -73,6 +75,41 @@ async def test_a_claim_of_many_gets_the_oldest_of_all_jobs(replica: Replica) -> 
     assert [replica.statuses(task_id) for task_id in found] == [[TaskStatus.RUNNING]] * len(found)
     rest = await replica.claim_response(served[0].worker_id, max=50)
     assert [*found, *[task.id for task in rest.tasks or []]] == [urgent.id, *ids]
+
+
+@every_kind
+async def test_claims_in_one_transaction_get_a_bounded_number_of_tasks(replica: Replica) -> None:
+    """Small claims get all they want, large ones the same share of the rest, and none is left out."""
+    job = await replica.register()
+    assert job.worker_id is not None
+    ids = await add_tasks(replica, [task(job.id) for _ in range(2500)])
+    items = [Claim(OWNER, job.worker_id, 15, most=most) for most in (1000, 1, 1000, 20, 1000)]
+    answers = await replica.runtime.write(lambda tx: claims.claim(tx, items))
+    found = [[task.id for task in answer.tasks] for answer in answers if isinstance(answer, ClaimResult)]
+    assert [len(each) for each in found] == [659, 1, 660, 20, 660]
+    assert [task_id for each in found for task_id in each] == ids[:2000]
+    rest = await replica.claim_response(job.worker_id, max=1000)
+    assert [task.id for task in rest.tasks or []] == ids[2000:]
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_a_claim_of_many_does_not_run_on_the_event_loop(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim of hundreds of tasks runs in a thread; small claims, also many at once, do not."""
+    job = await replica.register()
+    ran_in: list[bool] = []
+    work = retry_policy.claimed
+
+    def record(*args: Any, **options: Any) -> Any:
+        ran_in.append(threading.current_thread() is threading.main_thread())
+        return work(*args, **options)
+
+    monkeypatch.setattr(retry_policy, "claimed", record)
+    for most in (1, 500, 501, 1):
+        await replica.submit(job)
+        assert (await replica.claim_response(job.worker_id, max=most)).tasks
+    assert ran_in == [True, True, False, True]
 
 
 async def test_a_claim_returns_worker_and_token(replica: Replica) -> None:

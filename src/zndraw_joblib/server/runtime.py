@@ -21,7 +21,7 @@ from zndraw_joblib.contract.messages import (
 )
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.batcher import Batcher, Commit, raised
+from zndraw_joblib.server.batcher import Batcher, raised
 from zndraw_joblib.server.payload_validator import PayloadValidator
 from zndraw_joblib.server.ports import (
     Identity,
@@ -54,7 +54,7 @@ OnceOrRepeat = TaskResponse | Repeat[TaskResponse]
 _MAX_CLAIM_PAUSE = 0.5
 _FINISH_SECONDS = 10.0
 _LAST_EVENTS_SECONDS = 1.0
-# Looking up this many tasks takes a few milliseconds.
+# A write for this many tasks takes a few milliseconds, or a few tens if it changes all of them.
 _TASKS_PER_SHORT_WRITE = 500
 
 
@@ -96,8 +96,12 @@ class Runtime:
             partial(idempotency.submit, known=KnownJobs())
         )
         self._reports: Batcher[tasks.Report, OnceOrRepeat] = self.batcher(idempotency.report)
-        self._claims: Batcher[claims.Claim, claims.ClaimResult] = self.batcher(claims.claim)
-        self._heartbeats = self._add(self._commit_heartbeats, attrgetter("needs"))
+        self._claims: Batcher[claims.Claim, claims.ClaimResult] = self.batcher(
+            claims.claim, tasks_of=attrgetter("most")
+        )
+        self._heartbeats: Batcher[workers.Heartbeat, WorkerResponse] = self.batcher(
+            workers.heartbeat, tasks_of=lambda item: len(item.named or ())
+        )
         self.payload_validator = PayloadValidator()
         self._last_seen: dict[UUID, float] = {}
 
@@ -114,11 +118,19 @@ class Runtime:
         self,
         apply: Callable[[Transaction, Sequence[Item]], Awaitable[Sequence[Result | Exception]]],
         needs: Callable[[Item], str] = attrgetter("needs"),
+        tasks_of: Callable[[Item], int] = lambda _: 1,
     ) -> Batcher[Item, Result]:
-        """Return a batcher that runs `apply(tx, items)` in one transaction for each batch."""
-        return self._add(partial(self._commit_batch, apply), needs)
+        """Return a batcher that runs `apply(tx, items)` in one transaction for each batch.
 
-    def _add(self, commit: Commit[Item, Result], needs: Callable[[Item], str]) -> Batcher[Item, Result]:
+        `tasks_of` returns how many tasks an item concerns: a batch of many does not run on the event loop.
+        """
+
+        def commit(items: Sequence[Item], lock_seconds: float) -> Awaitable[Sequence[Result | Exception]]:
+            is_short = sum(map(tasks_of, items)) <= _TASKS_PER_SHORT_WRITE
+            return self._finish_write(
+                self.database.write_batch(apply, items, lock_seconds, is_short=is_short)
+            )
+
         made = Batcher(commit, self._concurrent_batches, needs, self.database.lock_seconds)
         self._batchers.append(made)
         return made
@@ -171,18 +183,6 @@ class Runtime:
         result, tx = await write
         await self.publish(tx)
         return result
-
-    async def _commit_batch(
-        self, apply: Callable[..., Awaitable[Result]], items: Sequence[Any], lock_seconds: float
-    ) -> Result:
-        return await self._finish_write(self.database.write_batch(apply, items, lock_seconds))
-
-    async def _commit_heartbeats(
-        self, items: Sequence[workers.Heartbeat], lock_seconds: float
-    ) -> Sequence[WorkerResponse | Exception]:
-        is_short = sum(len(item.named or ()) for item in items) <= _TASKS_PER_SHORT_WRITE
-        write = self.database.write_batch(workers.heartbeat, items, lock_seconds, is_short=is_short)
-        return await self._finish_write(write)
 
     async def publish(self, tx: Transaction) -> None:
         """Wake waiters and queue events after the commit. No request waits for the publisher."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import timedelta
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
@@ -24,6 +24,8 @@ from zndraw_joblib.server.store.workers import QueueState, ServedJobs, WorkerRec
 
 # A claim delays all other writes on SQLite, so it fails at most this many expired tasks.
 _MAX_EXPIRED = 500
+# All claims of a transaction together get about this many tasks, if they ask for more.
+_MAX_CLAIMED = 2000
 
 
 class Claim(NamedTuple):
@@ -92,6 +94,7 @@ async def claim(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | P
     await _record_heartbeats(tx, valid, workers)
     tasks = await _repeated(tx, valid)
     await _apply_worker_limits(tx, valid, workers)
+    _share([slot for slot in valid if slot.demand])
     new = await _claim_new(tx, [slot for slot in valid if slot.demand], queues)
     tasks |= new
     empty = list(dict.fromkeys(slot.claim.worker_id for slot in valid if tasks.keys().isdisjoint(slot.seqs)))
@@ -181,6 +184,14 @@ async def _apply_worker_limits(
         if not slot.most:
             slot.demand, slot.refusal = {}, EmptyReason.MAX_TASKS
             slot.gave_way = held[worker_id] < limits[worker_id]
+
+
+def _share(slots: Sequence[_WorkerSlot]) -> None:
+    """Reduce the largest claims to the same number of tasks, so that one transaction is bounded."""
+    left = _MAX_CLAIMED
+    for index, slot in enumerate(sorted(slots, key=attrgetter("most"))):
+        slot.most = min(slot.most, max(1, left // (len(slots) - index)))
+        left -= slot.most
 
 
 async def _claim_new(
