@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import subprocess
 import threading
 import time
+from pathlib import Path
 from typing import Any, ClassVar
 
 from endings import ENDINGS
@@ -66,6 +68,12 @@ async def _exit() -> None:
     raise SystemExit(3)
 
 
+def _wait_in(folder: Path) -> None:
+    (folder / "running").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+
+
 class Process(Extension):
     """Returns the id of its process, or ends it."""
 
@@ -81,6 +89,13 @@ class Process(Extension):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "sleep":
             time.sleep(60)
+        if self.how == "interrupt program":
+            with subprocess.Popen(["sleep", "60"]) as program:
+                program.send_signal(signal.SIGINT)
+                return program.wait(30)
+        if self.how.startswith("/"):
+            _wait_in(Path(self.how))
+            return "waited"
         return os.getpid() if self.how == "well" else ENDINGS[self.how][0]()
 
 

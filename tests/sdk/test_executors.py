@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import forking
 import pytest
 from endings import ENDINGS
 from waiting import wait_until
@@ -20,6 +22,7 @@ from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.serving import Runner
 
 Make = Callable[..., JobManager]
+Start = Callable[[], subprocess.Popen[bytes]]
 
 
 def test_coroutines_run_at_once_beside_threads(worker: Make, room: str) -> None:
@@ -147,6 +150,18 @@ def test_a_process_that_dies_between_tasks_fails_none(worker: Make, room: str) -
     assert second.result != first
 
 
+def test_jobs_in_processes_may_start_others(worker: Make, room: str) -> None:
+    """Their programs and forked processes handle signals as usual."""
+    manager = worker(Runner(), executor="process")
+    for cls in (Process, forking.Fork):
+        manager.register(cls, room=room)
+    ended = manager.wait_for(manager.submit(Process(how="interrupt program"), room=room), 60)
+    assert (ended.result, ended.error) == (-signal.SIGINT, None)
+    for how, expected in forking.EXPECTED.items():
+        ended = manager.wait_for(manager.submit(forking.Fork(how=how), room=room), 60)
+        assert (how, ended.result, ended.error) == (how, expected, None)
+
+
 def test_a_class_that_cannot_be_imported_is_refused(worker: Make, room: str) -> None:
     """The error says why, and what to do; so does the one for a function."""
 
@@ -161,7 +176,8 @@ def test_a_class_that_cannot_be_imported_is_refused(worker: Make, room: str) -> 
 
 
 SCRIPT = """
-import sys
+import sys, time
+from pathlib import Path
 from sdk.executors import Process
 from zndraw_joblib.worker.api import connect
 from zndraw_joblib.worker.manager import JobManager
@@ -172,34 +188,68 @@ if __name__ == "__main__":
     with connect(url, token) as api, JobManager(api, execute=Runner(), executor="process") as manager:
         manager.register(Process, room=room)
         manager.wait()
+
+folder = Path(__file__).parent
+if __name__ == "__mp_main__" and (folder / "slow").exists():
+    (folder / "starting").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
 """
 
 
-@pytest.mark.parametrize("signals", [["TERM", "TERM"], ["KILL"]], ids=["two signals", "kill"])
-def test_no_process_is_left_behind(
-    worker: Make, room: str, server: LiveServer, tmp_path: Path, signals: list[str]
-) -> None:
-    """A worker that ends abruptly takes the processes of its tasks along, or they end with their task."""
+@pytest.fixture
+def start(server: LiveServer, room: str, tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts a worker in a process group of its own."""
     script = tmp_path / "worker.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     arguments = [sys.executable, str(script), server.url, TOKEN, room]
-    process = subprocess.Popen(arguments, env=environment)
-    try:
-        caller = worker()
-        wait_until(lambda: any(job.full_name.startswith(room) for job in caller.jobs(room).items), 60)
-        job = f"{room}:analysis:Process"
-        child = caller.wait_for(caller.submit(job), 60).result
-        if signals == ["KILL"]:
-            process.kill()
-        else:
-            task_id = caller.submit(job, {"how": "sleep"})
-            wait_until(lambda: caller.get_task(task_id).status == TaskStatus.RUNNING)
-            process.terminate()
-            wait_until(lambda: not caller.jobs(room).items)
-            process.terminate()
-        process.wait(30)
-        wait_until(lambda: not Path(f"/proc/{child}").exists())
-    finally:
-        process.kill()
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run() -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(arguments, env=environment, start_new_session=True))
+        return started[-1]
+
+    yield run
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.mark.parametrize("moment", ["starting", "running"])
+def test_a_signal_to_all_processes_ends_no_task(
+    worker: Make, room: str, start: Start, tmp_path: Path, moment: str
+) -> None:
+    """A service manager stops the worker and the processes of its tasks; the running task finishes."""
+    if moment == "starting":
+        (tmp_path / "slow").touch()
+    process, caller = start(), worker()
+    wait_until(lambda: any(job.full_name.startswith(room) for job in caller.jobs(room).items), 60)
+    task_id = caller.submit(f"{room}:analysis:Process", {"how": str(tmp_path)})
+    wait_until((tmp_path / moment).exists, 60)
+    os.killpg(process.pid, signal.SIGTERM)
+    wait_until(lambda: not caller.jobs(room).items)
+    (tmp_path / "go").touch()
+    ended = caller.wait_for(task_id, 60)
+    assert (ended.result, ended.error) == ("waited", None)
+    assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("signals", [["TERM", "TERM"], ["KILL"]], ids=["two signals", "kill"])
+def test_no_process_is_left_behind(worker: Make, room: str, start: Start, signals: list[str]) -> None:
+    """A worker that ends abruptly takes the processes of its tasks along, or they end with their task."""
+    process, caller = start(), worker()
+    wait_until(lambda: any(job.full_name.startswith(room) for job in caller.jobs(room).items), 60)
+    job = f"{room}:analysis:Process"
+    child = caller.wait_for(caller.submit(job), 60).result
+    if signals == ["KILL"]:
+        process.kill()
+    else:
+        task_id = caller.submit(job, {"how": "sleep"})
+        wait_until(lambda: caller.get_task(task_id).status == TaskStatus.RUNNING)
+        process.terminate()
+        wait_until(lambda: not caller.jobs(room).items)
+        process.terminate()
+    process.wait(30)
+    wait_until(lambda: not Path(f"/proc/{child}").exists())

@@ -6,14 +6,16 @@ import logging
 import os
 import pickle
 import signal
-from contextlib import suppress
-from multiprocessing import get_context
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from zndraw_joblib.contract.forks import exit_if_forked
+from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
 from zndraw_joblib.contract.outcomes import error_text
 from zndraw_joblib.worker.execution import Execute, Outcome, await_task, failed, run_task
 from zndraw_joblib.worker.retry import describe
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 # Not fork: the worker has threads.
 _context = get_context("spawn")
 _processes: WeakSet[SpawnProcess] = WeakSet()
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _JOIN_SECONDS = 5.0
 _CHECK_SECONDS = 1.0
 _ADVICE = "Define it at the top level of a module that can be imported, or use executor='thread'"
@@ -97,12 +100,27 @@ class TaskProcess:
 
     def _start(self) -> _Started:
         ours, theirs = _context.Pipe()
-        with theirs:
-            process = _context.Process(target=_serve, args=(theirs,), name="zndraw-joblib-task")
+        process = _context.Process(target=_serve, args=(theirs,), name="zndraw-joblib-task")
+        with theirs, _blocked_signals():
             process.start()
         _processes.add(process)
         self._started = _Started(process, ours)
         return self._started
+
+
+@contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Let a process that starts in this block receive signals only when it is ready for them."""
+    if sys.platform == "win32":
+        yield
+        return
+    # Its first start, which the first process would cause, lets signals through again.
+    resource_tracker.ensure_running()
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _kill_all() -> None:
@@ -118,9 +136,13 @@ atexit.register(_kill_all)
 
 def _serve(connection: Connection) -> None:
     """Run tasks until the worker closes the connection or ends."""
-    # The worker decides what Ctrl-C means: it lets running tasks finish.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(EOFError, OSError):
+    # The worker decides what Ctrl-C and SIGTERM to the whole group mean: it lets running tasks finish.
+    # Not SIG_IGN: programs that a job starts would inherit it.
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    with suppress(EOFError, OSError), default_signals_in_forks():
         while True:
             connection.send(_run(connection.recv_bytes()))
 
