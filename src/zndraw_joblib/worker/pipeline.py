@@ -31,7 +31,7 @@ SURE_SECONDS = 1.0
 
 
 class _Waiting(NamedTuple):
-    """A task that waits here, and when its claim was answered, by the wall clock."""
+    """A task that waits here, and since when it has surely been held, by the wall clock."""
 
     task: ClaimedTask
     claimed_at: float
@@ -118,8 +118,13 @@ class Pipeline:
             waiting = list(self._waiting)
             self._waiting.clear()
         if waiting:
-            self._reports.try_release(*[each.task for each in waiting])
-            self._poller.done(len(waiting))
+            self._hand_back(*[each.task for each in waiting])
+
+    def _hand_back(self, *tasks: ClaimedTask) -> None:
+        try:
+            self._reports.try_release(*tasks)
+        finally:
+            self._poller.done(len(tasks))
 
     def _report(self) -> None:
         self._reporter.run()
@@ -130,10 +135,9 @@ class Pipeline:
         most, may_wait = self._wait_for_room()
         if not most:
             return
-        tasks = self._poller.claim_many(self._config.pace if may_wait else NOW, most)
+        tasks, claimed_at = self._poller.claim_many(self._config.pace if may_wait else NOW, most)
         with self._lock:
             self._lookahead.claimed(most, len(tasks), time.monotonic())
-            claimed_at = time.time()
             self._waiting.extend([_Waiting(task, claimed_at) for task in tasks])
             self._work.notify(len(tasks))
         self._add_thread()
@@ -251,8 +255,7 @@ class Pipeline:
             self._reporter.refuse(task, Outcome(error=fault, retry=cls is None))
             return None
         if self._poller.stopped:
-            self._reports.try_release(task)
-            self._poller.done()
+            self._hand_back(task)
             return None
         if not (is_sure or self._start(task)):
             return None
@@ -265,11 +268,11 @@ class Pipeline:
         # BaseException: the code of a host may call sys.exit().
         except BaseException as error:
             if self._poller.stopped and is_transient(error):
-                self._reports.try_release(task)
+                self._hand_back(task)
             else:
                 log.info("Task %s does not start here: %s", task.task_id, describe(error))
                 self._reports.drop(task)
-            self._poller.done()
+                self._poller.done()
             return False
         return True
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -105,13 +106,18 @@ class Reports:
     def try_release(self, *tasks: ClaimedTask) -> None:
         """Put tasks back into their queues, with one request for each; log a failure.
 
-        If the server cannot be reached, the others are not released either. The server notices later that
-        this worker does not hold them.
+        If the server cannot be reached, or after 5 seconds, the others are not released. The server notices
+        later that this worker does not hold them.
         """
+        deadline = time.monotonic() + _HURRIED_SECONDS
         try:
             for task in tasks:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    log.info("Not all of %d tasks were released: the server is slow", len(tasks))
+                    return
                 try:
-                    self._release(task, _HURRIED_SECONDS)
+                    self._release(task, left)
                 except Exception as error:
                     log.info("Task %s was not released: %s", task.task_id, describe(error))
                     if is_unreachable(error):

@@ -17,6 +17,8 @@ from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)
 
+_LATE_SECONDS = 1.0
+
 
 class TaskPoller(Poller[TaskResponse]):
     """Claims tasks. `claim` fails a task that cannot run here, and releases one that comes after a stop."""
@@ -33,12 +35,17 @@ class TaskPoller(Poller[TaskResponse]):
         self._rest = rest
         self._reports = reports
         self._held_tasks = held
+        self._claimed_at = 0.0
 
-    def claim_many(self, pace: Pace, most: int) -> list[ClaimedTask]:
-        """Return up to `most` tasks, without their extensions; each is held until `done`."""
+    def claim_many(self, pace: Pace, most: int) -> tuple[list[ClaimedTask], float]:
+        """Return up to `most` tasks, without their extensions, and when the server surely gave them to it.
+
+        Each is held until `done`. The time is the wall clock's: that of the answer, or of the request if the
+        answer came late, because this process may have been suspended since the server sent it.
+        """
         tasks = [self._task(found) for found in self._next_many(pace, most)]
         self._held_tasks.add(*tasks)
-        return tasks
+        return tasks, self._claimed_at
 
     def done(self, count: int = 1) -> None:
         """Count tasks of `claim_many` as no longer held."""
@@ -80,7 +87,15 @@ class TaskPoller(Poller[TaskResponse]):
     def _claim(
         self, worker_id: UUID, wait: int, claim_id: UUID, most: int | None
     ) -> tuple[list[TaskResponse], int]:
+        sent_at, began = time.time(), time.monotonic()
         response, applied = self._rest.claim(worker_id, wait, claim_id, most)
+        if most is not None:
+            elapsed = time.time() - sent_at
+            # The monotonic clock stands still while the machine is suspended.
+            is_late = (
+                elapsed > applied + _LATE_SECONDS or elapsed - (time.monotonic() - began) > _LATE_SECONDS
+            )
+            self._claimed_at = sent_at if is_late else sent_at + elapsed
         if response.reason == EmptyReason.DRAINING:
             self._registrations.drain()
         return response.tasks or ([response.task] if response.task else []), applied

@@ -1,0 +1,120 @@
+"""Responses that arrive late: the task of an old claim, and the release of tasks that wait."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+from waiting import wait_until
+
+from sdk.jobs import Add
+from sdk.live import LiveServer
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.api import Connection
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.reports import HeldTasks, Reports
+from zndraw_joblib.worker.rest import RestApi
+
+Make = Callable[..., JobManager]
+
+
+class Late:
+    """Holds back the response with the first task until another worker has run it, for 2.5 s at least."""
+
+    def __init__(self, api: Connection, ran: list[str]) -> None:
+        self.is_answered, self.has_asked = threading.Event(), threading.Event()
+        self._ran = ran
+        api.http.event_hooks["response"].append(self._response)
+
+    def _response(self, response: httpx.Response) -> None:
+        asked = response.request
+        if asked.method == "PATCH" and "/tasks/" in asked.url.path:
+            self.has_asked.set()
+        if asked.url.path.endswith("/claim") and not self.is_answered.is_set():
+            response.read()
+            if response.json()["tasks"]:
+                self.is_answered.set()
+                began = time.monotonic()
+                wait_until(lambda: self._ran and time.monotonic() - began > 2.5)
+
+
+def test_a_task_of_an_old_claim_runs_only_after_the_server_agreed(
+    own_server: Callable[..., LiveServer], worker: Make, room: str
+) -> None:
+    """A machine is suspended while its claim is answered: another worker has run the task meanwhile."""
+    live = own_server(worker_timeout_seconds=0.6, sweeper_interval_seconds=0.1)
+    by: list[str] = []
+    with live.connect() as suspended, live.connect() as api:
+        late = Late(suspended, by)
+        caller = worker(at=api)
+        caller.register(Add, room=room, max_attempts=2, retry_on=["worker_lost"])
+        first = worker(lambda task: by.append("first"), at=suspended, heartbeat_interval=60, long_poll=1)
+        first.register(Add, room=room)
+        task_id = caller.submit(Add(), room=room, job_room=room)
+        assert late.is_answered.wait(30)
+        second = worker(lambda task: by.append("second"), at=api)
+        second.register(Add, room=room)
+        assert caller.wait_for(task_id, 60).status == TaskStatus.COMPLETED
+        assert late.has_asked.wait(30)
+        for each in (first, second, caller):
+            each.disconnect()
+    assert by == ["second"]
+
+
+def test_releases_share_one_deadline(
+    worker: Make, room: str, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow server does not delay the stop by a request for each task that waits."""
+    monkeypatch.setattr("zndraw_joblib.worker.reports._HURRIED_SECONDS", 0.5)
+    manager, held, released = worker(), HeldTasks(), []
+    manager.register(Add, room=room)
+    for _ in range(3):
+        manager.submit(Add(), room=room)
+    tasks = [task for _ in range(3) if (task := manager.claim())]
+    held.add(*tasks)
+
+    def be_slow(request: httpx.Request) -> None:
+        released.append(request.url.path)
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began > 0.5)
+
+    with server.connect() as api:
+        api.http.event_hooks["request"].append(be_slow)
+        Reports(RestApi(api), held, threading.Event()).try_release(*tasks)
+    assert len(released) == 1
+    assert held.to_name() == []
+
+
+def test_a_host_that_exits_in_a_release_does_not_hang_the_stop(
+    worker: Make, room: str, server: LiveServer, api: Connection
+) -> None:
+    """The tasks that wait count as no longer held."""
+    running, may_end = threading.Event(), threading.Event()
+    has_exited = threading.Event()
+
+    def exit_in_release(request: httpx.Request) -> None:
+        if request.url.path.endswith("/release"):
+            has_exited.set()
+            raise SystemExit(1)
+
+    def execute(task: object) -> None:
+        if task.extension.a == 50:  # type: ignore[attr-defined]
+            running.set()
+            assert may_end.wait(40)
+
+    caller = worker()
+    caller.register(Add, room=room)
+    for number in range(100):
+        caller.submit(Add(a=number), room=room)
+    with server.connect() as own:
+        own.http.event_hooks["request"].append(exit_in_release)
+        manager = worker(execute, at=own)
+        manager.register(Add, room=room)
+        assert running.wait(30)
+        assert has_exited.wait(30)
+        may_end.set()
+        leaving = threading.Thread(target=manager.disconnect)
+        leaving.start()
+        leaving.join(30)
+        assert not leaving.is_alive()
