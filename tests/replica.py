@@ -118,7 +118,7 @@ class Replica:
 
     async def correct_counts(self) -> None:
         """Correct the kept counts after a test changed tasks directly."""
-        await self.runtime.database.run_sync(recount.repair)
+        await recount.repair(self.runtime.database)
 
     async def rows(self, table: Any, *where: Any) -> list[Any]:
         """Return rows of a table."""

@@ -1,12 +1,16 @@
 """Totals of lists are sums of counts that every writer of a task keeps."""
 
+import asyncio
+from contextlib import suppress
 from functools import partial
 from uuid import UUID
 
 from databases import on_postgresql
-from replica import SUBMITTER, Replica
+from recovery.test_pausing import until_waiting
+from replica import SUBMITTER, TIMEOUT, Replica
 from seeds import seconds
-from sqlalchemy import delete, update
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.exc import DBAPIError
 
 from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.status import TaskStatus
@@ -14,6 +18,7 @@ from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.service import sweep, task_actions, tasks
 from zndraw_joblib.server.store import recount
 from zndraw_joblib.server.store.tables import Job, QueueBlock, RoomCount
+from zndraw_joblib.server.store.tasks import counts
 
 rooms, blocks, jobs = RoomCount.__table__, QueueBlock.__table__, Job.__table__
 
@@ -121,3 +126,43 @@ async def test_wrong_counts_are_found_and_corrected(replica: Replica) -> None:
     await replica.correct_counts()
     assert await wrong(replica) == []
     assert await totals(replica) == expected
+
+
+@on_postgresql
+async def test_a_repair_follows_the_lock_order(replica: Replica) -> None:
+    """While it waits for a job, the holder of the job's lock can write the other counts."""
+    job = await replica.register()
+    await replica.submit(job)
+    await replica.execute(update(rooms).values(total=rooms.c.total + 5))
+    await replica.execute(update(blocks).values(queued=7))
+    await replica.execute(update(jobs).values(pending=7))
+    async with replica.engine.begin() as claim:
+        await claim.execute(select(jobs.c.id).where(jobs.c.id == job.id).with_for_update())
+        repairing = asyncio.create_task(replica.correct_counts())
+        await until_waiting(replica)
+        await claim.execute(update(blocks).values(queued=blocks.c.queued))
+        await claim.execute(update(rooms).values(total=rooms.c.total))
+    async with asyncio.timeout(TIMEOUT):
+        await repairing
+    assert await wrong(replica) == []
+
+
+@on_postgresql
+async def test_a_repair_runs_again_after_a_deadlock(replica: Replica) -> None:
+    """With a writer that locks the same rows in the opposite order."""
+    job = await replica.register()
+    for room in ("a", "b"):
+        await replica.submit(job, room=room)
+    await replica.execute(update(rooms).values(total=rooms.c.total + 5))
+    nothing = {"job_id": job.id, "part": counts.PRUNED, "total": 0, "pending": 0, "failed": 0, "cancelled": 0}
+    async with replica.engine.begin() as writer:
+        await writer.execute(insert(rooms).values(room_id="b", **nothing))
+        repairing = asyncio.create_task(replica.correct_counts())
+        await until_waiting(replica)
+        # After a second the repair finds the deadlock, or later the writer.
+        async with asyncio.timeout(TIMEOUT):
+            with suppress(DBAPIError):
+                await writer.execute(insert(rooms).values(room_id="a", **nothing))
+    async with asyncio.timeout(TIMEOUT):
+        await repairing
+    assert await wrong(replica) == []

@@ -53,7 +53,7 @@ async def add_workers(queue: MountedQueue, job: dict[str, Any], count: int) -> N
             [{**task, **times, "id": uuid4(), "worker_id": i, "status": "running"} for i in ids],
         )
         await session.commit()
-    await queue.joblib.runtime.database.run_sync(recount.repair)
+    await recount.repair(queue.joblib.runtime.database)
 
 
 async def count_tasks(queue: MountedQueue, status: str) -> int:

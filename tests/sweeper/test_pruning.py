@@ -41,7 +41,7 @@ async def old_tasks(queue: MountedQueue, sessions: Sessions) -> None:
     async with sessions() as session:
         await (await session.connection()).execute(insert(tasks), [row | {"id": uuid4()} for _ in range(OLD)])
         await session.commit()
-    await queue.joblib.runtime.database.run_sync(recount.repair)
+    await recount.repair(queue.joblib.runtime.database)
     queue.joblib.settings.keep_finished_days = 1
 
 

@@ -68,7 +68,7 @@ def check_counts(database_url: str | None, *, repair: bool) -> None:
         await schema.prepare(database)
         found = await database.run_sync(recount.wrong)
         if found and repair:
-            await database.run_sync(recount.repair)
+            await recount.repair(database)
         return found
 
     try:

@@ -22,8 +22,11 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.store.database import Database
+from zndraw_joblib.server.store.errors import is_retriable
 from zndraw_joblib.server.store.tables import Job
 from zndraw_joblib.server.store.tasks import counts
 from zndraw_joblib.server.store.tasks.records import IS_PENDING, IS_SCHEDULED, QUEUED
@@ -31,6 +34,7 @@ from zndraw_joblib.server.store.tasks.records import IS_PENDING, IS_SCHEDULED, Q
 tasks, jobs, rooms, blocks = counts.tasks, Job.__table__, counts.rooms, counts.blocks
 
 _MAX_LISTED = 100
+_ATTEMPTS = 10
 
 
 def _number(wanted: ColumnElement[bool], name: str) -> ColumnElement[int]:
@@ -82,14 +86,36 @@ def wrong(connection: Connection) -> list[str]:
     return found
 
 
-def repair(connection: Connection) -> None:
-    """Correct all counts."""
-    pruned = _OF_ROOMS.add_columns(literal(counts.PRUNED).label("part"))
-    connection.execute(_add_from(connection, rooms, pruned))
-    connection.execute(_add_from(connection, blocks, _OF_BLOCKS))
+async def repair(database: Database) -> None:
+    """Correct all counts.
+
+    Each kind has a transaction of its own, because every writer locks jobs before the other counts. A
+    transaction runs again after a deadlock with a writer that locks its rows in another order.
+    """
+    for correct in (_repair_jobs, _repair_blocks, _repair_rooms):
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                await database.run_sync(correct)
+                break
+            except DBAPIError as error:
+                if not is_retriable(error) or attempt == _ATTEMPTS:
+                    raise
+
+
+def _repair_jobs(connection: Connection) -> None:
     off = _OF_JOBS.subquery()
     values = {"pending": jobs.c.pending + off.c.queued, "scheduled": jobs.c.scheduled + off.c.scheduled}
     connection.execute(update(jobs).where(jobs.c.id == off.c.job_id).values(values))
+
+
+def _repair_blocks(connection: Connection) -> None:
+    in_order = _OF_BLOCKS.order_by("job_id", "lane", "block")
+    connection.execute(_add_from(connection, blocks, in_order))
+
+
+def _repair_rooms(connection: Connection) -> None:
+    pruned = _OF_ROOMS.add_columns(literal(counts.PRUNED).label("part")).order_by("room_id", "job_id")
+    connection.execute(_add_from(connection, rooms, pruned))
 
 
 def _add_from(connection: Connection, table: Table, source: Select[Any]) -> Executable:
