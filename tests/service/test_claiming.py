@@ -18,6 +18,7 @@ from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.service import claims, retry_policy
 from zndraw_joblib.server.service.claims import Claim, ClaimResult
+from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.service.tasks import Report
 from zndraw_joblib.server.store.tables import Task, Worker, WorkerJobLink
 
@@ -90,6 +91,35 @@ async def test_claims_in_one_transaction_get_a_bounded_number_of_tasks(replica: 
     assert [task_id for each in found for task_id in each] == ids[:2000]
     rest = await replica.claim_response(job.worker_id, max=1000)
     assert [task.id for task in rest.tasks or []] == ids[2000:]
+
+
+@every_kind
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("order", ["oldest", "fair"])
+async def test_claims_of_large_tasks_get_a_bounded_number_of_bytes(
+    replica: Replica, jobs: int, order: str
+) -> None:
+    """About 8 MiB of payloads in all, at least one task for each claim, and no task is passed over."""
+    first = await replica.register("A")
+    assert first.worker_id is not None
+    served = [first, *[await replica.register("B", worker=first.worker_id) for _ in range(jobs - 1)]]
+    large = {"x": "x" * (1024**2 - 100)}
+    rows = [
+        task(served[number % jobs].id, payload=payload, room_id=f"room {number:02}")
+        for payload in (large, {})
+        for number in range(12)
+    ]
+    ids = await add_tasks(replica, rows)
+    by_fairness = ClaimOrder(is_fair=order == "fair")
+    items = [Claim(OWNER, first.worker_id, 15, most=most, order=by_fairness) for most in (11, 1)]
+    found: dict[UUID, Any] = {}
+    for sizes in ([8, 1], [11, 1]):
+        answers = await replica.runtime.write(lambda tx: claims.claim(tx, items))
+        got = [answer.tasks for answer in answers if isinstance(answer, ClaimResult)]
+        assert [len(each) for each in got] == sizes
+        found |= {each.id: each.payload for together in got for each in together}
+    assert list(found)[:12] == [*ids[:8], ids[11], *ids[8:11]]
+    assert found == {row["id"]: row["payload"] for row in rows if row["id"] in found}
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])

@@ -251,11 +251,22 @@ async def _choose(tx: Transaction, slots: Sequence[_WorkerSlot]) -> dict[int, Ta
     order = slots[0].claim.order
     if order.is_by_room:
         return await fairness.assign(tx, [slot for slot in slots if slot.demand], demand, order)
+    is_small = fairness.has_few(slots)
     if len(demand) == 1:
         [(job_id, count)] = demand.items()
-        locked = {task.seq: task for task in await fetch.lock_oldest(tx, job_id, count)}
-        _assign_oldest(slots, {job_id: deque(sorted(task.place for task in locked.values()))})
-        return locked
+        oldest = await fetch.lock_oldest(tx, job_id, count, bodies=is_small)
+        locked = {task.seq: task for task in oldest}
+        _assign_oldest(slots, {job_id: deque(sorted(task.place for task in oldest))})
+    else:
+        locked = await _choose_of_several(tx, slots, demand, bodies=is_small)
+    if not is_small and locked:
+        await fairness.fit(tx, slots, locked)
+    return locked
+
+
+async def _choose_of_several(
+    tx: Transaction, slots: Sequence[_WorkerSlot], demand: Mapping[UUID, int], *, bodies: bool
+) -> dict[int, TaskRecord]:
 
     async def choose(skipped: AbstractSet[int]) -> tuple[list[int], list[int]]:
         oldest = await fetch.oldest(tx, {job_id: count + len(skipped) for job_id, count in demand.items()})
@@ -266,7 +277,7 @@ async def _choose(tx: Transaction, slots: Sequence[_WorkerSlot]) -> dict[int, Ta
         others = sorted(place for places in free.values() for place in places if place[1] not in taken)
         return chosen, [seq for _, seq in others]
 
-    return await fetch.lock_chosen(tx, choose)
+    return await fetch.lock_chosen(tx, choose, bodies=bodies)
 
 
 def _assign_oldest(slots: Sequence[_WorkerSlot], queues: Mapping[UUID, deque[Place]]) -> None:

@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -17,6 +17,9 @@ from zndraw_joblib.server.store.tasks.room_queues import Head, Turn
 # A claim reads a few more rooms than it needs, and a bounded number of tasks.
 _SPARE_ROOMS = 7
 _MAX_READ = 4096
+# A claim of so few more tasks than one for each slot cannot exceed the bytes much.
+_FEW = 8
+_MAX_PAYLOAD_BYTES = 8 * 1024**2
 
 
 class ClaimOrder(NamedTuple):
@@ -78,7 +81,7 @@ async def assign(
     The jobs are locked, so that their claims run one after the other. If a slot gets no task, although
     another room may have one, it keeps its demand; then the caller repeats its claim.
     """
-    turns: dict[UUID, Turn] = {}
+    turns: dict[UUID, list[tuple[int, Turn]]] = {}
 
     async def choose(skipped: AbstractSet[int]) -> tuple[list[int], list[int]]:
         found = await _find(tx, demand, order, skipped)
@@ -91,10 +94,40 @@ async def assign(
         chosen = [seq for slot in slots for seq in slot.seqs]
         return chosen, [candidate.seq for queue, _ in found.values() for candidate in islice(queue, spare)]
 
-    locked = await fetch.lock_chosen(tx, choose)
-    for job_id, turn in sorted(turns.items()):
-        await job_store.set_turn(tx, job_id, turn)
+    is_small = has_few(slots)
+    locked = await fetch.lock_chosen(tx, choose, bodies=is_small)
+    if not is_small and locked:
+        await fit(tx, slots, locked)
+    left_out = set(locked).difference(*[slot.seqs for slot in slots])
+    for job_id, chosen in sorted(turns.items()):
+        # A room whose task is left out keeps its turn.
+        passed = list(takewhile(lambda each: each[0] not in left_out, chosen))
+        if passed:
+            await job_store.set_turn(tx, job_id, passed[-1][1])
     return locked
+
+
+def has_few(slots: Sequence[ClaimSlot]) -> bool:
+    """Return whether the payloads of the slots' tasks need no bound."""
+    return sum(slot.most - 1 for slot in slots if slot.demand) <= _FEW
+
+
+async def fit(tx: Transaction, slots: Sequence[ClaimSlot], locked: Mapping[int, TaskRecord]) -> None:
+    """Load the payloads of the chosen tasks; leave out those beyond about 8 MiB in all.
+
+    The first task of each slot is never left out.
+    """
+    sizes = await fetch.payload_sizes(tx, list(locked))
+    left = _MAX_PAYLOAD_BYTES
+    for slot in slots:
+        found = [seq for seq in slot.seqs if seq in locked]
+        slot.seqs = []
+        for seq in found:
+            left -= sizes[seq]
+            if slot.seqs and left < 0:
+                break
+            slot.seqs.append(seq)
+    await fetch.load_payloads(tx, {seq: locked[seq] for slot in slots for seq in slot.seqs})
 
 
 async def _find(
@@ -111,7 +144,7 @@ def _fill(
     found: Mapping[UUID, _Found],
     left: dict[UUID, int],
     free: Counter[str] | None,
-    turns: dict[UUID, Turn],
+    turns: dict[UUID, list[tuple[int, Turn]]],
 ) -> None:
     for slot in slots:
         slot.seqs = []
@@ -124,7 +157,7 @@ def _fill(
             slot.seqs.append(candidate.seq)
             left[job_id] -= 1
             if candidate.turn is not None:
-                turns[job_id] = candidate.turn
+                turns.setdefault(job_id, []).append((candidate.seq, candidate.turn))
         if slot.seqs or not open_jobs or free is None:
             continue
         if all(found[job_id].is_all for job_id in open_jobs):
