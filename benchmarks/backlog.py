@@ -30,7 +30,7 @@ async def add_pending_tasks(url: str, count: int) -> None:
     database = open_database(url)
     for done in range(0, count, _ROWS_PER_INSERT):
         await database.run_sync(partial(_insert, count=min(_ROWS_PER_INSERT, count - done)))
-    await database.run_sync(recount.repair)
+    await recount.repair(database)
     await database.close()
 
 

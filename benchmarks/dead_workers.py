@@ -91,7 +91,7 @@ async def sweep(server: str, url: str, count: int) -> tuple[float, list[float]]:
 async def _add_dead_workers(url: str, count: int) -> None:
     database = open_database(url)
     await database.run_sync(partial(_insert_dead_workers, count=count))
-    await database.run_sync(recount.repair)
+    await recount.repair(database)
     await database.close()
 
 
