@@ -28,6 +28,8 @@ OPERATIONS = {
     "/v1/joblib/rooms/{room_id}/tasks": {"get"},
     "/v1/joblib/rooms/{room_id}/tasks/{name}": {"post"},
     "/v1/joblib/tasks/claim": {"post"},
+    "/v1/joblib/tasks/report": {"post"},
+    "/v1/joblib/tasks/submit": {"post"},
     "/v1/joblib/tasks/{task_id}": {"get", "patch"},
     "/v1/joblib/tasks/{task_id}/explain": {"get"},
     "/v1/joblib/tasks/{task_id}/fail": {"post"},
@@ -98,7 +100,7 @@ def test_every_operation_is_described(paths: dict[str, Any]) -> None:
 
 
 def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
-    """Lists take limit and offset, lists of tasks a status; operations that may wait take `Prefer`."""
+    """Lists take limit and offset, lists of tasks a status; operations that may wait, or are for many tasks, take `Prefer`."""
     for path, methods in OPERATIONS.items():
         for method in methods:
             operation = paths[path][method]
@@ -108,7 +110,9 @@ def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
             expected |= {"limit", "offset"} if is_list else set()
             expected |= {"status"} if is_list and path.endswith("tasks") else set()
             is_read = method == "get" and path.endswith("providers/{name}")
-            expected |= {"prefer"} if is_read or (method, path.split("/")[-1]) in WAITING else set()
+            is_for_many = path.endswith(("tasks/submit", "tasks/report"))
+            waits = (method, path.split("/")[-1]) in WAITING
+            expected |= {"prefer"} if is_read or is_for_many or waits else set()
             is_keyed = method != "get" and (method, path.removeprefix("/v1/joblib")) not in WITHOUT_KEY
             expected |= {"Idempotency-Key"} if is_keyed else set()
             expected |= ALSO.get((method, path.removeprefix("/v1/joblib")), set())
