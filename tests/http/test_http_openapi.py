@@ -100,7 +100,7 @@ def test_every_operation_is_described(paths: dict[str, Any]) -> None:
 
 
 def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
-    """Lists take limit and offset, lists of tasks a status; operations that may wait, or are for many tasks, take `Prefer`."""
+    """Lists take limit and offset, lists of tasks a status; waiting and many tasks take `Prefer`."""
     for path, methods in OPERATIONS.items():
         for method in methods:
             operation = paths[path][method]
