@@ -47,22 +47,25 @@ class Peer(NamedTuple):
         return [self.python if first == "python" else f"{folder}/{first}", *rest]
 
 
+_OWN_PROGRAM = str(PROGRAMS / "own_tasks.py")
+_OWN_WORKER = [
+    "python",
+    "-m",
+    "zndraw_joblib",
+    "worker",
+    _OWN_PROGRAM,
+    "--url",
+    "{url}",
+    "--log-level",
+    "warning",
+]
+
 PEERS = [
     Peer(
         "this queue, SQLite",
         "SQLite",
         "own_tasks.py",
-        [
-            "python",
-            "-m",
-            "zndraw_joblib",
-            "worker",
-            str(PROGRAMS / "own_tasks.py"),
-            "--url",
-            "{url}",
-            "--log-level",
-            "warning",
-        ],
+        _OWN_WORKER,
         "defaults",
         20_000,
         is_bulk=True,
@@ -72,17 +75,7 @@ PEERS = [
         "this queue, PostgreSQL",
         POSTGRESQL,
         "own_tasks.py",
-        [
-            "python",
-            "-m",
-            "zndraw_joblib",
-            "worker",
-            str(PROGRAMS / "own_tasks.py"),
-            "--url",
-            "{url}",
-            "--log-level",
-            "warning",
-        ],
+        _OWN_WORKER,
         "defaults",
         20_000,
         is_bulk=True,

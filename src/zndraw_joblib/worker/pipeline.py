@@ -79,6 +79,8 @@ class Pipeline:
         self._running = 0
         self._lookahead = Lookahead(config.concurrency, config.prefetch)
         self._coroutines = Coroutines(self._pid)
+        # The jobs whose last task was a coroutine.
+        self._coroutine_jobs: set[str] = set()
         self._service_threads: list[threading.Thread] = []
         self._threads: list[threading.Thread] = []
         # Those that have taken a task and not handed it to the event loop or ended it yet.
@@ -192,7 +194,8 @@ class Pipeline:
     def _run(self) -> None:
         process = TaskProcess(self._config.execute) if self._config.in_processes else None
         while (taken := self._take()) is not None:
-            if self._waiting:
+            # A thread is free again at once after it has handed a coroutine to the event loop.
+            if self._waiting and taken.task.job_name not in self._coroutine_jobs:
                 self._add_thread()
             began = time.monotonic()
             is_sure = 0 <= time.time() - taken.claimed_at < SURE_SECONDS
@@ -205,8 +208,10 @@ class Pipeline:
             else:
                 outcome = run_task(self._config.execute, entry.task, self._pid)
             if isinstance(outcome, Outcome):
+                self._coroutine_jobs.discard(taken.task.job_name)
                 self._end(entry, began, outcome)
             else:
+                self._coroutine_jobs.add(taken.task.job_name)
                 self._coroutines.run(outcome, entry.task, partial(self._end, entry, began))
         if process is not None:
             process.close()
