@@ -69,7 +69,7 @@ async def _exit() -> None:
 
 
 def _wait_in(folder: Path) -> None:
-    (folder / "running").touch()
+    (folder / "running").write_text(str(os.getpid()))
     while not (folder / "go").exists():
         time.sleep(0.01)
 
@@ -79,13 +79,16 @@ class Process(Extension):
 
     category: ClassVar[Category] = Category.ANALYSIS
     how: str = "well"
+    leaves_helper: bool = False
+    size: int = 0
+    padding: str = ""
 
     def run(self, vis: Any, **kwargs: Any) -> Any:
         """Return, raise, or end the process."""
-        if self.how == "helper" and os.fork() == 0:
+        if self.leaves_helper and os.fork() == 0:
             time.sleep(60)
             os._exit(0)
-        if self.how in {"kill", "helper"}:
+        if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.how == "sleep":
             time.sleep(60)
@@ -95,7 +98,7 @@ class Process(Extension):
                 return program.wait(30)
         if self.how.startswith("/"):
             _wait_in(Path(self.how))
-            return "waited"
+            return "waited" + self.size * "."
         return os.getpid() if self.how == "well" else ENDINGS[self.how][0]()
 
 

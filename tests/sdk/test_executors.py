@@ -133,7 +133,7 @@ def test_a_process_that_leaves_helpers_behind_is_noticed(worker: Make, room: str
     """A forked helper keeps the connection of a killed process open; the task fails nevertheless."""
     manager = worker(Runner(), executor="process")
     manager.register(Process, room=room)
-    failed = manager.wait_for(manager.submit(Process(how="helper"), room=room), 40)
+    failed = manager.wait_for(manager.submit(Process(how="kill", leaves_helper=True), room=room), 40)
     assert failed.error == "The process that ran the task ended with exit code -9"
     assert manager.wait_for(manager.submit(Process(), room=room), 60).status == TaskStatus.COMPLETED
 
@@ -146,6 +146,20 @@ def test_a_process_that_dies_between_tasks_fails_none(worker: Make, room: str) -
     os.kill(first, signal.SIGKILL)
     os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
     second = manager.wait_for(manager.submit(Process(), room=room), 60)
+    assert (second.status, second.error) == (TaskStatus.COMPLETED, None)
+    assert second.result != first
+
+
+def test_a_process_that_dies_while_it_receives_a_task_fails_none(worker: Make, room: str) -> None:
+    """A helper keeps its connection open, so the rest of a large task could be sent to no process."""
+    manager = worker(Runner(), executor="process")
+    manager.register(Process, room=room)
+    first = manager.wait_for(manager.submit(Process(leaves_helper=True), room=room), 60).result
+    os.kill(first, signal.SIGSTOP)
+    large = manager.submit(Process(padding=900_000 * "."), room=room)
+    wait_until(lambda: manager.get_task(large).status == TaskStatus.RUNNING)
+    os.kill(first, signal.SIGKILL)
+    second = manager.wait_for(large, 60)
     assert (second.status, second.error) == (TaskStatus.COMPLETED, None)
     assert second.result != first
 
@@ -234,6 +248,28 @@ def test_a_signal_to_all_processes_ends_no_task(
     ended = caller.wait_for(task_id, 60)
     assert (ended.result, ended.error) == ("waited", None)
     assert process.wait(30) == 0
+
+
+def test_a_process_that_dies_while_it_sends_a_result_fails_its_task(
+    worker: Make, room: str, start: Start, tmp_path: Path
+) -> None:
+    """A helper keeps its connection open, so the rest of a large result never arrives."""
+    process, caller = start(), worker()
+    wait_until(lambda: any(job.full_name.startswith(room) for job in caller.jobs(room).items), 60)
+    job = f"{room}:analysis:Process"
+    task_id = caller.submit(job, {"how": str(tmp_path), "leaves_helper": True, "size": 900_000})
+    child = int(
+        wait_until(lambda: (tmp_path / "running").exists() and (tmp_path / "running").read_text(), 60)
+    )
+    process.send_signal(signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    # The kernel function in which it waits until the worker receives.
+    wait_until(lambda: "sock" in Path(f"/proc/{child}/wchan").read_text())
+    os.kill(child, signal.SIGKILL)
+    process.send_signal(signal.SIGCONT)
+    failed = caller.wait_for(task_id, 60)
+    assert failed.error == "The process that ran the task ended with exit code -9"
+    assert caller.wait_for(caller.submit(job), 60).status == TaskStatus.COMPLETED
 
 
 @pytest.mark.parametrize("signals", [["TERM", "TERM"], ["KILL"]], ids=["two signals", "kill"])

@@ -12,7 +12,7 @@ from waiting import wait_until
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
-from zndraw_joblib.contract.messages import TaskUpdateRequest
+from zndraw_joblib.contract.messages import HeartbeatRequest, TaskUpdateRequest, TaskVerdict, Verdict
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.execution import Outcome
@@ -131,3 +131,51 @@ def test_a_success_whose_response_was_lost_is_no_lost_task(
     assert not tasks[0].cancelled.is_set()
     assert "no longer held" not in caplog.text
     assert worker().get_task(tasks[0].task_id).result == 7
+
+
+class HeartbeatFirst:
+    """Loses the first response to a task's outcome, after a heartbeat that names the task."""
+
+    def __init__(self, api: Connection, held: HeldTasks, task: ClaimedTask) -> None:
+        self._api, self._held, self._task = RestApi(api), held, task
+        self.verdicts: list[TaskVerdict] = []
+
+    def __call__(self, response: httpx.Response) -> None:
+        """Handle a response."""
+        if self.verdicts or response.request.url.path.rpartition("/")[2] not in {
+            "report",
+            self._task.task_id,
+        }:
+            return
+        named = self._held.to_name()
+        request = HeartbeatRequest(tasks=named)
+        self.verdicts.extend(self._api.heartbeat(self._task.worker_id, request, 30).tasks)
+        self._held.apply_verdicts(named, self.verdicts)
+        raise httpx.ReadError("connection reset")
+
+
+@pytest.mark.parametrize("mode", ["pipeline", "by hand"])
+def test_a_success_that_is_being_reported_is_no_lost_task(
+    worker: Make, room: str, server: LiveServer, api: Connection, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    """The server has applied it, its response is lost, and a heartbeat comes before the repeat."""
+    caplog.set_level(logging.INFO)
+    with server.connect() as own:
+        manager = worker(at=own)
+        [task] = claimed(manager, room, 1)
+        running = Running(own, [task])
+        held = running.held if mode == "pipeline" else manager._held
+        manager.start(task)
+        hook = HeartbeatFirst(api, held, task)
+        own.http.event_hooks["response"].append(hook)
+        if mode == "pipeline":
+            running.reporter.refuse(task, Outcome(b"7"))
+            with running.open():
+                wait_until(lambda: running.done)
+        else:
+            manager.complete(task, 7)
+    assert [each.verdict for each in hook.verdicts] == [Verdict.LOST]
+    assert not task.cancelled.is_set()
+    assert "no longer held" not in caplog.text
+    assert held.to_name() == []
+    assert worker().get_task(task.task_id).result == 7

@@ -137,6 +137,7 @@ class Reporter:
 
     def _try(self, batch: Sequence[Sent]) -> None:
         """Send reports. Each task's on its own if the cause of an error may be the reports of one task."""
+        self._held.begin_report(*[sent.entry.task for sent in batch if sent.outcome is not None])
         try:
             self._send(batch)
         # BaseException: the code of a host may call sys.exit().

@@ -136,9 +136,15 @@ class Reports:
     ) -> TaskResponse:
         update = TaskUpdateRequest(status=status, worker_id=task.worker_id, attempt=task.attempt, **outcome)
         call = partial(self._rest.report_task, task.task_id, update)
-        response = self._retry(task, status, call, stop or self._stop)
-        if status in TERMINAL:
-            self._held.remove(task)
+        if status not in TERMINAL:
+            return self._retry(task, status, call, stop or self._stop)
+        self._held.begin_report(task)
+        try:
+            response = self._retry(task, status, call, stop or self._stop)
+        except BaseException:
+            self._held.abandon_report(task)
+            raise
+        self._held.remove(task)
         return response
 
     def _retry(
@@ -172,12 +178,14 @@ class _Token(NamedTuple):
 class HeldTasks:
     """The tasks that this worker holds. Thread-safe.
 
-    A task that turns out to be cancelled or lost is removed, and its event `cancelled` is set.
+    A task that turns out to be cancelled or lost is removed, and its event `cancelled` is set; not while its
+    outcome is being reported, because the server may have applied a report whose response was lost.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._events: dict[_Token, threading.Event] = {}
+        self._reported: set[_Token] = set()
 
     def add(self, *tasks: ClaimedTask) -> None:
         """Add tasks."""
@@ -187,9 +195,20 @@ class HeldTasks:
     def remove(self, *tasks: ClaimedTask) -> None:
         """Remove tasks, if they are there."""
         with self._lock:
-            for task in tasks:
-                self._events.pop(_token_of(task), None)
+            for token in map(_token_of, tasks):
+                self._events.pop(token, None)
+                self._reported.discard(token)
             self._lock.notify_all()
+
+    def begin_report(self, *tasks: ClaimedTask) -> None:
+        """Let only the answer to the report of its outcome end each of these tasks, until `remove`."""
+        with self._lock:
+            self._reported.update(token for task in tasks if (token := _token_of(task)) in self._events)
+
+    def abandon_report(self, task: ClaimedTask) -> None:
+        """Hold a task like any other again: its outcome was not reported."""
+        with self._lock:
+            self._reported.discard(_token_of(task))
 
     def wait_for_none(self) -> None:
         """Wait until this worker holds no task."""
@@ -222,7 +241,8 @@ class HeldTasks:
 
     def _end(self, matches: Callable[[_Token], bool], reason: str) -> None:
         with self._lock:
-            ended = {token: self._events.pop(token) for token in list(self._events) if matches(token)}
+            found = [token for token in self._events if matches(token) and token not in self._reported]
+            ended = {token: self._events.pop(token) for token in found}
             self._lock.notify_all()
         for token, event in ended.items():
             log.info("Task %s %s", token.task_id, reason)

@@ -10,14 +10,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context, resource_tracker
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from socket import socket, socketpair
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
 from zndraw_joblib.contract.outcomes import error_text
 from zndraw_joblib.worker.execution import Execute, Outcome, await_task, failed, run_task
+from zndraw_joblib.worker.process_channel import Channel
 from zndraw_joblib.worker.retry import describe
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -28,7 +29,6 @@ _context = get_context("spawn")
 _processes: WeakSet[SpawnProcess] = WeakSet()
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _JOIN_SECONDS = 5.0
-_CHECK_SECONDS = 1.0
 _ADVICE = "Define it at the top level of a module that can be imported, or use executor='thread'"
 
 
@@ -43,7 +43,7 @@ def check_importable(value: Any) -> None:
 
 class _Started(NamedTuple):
     process: SpawnProcess
-    connection: Connection
+    channel: Channel
 
 
 class TaskProcess:
@@ -58,17 +58,13 @@ class TaskProcess:
         try:
             work = pickle.dumps((self._execute, task))
             running = self._send_to_running(work)
-            process, connection = running or self._start()
+            channel = (running or self._start()).channel
         except Exception as error:
             return Outcome(error=error_text(f"The task could not be sent to a process: {describe(error)}"))
         try:
             if running is None:
-                connection.send_bytes(work)
-            while not connection.poll(_CHECK_SECONDS):
-                # Processes that the job forked may keep the connection open.
-                if process.exitcode is not None and not connection.poll():
-                    raise EOFError
-            outcome: Outcome = connection.recv()
+                channel.send(work)
+            outcome: Outcome = pickle.loads(channel.receive())  # noqa: S301 - from our process
         except (EOFError, OSError):
             return Outcome(error=f"The process that ran the task ended with exit code {self.close()}")
         return outcome
@@ -77,9 +73,9 @@ class TaskProcess:
         """End the process, and return its exit code."""
         if self._started is None:
             return None
-        process, connection = self._started
+        process, channel = self._started
         self._started = None
-        connection.close()
+        channel.close()
         process.join(_JOIN_SECONDS)
         if process.exitcode is None:
             process.kill()
@@ -90,21 +86,21 @@ class TaskProcess:
         """Send a task to the process of the task before; None if it has ended since."""
         if self._started is not None and self._started.process.exitcode is None:
             try:
-                self._started.connection.send_bytes(work)
+                self._started.channel.send(work)
                 return self._started
             # It has not received the whole task.
-            except OSError as error:
+            except (EOFError, OSError) as error:
                 log.info("The process of tasks has ended: %s", describe(error))
         self.close()
         return None
 
     def _start(self) -> _Started:
-        ours, theirs = _context.Pipe()
+        ours, theirs = socketpair()
         process = _context.Process(target=_serve, args=(theirs,), name="zndraw-joblib-task")
         with theirs, _blocked_signals():
             process.start()
         _processes.add(process)
-        self._started = _Started(process, ours)
+        self._started = _Started(process, Channel(ours, lambda: process.exitcode is not None))
         return self._started
 
 
@@ -134,7 +130,7 @@ def _kill_all() -> None:
 atexit.register(_kill_all)
 
 
-def _serve(connection: Connection) -> None:
+def _serve(end: socket) -> None:
     """Run tasks until the worker closes the connection or ends."""
     # The worker decides what Ctrl-C and SIGTERM to the whole group mean: it lets running tasks finish.
     # Not SIG_IGN: programs that a job starts would inherit it.
@@ -142,9 +138,10 @@ def _serve(connection: Connection) -> None:
         signal.signal(number, lambda *_: None)
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    channel = Channel(end)
     with suppress(EOFError, OSError), default_signals_in_forks():
         while True:
-            connection.send(_run(connection.recv_bytes()))
+            channel.send(pickle.dumps(_run(channel.receive())))
 
 
 def _run(work: bytes) -> Outcome:
