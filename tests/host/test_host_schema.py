@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.http import health
 from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import SessionDatabase
 from zndraw_joblib.server.store.engine import open_engine, open_sessions
+from zndraw_joblib.server.store.sessions import SessionDatabase
 
 
 @pytest.fixture

@@ -261,8 +261,8 @@ async def host(sqlite_url: str) -> AsyncIterator[tuple[LiveServer, socketio.Asyn
     from zndraw_joblib import JobLib, JobLibSettings, register_socketio_handlers
     from zndraw_joblib.server.ports import Identity
     from zndraw_joblib.server.store import schema
-    from zndraw_joblib.server.store.database import SessionDatabase
     from zndraw_joblib.server.store.engine import open_engine, open_sessions
+    from zndraw_joblib.server.store.sessions import SessionDatabase
 
     engine = open_engine(sqlite_url)
     await schema.prepare(SessionDatabase(open_sessions(engine)))

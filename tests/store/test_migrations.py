@@ -22,9 +22,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from zndraw_joblib.server.store import idempotency, providers, schema
 from zndraw_joblib.server.store.column_types import UtcDateTime
-from zndraw_joblib.server.store.database import SessionDatabase
 from zndraw_joblib.server.store.engine import open_database, open_engine, open_sessions
 from zndraw_joblib.server.store.idempotency import StoredAnswer
+from zndraw_joblib.server.store.sessions import SessionDatabase
 from zndraw_joblib.server.store.tables import metadata
 
 

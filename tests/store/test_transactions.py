@@ -21,9 +21,10 @@ from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.ports import Wake
 from zndraw_joblib.server.service import workers as worker_service
 from zndraw_joblib.server.store import workers
-from zndraw_joblib.server.store.database import Database, SessionDatabase, Transaction, begin
+from zndraw_joblib.server.store.database import Database, Transaction
 from zndraw_joblib.server.store.engine import open_database, open_sessions
 from zndraw_joblib.server.store.postgres import PostgresDatabase
+from zndraw_joblib.server.store.sessions import SessionDatabase, begin
 from zndraw_joblib.server.store.sqlite import SqliteDatabase
 from zndraw_joblib.server.store.tables import Job, Worker
 

@@ -39,7 +39,8 @@ from zndraw_joblib.server.realtime.rooms import Rooms, SocketAccess
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.server.store import schema
-from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase
+from zndraw_joblib.server.store.database import Clock, Database
+from zndraw_joblib.server.store.sessions import SessionDatabase
 
 if TYPE_CHECKING:
     from taskiq import AsyncBroker

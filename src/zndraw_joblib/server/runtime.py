@@ -41,8 +41,9 @@ from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.service.idempotency import TASKS, Repeat, once_or_repeat
 from zndraw_joblib.server.service.plain_tasks import KnownJobs
 from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.database import Clock, Database, SessionDatabase, Transaction
+from zndraw_joblib.server.store.database import Clock, Database, Transaction
 from zndraw_joblib.server.store.limits import Limits
+from zndraw_joblib.server.store.sessions import SessionDatabase
 from zndraw_joblib.server.waiters import Disconnected, Waiter, Waiters
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,8 @@ from zndraw_joblib.server.realtime.publisher import emit
 from zndraw_joblib.server.service import sweep, workers
 from zndraw_joblib.server.service.workers import Counts
 from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.database import SessionDatabase, Transaction, begin
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.sessions import SessionDatabase, begin
 from zndraw_joblib.server.store.tables import Worker
 
 logger = logging.getLogger(__name__)
