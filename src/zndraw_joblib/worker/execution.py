@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from inspect import iscoroutine
 from typing import Any
 
+from zndraw_joblib.contract.capture import running
 from zndraw_joblib.contract.extensions import NonRetryable
+from zndraw_joblib.contract.failures import failure_of
 from zndraw_joblib.contract.forks import exit_if_forked
 from zndraw_joblib.contract.outcomes import ResultRejected, encoded_result, error_text, text_of
+from zndraw_joblib.contract.progress import Failure
 from zndraw_joblib.worker.retry import describe
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -21,36 +24,39 @@ Execute = Callable[[ClaimedTask], Any]
 class Outcome:
     """How a task ended: with a result as JSON, or with the text of an error.
 
-    A failure with `retry` false is final, whatever the job's policy is.
+    A failure with `retry` false is final, whatever the job's policy is. `failure` describes the exception.
     """
 
     result: bytes = b""
     error: str | None = None
     retry: bool = True
+    failure: Failure | None = None
 
 
 def run_task(execute: Execute, task: ClaimedTask, pid: int) -> Outcome | Coroutine[Any, Any, Any]:
     """Call `execute`; return the outcome, or the coroutine that it returned. `pid` is this process."""
     try:
-        result = execute(task)
-        exit_if_forked(pid)
+        with running(task):
+            result = execute(task)
+            exit_if_forked(pid)
+            return result if iscoroutine(result) else succeeded(task, result)
     # Not Exception: sys.exit() in an extension ends its task, not the worker.
     except BaseException as error:
         exit_if_forked(pid, error)
         return failed(task, error)
-    return result if iscoroutine(result) else succeeded(task, result)
 
 
-async def await_task(running: Coroutine[Any, Any, Any], task: ClaimedTask, pid: int) -> Outcome:
+async def await_task(work: Coroutine[Any, Any, Any], task: ClaimedTask, pid: int) -> Outcome:
     """Return the outcome of a coroutine that `execute` returned."""
     try:
-        result = await running
-        exit_if_forked(pid)
+        with running(task):
+            result = await work
+            exit_if_forked(pid)
+            return succeeded(task, result)
     # asyncio would end the event loop after a SystemExit.
     except BaseException as error:
         exit_if_forked(pid, error)
         return failed(task, error)
-    return succeeded(task, result)
 
 
 def succeeded(task: ClaimedTask, result: Any) -> Outcome:
@@ -64,7 +70,7 @@ def succeeded(task: ClaimedTask, result: Any) -> Outcome:
         return Outcome(error=error_text(str(error)))
     except BaseException as error:
         log.error("The result of task %s raised", task.task_id, exc_info=error)
-        return Outcome(error=error_text(error), retry=not isinstance(error, NonRetryable))
+        return _failure(task, error)
 
 
 def failed(task: ClaimedTask, error: BaseException) -> Outcome:
@@ -73,7 +79,12 @@ def failed(task: ClaimedTask, error: BaseException) -> Outcome:
         log.info("Task %s ended after it was cancelled: %s", task.task_id, describe(error))
     else:
         log.error("Task %s of %s raised", task.task_id, task.job_name, exc_info=error)
-    return Outcome(error=error_text(error), retry=not isinstance(error, NonRetryable))
+    return _failure(task, error)
+
+
+def _failure(task: ClaimedTask, error: BaseException) -> Outcome:
+    final = isinstance(error, NonRetryable)
+    return Outcome(error=error_text(error), retry=not final, failure=failure_of(error, task.extension))
 
 
 def make_extension(cls: type[Any] | None, task: ClaimedTask) -> tuple[Any, str | None]:

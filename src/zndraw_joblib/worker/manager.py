@@ -55,6 +55,9 @@ class JobManager(JobClient):
     heartbeats, unless `heartbeat_interval` does. `max_tasks` limits how many tasks the worker holds at once.
     Up to `read_concurrency` threads serve the requests of its providers, also without `execute`.
 
+    With `capture_output`, what a task's code prints to `sys.stdout` and `sys.stderr`, and its warnings, are
+    also written to the task's log (see `TaskContext`).
+
     When an operator drains the worker, it claims no more, and disconnects once its tasks have ended.
     Thread-safe; a context manager that disconnects at the end.
     """
@@ -73,6 +76,7 @@ class JobManager(JobClient):
         executor: Executor = "thread",
         read_concurrency: int = 4,
         max_tasks: int | None = None,
+        capture_output: bool = True,
     ) -> None:
         _check_options(concurrency, read_concurrency, prefetch, executor)
         if executor == "process":
@@ -91,6 +95,7 @@ class JobManager(JobClient):
             heartbeat_interval=heartbeat_interval,
             pace=Pace(long_poll, polling_interval),
             limits=limits,
+            capture_output=capture_output,
         )
         self._lock = threading.Lock()
         self._session: Session | None = None

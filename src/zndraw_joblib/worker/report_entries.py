@@ -7,6 +7,7 @@ from typing import Any
 
 from zndraw_joblib.contract.messages import TaskUpdateRequest
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.contract.task_channel import LiveReport
 from zndraw_joblib.worker.execution import Outcome
 from zndraw_joblib.worker.retry import RequestBackoff
 from zndraw_joblib.worker.tasks import ClaimedTask
@@ -28,33 +29,52 @@ class Entry:
     is_replaced: bool = False
     not_before: float = 0.0
     failing_since: float | None = None
+    live_size: int = 0
     backoff: RequestBackoff = field(default_factory=RequestBackoff)
 
     def take(self) -> "Sent":
-        """Return the reports that are due now."""
-        return Sent(self, self.outcome, with_start=not self.started)
+        """Return the reports that are due now. With an outcome goes what is left of progress and log."""
+        live = () if self.outcome is None else tuple(self.task.channel.take_all())
+        return Sent(self, self.outcome, with_start=not self.started, live=live)
+
+    @property
+    def size(self) -> int:
+        """Return about how many bytes the report of the outcome has, 0 without one."""
+        return 0 if self.outcome is None else size_of(self.outcome) + self.live_size
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The reports of one task in one request; `outcome` is None if it only starts."""
+    """The reports of one task in one request; `outcome` is None if it only starts.
+
+    `live` is the progress and the log that was not reported before; the last part goes with the outcome.
+    """
 
     entry: Entry
     outcome: Outcome | None
     with_start: bool
+    live: tuple[LiveReport, ...] = ()
 
     @property
     def size(self) -> int:
         """Return about how many bytes the reports have."""
-        return 200 + (size_of(self.outcome) if self.outcome else 0)
+        outcome = size_of(self.outcome) if self.outcome else 0
+        return 200 + outcome + sum(len(live.json) for live in self.live)
+
+    @property
+    def count(self) -> int:
+        """Return the number of reports."""
+        return self.with_start + max(self.outcome is not None, len(self.live))
 
     def as_json(self) -> list[bytes]:
         """Return each report as JSON, for `RestApi.report_tasks`."""
         task = self.entry.task
-        token = f'{{"id":"{task.task_id}","attempt":{task.attempt},"status":'
-        reports = [f'{token}"running"}}'.encode()] if self.with_start else []
+        token = f'{{"id":"{task.task_id}","attempt":{task.attempt},'.encode()
+        reports = [token + b'"status":"running"}'] if self.with_start else []
+        reports += [token + live.json + b"}" for live in self.live[:-1]]
         if self.outcome is not None:
-            reports.append(token.encode() + _as_json(self.outcome))
+            last = self.live[-1].json + b"," if self.live else b""
+            reports.append(token + last + _as_json(self.outcome))
         return reports
 
     def updates(self) -> Iterator[TaskUpdateRequest]:
@@ -64,19 +84,24 @@ class Sent:
         if self.with_start:
             yield TaskUpdateRequest(status=TaskStatus.RUNNING, **token)
         if self.outcome is not None:
-            yield TaskUpdateRequest(**token, **_fields(self.outcome))
+            last = self.live[-1].fields if self.live else {}
+            yield TaskUpdateRequest(**token, **_fields(self.outcome), **last)
 
 
 def size_of(outcome: Outcome) -> int:
     """Return about how many bytes the report of an outcome has."""
-    return len(outcome.result) + len(outcome.error or "")
+    failure = outcome.failure
+    described = len(failure.traceback) + len(failure.full_traceback) if failure else 0
+    return len(outcome.result) + len(outcome.error or "") + described
 
 
 def _as_json(outcome: Outcome) -> bytes:
     if outcome.error is None:
-        return b'"completed","result":%s}' % outcome.result
+        return b'"status":"completed","result":%s}' % outcome.result
     final = b"" if outcome.retry else b',"retry":false'
-    return b'"failed","error":%s%s}' % (json.dumps(outcome.error).encode(), final)
+    if outcome.failure is not None:
+        final += b',"failure":' + outcome.failure.model_dump_json().encode()
+    return b'"status":"failed","error":%s%s}' % (json.dumps(outcome.error).encode(), final)
 
 
 def _fields(outcome: Outcome) -> dict[str, Any]:
@@ -86,4 +111,5 @@ def _fields(outcome: Outcome) -> dict[str, Any]:
         "status": TaskStatus.FAILED,
         "error": outcome.error,
         **({} if outcome.retry else {"retry": False}),
+        **({} if outcome.failure is None else {"failure": outcome.failure}),
     }

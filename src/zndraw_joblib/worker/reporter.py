@@ -9,7 +9,7 @@ from dataclasses import replace
 from zndraw_joblib.contract.messages import MAX_BATCH
 from zndraw_joblib.worker import retry
 from zndraw_joblib.worker.execution import Outcome
-from zndraw_joblib.worker.report_entries import Entry, Sent, size_of
+from zndraw_joblib.worker.report_entries import Entry, Sent
 from zndraw_joblib.worker.reports import RETRY_SECONDS, HeldTasks, is_content_refused, is_gone
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.retry import (
@@ -32,7 +32,6 @@ MAX_WAITING = 1000
 MAX_WAITING_BYTES = 32 * 1024 * 1024
 # The server may be replaced by one that takes many reports in one request.
 _SINGLE_SECONDS = 60.0
-_REPORTS_PER_TASK = 2
 
 
 class Reporter:
@@ -77,7 +76,8 @@ class Reporter:
         with self._change:
             entry.outcome = outcome
             if not entry.gone:
-                self._bytes += size_of(outcome)
+                entry.live_size = entry.task.channel.size
+                self._bytes += entry.size
                 self._waiting[entry] = None
                 self._change.notify()
                 return
@@ -120,19 +120,18 @@ class Reporter:
 
     def _take(self, now: float) -> list[Sent]:
         batch: list[Sent] = []
-        size = 0
+        size = count = 0
         for entry in list(self._waiting):
             if entry.not_before > now and not self._stop.is_set():
                 continue
             sent = entry.take()
             size += sent.size
+            count += sent.count
             is_other = batch and entry.task.worker_id != batch[0].entry.task.worker_id
-            if is_other or (batch and size > _MAX_BATCH_BYTES):
+            if is_other or (batch and (size > _MAX_BATCH_BYTES or count > MAX_BATCH)):
                 break
             del self._waiting[entry]
             batch.append(sent)
-            if len(batch) >= MAX_BATCH // _REPORTS_PER_TASK:
-                break
         return batch
 
     def _try(self, batch: Sequence[Sent]) -> None:
@@ -228,6 +227,11 @@ class Reporter:
         if is_gone(error):
             log.info("Task %s is no longer held by this worker: %s", task.task_id, describe(error))
             task.cancelled.set()
+        elif is_refused and sent.live:
+            log.warning("The log of task %s is lost: %s", task.task_id, describe(error))
+            task.channel.close()
+            self._put_back(entry)
+            return
         elif is_refused and sent.outcome is not None and not entry.is_replaced:
             self._put_back(entry, _without_content(sent.outcome, error))
             return
@@ -242,20 +246,21 @@ class Reporter:
     def _put_back(self, entry: Entry, outcome: Outcome | None = None) -> None:
         with self._change:
             if outcome is not None:
-                self._bytes -= size_of(entry.outcome) if entry.outcome else 0
-                self._bytes += size_of(outcome)
+                self._bytes -= entry.size
                 entry.outcome, entry.is_replaced = outcome, True
+                self._bytes += entry.size
             self._waiting[entry] = None
 
     def _finish(self, entries: Sequence[Entry]) -> None:
         """Hold tasks no longer. One that still runs is done when it ends."""
         self._held.remove(*[entry.task for entry in entries])
         with self._change:
-            ended = [entry.outcome for entry in entries if entry.outcome is not None]
+            ended = [entry for entry in entries if entry.outcome is not None]
             for entry in entries:
                 self._waiting.pop(entry, None)
                 entry.gone = True
-            self._bytes -= sum(map(size_of, ended))
+                entry.task.channel.close()
+            self._bytes -= sum(entry.size for entry in ended)
             self._open -= len(ended)
         if ended:
             self._on_done(len(ended))
@@ -266,4 +271,4 @@ def _without_content(outcome: Outcome, error: BaseException) -> Outcome:
     if outcome.error is None:
         return Outcome(error=f"The server refused the result: {describe(error)}")
     text = f"The task failed; the server refused the text of its error: {describe(error)[:1000]}"
-    return replace(outcome, error=text)
+    return replace(outcome, error=text, failure=None)

@@ -15,6 +15,7 @@ from typing import Any
 
 from zndraw_joblib.contract.forks import default_signals_in_forks
 from zndraw_joblib.worker.execution import Execute
+from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.pipeline import Pipeline, PipelineConfig
 from zndraw_joblib.worker.poller import Pace
 from zndraw_joblib.worker.provider_requests import ProviderPoller
@@ -50,6 +51,7 @@ class SessionConfig:
     heartbeat_interval: float | None
     pace: Pace
     limits: dict[str, Any]
+    capture_output: bool = True
 
 
 class Session:
@@ -77,7 +79,8 @@ class Session:
         self._rest = rest
         self.registrations = Registrations(rest, subscriptions, held, config.limits, self.drain)
         self.reports = Reports(rest, held, self.stop)
-        self.tasks = TaskPoller(rest, self.registrations, self.reports, held, subscriptions.wake)
+        self._live = LiveReports(rest, self.stop, captures=config.capture_output)
+        self.tasks = TaskPoller(rest, self.registrations, self.reports, held, subscriptions.wake, self._live)
         self.providers = ProviderPoller(
             rest, self.registrations, subscriptions.wake_providers, self.stop, config.pace
         )
@@ -192,6 +195,7 @@ class Session:
         try:
             if self._pipeline is not None:
                 self._pipeline.wake()
+            self._live.end(_JOIN_SECONDS)
             _join_threads([self._heartbeat_thread] if self._heartbeat_thread else [])
             self.registrations.leave()
             if is_idle:

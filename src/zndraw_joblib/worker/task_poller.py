@@ -8,6 +8,7 @@ from uuid import UUID
 
 from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
 from zndraw_joblib.worker.execution import make_extension
+from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.poller import NOW, Pace, Poller
 from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reports import HeldTasks, Reports
@@ -30,11 +31,13 @@ class TaskPoller(Poller[TaskResponse]):
         reports: Reports,
         held: HeldTasks,
         wake: threading.Event,
+        live: LiveReports,
     ) -> None:
         super().__init__(registrations, wake)
         self._rest = rest
         self._reports = reports
         self._held_tasks = held
+        self._live = live
         self._claimed_at = 0.0
 
     def claim_many(self, pace: Pace, most: int) -> tuple[list[ClaimedTask], float]:
@@ -102,14 +105,16 @@ class TaskPoller(Poller[TaskResponse]):
 
     def _task(self, found: TaskResponse) -> ClaimedTask:
         """Return a task without its extension."""
+        task_id, worker_id = str(found.id), found.worker_id or self._registrations.worker()
         return ClaimedTask(
-            task_id=str(found.id),
+            task_id=task_id,
             job_name=found.job_name,
             room_id=found.room_id,
             extension=None,
             attempt=found.attempt,
             payload=found.payload,
-            worker_id=found.worker_id or self._registrations.worker(),
+            worker_id=worker_id,
+            channel=self._live.channel(task_id, found.attempt, worker_id),
         )
 
     def _accept(self, found: TaskResponse) -> ClaimedTask | None:

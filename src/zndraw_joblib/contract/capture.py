@@ -1,0 +1,181 @@
+"""Know which task a thread works for, and log what the code of a task prints."""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import Context
+from functools import wraps
+from typing import Any
+
+from zndraw_joblib.contract.progress import LogLevel, LogSource
+from zndraw_joblib.contract.task_channel import Line
+from zndraw_joblib.contract.task_context import TaskContext, running_task
+
+_NAMES = {"stdout": LogSource.STDOUT, "stderr": LogSource.STDERR}
+
+
+class CapturedStream:
+    """Stands in for `sys.stdout` or `sys.stderr`: writes through, and logs what a task's code writes."""
+
+    def __init__(self, stream: Any, source: LogSource) -> None:
+        self.stream = stream
+        self._source = source
+
+    def write(self, text: str) -> Any:
+        """Write text, also to the log of the task that runs in this thread or coroutine."""
+        task = running_task.get()
+        if task is not None and task.channel.captures:
+            task.channel.write(text, self._source)
+        if self.stream is None:  # a daemon may have no terminal
+            return len(text)
+        return self.stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        if self.stream is not None:
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class _WarningsHandler(logging.Handler):
+    """Logs the warnings that `logging.captureWarnings` takes from stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        task = running_task.get()
+        if task is not None and task.channel.captures:
+            lines = record.getMessage().rstrip("\n").split("\n")
+            task.channel.add(
+                [Line(record.created, line, LogLevel.WARNING, LogSource.STDERR) for line in lines]
+            )
+
+
+class _Streams:
+    """Replaces the streams of this process while it runs tasks whose output is captured."""
+
+    def __init__(self) -> None:
+        self._warnings = _WarningsHandler()
+        self.reset()
+
+    def reset(self) -> None:
+        """Start anew, in a forked process: its output is no longer captured."""
+        self._lock = threading.Lock()
+        self._users = 0
+        self._restore()
+
+    def acquire(self) -> None:
+        """Capture output until `release` is called as often."""
+        with self._lock:
+            self._users += 1
+            for name, source in _NAMES.items():
+                stream = getattr(sys, name)
+                # Another library may have replaced it meanwhile.
+                if not isinstance(stream, CapturedStream):
+                    setattr(sys, name, CapturedStream(stream, source))
+            if self._users == 1:
+                logging.getLogger("py.warnings").addHandler(self._warnings)
+
+    def release(self) -> None:
+        """Capture output no longer, if no other task needs it."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._restore()
+
+    def _restore(self) -> None:
+        for name in _NAMES:
+            stream = getattr(sys, name)
+            if isinstance(stream, CapturedStream):
+                setattr(sys, name, stream.stream)
+        logging.getLogger("py.warnings").removeHandler(self._warnings)
+
+
+_streams = _Streams()
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_streams.reset)
+
+
+@contextmanager
+def running(task: TaskContext) -> Iterator[None]:
+    """Let the code of this block, and the threads that it starts, be that of `task`; capture its output."""
+    if not _follows_threads:
+        _follow_threads()
+    channel = task.channel
+    token = running_task.set(task)
+    if channel.captures:
+        _streams.acquire()
+    pid = os.getpid()
+    try:
+        yield
+    finally:
+        running_task.reset(token)
+        if channel.captures and os.getpid() == pid:
+            _streams.release()
+        channel.finish()
+
+
+def outside_tasks(call: Callable[[], Any]) -> Any:
+    """Return what `call` returns; it, and threads that it starts, belong to no task."""
+    return Context().run(call)
+
+
+def uncaptured(stream: Any) -> Any:
+    """Return the stream behind a captured one."""
+    return stream.stream if isinstance(stream, CapturedStream) else stream
+
+
+_follow_lock = threading.Lock()
+_follows_threads = False
+
+
+def _call_for_task(task: TaskContext | None, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    token = running_task.set(task)
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        running_task.reset(token)
+
+
+def _follow_threads() -> None:
+    """Let each thread, and each call in a pool of threads, know the task that started it.
+
+    Python does so itself only with `thread_inherit_context`, from version 3.14 on.
+    """
+    global _follows_threads  # noqa: PLW0603 - it concerns the process
+    with _follow_lock:
+        if _follows_threads:
+            return
+        _follows_threads = True
+    start, submit = threading.Thread.start, ThreadPoolExecutor.submit
+
+    @wraps(start)
+    def start_for_task(self: threading.Thread) -> None:
+        task = running_task.get()
+        if task is not None:
+            run = self.run
+
+            def run_for_task() -> None:
+                del self.run  # a thread that refers to itself would live until the garbage collector runs
+                _call_for_task(task, run)
+
+            self.run = run_for_task  # type: ignore[method-assign]
+        start(self)
+
+    @wraps(submit)
+    def submit_for_task(
+        self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> "Future[Any]":
+        return submit(self, _call_for_task, running_task.get(), fn, *args, **kwargs)
+
+    threading.Thread.start = start_for_task  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = submit_for_task  # type: ignore[method-assign,assignment]

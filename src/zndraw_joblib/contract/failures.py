@@ -1,0 +1,104 @@
+"""Describe the exception that ended an attempt: its type, its traceback, and its notes."""
+
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from zndraw_joblib.contract.outcomes import text_of
+from zndraw_joblib.contract.progress import MAX_TRACEBACK_CHARACTERS, Failure
+from zndraw_joblib.contract.task_channel import clean_text
+
+_MAX_TYPE, _MAX_NOTE, _MAX_NOTES = 256, 1000, 20
+_CUT = "\n… (truncated)\n"
+_SDK = str(Path(__file__).parents[1]) + os.sep
+_LIBRARIES = tuple(
+    folder + os.sep
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    if (folder := sysconfig.get_path(name))
+)
+
+
+def failure_of(error: BaseException, job: object = None) -> Failure:
+    """Describe an exception of a job; `job` is an instance of its class, None if unknown.
+
+    The job's own frames are those outside the standard library, installed packages and this SDK, and those of
+    the package that defines the job. Never raises, whatever the exception's own code does.
+    """
+    try:
+        return Failure(
+            type=clean_text(_type_of(error))[:_MAX_TYPE],
+            traceback=_own_traceback(error, _folder_of(job)),
+            full_traceback=_text(_described(error)),
+            notes=_notes(error),
+        )
+    except BaseException as fault:
+        note = f"The traceback cannot be shown: {text_of(fault)}"
+        return Failure(
+            type=clean_text(type(error).__name__)[:_MAX_TYPE], notes=[clean_text(note)[:_MAX_NOTE]]
+        )
+
+
+def _described(error: BaseException) -> traceback.TracebackException:
+    return traceback.TracebackException.from_exception(error, compact=True)
+
+
+def _own_traceback(error: BaseException, folder: str | None) -> str:
+    described = _described(error)
+    _keep(described, lambda name: _is_own(name, folder))
+    if not described.stack:
+        described = _described(error)
+        _keep(described, lambda name: not name.startswith(_SDK))
+    return _text(described)
+
+
+def _keep(described: traceback.TracebackException, is_kept: Callable[[str], bool]) -> None:
+    """Remove frames of other files, also from the causes."""
+    left = [described]
+    while left:
+        each = left.pop()
+        each.stack[:] = [frame for frame in each.stack if is_kept(frame.filename)]
+        others = (each.__cause__, each.__context__, *(each.exceptions or ()))
+        left.extend(other for other in others if other is not None)
+
+
+def _is_own(name: str, folder: str | None) -> bool:
+    if folder is not None and name.startswith(folder):
+        return True
+    return not name.startswith((_SDK, "<frozen ", *_LIBRARIES))
+
+
+def _folder_of(job: object) -> str | None:
+    """Return the folder of the outermost package that defines a job, or its module's file."""
+    module = sys.modules.get(type(job).__module__.partition(".")[0])
+    file = getattr(module, "__file__", None)
+    if job is None or not file:
+        return None
+    return str(Path(file).parent) + os.sep if hasattr(module, "__path__") else str(file)
+
+
+def _text(described: traceback.TracebackException) -> str:
+    text = clean_text("".join(described.format()))
+    if len(text) <= MAX_TRACEBACK_CHARACTERS:
+        return text
+    # The start names the job's frames, the end has the message.
+    begin = MAX_TRACEBACK_CHARACTERS // 4
+    return text[:begin] + _CUT + text[begin + len(_CUT) - MAX_TRACEBACK_CHARACTERS :]
+
+
+def _notes(error: BaseException) -> list[str]:
+    notes = getattr(error, "__notes__", None)
+    if not isinstance(notes, list):
+        return []
+    return [clean_text(text_of(note))[:_MAX_NOTE] for note in notes[:_MAX_NOTES]]
+
+
+def _type_of(error: BaseException) -> str:
+    cls = type(error)
+    return (
+        cls.__qualname__
+        if cls.__module__ in {"builtins", "__main__"}
+        else f"{cls.__module__}.{cls.__qualname__}"
+    )
