@@ -22,7 +22,7 @@ class CapturedStream:
     """Stands in for `sys.stdout` or `sys.stderr`: writes through, and logs what a task's code writes."""
 
     def __init__(self, stream: Any, source: LogSource) -> None:
-        self.stream = stream
+        self.uncaptured = stream
         self._source = source
 
     def write(self, text: str) -> Any:
@@ -30,9 +30,9 @@ class CapturedStream:
         task = running_task.get()
         if task is not None and task.channel.captures:
             task.channel.write(text, self._source)
-        if self.stream is None:  # a daemon may have no terminal
+        if self.uncaptured is None:  # a daemon may have no terminal
             return len(text)
-        return self.stream.write(text)
+        return self.uncaptured.write(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write several texts."""
@@ -41,11 +41,11 @@ class CapturedStream:
 
     def flush(self) -> None:
         """Flush the stream."""
-        if self.stream is not None:
-            self.stream.flush()
+        if self.uncaptured is not None:
+            self.uncaptured.flush()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+        return getattr(self.uncaptured, name)
 
 
 class _WarningsHandler(logging.Handler):
@@ -96,7 +96,7 @@ class _Streams:
         for name in _NAMES:
             stream = getattr(sys, name)
             if isinstance(stream, CapturedStream):
-                setattr(sys, name, stream.stream)
+                setattr(sys, name, stream.uncaptured)
         logging.getLogger("py.warnings").removeHandler(self._warnings)
 
 
@@ -127,11 +127,6 @@ def running(task: TaskContext) -> Iterator[None]:
 def outside_tasks(call: Callable[[], Any]) -> Any:
     """Return what `call` returns; it, and threads that it starts, belong to no task."""
     return Context().run(call)
-
-
-def uncaptured(stream: Any) -> Any:
-    """Return the stream behind a captured one."""
-    return stream.stream if isinstance(stream, CapturedStream) else stream
 
 
 _follow_lock = threading.Lock()
@@ -171,7 +166,7 @@ def _follow_threads() -> None:
             self.run = run_for_task  # type: ignore[method-assign]
         start(self)
 
-    @wraps(submit)
+    @wraps(submit)  # type: ignore[arg-type]
     def submit_for_task(
         self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> "Future[Any]":

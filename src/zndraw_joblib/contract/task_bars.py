@@ -3,18 +3,16 @@
 import sys
 from typing import Any
 
-from tqdm import tqdm
-
-from zndraw_joblib.contract.capture import uncaptured
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 
-class TaskBar(tqdm):  # type: ignore[type-arg,misc]
+class TaskBar(tqdm):  # type: ignore[misc]
     """A bar of tqdm, shown in the worker's terminal and not in the task's log, that reports progress."""
 
     def __init__(self, task: Any, iterable: Any = None, **options: Any) -> None:
         self._task = task
         if options.get("file") is None:
-            options["file"] = uncaptured(sys.stderr)
+            options["file"] = getattr(sys.stderr, "uncaptured", sys.stderr)
         super().__init__(iterable, **options)
         self._report()
 

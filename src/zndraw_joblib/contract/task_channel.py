@@ -16,6 +16,7 @@ from zndraw_joblib.contract.progress import MAX_LINE_CHARACTERS, MAX_LOG_LINES, 
 
 MAX_WAITING_LINES = 10_000
 MAX_WAITING_BYTES = 256 * 1024
+NO_WORKER = UUID(int=0)
 _MAX_PART_BYTES = 64 * 1024
 _MAX_PARTIAL_LINES = 100
 _LINE_BYTES = 64
@@ -76,7 +77,7 @@ class TaskChannel:
         self,
         task_id: str = "",
         attempt: int = 0,
-        worker_id: UUID | None = None,
+        worker_id: UUID = NO_WORKER,
         *,
         captures: bool = False,
         on_content: "Callable[[TaskChannel], None] | None" = None,
@@ -283,7 +284,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_in_child)
 
 
-def _copy(task_id: str, attempt: int, worker_id: UUID | None, captures: bool) -> TaskChannel:
+def _copy(task_id: str, attempt: int, worker_id: UUID, captures: bool) -> TaskChannel:
     return TaskChannel(task_id, attempt, worker_id, captures=captures)
 
 

@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache
 from time import time
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 _MAX_UNIT, _MAX_MESSAGE = 64, 1000
 _MAX_EXACT = 2**53
 
-running_task: "ContextVar[TaskContext | None]" = ContextVar("zndraw_joblib_task", default=None)
+running_task: "ContextVar[TaskContext | None]" = ContextVar("zndraw_joblib.current_task", default=None)
 
 
 def current_task() -> "TaskContext | None":
@@ -151,15 +151,15 @@ _handler = TaskLogHandler()
 
 def call_run(extension: Any, context: Any, task: TaskContext) -> Any:
     """Call the `run` of an extension; it gets `task` if it has an argument of this name."""
-    if _takes_task(type(extension)):
+    if _takes_task(type(extension).run):
         return extension.run(context, task=task)
     return extension.run(context)
 
 
 @cache
-def _takes_task(cls: type[Any]) -> bool:
+def _takes_task(run: Callable[..., Any]) -> bool:
     try:
-        argument = inspect.signature(cls.run).parameters.get("task")
+        argument = inspect.signature(run).parameters.get("task")
     except (TypeError, ValueError):
         return False
     return argument is not None and argument.kind in {

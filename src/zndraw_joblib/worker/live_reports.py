@@ -111,6 +111,7 @@ class LiveReports:
     def _send(self, taken: Sequence[_Taken]) -> None:
         """Send reports; where the server refuses the content of the request, one by one."""
         reports = [_as_json(channel, report) for channel, report in taken]
+        results: Sequence[Exception | None]
         try:
             results = self._rest.report_tasks(taken[0][0].worker_id, reports)
         except Exception as error:

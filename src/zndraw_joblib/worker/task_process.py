@@ -19,6 +19,7 @@ from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forke
 from zndraw_joblib.contract.outcomes import error_text
 from zndraw_joblib.worker.execution import Execute, Outcome, await_task, failed, run_task
 from zndraw_joblib.worker.process_channel import Channel
+from zndraw_joblib.worker.process_reports import Forwarded, ForwardedReports, Forwarder
 from zndraw_joblib.worker.retry import describe
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -64,10 +65,9 @@ class TaskProcess:
         try:
             if running is None:
                 channel.send(work)
-            outcome: Outcome = pickle.loads(channel.receive())  # noqa: S301 - from our process
+            return _receive_outcome(channel, ForwardedReports(task.channel))
         except (EOFError, OSError):
             return Outcome(error=f"The process that ran the task ended with exit code {self.close()}")
-        return outcome
 
     def close(self) -> int | None:
         """End the process, and return its exit code."""
@@ -102,6 +102,14 @@ class TaskProcess:
         _processes.add(process)
         self._started = _Started(process, Channel(ours, lambda: process.exitcode is not None))
         return self._started
+
+
+def _receive_outcome(channel: Channel, reports: ForwardedReports) -> Outcome:
+    while True:
+        message: Outcome | Forwarded = pickle.loads(channel.receive())  # noqa: S301 - from our process
+        if isinstance(message, Outcome):
+            return message
+        reports.add(message)
 
 
 @contextmanager
@@ -139,12 +147,13 @@ def _serve(end: socket) -> None:
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     channel = Channel(end)
+    forwarder = Forwarder(channel.send)
     with suppress(EOFError, OSError), default_signals_in_forks():
         while True:
-            channel.send(pickle.dumps(_run(channel.receive())))
+            forwarder.end(_run(channel.receive(), forwarder))
 
 
-def _run(work: bytes) -> Outcome:
+def _run(work: bytes, forwarder: Forwarder) -> Outcome:
     pid = os.getpid()
     try:
         execute, task = pickle.loads(work)  # noqa: S301 - the worker sent it
@@ -152,6 +161,7 @@ def _run(work: bytes) -> Outcome:
         return Outcome(
             error=error_text(f"The task cannot run in another process: {describe(error)}. {_ADVICE}")
         )
+    forwarder.begin(task.channel)
     outcome = run_task(execute, task, pid)
     if isinstance(outcome, Outcome):
         return outcome

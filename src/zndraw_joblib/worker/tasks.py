@@ -1,7 +1,7 @@
 """A claimed task."""
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 from uuid import UUID
 
@@ -45,18 +45,9 @@ class ClaimedTask(TaskContext):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the event out of pickles and deep copies: it belongs to this process."""
-        return _copy, (
-            self.task_id,
-            self.job_name,
-            self.room_id,
-            self.extension,
-            self.attempt,
-            self.payload,
-            self.worker_id,
-            self.channel,
-        )
+        kept = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "cancelled"}
+        return _copy, (kept,)
 
 
-def _copy(*values: Any) -> ClaimedTask:
-    *token, channel = values
-    return ClaimedTask(*token, channel=channel)
+def _copy(kept: dict[str, Any]) -> ClaimedTask:
+    return ClaimedTask(**kept)
