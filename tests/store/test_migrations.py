@@ -397,6 +397,43 @@ async def test_existing_tasks_are_counted(empty: AsyncEngine) -> None:
     assert not set(COUNTS) & await tables(empty)
 
 
+async def test_attempts_get_the_tables_of_their_details(empty: AsyncEngine) -> None:
+    """The upgrade from 0008 keeps tasks and attempts; a downgrade drops the details alone."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job_id = uuid4()
+    job = {"id": job_id, "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    task = {"id": uuid4(), "job_id": job_id, "room_id": "lab", "status": "claimed", "created_by": "ada"}
+    held = {"payload": {}, "created_at": at, "claimed_at": at, "worker_id": uuid4(), "attempt": 2, "seq": 1}
+    ended = {"task_seq": 1, "attempt": 1, "status": "running", "ended_at": at, "reason": "error"}
+    rows = {"joblib_job": job | {"schema": {}}, "joblib_task": task | held, "joblib_attempt": ended}
+    details: dict[str, dict[str, Any]] = {
+        "joblib_attempt_detail": {"task_seq": 1, "attempt": 2, "progress": {"current": 3}},
+        "joblib_task_log": {"first": 1, "last": 1, "size": 2, "lines": [{"text": "a\x00b"}]},
+    }
+    details["joblib_task_log"] |= {"task_seq": 1, "attempt": 2}
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0008")
+        for name, row in rows.items():
+            await connection.execute(insert(metadata.tables[name]), row)
+    for _ in range(2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        for name in details:
+            assert await rows_of(empty, name) == []
+        async with empty.begin() as connection:
+            for name, row in details.items():
+                await connection.execute(insert(metadata.tables[name]), row)
+        [detail] = await rows_of(empty, "joblib_attempt_detail")
+        assert detail == (1, 2, {"current": 3}, None, 0, 0, 0, None, None)
+        [part] = await rows_of(empty, "joblib_task_log")
+        assert part == (1, 2, 1, 1, 2, [{"text": "a\x00b"}])
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0008")
+            for name in rows:
+                count = select(func.count()).select_from(table(name))
+                assert (await connection.execute(count)).scalar_one() == 1
+    assert not set(details) & await tables(empty)
+
+
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:
     """Return the rows of a table in the order of its key."""
     chosen = metadata.tables[name]
@@ -415,4 +452,4 @@ async def test_postgresql_cleans_the_queue_tables_early(empty: AsyncEngine) -> N
     for name in ("joblib_task", "joblib_job", "joblib_worker", "joblib_room_queue", *COUNTS):
         assert (name, "autovacuum_vacuum_scale_factor=0.01") in options
     assert ("joblib_job", "fillfactor=80") in options
-    assert {(name, "fillfactor=50") for name in COUNTS} <= options
+    assert {(name, "fillfactor=50") for name in (*COUNTS, "joblib_attempt_detail")} <= options

@@ -1,4 +1,4 @@
-"""The tables and their constraints, with metadata that is separate from the host's."""
+"""The tables and their constraints. This module imports all others with tables."""
 
 from datetime import datetime
 from typing import Any, ClassVar
@@ -11,20 +11,18 @@ from sqlalchemy import (
     Computed,
     ForeignKey,
     Index,
-    Integer,
-    MetaData,
     String,
-    Table,
     Text,
     UniqueConstraint,
     false,
     text,
 )
-from sqlalchemy.orm import registry
-from sqlmodel import Field, SQLModel
+from sqlmodel import Field
 
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
-from zndraw_joblib.server.store.column_types import JsonText, UtcDateTime, Uuid
+from zndraw_joblib.server.store import detail_tables  # noqa: F401 - its tables belong to the metadata
+from zndraw_joblib.server.store.column_types import JsonText, Uuid
+from zndraw_joblib.server.store.table_base import SEQUENCE, Base, id_column, moment
 
 
 def _among(column: str, values: frozenset[TaskStatus]) -> str:
@@ -32,34 +30,11 @@ def _among(column: str, values: frozenset[TaskStatus]) -> str:
     return f"{column} IN ({listed})"
 
 
-_SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
+metadata = Base.metadata
 _QUEUED = text("status = 'pending' AND run_at IS NULL")
 _SCHEDULED = text("status = 'pending' AND run_at IS NOT NULL")
 _EXPIRING = text("status = 'pending' AND expires_at IS NOT NULL")
 _HELD = text(_among("status", HELD))
-
-metadata = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "ck": "ck_%(table_name)s_%(constraint_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-
-
-class _Base(SQLModel, registry=registry(metadata=metadata)):
-    metadata: ClassVar[MetaData] = metadata
-    __table__: ClassVar[Table]
-
-
-def _key() -> Any:
-    return Field(default_factory=uuid4, sa_column=Column(Uuid, primary_key=True))
-
-
-def _time(*, nullable: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(UtcDateTime, nullable=nullable))
 
 
 # Columns of later migrations have a server default.
@@ -71,7 +46,7 @@ def _no() -> Any:
     return Field(default=False, sa_column_kwargs={"server_default": false()})
 
 
-class Job(_Base, table=True):
+class Job(Base, table=True):
     """A named function with a schema. It is soft-deleted only, so that the history of its tasks stays.
 
     `pending` counts the tasks in its queue, `scheduled` those with a later `run_at`; the functions that write
@@ -87,7 +62,7 @@ class Job(_Base, table=True):
         CheckConstraint("scheduled >= 0", "scheduled_counts"),
     )
 
-    id: UUID = _key()
+    id: UUID = id_column()
     room_id: str = Field(max_length=128)
     category: str = Field(max_length=128)
     name: str = Field(max_length=128)
@@ -100,7 +75,7 @@ class Job(_Base, table=True):
         )
     )
     schema_: dict[str, Any] = Field(sa_column=Column("schema", JsonText, nullable=False))
-    created_at: datetime = _time()
+    created_at: datetime = moment()
     deleted: bool = False
     pending: int = 0
     scheduled: int = _zero()
@@ -114,21 +89,21 @@ class Job(_Base, table=True):
     max_in_flight: int | None = None
 
 
-class Worker(_Base, table=True):
+class Worker(Base, table=True):
     """A remote process that claims tasks. It expires by the age of `last_heartbeat` alone."""
 
     __tablename__ = "joblib_worker"
     __table_args__ = (Index(None, "last_heartbeat"),)
 
-    id: UUID = _key()
+    id: UUID = id_column()
     owner_id: str
-    created_at: datetime = _time()
-    last_heartbeat: datetime = _time()
+    created_at: datetime = moment()
+    last_heartbeat: datetime = moment()
     draining: bool = _no()
     max_tasks: int | None = None
 
 
-class WorkerJobLink(_Base, table=True):
+class WorkerJobLink(Base, table=True):
     """The link of a worker to a job that it serves."""
 
     __tablename__ = "joblib_worker_job"
@@ -137,7 +112,7 @@ class WorkerJobLink(_Base, table=True):
     job_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_job.id"), primary_key=True, index=True))
 
 
-class Task(_Base, table=True):
+class Task(Base, table=True):
     """One call of a job.
 
     `seq` is the order of submission; `attempt` is the fencing token, which grows with every claim. `lane` is
@@ -177,26 +152,26 @@ class Task(_Base, table=True):
         Index("ix_joblib_task_job_room", "job_id", "room_id", "created_at", "seq"),
     )
 
-    seq: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
+    seq: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
     id: UUID = Field(default_factory=uuid4, sa_column=Column(Uuid, unique=True, nullable=False))
     job_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_job.id"), nullable=False))
     room_id: str = Field(max_length=128)
     status: str = TaskStatus.PENDING.value
     created_by: str
     payload: dict[str, Any] = Field(sa_column=Column(JsonText, nullable=False))
-    created_at: datetime = _time()
-    claimed_at: datetime | None = _time(nullable=True)
-    started_at: datetime | None = _time(nullable=True)
-    completed_at: datetime | None = _time(nullable=True)
+    created_at: datetime = moment()
+    claimed_at: datetime | None = moment(nullable=True)
+    started_at: datetime | None = moment(nullable=True)
+    completed_at: datetime | None = moment(nullable=True)
     worker_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
     worker_owner_id: str | None = None
     attempt: int = 0
     error: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
     result: Any = Field(default=None, sa_column=Column(JsonText, nullable=True))
     lane: int = _zero()
-    run_at: datetime | None = _time(nullable=True)
-    expires_at: datetime | None = _time(nullable=True)
-    deadline: datetime | None = _time(nullable=True)
+    run_at: datetime | None = moment(nullable=True)
+    expires_at: datetime | None = moment(nullable=True)
+    deadline: datetime | None = moment(nullable=True)
     max_attempts: int | None = None
     failures: int = _zero()
     crashes: int = _zero()
@@ -204,7 +179,7 @@ class Task(_Base, table=True):
     error_code: str | None = Field(default=None, max_length=64)
 
 
-class UnnamedTask(_Base, table=True):
+class UnnamedTask(Base, table=True):
     """An attempt of a held task that its worker's heartbeats have not named since `unnamed_since`.
 
     Rows are rare: they are deleted when the worker names the task again, or the attempt has ended.
@@ -214,10 +189,10 @@ class UnnamedTask(_Base, table=True):
 
     task_seq: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
     attempt: int
-    unnamed_since: datetime = _time()
+    unnamed_since: datetime = moment()
 
 
-class RoomQueue(_Base, table=True):
+class RoomQueue(Base, table=True):
     """The tasks of one room in the queue of one job; (`lane`, `seq`) is a lower bound of the first one.
 
     Every queued task has the row of its job and room. Writers hold the lock of the job. A task that leaves
@@ -233,7 +208,7 @@ class RoomQueue(_Base, table=True):
     seq: int = Field(sa_column=Column(BigInteger, nullable=False))
 
 
-class RoomCount(_Base, table=True):
+class RoomCount(Base, table=True):
     """How many tasks of a job a room has: all, and those of three statuses. Readers sum its parts."""
 
     __tablename__ = "joblib_room_count"
@@ -248,7 +223,7 @@ class RoomCount(_Base, table=True):
     cancelled: int
 
 
-class QueueBlock(_Base, table=True):
+class QueueBlock(Base, table=True):
     """How many tasks with these high bits of `seq` are in a lane of a job's queue; 0 without a row."""
 
     __tablename__ = "joblib_queue_block"
@@ -260,7 +235,7 @@ class QueueBlock(_Base, table=True):
     queued: int
 
 
-class Attempt(_Base, table=True):
+class Attempt(Base, table=True):
     """An earlier attempt of a task, or the end that a manual retry replaced.
 
     The current or last attempt is in the task's own row, so most tasks have no row here.
@@ -269,22 +244,22 @@ class Attempt(_Base, table=True):
     __tablename__ = "joblib_attempt"
     __table_args__ = (Index(None, "task_seq"),)
 
-    n: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
+    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
     task_seq: int = Field(sa_column=Column(BigInteger, nullable=False))
     attempt: int
     status: str
     worker_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
-    claimed_at: datetime | None = _time(nullable=True)
-    started_at: datetime | None = _time(nullable=True)
-    completed_at: datetime | None = _time(nullable=True)
-    ended_at: datetime = _time()
-    run_at: datetime | None = _time(nullable=True)
+    claimed_at: datetime | None = moment(nullable=True)
+    started_at: datetime | None = moment(nullable=True)
+    completed_at: datetime | None = moment(nullable=True)
+    ended_at: datetime = moment()
+    run_at: datetime | None = moment(nullable=True)
     error_code: str | None = Field(default=None, max_length=64)
     error: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
     reason: str = Field(max_length=64)
 
 
-class ProviderRecord(_Base, table=True):
+class ProviderRecord(Base, table=True):
     """A remote data source. `worker_id`, `schema` and `content_type` belong to its newest registration.
 
     `registration` changes with each registration: results of earlier ones are not used. Until
@@ -294,7 +269,7 @@ class ProviderRecord(_Base, table=True):
     __tablename__ = "joblib_provider"
     __table_args__ = (UniqueConstraint("room_id", "category", "name"), Index(None, "worker_id"))
 
-    id: UUID = _key()
+    id: UUID = id_column()
     room_id: str = Field(max_length=128)
     category: str = Field(max_length=128)
     name: str = Field(max_length=128)
@@ -303,16 +278,16 @@ class ProviderRecord(_Base, table=True):
     owner_id: str
     worker_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_worker.id"), nullable=False))
     registration: UUID
-    created_at: datetime = _time()
-    connected_until: datetime = _time()
+    created_at: datetime = moment()
+    connected_until: datetime = moment()
 
 
-class ProviderWorkerLink(_Base, table=True):
+class ProviderWorkerLink(Base, table=True):
     """The registration of a worker for a provider. If the newest is deleted, the one before is used."""
 
     __tablename__ = "joblib_provider_worker"
 
-    n: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
+    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
     provider_id: UUID = Field(
         sa_column=Column(Uuid, ForeignKey("joblib_provider.id"), nullable=False, index=True)
     )
@@ -323,7 +298,7 @@ class ProviderWorkerLink(_Base, table=True):
     content_type: str = Field(max_length=255)
 
 
-class ProviderRequest(_Base, table=True):
+class ProviderRequest(Base, table=True):
     """An open request to a provider. Its result is wanted until `expires_at`.
 
     `registration` is the provider's registration when it was made; `claimed_by` the worker that claimed it.
@@ -332,31 +307,31 @@ class ProviderRequest(_Base, table=True):
     __tablename__ = "joblib_provider_call"
     __table_args__ = (UniqueConstraint("provider_id", "request_hash"), Index(None, "expires_at"))
 
-    n: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
+    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
     provider_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_provider.id"), nullable=False))
     request_hash: str = Field(max_length=128)
     params: str = Field(sa_column=Column(Text, nullable=False))
     registration: UUID
-    sent_at: datetime = _time()
-    expires_at: datetime = _time()
+    sent_at: datetime = moment()
+    expires_at: datetime = moment()
     claimed_by: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
-    claimed_at: datetime | None = _time(nullable=True)
+    claimed_at: datetime | None = moment(nullable=True)
     claim_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
 
 
-class Result(_Base, table=True):
+class Result(Base, table=True):
     """A value of the database's result backend: bytes in parts or, without `size`, a lock."""
 
     __tablename__ = "joblib_result"
     __table_args__ = (Index(None, "expires_at"),)
 
-    n: int | None = Field(default=None, sa_column=Column(_SEQUENCE, primary_key=True, autoincrement=True))
+    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
     key: str = Field(sa_column=Column(Text, nullable=False, unique=True))
     size: int | None = Field(default=None, sa_column=Column(BigInteger, nullable=True))
-    expires_at: datetime = _time()
+    expires_at: datetime = moment()
 
 
-class ResultPart(_Base, table=True):
+class ResultPart(Base, table=True):
     """A part of the bytes of a `Result`, ordered by `part`."""
 
     __tablename__ = "joblib_result_part"
@@ -366,7 +341,7 @@ class ResultPart(_Base, table=True):
     data: bytes
 
 
-class Token(_Base, table=True):
+class Token(Base, table=True):
     """A bearer token of the standalone server. Only the SHA-256 of its text is stored."""
 
     __tablename__ = "joblib_token"
@@ -374,10 +349,10 @@ class Token(_Base, table=True):
     name: str = Field(primary_key=True, max_length=128)
     digest: str = Field(max_length=64, unique=True)
     is_superuser: bool = False
-    created_at: datetime = _time()
+    created_at: datetime = moment()
 
 
-class RuntimeSetting(_Base, table=True):
+class RuntimeSetting(Base, table=True):
     """A setting that operators change while servers run, shared by all servers."""
 
     __tablename__ = "joblib_switch"
@@ -386,13 +361,13 @@ class RuntimeSetting(_Base, table=True):
     value: str = Field(max_length=64)
 
 
-class IdempotencyKey(_Base, table=True):
+class IdempotencyKey(Base, table=True):
     """The answer to a request with an `Idempotency-Key`; `id` is a digest of its caller and the key."""
 
     __tablename__ = "joblib_idempotency_key"
     __table_args__ = (Index(None, "created_at"),)
 
-    id: UUID = _key()
+    id: UUID = id_column()
     fingerprint: UUID
-    created_at: datetime = _time()
+    created_at: datetime = moment()
     answer: str = Field(sa_column=Column(Text, nullable=False))

@@ -1,0 +1,39 @@
+"""What all tables share: their metadata, which is separate from the host's, and columns of common types."""
+
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from sqlalchemy import BigInteger, Column, Integer, MetaData, Table
+from sqlalchemy.orm import registry
+from sqlmodel import Field, SQLModel
+
+from zndraw_joblib.server.store.column_types import UtcDateTime, Uuid
+
+SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class Base(SQLModel, registry=registry(metadata=metadata)):
+    """The base class of all tables."""
+
+    metadata: ClassVar[MetaData] = metadata
+    __table__: ClassVar[Table]
+
+
+def id_column() -> Any:
+    """Return the column of a UUID that is the primary key."""
+    return Field(default_factory=uuid4, sa_column=Column(Uuid, primary_key=True))
+
+
+def moment(*, nullable: bool = False) -> Any:
+    """Return a column of a point in time."""
+    return Field(default=None, sa_column=Column(UtcDateTime, nullable=nullable))
