@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from zndraw_joblib.contract.messages import TaskHistory, TaskResponse
+from zndraw_joblib.contract.history import TaskHistory
+from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.status import TERMINAL
 

@@ -34,6 +34,7 @@ OPERATIONS = {
     "/v1/joblib/tasks/{task_id}/explain": {"get"},
     "/v1/joblib/tasks/{task_id}/fail": {"post"},
     "/v1/joblib/tasks/{task_id}/history": {"get"},
+    "/v1/joblib/tasks/{task_id}/log": {"get"},
     "/v1/joblib/tasks/{task_id}/release": {"post"},
     "/v1/joblib/tasks/{task_id}/retry": {"post"},
     "/v1/joblib/rooms/{room_id}/providers": {"get", "put"},

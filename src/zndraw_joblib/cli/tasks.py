@@ -21,7 +21,8 @@ from zndraw_joblib.cli.jobs import find_job
 from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Limit, LogConfig, Room, TaskId, Url
 from zndraw_joblib.cli.payload import check_key, check_payload, parse_object, parse_options, parse_values
 from zndraw_joblib.cli.task_file import checked_file, encoder, submit_file
-from zndraw_joblib.contract.messages import TaskHistory, TaskResponse
+from zndraw_joblib.contract.history import TaskHistory
+from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import RESERVED
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import DEFAULT_URL

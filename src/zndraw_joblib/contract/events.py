@@ -8,6 +8,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict
 
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL
+from zndraw_joblib.contract.progress import Progress
 from zndraw_joblib.contract.status import TaskStatus
 
 
@@ -47,6 +48,16 @@ class TaskStatusEvent(Event):
     queue_position: int | None = None
     worker_id: UUID | None = None
     error: str | None = None
+
+
+class TaskProgress(Event):
+    """Sent to a room: one of its running tasks has reported its progress."""
+
+    id: UUID
+    name: str
+    room_id: str
+    attempt: int
+    progress: Progress
 
 
 class ProvidersInvalidate(Event):

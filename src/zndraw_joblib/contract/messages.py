@@ -10,6 +10,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from zndraw_joblib.contract.names import MAX_NAME_LENGTH, NAME_PATTERN, is_name
 from zndraw_joblib.contract.policy import Attempts, JobPolicy, Priority, Seconds
+from zndraw_joblib.contract.progress import Failure, LogPart, Progress, StoredResult
 from zndraw_joblib.contract.status import TaskStatus
 
 MAX_JSON_BYTES = 1024 * 1024
@@ -113,10 +114,20 @@ class JobSummary(BaseModel):
 
 
 class NamedTask(BaseModel):
-    """A task that a worker believes it holds; `attempt` is the token of its claim."""
+    """A task that a worker believes it holds; `attempt` is the token of its claim.
+
+    `progress` and `log` tell what its job did since the last report, as in a report.
+    """
 
     id: UUID
     attempt: int
+    progress: Progress | None = None
+    log: LogPart | None = None
+
+    @property
+    def tells(self) -> bool:
+        """Whether it has progress or lines of the log."""
+        return self.progress is not None or self.log is not None
 
 
 class HeartbeatRequest(BaseModel):
@@ -195,6 +206,10 @@ class TaskSubmitRequest(BaseModel):
         return self
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class TaskResponse(BaseModel):
     """A task.
 
@@ -204,6 +219,9 @@ class TaskResponse(BaseModel):
       for a failure that a worker reported, or the last part of a URL under ``/v1/problems/``.
     - `run_at`: when the task enters its queue, because its submitter set a time, or before a retry.
     - `expires_at`: when the task fails if no worker has claimed it; null after the claim.
+    - `progress`, `failure`: what its current or last attempt told, and the exception that ended it, without
+      the full traceback. Only responses to requests that read tasks have them, and only if there are any.
+    - `stored_result`: the result, if it is kept as bytes.
     """
 
     id: UUID
@@ -224,6 +242,9 @@ class TaskResponse(BaseModel):
     priority: int = 0
     run_at: datetime | None = None
     expires_at: datetime | None = None
+    progress: Progress | None = Field(default=None, exclude_if=_is_none)
+    failure: Failure | None = Field(default=None, exclude_if=_is_none)
+    stored_result: StoredResult | None = Field(default=None, exclude_if=_is_none)
 
 
 class TaskClaimRequest(BaseModel):
@@ -266,17 +287,35 @@ class TaskClaimResponse(BaseModel):
 
 
 class TaskUpdateRequest(BaseModel):
-    """Report a task's new status. `worker_id` and `attempt`, if given, must be those of the claim.
+    """Report on a task. `worker_id` and `attempt`, if given, must be those of the claim.
 
-    A failure with `retry` false is final, whatever the job's policy is.
+    A report has a new `status`, or what the job did: `progress` and lines of the `log`, or both. Only a task
+    that is held has the latter. A report with the status ``failed`` may have the exception as `failure`. A
+    failure with `retry` false is final, whatever the job's policy is.
     """
 
-    status: TaskStatus
+    status: TaskStatus | None = None
     error: str | None = None
     result: Any = None
     worker_id: UUID | None = None
     attempt: int | None = None
     retry: bool = True
+    progress: Progress | None = None
+    log: LogPart | None = None
+    failure: Failure | None = None
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Self:
+        if self.status is None and self.progress is None and self.log is None:
+            raise ValueError("a report needs a status, progress or log")
+        if self.failure is not None and self.status != TaskStatus.FAILED:
+            raise ValueError("failure: only a report with the status 'failed' may have one")
+        return self
+
+    @property
+    def tells(self) -> bool:
+        """Whether it has more than a status: progress, lines of the log, or a failure."""
+        return self.progress is not None or self.log is not None or self.failure is not None
 
 
 class TaskActionRequest(BaseModel):
@@ -288,25 +327,6 @@ class TaskActionRequest(BaseModel):
     worker_id: UUID | None = None
     attempt: int | None = None
     error: str | None = None
-
-
-class Transition(BaseModel):
-    """A change of a task's status. `attempt` counts its claims; `worker_id` held it before or after."""
-
-    at: datetime
-    status: TaskStatus
-    attempt: int
-    worker_id: UUID | None = None
-    reason: str | None = None
-    error: str | None = None
-    run_at: datetime | None = None
-
-
-class TaskHistory(BaseModel):
-    """All transitions of a task, oldest first."""
-
-    id: UUID
-    transitions: list[Transition]
 
 
 class PlannedChange(BaseModel):
@@ -373,19 +393,3 @@ class SweeperState(BaseModel):
     interval_seconds: float
     grace_remaining_seconds: float
     cycles: list[SweeperCycle]
-
-
-class Reason(BaseModel):
-    """One reason why a task waits or is held. `code` is for programs, `detail` is a sentence."""
-
-    code: str
-    detail: str
-
-
-class TaskExplanation(BaseModel):
-    """Why a task has its status: all reasons that apply, the most important one first."""
-
-    id: UUID
-    status: TaskStatus
-    queue_position: int | None = None
-    reasons: list[Reason]

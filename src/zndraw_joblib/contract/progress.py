@@ -4,10 +4,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import to_json
 
 MAX_LOG_LINES = 1000
 MAX_LINE_CHARACTERS = 8192
+MAX_LINE_NUMBER = 2_000_000_000
 MAX_TRACEBACK_CHARACTERS = 32 * 1024
 MAX_PROGRESS_DATA_BYTES = 16 * 1024
 
@@ -25,6 +27,13 @@ class Progress(BaseModel):
     unit: Annotated[str, Field(max_length=64)] | None = None
     message: Annotated[str, Field(max_length=1000)] | None = None
     data: dict[str, Any] | None = None
+
+    @field_validator("data")
+    @classmethod
+    def _bounded(cls, data: dict[str, Any] | None) -> dict[str, Any] | None:
+        if data is not None and (size := len(to_json(data))) > MAX_PROGRESS_DATA_BYTES:
+            raise ValueError(f"data has {size} bytes of JSON; at most {MAX_PROGRESS_DATA_BYTES} are allowed")
+        return data
 
 
 class LogLevel(StrEnum):
@@ -63,7 +72,7 @@ class LogPart(BaseModel):
     that were dropped.
     """
 
-    first: Annotated[int, Field(ge=1)]
+    first: Annotated[int, Field(ge=1, le=MAX_LINE_NUMBER)]
     lines: Annotated[list[LogLine], Field(min_length=1, max_length=MAX_LOG_LINES)]
 
 

@@ -37,6 +37,7 @@ from zndraw_joblib.server.pubsub.event_queue import EventQueue, Publish
 from zndraw_joblib.server.pubsub.pubsub import PubSub
 from zndraw_joblib.server.recheck import Recheck
 from zndraw_joblib.server.service import claims, idempotency, jobs, rules, tasks, workers
+from zndraw_joblib.server.service.details import LogLimits
 from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.service.idempotency import TASKS, Repeat, once_or_repeat
 from zndraw_joblib.server.service.plain_tasks import KnownJobs
@@ -93,16 +94,15 @@ class Runtime:
         self._on_due = on_due
         self._batchers: list[Batcher[Any, Any]] = []
         self._writing: set[asyncio.Task[Any]] = set()
-        self._submits: Batcher[tasks.Submission, OnceOrRepeat] = self.batcher(
-            partial(idempotency.submit, known=KnownJobs())
-        )
-        self._reports: Batcher[tasks.Report, OnceOrRepeat] = self.batcher(idempotency.report)
+        submit, weight = partial(idempotency.submit, known=KnownJobs()), attrgetter("weight")
+        self._submits: Batcher[tasks.Submission, OnceOrRepeat] = self.batcher(submit)
+        report = partial(idempotency.report, limits=partial(LogLimits.of, settings))
+        self._reports: Batcher[tasks.Report, OnceOrRepeat] = self.batcher(report, tasks_of=weight)
         self._claims: Batcher[claims.Claim, claims.ClaimResult] = self.batcher(
             claims.claim, tasks_of=attrgetter("most")
         )
-        self._heartbeats: Batcher[workers.Heartbeat, WorkerResponse] = self.batcher(
-            workers.heartbeat, tasks_of=lambda item: len(item.named or ())
-        )
+        beat = partial(workers.heartbeat, limits=partial(LogLimits.of, settings))
+        self._heartbeats: Batcher[workers.Heartbeat, WorkerResponse] = self.batcher(beat, tasks_of=weight)
         self.payload_validator = PayloadValidator()
         self._last_seen: dict[UUID, float] = {}
 

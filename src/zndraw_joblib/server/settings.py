@@ -66,6 +66,8 @@ class JobLibSettings(BaseSettings):
     sweep_interval_seconds: Seconds | None = None
     heartbeat_interval_seconds: Seconds | None = None
     keep_finished_days: Annotated[float, Field(gt=0, le=36_500)] | None = None
+    task_log_max_lines: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    task_log_max_bytes: Annotated[int, Field(ge=1024, le=64 * MIB)] = 256 * 1024
     idempotency_key_hours: Annotated[float, Field(gt=0, le=8760)] = 24
     prune_max_rows: Annotated[int, Field(ge=1)] = 20_000
     prune_max_seconds: Annotated[float, Field(gt=0, le=3600)] = 5

@@ -13,15 +13,9 @@ from uuid import UUID, uuid4, uuid5
 
 from pydantic_core import to_jsonable_python
 
+from zndraw_joblib.contract.history import TaskExplanation, TaskHistory
 from zndraw_joblib.contract.idempotency import format_key
-from zndraw_joblib.contract.messages import (
-    JobSummary,
-    PaginatedResponse,
-    TaskExplanation,
-    TaskHistory,
-    TaskResponse,
-    WorkerSummary,
-)
+from zndraw_joblib.contract.messages import JobSummary, PaginatedResponse, TaskResponse, WorkerSummary
 from zndraw_joblib.contract.names import GLOBAL, JobName, parse_job_name, parse_provider_name
 from zndraw_joblib.contract.problems import (
     ProblemException,

@@ -1,22 +1,23 @@
 """Endpoints of tasks."""
 
 from math import ceil
+from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
+from zndraw_joblib.contract.history import TaskExplanation, TaskHistory, TaskLog
 from zndraw_joblib.contract.messages import (
     EmptyReason,
     PaginatedResponse,
     TaskActionRequest,
     TaskClaimRequest,
     TaskClaimResponse,
-    TaskExplanation,
-    TaskHistory,
     TaskResponse,
     TaskSubmitRequest,
     TaskUpdateRequest,
 )
+from zndraw_joblib.contract.progress import MAX_LINE_NUMBER, MAX_LOG_LINES
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.http.dependencies import (
     Caller,
@@ -35,10 +36,12 @@ from zndraw_joblib.server.http.idempotency import Key, claim_id_of
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.ports import Identity, RequestKey
 from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import rules, task_actions, task_history, tasks
+from zndraw_joblib.server.service import details, rules, task_actions, task_history, tasks
 from zndraw_joblib.server.service.idempotency import TASK, once
 
 router = APIRouter(route_class=Route)
+
+Number = Annotated[int, Query(ge=0, le=MAX_LINE_NUMBER)]
 
 
 @router.post("/rooms/{room_id}/tasks/{name:path}", status_code=202, response_model=TaskResponse)
@@ -89,9 +92,28 @@ async def get_task(
 
 @router.get("/tasks/{task_id}/history", response_model=TaskHistory)
 async def get_history(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
-    """List all transitions of a task, oldest first."""
+    """List all transitions of a task, and what its last 20 attempts told, oldest first."""
     await _check_readable(request, runtime, task_id)
     return json_response(await runtime.database.read(task_history.history, task_id=task_id))
+
+
+@router.get("/tasks/{task_id}/log", response_model=TaskLog)
+async def get_log(  # noqa: PLR0913 - one parameter each
+    request: Request,
+    runtime: CurrentRuntime,
+    caller: Caller,
+    task_id: UUID,
+    *,
+    attempt: Number | None = None,
+    after: Number = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_LOG_LINES)] = MAX_LOG_LINES,
+) -> Response:
+    """Return lines of the log of an attempt, by default the current or last one, oldest first.
+
+    The lines after the number `after`: at most `limit`, and about 1 MiB.
+    """
+    await _check_readable(request, runtime, task_id)
+    return json_response(await runtime.database.read(details.log, task_id, attempt, after, limit))
 
 
 @router.get("/tasks/{task_id}/explain", response_model=TaskExplanation)

@@ -22,6 +22,7 @@ from zndraw_joblib.contract.problems import (
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import RequestKey
 from zndraw_joblib.server.service import plain_tasks, tasks
+from zndraw_joblib.server.service.details import LogLimits
 from zndraw_joblib.server.service.plain_tasks import KnownJobs
 from zndraw_joblib.server.store import idempotency as store
 from zndraw_joblib.server.store import tasks as task_store
@@ -120,10 +121,11 @@ async def _submit(
 
 
 async def report(
-    tx: Transaction, items: Sequence[tasks.Report]
+    tx: Transaction, items: Sequence[tasks.Report], limits: Callable[[], LogLimits] = LogLimits
 ) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
     """Apply reports as `tasks.report` does."""
-    return await _apply(tx, items, tasks.report, _encode_task, lambda _, text: _decode_task(tx, text))
+    work = partial(tasks.report, limits=limits())
+    return await _apply(tx, items, work, _encode_task, lambda _, text: _decode_task(tx, text))
 
 
 def once(

@@ -83,18 +83,21 @@ def roles_of(caller: Identity, task: TaskRecord) -> frozenset[Role]:
 def decide(
     caller: Identity, task: TaskRecord, report: TaskUpdateRequest, now: datetime, chance: float = 0.0
 ) -> TaskRecord:
-    """Return a task after a report; the same object if the report is a repeat.
+    """Return a task after a report; the same object if the report is a repeat or has no status.
 
     `chance`, between 0 and 1, determines the jitter of the pause before a retry. Raises `Forbidden`,
     `StaleReport` or `InvalidTaskTransition`.
     """
     roles = roles_of(caller, task)
     target = report.status
-    if roles == {Role.SUBMITTER} and target != TaskStatus.CANCELLED:
+    if roles == {Role.SUBMITTER} and (target != TaskStatus.CANCELLED or report.tells):
         raise Forbidden("Not authorized to update this task: its submitter may only cancel it")
     if _has_caused_retry(task, report):
         return task
     check_fence(task, report)
+    if target is None:
+        _check_held(task)
+        return task
     if _is_repeat(task, report):
         return task
     if not may_move(roles, task.status, target):
@@ -128,6 +131,17 @@ def check_fence(task: TaskRecord, report: TaskUpdateRequest | TaskActionRequest)
         raise StaleReport(
             f"Task was taken away: {what} does not hold it (it is {task.status}, attempt {task.attempt})",
             reason="taken over" if was_claimed else _reason(task.status),
+            current_status=task.status,
+            current_attempt=task.attempt,
+            error_code=task.error_code,
+        )
+
+
+def _check_held(task: TaskRecord) -> None:
+    if task.status not in HELD:
+        raise StaleReport(
+            f"No worker holds the task: it is {task.status}, attempt {task.attempt}",
+            reason=_reason(task.status),
             current_status=task.status,
             current_attempt=task.attempt,
             error_code=task.error_code,

@@ -17,10 +17,12 @@ from zndraw_joblib.contract.messages import PaginatedResponse, TaskResponse
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Page, job_key, task_key
+from zndraw_joblib.server.service import details
 from zndraw_joblib.server.service.pydantic_internals import construct
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import TaskRecord
 from zndraw_joblib.server.store.tasks.append import Appended, NewTask
+from zndraw_joblib.server.store.tasks.details import Detail
 
 Item = TypeVar("Item")
 _FIELDS = set(TaskResponse.model_fields)
@@ -37,8 +39,8 @@ def page_response(
     return model.model_construct(items=items, total=total, limit=part.limit, offset=part.offset)
 
 
-def task_response(task: TaskRecord, position: int | None = None) -> TaskResponse:
-    """Return a task as responses contain it."""
+def task_response(task: TaskRecord, position: int | None = None, told: Detail | None = None) -> TaskResponse:
+    """Return a task as responses contain it, with what its attempt `told` if that was read."""
     values = {
         "id": task.id,
         "job_name": str(task.job),
@@ -58,6 +60,9 @@ def task_response(task: TaskRecord, position: int | None = None) -> TaskResponse
         "priority": -task.lane,
         "run_at": task.run_at if task.status is TaskStatus.PENDING else None,
         "expires_at": task.expires_at,
+        "progress": told and details.progress_of(told),
+        "failure": told and details.failure_of(told),
+        "stored_result": None,
     }
     return construct(TaskResponse, values, _FIELDS)
 

@@ -2,22 +2,25 @@
 
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import Reason, TaskExplanation, TaskHistory, Transition
+from zndraw_joblib.contract.history import Reason, TaskExplanation, TaskHistory, Transition
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import TaskNotFound
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
+from zndraw_joblib.server.service import details
 from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import AttemptRecord, TaskRecord, read
+from zndraw_joblib.server.store.tasks import details as detail_store
 from zndraw_joblib.server.store.tasks.positions import positions
 
 
 async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
-    """Return all transitions of a task, oldest first. Raises `TaskNotFound`."""
+    """Return all transitions of a task, and what its attempts told, oldest first. Raises `TaskNotFound`."""
     task = await _existing(tx, task_id)
+    told = [details.attempt_detail(each) for each in await detail_store.of_task(tx, task.seq)]
     transitions = [Transition(at=task.created_at, status=TaskStatus.PENDING, attempt=0, reason="submitted")]
     for attempt in await store.attempts_of(tx, task.seq):
         transitions += _transitions(attempt)
@@ -32,7 +35,7 @@ async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
                 run_at=attempt.run_at,
             )
         )
-    return TaskHistory(id=task_id, transitions=transitions + _transitions(task))
+    return TaskHistory(id=task_id, transitions=transitions + _transitions(task), attempts=told)
 
 
 def _transitions(attempt: TaskRecord | AttemptRecord) -> list[Transition]:

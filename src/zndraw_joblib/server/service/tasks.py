@@ -22,16 +22,18 @@ from zndraw_joblib.contract.problems import (
     ProblemException,
     TaskNotFound,
 )
-from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, RequestKey, job_key
+from zndraw_joblib.server.service import details, payloads, retry_policy, rules, serializers
 from zndraw_joblib.server.service import jobs as job_service
-from zndraw_joblib.server.service import payloads, retry_policy, rules, serializers
+from zndraw_joblib.server.service.details import DEFAULT_LIMITS, LogLimits
 from zndraw_joblib.server.service.task_ids import new_ids
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.jobs import JobRecord
 from zndraw_joblib.server.store.tasks import Move, TaskRecord, read
+from zndraw_joblib.server.store.tasks import details as detail_store
 from zndraw_joblib.server.store.tasks.positions import positions
 
 ReportResult = TaskResponse | ProblemException
@@ -89,6 +91,11 @@ class Report(NamedTuple):
     def needs(self) -> str:
         """Return the name of the row that the item locks."""
         return f"task {self.task_id}"
+
+    @property
+    def weight(self) -> int:
+        """Return how many tasks without a log it takes as long as."""
+        return 1 + details.weight(self.update.log)
 
 
 async def submit(
@@ -199,11 +206,16 @@ def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
     return task
 
 
-async def report(tx: Transaction, items: Sequence[Report]) -> list[ReportResult]:
-    """Apply reports of workers, submitters and superusers in the order of the list."""
+async def report(
+    tx: Transaction, items: Sequence[Report], limits: LogLimits = DEFAULT_LIMITS
+) -> list[ReportResult]:
+    """Apply reports of workers, submitters and superusers in the order of the list.
+
+    `limits`: how much of each log is kept.
+    """
     current = await store.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
     now = await tx.now()
-    moves: list[Move] = []
+    decided: list[tuple[TaskRecord, TaskUpdateRequest, TaskRecord]] = []
     results: list[TaskRecord | ProblemException] = []
     for item in items:
         task = current.get(item.task_id)
@@ -214,11 +226,13 @@ async def report(tx: Transaction, items: Sequence[Report]) -> list[ReportResult]
         except ProblemException as problem:
             results.append(problem)
             continue
-        if after is not task:
-            moves.append((task, after))
-            current[item.task_id] = after
+        decided.append((task, item.update, after))
+        current[item.task_id] = after
         results.append(after)
+    moves: list[Move] = [(task, after) for task, _, after in decided if after is not task]
     await store.move(tx, moves)
+    told = [(task, update) for task, update, _ in decided if update.tells and task.status in HELD]
+    await details.record(tx, told, limits)
     await job_service.restore_needed(tx, [after for _, after in moves])
     found_at = await positions(tx, [task for task in results if isinstance(task, TaskRecord)])
     for _, after in moves:
@@ -234,11 +248,12 @@ async def report(tx: Transaction, items: Sequence[Report]) -> list[ReportResult]
 
 async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
     """Return one task. Raises `TaskNotFound`."""
-    task = await store.by_id(tx, task_id)
-    if task is None:
+    found = await detail_store.by_id(tx, task_id)
+    if found is None:
         raise TaskNotFound(f"Task {task_id} not found")
+    task, told = found
     found_at = await positions(tx, [task])
-    return serializers.task_response(task, found_at.get(task.id))
+    return serializers.task_response(task, found_at.get(task.id), told)
 
 
 async def page(
@@ -246,8 +261,8 @@ async def page(
 ) -> PaginatedResponse[TaskResponse]:
     """Return one page of a room's tasks, optionally of one status and of one job."""
     found, total = await read.page(tx, room_id, status, part=part, job_id=job)
-    found_at = await positions(tx, found)
-    items = [serializers.task_response(task, found_at.get(task.id)) for task in found]
+    found_at, told = await positions(tx, found), await detail_store.current(tx, found)
+    items = [serializers.task_response(task, found_at.get(task.id), told.get(task.id)) for task in found]
     return serializers.page_response(PaginatedResponse[TaskResponse], items, total, part)
 
 

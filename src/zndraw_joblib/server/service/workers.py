@@ -19,8 +19,9 @@ from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import Conflict, Forbidden, JobNotFound, ProblemException, WorkerNotFound
 from zndraw_joblib.contract.status import HELD, TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, worker_key
+from zndraw_joblib.server.service import details, providers, retry_policy, rules, serializers
 from zndraw_joblib.server.service import jobs as job_service
-from zndraw_joblib.server.service import providers, retry_policy, rules, serializers
+from zndraw_joblib.server.service.details import LogLimits
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
@@ -62,6 +63,11 @@ class Heartbeat(NamedTuple):
         """Return the name of the row that the item locks."""
         return f"worker {self.worker_id}"
 
+    @property
+    def weight(self) -> int:
+        """Return how many tasks without a log it takes as long as."""
+        return sum(1 + details.weight(task.log) for task in self.named or ())
+
 
 async def create(tx: Transaction, caller: Identity, interval: float) -> WorkerResponse:
     """Create a worker that belongs to the caller."""
@@ -69,11 +75,17 @@ async def create(tx: Transaction, caller: Identity, interval: float) -> WorkerRe
     return WorkerResponse(id=worker_id, last_heartbeat=await tx.now(), heartbeat_interval_seconds=interval)
 
 
-async def heartbeat(tx: Transaction, items: Sequence[Heartbeat]) -> list[WorkerResponse | ProblemException]:
-    """Record heartbeats, which only the owner of a worker may send. Return verdicts on the named tasks."""
+async def heartbeat(
+    tx: Transaction, items: Sequence[Heartbeat], limits: Callable[[], LogLimits] = LogLimits
+) -> list[WorkerResponse | ProblemException]:
+    """Record heartbeats, which only the owner of a worker may send. Return verdicts on the named tasks.
+
+    `limits()` is how much is kept of the logs that they bring.
+    """
     workers = await store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
     problems = [_problem(item, workers.get(item.worker_id)) for item in items]
     valid = [item for item, problem in zip(items, problems, strict=True) if problem is None]
+    await _record_told(tx, valid, limits())
     states = await _states(tx, valid)
     await store.heartbeat(tx, [item.worker_id for item in valid])
     for item in valid:
@@ -85,6 +97,18 @@ async def heartbeat(tx: Transaction, items: Sequence[Heartbeat]) -> list[WorkerR
         problem or _response(item, workers[item.worker_id], states, now)
         for item, problem in zip(items, problems, strict=True)
     ]
+
+
+async def _record_told(tx: Transaction, items: Sequence[Heartbeat], limits: LogLimits) -> None:
+    """Record what held tasks tell. A task that the worker does not hold gets its verdict instead."""
+    told = [(item.worker_id, task) for item in items for task in item.named or () if task.tells]
+    if told:
+        found = await task_store.lock(tx, list(dict.fromkeys(task.id for _, task in told)))
+        held = {
+            (id_, task.worker_id, task.attempt): task for id_, task in found.items() if task.status in HELD
+        }
+        tokens = [(held.get((task.id, worker_id, task.attempt)), task) for worker_id, task in told]
+        await details.record(tx, [(task, named) for task, named in tokens if task is not None], limits)
 
 
 async def _states(tx: Transaction, items: Sequence[Heartbeat]) -> dict[UUID, TaskState]:

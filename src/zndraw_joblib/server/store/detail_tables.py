@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Integer, text
+from sqlalchemy import BigInteger, Column, Integer, Text, text
 from sqlmodel import Field
 
 from zndraw_joblib.server.store.column_types import JsonText
@@ -47,7 +47,10 @@ class AttemptDetail(Base, table=True):
 
 
 class TaskLogPart(Base, table=True):
-    """Consecutive lines of an attempt's log, with the numbers `first` to `last`; `lines` has `size` bytes."""
+    """Consecutive lines of an attempt's log, with the numbers `first` to `last`.
+
+    `lines` is a JSON list of `size` bytes.
+    """
 
     __tablename__ = "joblib_task_log"
 
@@ -56,4 +59,4 @@ class TaskLogPart(Base, table=True):
     first: int = _number()
     last: int
     size: int
-    lines: list[dict[str, Any]] = Field(sa_column=Column(JsonText, nullable=False))
+    lines: str = Field(sa_column=Column(Text, nullable=False))

@@ -15,7 +15,7 @@ from zndraw_joblib.server.store.bulk import arrays, by_column, padded
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.errors import RepeatTransaction
 from zndraw_joblib.server.store.tables import Attempt, Task
-from zndraw_joblib.server.store.tasks import counts, moving, room_queues
+from zndraw_joblib.server.store.tasks import counts, details, moving, room_queues
 from zndraw_joblib.server.store.tasks.counts import CountChanges
 from zndraw_joblib.server.store.tasks.records import CHUNK, COLUMNS, Move, TaskRecord, of_status
 
@@ -221,6 +221,7 @@ async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tu
         deleted += len(seqs)
         for row in found:
             kept.delete(row.room_id, row.job_id, TaskStatus(row.status))
+        await details.prune(tx, seqs)
         await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(padded(seqs))))
         await tx.execute(delete(tasks).where(tasks.c.seq.in_(padded(seqs))))
     await counts.write_pruned(tx, kept)

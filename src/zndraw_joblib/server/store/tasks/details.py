@@ -1,0 +1,194 @@
+"""What attempts told: their progress, their logs and their failures. Writers hold the locks of the tasks."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import BigInteger, Insert, Integer, and_, bindparam, delete, func, insert, or_, select
+
+from zndraw_joblib.contract.progress import MAX_LOG_LINES
+from zndraw_joblib.server.store.bulk import among, padded
+from zndraw_joblib.server.store.database import Transaction, dialect
+from zndraw_joblib.server.store.detail_tables import AttemptDetail, TaskLogPart
+from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.store.tasks.records import CHUNK, FULL, TaskRecord, record_of
+
+tasks = Task.__table__
+details = AttemptDetail.__table__
+log = TaskLogPart.__table__
+
+
+class LogCounts(NamedTuple):
+    """The number of a log's last line, and how many lines and bytes of it are kept."""
+
+    last: int = 0
+    lines: int = 0
+    size: int = 0
+
+
+class Part(NamedTuple):
+    """Consecutive lines of a log: a JSON list of `size` bytes."""
+
+    first: int
+    last: int
+    size: int
+    lines: str
+
+
+class Detail(NamedTuple):
+    """What an attempt told. The full traceback is None where it was not read."""
+
+    attempt: int
+    progress: dict[str, Any] | None
+    progress_at: datetime | None
+    log_last: int
+    log_lines: int
+    failure: dict[str, Any] | None
+    full_traceback: str | None = None
+
+
+class Change(NamedTuple):
+    """What an attempt told now: None leaves a value as it is, and the numbers are added to the counts."""
+
+    task_seq: int
+    attempt: int
+    progress: dict[str, Any] | None
+    progress_at: datetime | None
+    failure: dict[str, Any] | None
+    full_traceback: str | None
+    log_last: int
+    log_lines: int
+    log_bytes: int
+
+
+_COLUMNS = [details.c[name] for name in Detail._fields if name != "full_traceback"]
+_GIVEN = (among(details.c.task_seq, bindparam("seqs")), among(details.c.attempt, bindparam("attempts")))
+_OF_TASKS = select(details.c.task_seq, *_COLUMNS).where(*_GIVEN)
+_COUNTS = select(
+    details.c.task_seq, details.c.attempt, details.c.log_last, details.c.log_lines, details.c.log_bytes
+).where(*_GIVEN)
+_IS_CURRENT = and_(details.c.task_seq == tasks.c.seq, details.c.attempt == tasks.c.attempt)
+_BY_ID = (
+    FULL.add_columns(*[column.label(f"detail_{column.name}") for column in _COLUMNS])
+    .outerjoin(details, _IS_CURRENT)
+    .where(tasks.c.id == bindparam("task"))
+)
+_SEQ, _ATTEMPT = bindparam("seq", type_=BigInteger()), bindparam("number", type_=Integer())
+_ALL = select(*_COLUMNS, details.c.full_traceback).where(details.c.task_seq == _SEQ)
+_OF_ATTEMPT = and_(log.c.task_seq == _SEQ, log.c.attempt == _ATTEMPT)
+_AFTER = bindparam("after", type_=BigInteger())
+_PARTS = (
+    select(log.c.first, log.c.last, log.c.size, log.c.lines)
+    # A part has at most so many lines: with the bound, the index finds the first one.
+    .where(_OF_ATTEMPT, log.c.last > _AFTER, log.c.first > _AFTER - MAX_LOG_LINES)
+    .order_by(log.c.first)
+    .limit(bindparam("limit", type_=BigInteger()))
+)
+
+
+async def current(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID, Detail]:
+    """Return what the current or last attempts of these tasks told, by the ids of those that did."""
+    wanted = {(task.seq, task.attempt): task.id for task in records if task.attempt}
+    rows = await _select(tx, _OF_TASKS, list(wanted))
+    return {wanted[seq, rest[0]]: Detail(*rest) for seq, *rest in rows if (seq, rest[0]) in wanted}
+
+
+async def by_id(tx: Transaction, task_id: UUID) -> tuple[TaskRecord, Detail | None] | None:
+    """Return a task, and what its current or last attempt told."""
+    row = (await tx.execute(_BY_ID, {"task": task_id})).one_or_none()
+    if row is None:
+        return None
+    record, told = row[: -len(_COLUMNS)], row[-len(_COLUMNS) :]
+    return record_of(record), None if told[0] is None else Detail(*told)
+
+
+async def of_task(tx: Transaction, seq: int) -> list[Detail]:
+    """Return what the attempts of a task told, oldest first, with the full tracebacks."""
+    rows = await tx.execute(_ALL.order_by(details.c.attempt), {"seq": seq})
+    return [Detail(*row) for row in rows]
+
+
+async def parts(tx: Transaction, seq: int, attempt: int, after: int, limit: int) -> list[Part]:
+    """Return the parts of a log that have lines after a number, in order, at most `limit` parts."""
+    given = {"seq": seq, "number": attempt, "after": after, "limit": limit}
+    return [Part(*row) for row in await tx.execute(_PARTS, given)]
+
+
+async def log_counts(tx: Transaction, attempts: Mapping[int, int]) -> dict[int, LogCounts]:
+    """Return the counts of the logs of attempts, given and returned by the `seq` of their tasks."""
+    rows = await _select(tx, _COUNTS, list(attempts.items()))
+    return {seq: LogCounts(*counts) for seq, attempt, *counts in rows if attempts[seq] == attempt}
+
+
+async def _select(tx: Transaction, statement: Any, wanted: Sequence[tuple[int, int]]) -> list[Any]:
+    found: list[Any] = []
+    for start in range(0, len(wanted), CHUNK):
+        seqs, attempts = zip(*wanted[start : start + CHUNK], strict=True)
+        given = {"seqs": padded(seqs), "attempts": padded(sorted(set(attempts)))}
+        found += (await tx.execute(statement, given)).all()
+    return found
+
+
+async def add_parts(tx: Transaction, new: Iterable[tuple[int, int, Part]]) -> None:
+    """Add parts to the logs of attempts, given by the `seq` of their tasks and their numbers."""
+    rows = [{"task_seq": seq, "attempt": attempt, **part._asdict()} for seq, attempt, part in new]
+    if rows:
+        await tx.execute(insert(log), rows)
+
+
+_RANKED = (
+    select(
+        log.c.first,
+        func.sum(log.c.size).over(order_by=log.c.first.desc()).label("size"),
+        func.sum(log.c.last - log.c.first + 1).over(order_by=log.c.first.desc()).label("lines"),
+    )
+    .where(_OF_ATTEMPT)
+    .subquery()
+)
+_IS_TOO_MUCH = or_(
+    _RANKED.c.size > bindparam("most_bytes", type_=BigInteger()),
+    _RANKED.c.lines > bindparam("most_lines", type_=BigInteger()),
+)
+_TRIM = (
+    delete(log)
+    .where(
+        _OF_ATTEMPT, log.c.first <= select(func.max(_RANKED.c.first)).where(_IS_TOO_MUCH).scalar_subquery()
+    )
+    .returning(log.c.last - log.c.first + 1, log.c.size)
+)
+
+
+async def trim_log(
+    tx: Transaction, seq: int, attempt: int, *, most_lines: int, most_bytes: int
+) -> tuple[int, int]:
+    """Delete the oldest parts of a log beyond these bounds; return the deleted lines and bytes."""
+    given = {"seq": seq, "number": attempt, "most_lines": most_lines, "most_bytes": most_bytes}
+    rows = (await tx.execute(_TRIM, given)).all()
+    return sum(lines for lines, _ in rows), sum(size for _, size in rows)
+
+
+def _upsert(made: Any) -> Insert:
+    replaced = ("progress", "progress_at", "failure", "full_traceback")
+    values = {name: func.coalesce(made.excluded[name], details.c[name]) for name in replaced}
+    for name in ("log_last", "log_lines", "log_bytes"):
+        values[name] = details.c[name] + made.excluded[name]
+    upsert: Insert = made.on_conflict_do_update(index_elements=["task_seq", "attempt"], set_=values)
+    return upsert
+
+
+async def write(tx: Transaction, changes: Sequence[Change]) -> None:
+    """Write what attempts of different tasks told."""
+    await tx.execute(_upsert(dialect(tx).insert(details)), [change._asdict() for change in changes])
+
+
+async def forget(tx: Transaction, seq: int, newest: int) -> None:
+    """Delete what the attempts of a task up to the number `newest` told."""
+    for table in (log, details):
+        await tx.execute(delete(table).where(table.c.task_seq == seq, table.c.attempt <= newest))
+
+
+async def prune(tx: Transaction, seqs: Sequence[int]) -> None:
+    """Delete what all attempts of these tasks told."""
+    for table in (log, details):
+        await tx.execute(delete(table).where(table.c.task_seq.in_(padded(seqs))))

@@ -1,0 +1,428 @@
+"""What an attempt tells is kept for that attempt, once, in order and within bounds."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+from databases import every_kind
+from replica import ADMIN, OWNER, STRANGER, SUBMITTER, TIMEOUT, Replica
+
+from zndraw_joblib.contract.events import TaskProgress, TaskStatusEvent, room_of
+from zndraw_joblib.contract.history import TaskHistory, TaskLog
+from zndraw_joblib.contract.messages import NamedTask, TaskResponse, TaskUpdateRequest, Verdict
+from zndraw_joblib.contract.problems import Forbidden, StaleReport, TaskNotFound
+from zndraw_joblib.contract.progress import Failure, LogLine, LogPart, Progress
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.service import details, task_actions, task_history, tasks
+from zndraw_joblib.server.service.details import MAX_ATTEMPTS, LogLimits
+from zndraw_joblib.server.settings import JobLibSettings
+from zndraw_joblib.server.store import tasks as store
+from zndraw_joblib.server.store.detail_tables import AttemptDetail, TaskLogPart
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+TWICE: dict[str, Any] = {"max_attempts": 2, "retry_on": ["error"], "backoff": {"base_seconds": 0}}
+DETAILS, LOG = AttemptDetail.__table__, TaskLogPart.__table__
+
+
+def part(first: int, texts: Iterable[str]) -> LogPart:
+    """Return a part of a log."""
+    return LogPart(first=first, lines=[LogLine(at=AT, text=text) for text in texts])
+
+
+def numbered(first: int, last: int) -> LogPart:
+    """Return a part of a log, with the number of each line as its text."""
+    return part(first, map(str, range(first, last + 1)))
+
+
+async def tell(replica: Replica, task: TaskResponse, *, by: Identity = OWNER, **fields: Any) -> TaskResponse:
+    """Report on the attempt of a task, by default without a status."""
+    update = TaskUpdateRequest(**{"attempt": task.attempt, **fields})
+    async with asyncio.timeout(TIMEOUT):
+        return await replica.runtime.report(tasks.Report(by, task.id, update))
+
+
+async def log(
+    replica: Replica, task_id: UUID, attempt: int | None = None, after: int = 0, limit: int = 1000
+) -> TaskLog:
+    """Return the log of an attempt."""
+    return await replica.runtime.database.read(details.log, task_id, attempt, after, limit)
+
+
+async def texts(replica: Replica, task: TaskResponse, attempt: int | None = None) -> list[tuple[int, str]]:
+    """Return the numbers and the texts of the lines of a log."""
+    return [(line.n, line.text) for line in (await log(replica, task.id, attempt)).lines]
+
+
+def lines(*spans: tuple[int, int]) -> list[tuple[int, str]]:
+    """Return the lines of the log that `numbered` writes for these spans."""
+    return [(n, str(n)) for first, last in spans for n in range(first, last + 1)]
+
+
+async def history(replica: Replica, task: TaskResponse) -> TaskHistory:
+    """Return the history of a task."""
+    return await replica.runtime.database.read(task_history.history, task_id=task.id)
+
+
+@every_kind
+async def test_progress_and_log_of_a_running_task(replica: Replica) -> None:
+    """A reader sees the latest progress and all lines, and the room gets an event for each progress."""
+    task = await replica.running(await replica.register())
+    replica.events.clear()
+    last = Progress(current=2, total=4, unit="frames", message="relax", data={"energy": None})
+    lines = [LogLine(at=AT, text='a "quoted" \x00 ü\n', level="warning", source="stderr")]
+    await tell(replica, task, progress=Progress(current=1, message="start", unit="steps"))
+    await tell(replica, task, progress=last, log=LogPart(first=1, lines=lines))
+    found = await replica.get(task.id)
+    assert (found.progress, found.failure, found.status) == (last, None, TaskStatus.RUNNING)
+    [line] = (await log(replica, task.id)).lines
+    assert (line.n, LogLine(**line.model_dump())) == (1, lines[0])
+    [told] = (await history(replica, task)).attempts
+    assert (told.attempt, told.progress, told.log_lines, told.log_dropped) == (1, last, 1, 0)
+    assert told.progress_at is not None
+    sent = [(event.progress, event.attempt, room) for event, room in replica.events]
+    assert sent == [(event.progress, 1, room_of("lab")) for event, _ in replica.events]
+    assert [event.progress.current for event, _ in replica.events] == [1, 2]
+    assert isinstance(replica.events[0].event, TaskProgress)
+
+
+async def test_answers_without_progress_have_no_field_for_it(replica: Replica) -> None:
+    """A task that told nothing is serialised as before; so are the answers to a submit, claim and report."""
+    job = await replica.register()
+    submitted = await replica.submit(job)
+    started = await replica.start(job.worker_id)
+    silent = await replica.get(submitted.id)
+    reported = await tell(replica, started, progress=Progress(current=1))
+    for answer in (submitted, started, silent, reported):
+        assert not {"progress", "failure", "stored_result"} & answer.model_dump(mode="json").keys()
+    assert (await replica.get(submitted.id)).model_dump(mode="json")["progress"]["current"] == 1
+
+
+async def test_the_final_progress_is_announced_before_the_end(replica: Replica) -> None:
+    """One report has the last progress, the last lines and the end; one event each, in this order."""
+    task = await replica.running(await replica.register())
+    replica.events.clear()
+    final = {"progress": Progress(current=4, total=4), "log": numbered(1, 2)}
+    ended = await tell(replica, task, status=TaskStatus.COMPLETED, result=[1], **final)
+    assert ended.status is TaskStatus.COMPLETED
+    assert [type(event) for event, _ in replica.events] == [TaskProgress, TaskStatusEvent]
+    assert (await replica.get(task.id)).progress == final["progress"]
+    assert await texts(replica, task) == lines((1, 2))
+
+
+async def test_each_attempt_keeps_its_own(replica: Replica) -> None:
+    """After a retry by policy and one by hand, history and logs have each attempt's own."""
+    job = await replica.register(**TWICE)
+    task = await replica.running(job)
+    for attempt in (1, 2, 3):
+        failure = Failure(
+            type="KeyError", traceback=f"job {attempt}", full_traceback=f"all {attempt}", notes=["n"]
+        )
+        told = {"log": part(1, [f"line of {attempt}"]), "progress": Progress(current=attempt)}
+        after = await tell(replica, task, status="failed", error="KeyError: 1", failure=failure, **told)
+        found = await replica.get(task.id)
+        assert found.failure == failure.model_copy(update={"full_traceback": ""})
+        assert found.progress == told["progress"]
+        assert after.status is (TaskStatus.FAILED if attempt == 2 else TaskStatus.PENDING)
+        if attempt == 2:
+            await replica.act(task_actions.retry, task.id)
+        if attempt < 3:
+            task = await replica.start(job.worker_id)
+            assert (await replica.get(task.id)).progress is None
+            assert await texts(replica, task) == []
+    attempts = (await history(replica, task)).attempts
+    assert [each.attempt for each in attempts] == [1, 2, 3]
+    assert [each.failure.full_traceback for each in attempts if each.failure] == ["all 1", "all 2", "all 3"]
+    assert [each.progress.current for each in attempts if each.progress] == [1, 2, 3]
+    for attempt in (1, 2, 3):
+        assert await texts(replica, task, attempt) == [(1, f"line of {attempt}")]
+
+
+@every_kind
+async def test_repeated_and_overlapping_parts_add_only_new_lines(replica: Replica) -> None:
+    """Known numbers are ignored, in whole parts and in parts of them; missing numbers are a gap."""
+    task = await replica.running(await replica.register())
+    await tell(replica, task, log=numbered(1, 3))
+    for _ in range(2):
+        await tell(replica, task, log=numbered(1, 3))
+        await tell(replica, task, log=numbered(2, 5))
+    assert await texts(replica, task) == lines((1, 5))
+    await tell(replica, task, log=numbered(9, 10))
+    await tell(replica, task, log=numbered(6, 7))
+    assert await texts(replica, task) == lines((1, 5), (9, 10))
+    found = await log(replica, task.id)
+    assert (found.last, found.dropped, found.next) == (10, 3, None)
+    rest = await log(replica, task.id, after=4, limit=2)
+    assert ([line.n for line in rest.lines], rest.next) == ([5, 9], 9)
+    assert [line.n for line in (await log(replica, task.id, after=9)).lines] == [10]
+    assert (await log(replica, task.id, after=10)).lines == []
+
+
+@every_kind
+async def test_a_batch_joins_the_reports_of_a_task(replica: Replica) -> None:
+    """Reports of one transaction are applied in order; a refused one changes nothing."""
+    job = await replica.register()
+    one, two = [await replica.running(job) for _ in range(2)]
+    items = [
+        tasks.Report(OWNER, one.id, TaskUpdateRequest(progress=Progress(current=1), log=numbered(1, 2))),
+        tasks.Report(OWNER, two.id, TaskUpdateRequest(progress=Progress(current=9), attempt=7)),
+        tasks.Report(OWNER, two.id, TaskUpdateRequest(log=numbered(1, 1))),
+        tasks.Report(OWNER, one.id, TaskUpdateRequest(progress=Progress(current=2), log=numbered(2, 3))),
+        tasks.Report(OWNER, one.id, TaskUpdateRequest(status="completed", log=numbered(4, 4))),
+    ]
+    results = await replica.runtime.report_many(items)
+    assert [type(result) for result in results] == [TaskResponse, StaleReport, *[TaskResponse] * 3]
+    found = await replica.get(one.id)
+    assert (found.progress, found.status) == (Progress(current=2), TaskStatus.COMPLETED)
+    assert await texts(replica, one) == lines((1, 4))
+    assert await texts(replica, two) == lines((1, 1))
+    assert (await replica.get(two.id)).progress is None
+
+
+async def test_a_stale_attempt_tells_nothing(replica: Replica) -> None:
+    """After the task was claimed again, ended or released, the earlier attempt gets a 409."""
+    job = await replica.register()
+    task = await replica.running(job)
+    told = {"progress": Progress(current=1), "log": numbered(1, 1)}
+    await replica.act(task_actions.release, task.id)
+    with pytest.raises(StaleReport) as caught:
+        await tell(replica, task, **told)
+    assert caught.value.problem.model_dump()["reason"] == "released"
+    again = await replica.start(job.worker_id)
+    with pytest.raises(StaleReport, match="attempt 1 does not hold it"):
+        await tell(replica, task, **told)
+    await tell(replica, again, status="completed", log=numbered(1, 1))
+    for attempt in (task, again):
+        with pytest.raises(StaleReport):
+            await tell(replica, attempt, progress=Progress(current=2), log=numbered(2, 2))
+    # The repeat of the report that ended the task is accepted, and adds nothing.
+    await tell(replica, again, status="completed", log=numbered(1, 5))
+    assert await texts(replica, again) == lines((1, 1))
+    assert len(await replica.rows(DETAILS)) == 1
+
+
+async def test_only_the_worker_and_superusers_tell(replica: Replica) -> None:
+    """The submitter may cancel the task, without a log; others may not even that."""
+    task = await replica.running(await replica.register())
+    for by in (SUBMITTER, STRANGER):
+        for status in (None, TaskStatus.CANCELLED):
+            with pytest.raises(Forbidden):
+                await tell(replica, task, by=by, status=status, progress=Progress(current=1))
+    await tell(replica, task, by=ADMIN, progress=Progress(current=1))
+    assert (await replica.get(task.id)).progress == Progress(current=1)
+
+
+@every_kind
+async def test_heartbeats_carry_progress_and_log(replica: Replica) -> None:
+    """A heartbeat records what its held tasks tell; for others it has a verdict and records nothing."""
+    job = await replica.register()
+    held, lost = [await replica.running(job) for _ in range(2)]
+    await replica.act(task_actions.release, lost.id)
+    named = [
+        NamedTask(id=held.id, attempt=1, progress=Progress(current=1), log=numbered(1, 2)),
+        NamedTask(id=held.id, attempt=2, progress=Progress(current=5), log=numbered(1, 5)),
+        NamedTask(id=lost.id, attempt=1, progress=Progress(current=6), log=numbered(1, 6)),
+    ]
+    assert job.worker_id is not None
+    for _ in range(2):
+        answer = await replica.runtime.heartbeat(OWNER, job.worker_id, named)
+        verdicts = [each.verdict for each in answer.tasks]
+        assert verdicts == [Verdict.CONTINUE, Verdict.LOST, Verdict.LOST]
+    assert await texts(replica, held) == lines((1, 2))
+    assert (await replica.get(held.id)).progress == Progress(current=1)
+    assert (await replica.get(lost.id)).progress is None
+
+
+async def test_another_worker_of_the_owner_cannot_tell_in_its_heartbeat(replica: Replica) -> None:
+    """A heartbeat records only what the tasks of its own worker tell."""
+    job = await replica.register()
+    task = await replica.running(job)
+    other = await replica.worker()
+    answer = await replica.runtime.heartbeat(
+        OWNER, other, [NamedTask(id=task.id, attempt=1, log=numbered(1, 2))]
+    )
+    assert [each.verdict for each in answer.tasks] == [Verdict.LOST]
+    assert await texts(replica, task) == []
+
+
+@pytest.fixture
+def small(settings: JobLibSettings) -> JobLibSettings:
+    """Return the settings of the replica, with small logs."""
+    settings.task_log_max_bytes, settings.task_log_max_lines = 4096, 50
+    return settings
+
+
+async def kept(replica: Replica) -> tuple[int, int]:
+    """Return how many lines and bytes of logs are stored, and check the counts of the attempts."""
+    parts, rows = await replica.rows(LOG), await replica.rows(DETAILS)
+    found = sum(each.last - each.first + 1 for each in parts), sum(len(each.lines.encode()) for each in parts)
+    assert found == (sum(row.log_lines for row in rows), sum(row.log_bytes for row in rows))
+    return found
+
+
+@every_kind
+@pytest.mark.parametrize("count", [1, 7, 200])
+async def test_a_log_keeps_its_newest_lines(replica: Replica, small: JobLibSettings, count: int) -> None:
+    """Whatever the size of the parts, the newest lines stay, the oldest go, and their number is known."""
+    task = await replica.running(await replica.register())
+    for first in range(1, 400, count):
+        await tell(replica, task, log=numbered(first, first + count - 1))
+        number, size = await kept(replica)
+        assert number <= 50
+        assert size <= 4096
+    found = await log(replica, task.id)
+    assert [line.n for line in found.lines] == list(range(found.dropped + 1, found.last + 1))
+    assert found.last - found.dropped >= 25
+
+
+@every_kind
+async def test_a_log_is_bounded_by_bytes(replica: Replica, small: JobLibSettings) -> None:
+    """Long lines take the place of several; a line that is larger than the whole log is dropped."""
+    task = await replica.running(await replica.register())
+    await tell(replica, task, log=part(1, ["ü" * 400] * 3))
+    await tell(replica, task, log=part(4, ["\x00" * 8000, "short"]))
+    found = await log(replica, task.id)
+    assert [line.n for line in found.lines] == [1, 2, 3, 5]
+    assert found.dropped == 1
+    for first in range(6, 40):
+        await tell(replica, task, log=part(first, ["x" * 1000]))
+        assert (await kept(replica))[1] <= 4096
+    found = await log(replica, task.id)
+    assert [line.n for line in found.lines] == list(range(found.dropped + 1, 40))
+
+
+@every_kind
+async def test_the_bound_of_one_log_leaves_others(replica: Replica, small: JobLibSettings) -> None:
+    """In one transaction, each log loses only its own oldest lines."""
+    job = await replica.register()
+    found = [await replica.running(job) for _ in range(3)]
+    updates = [numbered(1, 200), numbered(1, 5), numbered(1, 200)]
+    for start in (0, 200):
+        items = [
+            tasks.Report(OWNER, task.id, TaskUpdateRequest(log=numbered(start + 1, start + len(each.lines))))
+            for task, each in zip(found, updates, strict=True)
+        ]
+        assert all(isinstance(each, TaskResponse) for each in await replica.runtime.report_many(items))
+    assert await texts(replica, found[1]) == lines((1, 5), (201, 205))
+    for task in (found[0], found[2]):
+        assert (await log(replica, task.id)).lines[-1].n == 400
+    await kept(replica)
+
+
+async def test_a_task_keeps_what_its_last_attempts_told(replica: Replica) -> None:
+    """With every new attempt that tells something, that of the oldest is deleted."""
+    job = await replica.register()
+    task = await replica.running(job)
+    for _ in range(MAX_ATTEMPTS + 2):
+        await tell(replica, task, progress=Progress(current=task.attempt), log=part(1, [str(task.attempt)]))
+        await replica.act(task_actions.release, task.id)
+        task = await replica.start(job.worker_id)
+    await tell(replica, task, progress=Progress(current=0))
+    numbers = [each.attempt for each in (await history(replica, task)).attempts]
+    assert numbers == list(range(4, task.attempt + 1))
+    assert len(numbers) == MAX_ATTEMPTS
+    assert {row.attempt for row in await replica.rows(LOG)} == set(range(4, task.attempt))
+
+
+async def test_a_long_log_is_read_in_parts(replica: Replica, settings: JobLibSettings) -> None:
+    """Each answer has at most about 1 MiB; the answers together have each line once."""
+    settings.task_log_max_bytes = 8 * 1024**2
+    task = await replica.running(await replica.register())
+    for first in range(1, 301, 100):
+        await tell(replica, task, log=part(first, ["x" * 8000] * 100))
+    numbers: list[int] = []
+    after: int | None = 0
+    requests = 0
+    while after is not None:
+        found = await log(replica, task.id, after=after)
+        assert sum(len(line.text) for line in found.lines) < 2 * 1024**2
+        numbers += [line.n for line in found.lines]
+        after, requests = found.next, requests + 1
+    assert (numbers, requests) == (list(range(1, 301)), 3)
+
+
+async def test_the_log_of_an_attempt_that_was_not(replica: Replica) -> None:
+    """It is an error, unlike the empty log of an attempt that told nothing."""
+    job = await replica.register()
+    task = await replica.submit(job)
+    assert (await log(replica, task.id)).attempt == 0
+    await replica.start(job.worker_id)
+    assert (await log(replica, task.id, 1)).lines == []
+    with pytest.raises(TaskNotFound, match="attempt 2; it was claimed 1 times"):
+        await log(replica, task.id, 2)
+
+
+@every_kind
+async def test_pages_have_progress(replica: Replica) -> None:
+    """A page of tasks has what the current attempt of each told."""
+    job = await replica.register()
+    one, two = [await replica.running(job) for _ in range(2)]
+    await tell(replica, one, progress=Progress(current=1))
+    await replica.act(task_actions.release, one.id)
+    await replica.start(job.worker_id)
+    await tell(replica, two, progress=Progress(current=2))
+    page = await replica.runtime.database.read(tasks.page, "lab", None, part=tasks.Page(50, 0))
+    assert {task.id: task.progress for task in page.items} == {one.id: None, two.id: Progress(current=2)}
+
+
+@every_kind
+async def test_pruned_tasks_take_it_with_them(replica: Replica) -> None:
+    """Pruning a task deletes the logs and the progress of all its attempts, and of no other task."""
+    job = await replica.register(**TWICE)
+    task, other = [await replica.running(job) for _ in range(2)]
+    for each in (task, other):
+        await tell(replica, each, progress=Progress(current=1), log=numbered(1, 3))
+    await tell(replica, task, status="failed", error="once", log=numbered(4, 4))
+    again = await replica.start(job.worker_id)
+    await tell(replica, again, status="completed", log=numbered(1, 1))
+    later = datetime.now(UTC).replace(year=2100)
+    deleted, _ = await replica.runtime.write(store.prune, later, 0, 100)
+    assert deleted == 1
+    for table in (DETAILS, LOG):
+        assert len(await replica.rows(table)) == 1
+    assert await texts(replica, other) == lines((1, 3))
+
+
+@every_kind
+async def test_concurrent_reports_of_one_attempt_lose_nothing(pair: Sequence[Replica]) -> None:
+    """Heartbeats and reports that arrive at two servers at the same time keep the counts right."""
+    job = await pair[0].register()
+    task = await pair[0].running(job)
+    assert job.worker_id is not None
+    beats = [
+        pair[n % 2].runtime.heartbeat(
+            OWNER,
+            job.worker_id,
+            [NamedTask(id=task.id, attempt=1, log=numbered(1, n), progress=Progress(current=n))],
+        )
+        for n in range(1, 11)
+    ]
+    reports = [
+        tell(pair[n % 2], task, log=numbered(1, n), progress=Progress(current=n)) for n in range(1, 11)
+    ]
+    async with asyncio.timeout(TIMEOUT):
+        await asyncio.gather(*beats, *reports)
+    assert await texts(pair[0], task) == lines((1, 10))
+    assert (await kept(pair[1]))[0] == 10
+
+
+@pytest.mark.parametrize("fields", [{}, {"error": "x"}, {"failure": {"type": "E"}, "status": "completed"}])
+def test_a_report_tells_something(fields: dict[str, Any]) -> None:
+    """An empty report is refused, and a failure belongs to the status failed."""
+    with pytest.raises(ValueError, match=r"needs a status|only a report with the status 'failed'"):
+        TaskUpdateRequest.model_validate(fields)
+
+
+def test_the_data_of_progress_is_bounded() -> None:
+    """The error names the size and the bound."""
+    with pytest.raises(ValueError, match="data has 16395 bytes of JSON; at most 16384"):
+        Progress(data={"text": "x" * 16_384})
+
+
+def test_the_limits_come_from_the_settings() -> None:
+    """A log keeps as much as the settings allow."""
+    assert LogLimits.of(JobLibSettings(task_log_max_lines=7, task_log_max_bytes=2048)) == LogLimits(7, 2048)
+    assert LogLimits.of(JobLibSettings()) == LogLimits()
