@@ -123,6 +123,7 @@ def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
 # Repeated heartbeats and uploads have no further effect.
 WITHOUT_KEY = {("patch", "/workers/{worker_id}"), ("post", "/providers/{provider_id}/results")}
 ALSO = {
+    ("get", "/tasks/{task_id}/log"): {"attempt", "after", "limit"},
     ("delete", "/providers/{provider_id}"): {"worker_id"},
     ("post", "/providers/{provider_id}/results"): {"X-Request-Hash", "X-Result-Status", "X-Worker-ID"},
 }
