@@ -40,6 +40,7 @@ from zndraw_joblib.server.service import claims, idempotency, jobs, rules, tasks
 from zndraw_joblib.server.service.details import LogLimits
 from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.service.idempotency import TASKS, Repeat, once_or_repeat
+from zndraw_joblib.server.service.plain_claims import PlainClaims
 from zndraw_joblib.server.service.plain_tasks import KnownJobs
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Clock, Database, Transaction
@@ -99,7 +100,7 @@ class Runtime:
         report = partial(idempotency.report, limits=partial(LogLimits.of, settings))
         self._reports: Batcher[tasks.Report, OnceOrRepeat] = self.batcher(report, tasks_of=weight)
         self._claims: Batcher[claims.Claim, claims.ClaimResult] = self.batcher(
-            claims.claim, tasks_of=attrgetter("most")
+            PlainClaims().claim, tasks_of=attrgetter("most")
         )
         beat = partial(workers.heartbeat, limits=partial(LogLimits.of, settings))
         self._heartbeats: Batcher[workers.Heartbeat, WorkerResponse] = self.batcher(beat, tasks_of=weight)

@@ -97,6 +97,8 @@ async def claim(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | P
     _share([slot for slot in valid if slot.demand])
     new = await _claim_new(tx, [slot for slot in valid if slot.demand], queues)
     tasks |= new
+    marked = {task.worker_id for task in new.values() if task.worker_id and task.claim_id}
+    await worker_store.mark_claims(tx, sorted(marked))
     empty = list(dict.fromkeys(slot.claim.worker_id for slot in valid if tasks.keys().isdisjoint(slot.seqs)))
     jobs = await worker_store.served_jobs(tx, empty) if empty else {}
     claimed_of = Counter(task.job_id for task in new.values())

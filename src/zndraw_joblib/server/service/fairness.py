@@ -109,7 +109,12 @@ async def assign(
 
 def has_few(slots: Sequence[ClaimSlot]) -> bool:
     """Return whether the payloads of the slots' tasks need no bound."""
-    return sum(slot.most - 1 for slot in slots if slot.demand) <= _FEW
+    return are_few(slot.most for slot in slots if slot.demand)
+
+
+def are_few(numbers: Iterable[int]) -> bool:
+    """Return whether claims of these numbers of tasks need no bound of their payloads."""
+    return sum(number - 1 for number in numbers) <= _FEW
 
 
 async def fit(tx: Transaction, slots: Sequence[ClaimSlot], locked: Mapping[int, TaskRecord]) -> None:

@@ -1,6 +1,7 @@
 """Turn records into messages, and record the events and wake-ups that follow a commit."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
@@ -23,6 +24,7 @@ from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import TaskRecord
 from zndraw_joblib.server.store.tasks.append import Appended, NewTask
 from zndraw_joblib.server.store.tasks.details import Detail
+from zndraw_joblib.server.store.tasks.plain_claims import ClaimedTask
 
 Item = TypeVar("Item")
 _FIELDS = set(TaskResponse.model_fields)
@@ -90,21 +92,41 @@ def new_task_responses(
     return made
 
 
+def claimed_response(
+    task: ClaimedTask, status: TaskStatus, worker_id: UUID, started_at: datetime | None
+) -> TaskResponse:
+    """Return a task that was claimed from its queue, and perhaps started."""
+    fields = {
+        **_DEFAULTS,
+        "id": task.id,
+        "job_name": task.job_name,
+        "room_id": task.room_id,
+        "status": status,
+        "created_at": task.created_at,
+        "started_at": started_at,
+        "worker_id": worker_id,
+        "error": task.error,
+        "payload": task.payload,
+        "attempt": task.attempt,
+        "created_by": task.created_by,
+        "error_code": task.error_code,
+        "priority": -task.lane,
+    }
+    return construct(TaskResponse, fields, _FIELDS)
+
+
+def publish_claimed(tx: Transaction, tasks: Sequence[TaskResponse]) -> None:
+    """Publish the new status of claimed tasks to their rooms after the commit."""
+    tx.emit_many(lambda: [Emission(_status_event(task), room_of(task.room_id)) for task in tasks])
+
+
 def publish_new(tx: Transaction, tasks: Sequence[TaskResponse]) -> None:
     """Publish new plain tasks after the commit: to their rooms and to the workers of their job."""
 
     def make() -> list[Emission]:
         found = []
         for task in tasks:
-            event = TaskStatusEvent.model_construct(
-                id=task.id,
-                name=task.job_name,
-                room_id=task.room_id,
-                status=task.status,
-                created_at=task.created_at,
-                queue_position=task.queue_position,
-            )
-            found.append(Emission(event, room_of(task.room_id)))
+            found.append(Emission(_status_event(task), room_of(task.room_id)))
             available = TaskAvailable.model_construct(
                 job_name=task.job_name, room_id=task.room_id, task_id=task.id
             )
@@ -141,6 +163,20 @@ def publish_jobs_changed(tx: Transaction, room_id: str) -> None:
 def _available_emission(task: TaskRecord) -> Emission:
     event = TaskAvailable.model_construct(job_name=str(task.job), room_id=task.room_id, task_id=task.id)
     return Emission(event, workers_of(str(task.job)))
+
+
+def _status_event(task: TaskResponse) -> TaskStatusEvent:
+    return TaskStatusEvent.model_construct(
+        id=task.id,
+        name=task.job_name,
+        room_id=task.room_id,
+        status=task.status,
+        created_at=task.created_at,
+        started_at=task.started_at,
+        queue_position=task.queue_position,
+        worker_id=task.worker_id,
+        error=task.error,
+    )
 
 
 def _status_emission(task: TaskRecord, position: int | None) -> Emission:

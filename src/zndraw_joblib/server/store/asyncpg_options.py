@@ -146,7 +146,8 @@ async def prepare(connection: Connection, limits: Limits, *, is_for_migrations: 
     }
     if not is_for_migrations:
         # A plan that is made while a table is small scans it, and stays cached while the table grows.
-        values |= {"enable_seqscan": "off", "jit": "off"}
+        # For short lists PostgreSQL would plan each execution, which costs more than most statements.
+        values |= {"enable_seqscan": "off", "jit": "off", "plan_cache_mode": "force_generic_plan"}
     statements = [f"SET {name} = {value}" for name, value in values.items()]
     # It ends statements of disconnected clients. Not every version and system has it.
     statements.append(

@@ -14,6 +14,7 @@ from sqlalchemy import (
     column,
     func,
     literal_column,
+    select,
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.compiler import compiles
@@ -34,8 +35,11 @@ def arrays(columns: Mapping[str, TypeEngine[Any]]) -> TableValuedAlias:
 
     There one statement for a list costs far less than one statement for each row.
     """
+    # As subqueries: PostgreSQL then makes one plan for lists of any length. A plan for a long list may scan
+    # a whole table once, where the rows have keys.
     bound = [
-        bindparam(f"all_{name}", type_=postgresql.ARRAY(kind, dimensions=1)) for name, kind in columns.items()
+        select(bindparam(f"all_{name}", type_=postgresql.ARRAY(kind, dimensions=1))).scalar_subquery()
+        for name, kind in columns.items()
     ]
     named = [column(name, kind) for name, kind in columns.items()]
     return func.unnest(*bound).table_valued(*named, with_ordinality="place", name="given").render_derived()

@@ -76,6 +76,7 @@ _LOCK_ONE_STALE = _ONE_STALE.with_for_update(key_share=True, skip_locked=True)
 _LOCK_FUTURE = (
     select(workers.c.id)
     .where(workers.c.last_heartbeat > bindparam("latest", type_=workers.c.last_heartbeat.type))
+    .order_by(workers.c.last_heartbeat)
     .with_for_update(key_share=True, skip_locked=True)
 )
 _UNLOCKED = (
@@ -86,6 +87,7 @@ _HEARTBEAT = (
     .where(workers.c.id.in_(_UNLOCKED.scalar_subquery()))
     .values(last_heartbeat=bindparam("at"))
 )
+_MARK = update(workers).where(among(workers.c.id, _IDS)).values(draining=workers.c.draining)
 _UNLINK = delete(links).where(among(links.c.worker_id, _IDS)).returning(links.c.job_id)
 _REMOVE = delete(workers).where(among(workers.c.id, _IDS))
 _SERVED_JOBS = (
@@ -188,6 +190,15 @@ async def heartbeat(tx: Transaction, ids: Sequence[UUID]) -> None:
     """Set the heartbeats of these workers to now. A worker that another transaction has locked is skipped."""
     if ids:
         await tx.execute(_HEARTBEAT, {"ids": padded(ids), "at": await tx.now()})
+
+
+async def mark_claims(tx: Transaction, ids: Sequence[UUID]) -> None:
+    """Write new versions of the rows of locked workers, whose claims have ids.
+
+    A plain claim that began before this transaction's commit then sees that there was another claim.
+    """
+    if ids and not tx.is_sqlite:
+        await tx.execute(_MARK, {"ids": ids})
 
 
 async def clamp_future_heartbeats(tx: Transaction, tolerance: timedelta) -> None:

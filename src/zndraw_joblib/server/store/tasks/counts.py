@@ -198,6 +198,21 @@ def keep_inserted(written: CTE) -> tuple[CTE, CTE]:
     )
 
 
+def keep_claimed(written: CTE) -> tuple[CTE, CTE]:
+    """Return the parts of a statement for PostgreSQL that count the tasks of one job that left its queue.
+
+    `written` returns their `room_id`, `job_id`, `lane` and `seq`. The job is locked.
+    """
+    each, block = written.c, block_of(written.c.seq)
+    zero: ColumnElement[int] = literal_column("0")
+    of_rooms = select(each.room_id, each.job_id, zero, zero, -func.count(), zero, zero)
+    of_blocks = select(each.job_id, each.lane, block, -func.count()).group_by(each.job_id, each.lane, block)
+    return (
+        _upsert_from(rooms, of_rooms.group_by(each.room_id, each.job_id)).cte("kept_rooms"),
+        _upsert_from(blocks, of_blocks).cte("kept_blocks"),
+    )
+
+
 async def write_appended(tx: Transaction, job_id: UUID, of_rooms: Mapping[str, int]) -> None:
     """Count the tasks that SQLite inserted last into the queue of a job: how many of each room."""
     listed = [

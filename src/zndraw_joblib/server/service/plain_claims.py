@@ -1,0 +1,83 @@
+"""Claim for workers of one queue without limits, as most workers are, with one statement on PostgreSQL.
+
+If a claim is not plain, `claims.claim` takes the whole batch.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from zndraw_joblib.contract.messages import EmptyReason
+from zndraw_joblib.contract.names import parse_job_name
+from zndraw_joblib.contract.problems import ProblemException
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.service import claims, fairness, serializers
+from zndraw_joblib.server.service.claims import Claim, ClaimResult
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tasks.plain_claims import Claimant, FilledSlot, Slot, claim
+
+# After so many batches in vain, some are not tried: at most this many for each one that is.
+_MAX_SKIPPED = 16
+
+
+class PlainClaims:
+    """Claims in batches, with the one statement unless it was in vain lately."""
+
+    def __init__(self) -> None:
+        self._failed = self._left_out = 0
+
+    async def claim(self, tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult | ProblemException]:
+        """Do what `claims.claim` does."""
+        if not tx.is_sqlite and _may_be_plain(items):
+            if self._left_out < min(self._failed, _MAX_SKIPPED):
+                self._left_out += 1
+            else:
+                self._left_out = 0
+                if (found := await claim_plain(tx, items)) is not None:
+                    self._failed = 0
+                    return [*found]
+                self._failed += 1
+        return await claims.claim(tx, items)
+
+
+async def claim_plain(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult] | None:
+    """Give each worker the oldest tasks of its queue. Return None if a claim is not plain."""
+    claimants: dict[UUID, Claimant] = {}
+    slots: list[Slot] = []
+    for item in items:
+        known = claimants.get(item.worker_id)
+        is_marked = item.claim_id is not None or (known is not None and known.is_marked)
+        claimants[item.worker_id] = Claimant(item.worker_id, item.caller.id, item.interval / 4, is_marked)
+        slots += [Slot(item.worker_id, item.caller.id, item.claim_id, item.start)] * item.most
+    filled = await claim(tx, list(claimants.values()), slots)
+    if filled is None:
+        return None
+    now, left = await tx.now(), iter(filled)
+    return [_result(tx, item, [next(left) for _ in range(item.most)], now) for item in items]
+
+
+def _may_be_plain(items: Sequence[Claim]) -> bool:
+    callers = {item.worker_id: item.caller.id for item in items}
+    ids = [(item.worker_id, item.claim_id) for item in items if item.claim_id is not None]
+    return (
+        not items[0].order.is_by_room
+        and fairness.are_few(item.most for item in items)
+        and len(set(ids)) == len(ids)
+        and all(callers[item.worker_id] == item.caller.id for item in items)
+    )
+
+
+def _result(tx: Transaction, item: Claim, slots: Sequence[FilledSlot], now: datetime) -> ClaimResult:
+    status = TaskStatus.RUNNING if item.start else TaskStatus.CLAIMED
+    tasks = [
+        serializers.claimed_response(slot.task, status, item.worker_id, now if item.start else None)
+        for slot in slots
+        if slot.task is not None
+    ]
+    if tasks:
+        serializers.publish_claimed(tx, tasks)
+        return ClaimResult(tasks)
+    first = slots[0]
+    reason = EmptyReason.PAUSED if first.is_paused else EmptyReason.EMPTY
+    jobs = [parse_job_name(name) for name in first.job_names]
+    return ClaimResult(jobs=jobs, is_contended=first.is_contended, reason=reason)

@@ -1,0 +1,345 @@
+"""Plain claims take a shorter path, on which nothing else differs: not even while their rows change."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from databases import on_postgresql
+from replica import OWNER, STRANGER, ManualClock, Replica
+from seeds import add_tasks, task
+from sqlalchemy import Executable, delete, update
+
+from service.test_plain_tasks import wait_for_lock
+from zndraw_joblib.contract.messages import EmptyReason, JobResponse
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.service import claims
+from zndraw_joblib.server.service.claims import Claim, ClaimResult
+from zndraw_joblib.server.service.fairness import ClaimOrder
+from zndraw_joblib.server.service.plain_claims import PlainClaims, claim_plain
+from zndraw_joblib.server.store.postgres import PostgresDatabase
+from zndraw_joblib.server.store.tables import Job, QueueBlock, RoomCount, Task, Worker, WorkerJobLink
+
+tasks, workers, jobs = Task.__table__, Worker.__table__, Job.__table__
+POLICIES: list[dict[str, Any]] = [{}, {"start_timeout_seconds": 0}, {"timeout_seconds": 12.5}]
+WRITTEN = (Task, Worker, Job, RoomCount, QueueBlock)
+
+
+def a_claim(worker: UUID | None, *, by: Identity = OWNER, **options: Any) -> Claim:
+    """Return one item of a batch."""
+    assert worker is not None
+    return Claim(by, worker, 15, **options)
+
+
+async def plain(replica: Replica, *items: Claim) -> list[ClaimResult] | None:
+    """Claim with one statement."""
+    return await replica.runtime.write(partial(claim_plain, items=items))
+
+
+async def general(replica: Replica, *items: Claim) -> list[ClaimResult]:
+    """Claim with the statements for all claims."""
+    results = await replica.runtime.write(partial(claims.claim, items=items))
+    return [result for result in results if isinstance(result, ClaimResult)]
+
+
+async def state(replica: Replica) -> list[list[Any]]:
+    """Return all rows that a claim may write."""
+    return [sorted(await replica.rows(table), key=str) for table in WRITTEN]
+
+
+async def of_two_jobs(replica: Replica, **policy: Any) -> list[JobResponse]:
+    """Return two equal jobs, each with equal tasks of two rooms: a new one, a retried one, an urgent one."""
+    found = [await replica.register(name, **policy) for name in "AB"]
+    for job in found:
+        new = {"payload": {"n": 1}, "attempt": 0, "error": None, "error_code": None, "failures": 0, "lane": 0}
+        retried = {**new, "attempt": 3, "error": "It failed", "error_code": "error", "failures": 1}
+        rows = [
+            task(job.id, **fields) for fields in (new, {**retried, "room_id": "other"}, {**new, "lane": -5})
+        ]
+        await add_tasks(replica, rows)
+    await replica.execute(update(jobs).values(has_lanes=True))
+    return found
+
+
+@on_postgresql
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+@pytest.mark.parametrize("start", [False, True])
+async def test_a_plain_claim_equals_any_other(
+    timed: Replica, clock: ManualClock, policy: dict[str, Any], start: bool
+) -> None:
+    """Responses, rows, counts, heartbeats and events are alike."""
+    both = await of_two_jobs(timed, **policy)
+    clock.advance(100)
+    found = []
+    for job, claim in zip(both, (general, plain), strict=True):
+        more = await timed.register(job.full_name.split(":")[2])
+        items = [a_claim(job.worker_id, most=2, start=start), a_claim(more.worker_id, claim_id=UUID(int=7))]
+        results = await claim(timed, *items)
+        assert results is not None
+        assert [len(result.tasks) for result in results] == [2, 1]
+        ids = {task.id: place for place, task in enumerate(one for result in results for one in result.tasks)}
+        found.append(
+            (
+                [one.model_dump(exclude={"id", "job_name", "worker_id"}) for one in _all(results)],
+                [one.worker_id for one in _all(results)] == [job.worker_id] * 2 + [more.worker_id],
+                [
+                    {**row._mapping, **dict.fromkeys(("seq", "id", "job_id", "worker_id"))}
+                    for row in await timed.rows(Task, tasks.c.job_id == job.id)
+                ],
+                sorted(
+                    tuple(row[2:])
+                    for row in await timed.rows(RoomCount, RoomCount.__table__.c.job_id == job.id)
+                ),
+                sorted(
+                    tuple(row[1:])
+                    for row in await timed.rows(QueueBlock, QueueBlock.__table__.c.job_id == job.id)
+                ),
+                [
+                    row.last_heartbeat == clock.now
+                    for row in await timed.rows(Worker)
+                    if row.id in (job.worker_id, more.worker_id)
+                ],
+                [
+                    (ids[event.id], event.status, event.started_at, event.error, room)  # type: ignore[union-attr]
+                    for event, room in timed.events
+                    if getattr(event, "id", None) in ids
+                ],
+            )
+        )
+    assert found[0] == found[1]
+    assert sorted(one["priority"] for one in found[1][0]) == [0, 0, 5]
+
+
+def _all(results: list[ClaimResult]) -> list[Any]:
+    return [one for result in results for one in result.tasks]
+
+
+@on_postgresql
+async def test_claims_without_a_task_equal_any_other(replica: Replica) -> None:
+    """They get the names of the jobs to wait for, also beside claims that get the last task."""
+    first = await replica.register("A")
+    await replica.register("B", worker=first.worker_id)
+    lone = await replica.worker()
+    paused = await replica.register("C")
+    await replica.submit(paused)
+    await replica.pause(paused)
+    items = [a_claim(worker) for worker in (first.worker_id, lone, paused.worker_id)]
+    before = await state(replica)
+    assert await plain(replica, *items) == await general(replica, *items)
+    assert await state(replica) == before
+    made = await replica.submit(first)
+    results = await plain(replica, *items, items[0])
+    assert results is not None
+    assert [[one.id for one in result.tasks] for result in results] == [[made.id], [], [], []]
+    assert [result.reason for result in results[1:]] == [
+        EmptyReason.EMPTY,
+        EmptyReason.PAUSED,
+        EmptyReason.EMPTY,
+    ]
+    assert {str(name) for name in results[3].jobs} == {first.full_name, "@global:modifiers:B"}
+
+
+async def _limited(replica: Replica, job: JobResponse) -> list[Claim]:
+    await replica.execute(update(jobs).values(max_in_flight=5))
+    return [a_claim(job.worker_id)]
+
+
+async def _with_max_tasks(replica: Replica, job: JobResponse) -> list[Claim]:
+    await replica.execute(update(workers).values(max_tasks=5))
+    return [a_claim(job.worker_id)]
+
+
+async def _draining(replica: Replica, job: JobResponse) -> list[Claim]:
+    await replica.drain(job.worker_id)
+    return [a_claim(job.worker_id)]
+
+
+async def _of_a_stranger(replica: Replica, job: JobResponse) -> list[Claim]:
+    return [a_claim(job.worker_id), a_claim((await replica.register()).worker_id, by=STRANGER)]
+
+
+async def _without_worker(replica: Replica, job: JobResponse) -> list[Claim]:
+    return [a_claim(job.worker_id), a_claim(uuid4())]
+
+
+async def _repeated(replica: Replica, job: JobResponse) -> list[Claim]:
+    await replica.submit(job)
+    item = a_claim(job.worker_id, claim_id=uuid4())
+    await general(replica, item)
+    return [item]
+
+
+async def _of_several_jobs(replica: Replica, job: JobResponse) -> list[Claim]:
+    other = await replica.register("Other", worker=job.worker_id)
+    await replica.submit(other)
+    return [a_claim(job.worker_id)]
+
+
+async def _of_workers_of_several_jobs(replica: Replica, job: JobResponse) -> list[Claim]:
+    other = await replica.register("Other")
+    await replica.submit(other)
+    return [a_claim(job.worker_id), a_claim(other.worker_id)]
+
+
+async def _expired(replica: Replica, job: JobResponse) -> list[Claim]:
+    await replica.submit(job, expires_in_seconds=1e-6)
+    return [a_claim(job.worker_id, most=2)]
+
+
+OTHERS = [
+    *(_limited, _with_max_tasks, _draining, _of_a_stranger, _without_worker),
+    *(_repeated, _of_several_jobs, _of_workers_of_several_jobs, _expired),
+]
+
+
+@on_postgresql
+@pytest.mark.parametrize("prepare", OTHERS, ids=lambda prepare: prepare.__name__)
+async def test_claims_that_are_not_plain_write_nothing(replica: Replica, prepare: Any) -> None:
+    """Then the statements for all claims take the whole batch."""
+    job = await replica.register()
+    await replica.submit(job)
+    items = await prepare(replica, job)
+    before = await state(replica)
+    assert await plain(replica, *items) is None
+    assert await state(replica) == before
+
+
+@on_postgresql
+async def test_some_batches_are_never_plain(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims by room, of many tasks, with one id twice, or of two users for one worker."""
+    worker = (await replica.register()).worker_id
+    marked = a_claim(worker, claim_id=uuid4())
+    batches = [
+        [a_claim(worker, order=ClaimOrder(is_fair=True))],
+        [a_claim(worker, most=100)],
+        [marked, marked],
+        [a_claim(worker), a_claim(worker, by=STRANGER)],
+    ]
+    monkeypatch.setattr("zndraw_joblib.server.service.plain_claims.claim_plain", None)
+    for items in batches:
+        await replica.runtime.write(partial(PlainClaims().claim, items=items))
+
+
+@on_postgresql
+async def test_a_plain_claim_is_one_statement(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a transaction of its own: no BEGIN, no COMMIT. While claims are not plain, it is tried rarely."""
+    job = await replica.register()
+    await add_tasks(replica, [task(job.id) for _ in range(3)])
+    execute, ran = PostgresDatabase._execute, []
+
+    async def recorded(database: Any, connection: Any, statement: Any, given: Any = None) -> Any:
+        ran.append(connection.is_in_transaction())
+        return await execute(database, connection, statement, given)
+
+    monkeypatch.setattr(PostgresDatabase, "_execute", recorded)
+    assert await replica.claim(job.worker_id) is not None
+    assert await replica.claim(job.worker_id, claim_id=uuid4()) is not None
+    assert ran == [False, False]
+    other = await replica.register("Other", worker=job.worker_id)
+    await add_tasks(replica, [task(each.id) for each in (job, other) for _ in range(20)])
+    ran.clear()
+    for _ in range(20):
+        await replica.claim(job.worker_id)
+    assert ran.count(False) == 5
+
+
+@asynccontextmanager
+async def uncommitted(replica: Replica, *changes: Executable) -> AsyncIterator[None]:
+    """Change something in another transaction; commit at the end, after a statement waits for it."""
+    async with replica.engine.connect() as other:
+        for change in changes:
+            await other.execute(change)
+        yield
+        await wait_for_lock(replica)
+        await other.commit()
+
+
+@on_postgresql
+async def test_a_pause_during_the_claim_wins(replica: Replica) -> None:
+    """The statement began before the pause, and waited for it."""
+    job = await replica.register()
+    await replica.submit(job)
+    async with uncommitted(replica, update(jobs).values(paused=True)):
+        claiming = asyncio.create_task(replica.claim_response(job.worker_id))
+    response = await claiming
+    assert (response.task, response.reason) == (None, EmptyReason.PAUSED)
+
+
+@on_postgresql
+async def test_a_registration_that_ends_during_the_claim_wins(replica: Replica) -> None:
+    """The statement began before the worker was unlinked from the job, which changes its heartbeat."""
+    job = await replica.register()
+    await replica.submit(job)
+    beat = update(workers).values(last_heartbeat=workers.c.last_heartbeat)
+    async with uncommitted(replica, beat, delete(WorkerJobLink)):
+        claiming = asyncio.create_task(replica.claim(job.worker_id))
+    assert await claiming is None
+
+
+@on_postgresql
+@pytest.mark.parametrize("first", [plain, general])
+async def test_a_repeat_during_the_claim_gets_its_tasks(pair: list[Replica], first: Any) -> None:
+    """The statement of the repeat began before the commit of the claim, and waited for it."""
+    job = await pair[0].register()
+    for _ in range(2):
+        await pair[0].submit(job)
+    assert job.worker_id is not None
+    item = a_claim(job.worker_id, claim_id=uuid4())
+    claimed, go = asyncio.Event(), asyncio.Event()
+
+    async def claim_slowly(tx: Any) -> Any:
+        made = await (claim_plain if first is plain else claims.claim)(tx, [item])
+        claimed.set()
+        await go.wait()
+        return made
+
+    # A transaction of its own, because a plain claim would commit at once.
+    slow = asyncio.create_task(_in_transaction(pair[0], claim_slowly))
+    await claimed.wait()
+    repeat = asyncio.create_task(pair[1].claim(job.worker_id, claim_id=item.claim_id))
+    await wait_for_lock(pair[0])
+    go.set()
+    [result] = await slow
+    again = await repeat
+    assert again is not None
+    assert again.id == result.tasks[0].id
+    assert len(await pair[0].rows(Task, tasks.c.status == TaskStatus.CLAIMED.value)) == 1
+
+
+async def _in_transaction(replica: Replica, work: Any) -> Any:
+    async def run(tx: Any) -> Any:
+        await tx.now()
+        return await work(tx)
+
+    return await replica.runtime.write(run)
+
+
+@on_postgresql
+async def test_a_locked_task_is_passed_over(replica: Replica) -> None:
+    """The next one is claimed; if all others are locked, the claim is repeated until one is free."""
+    job = await replica.register()
+    locked, free = [await replica.submit(job) for _ in range(2)]
+    async with replica.engine.connect() as other:
+        await other.execute(update(tasks).where(tasks.c.id == locked.id).values(error="changed"))
+        [result] = await plain(replica, a_claim(job.worker_id, most=2)) or []
+        assert [one.id for one in result.tasks] == [free.id]
+        assert await plain(replica, a_claim(job.worker_id)) is None
+        await other.commit()
+    [result] = await plain(replica, a_claim(job.worker_id)) or []
+    assert [(one.id, one.error) for one in result.tasks] == [(locked.id, "changed")]
+
+
+@on_postgresql
+async def test_a_late_heartbeat_is_written_without_a_task(timed: Replica, clock: ManualClock) -> None:
+    """A claim counts as a heartbeat, which is written four times per heartbeat interval."""
+    job = await timed.register()
+    before = clock.now
+    for advance, is_late in ((3, False), (1, True)):
+        clock.advance(advance)
+        assert await plain(timed, a_claim(job.worker_id)) is not None
+        [row] = await timed.rows(Worker)
+        assert row.last_heartbeat == (clock.now if is_late else before)
