@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
-from zndraw_joblib.contract.messages import MAX_NAMED_TASKS, NamedTask, TaskUpdateRequest, Verdict
+from zndraw_joblib.contract.messages import MAX_NAMED_TASKS, NamedTask, Verdict
 from zndraw_joblib.contract.problems import (
     ContentTooLarge,
     InvalidRequest,
@@ -20,6 +20,8 @@ from zndraw_joblib.contract.problems import (
     WorkerNotFound,
 )
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.contract.task_channel import NO_WORKER, TaskChannel
+from zndraw_joblib.server.internal.live_reports import LiveReports, last_reports
 from zndraw_joblib.server.internal.runs import (
     InternalContext,
     Outcome,
@@ -34,7 +36,6 @@ from zndraw_joblib.server.realtime.publisher import SocketIoPublisher
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import internal, workers
 from zndraw_joblib.server.service.internal import EXECUTOR
-from zndraw_joblib.server.service.tasks import Report
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.tasks import TaskRecord
@@ -56,7 +57,8 @@ class GuardedExecutor:
     after its time limit frees its slot (`internal_abandon_seconds`).
 
     `database` is a session maker, or the `runtime` of a `JobLib` in the same process. `context` turns an
-    `InternalContext` into the argument of `run`, in the run's thread. Events are sent through `tsio`.
+    `InternalContext` into the argument of `run`, in the run's thread. Events are sent through `tsio`. With
+    `capture_output`, what a job prints, and its warnings, are also written to the task's log.
     """
 
     exclusive_start = True
@@ -70,6 +72,7 @@ class GuardedExecutor:
         tsio: Any = None,
         concurrency: int = 4,
         context: Callable[[InternalContext], Any] = lambda context: context,
+        capture_output: bool = True,
     ) -> None:
         if not isinstance(database, Runtime | Database) and not callable(database):
             kind = type(database).__name__
@@ -87,6 +90,8 @@ class GuardedExecutor:
         self._owns_runtime = not isinstance(database, Runtime)
         self._concurrency = concurrency
         self._context = context
+        self._captures = capture_output
+        self._live = LiveReports(self._runtime.report)
         self._starts = self._runtime.batcher(internal.start)
         self._worker_id: UUID | None = None
         self._running: dict[tuple[UUID, int], Run] = {}
@@ -105,6 +110,7 @@ class GuardedExecutor:
         self._slots = asyncio.Semaphore(self._concurrency)
         self._registering = asyncio.Lock()
         self._loops = [asyncio.create_task(self._send_heartbeats(), name="zndraw-joblib heartbeats")]
+        self._loops.append(asyncio.create_task(self._live.run(), name="zndraw-joblib live reports"))
         if self._owns_runtime:
             self._loops.append(asyncio.create_task(self._run_pubsub()))
 
@@ -117,12 +123,12 @@ class GuardedExecutor:
             await asyncio.wait(self._runs, timeout=self.grace_seconds)
         worker_id, self._worker_id = self._worker_id, None
         loops, self._loops = self._loops, []
-        await _end(loops[:1])
+        await _end(loops[:2])
         if worker_id is not None:
             await self._try(workers.remove, caller=EXECUTOR, worker_id=worker_id)
         if self._owns_runtime:
             await self._runtime.finish()  # events are published, before the pub/sub connection closes
-        await _end(loops[1:])
+        await _end(loops[2:])
 
     def check(self) -> str:
         """Return `ok`, or the reason why no internal task can run here, for a server's health check."""
@@ -166,32 +172,41 @@ class GuardedExecutor:
         return True
 
     async def _run_attempt(self, cls: type[Any], payload: dict[str, Any], task: TaskRecord) -> None:
-        context = InternalContext(str(task.id), task.room_id, task.attempt)
+        channel = self._channel_of(task)
+        context = InternalContext(str(task.id), task.room_id, task.attempt, channel=channel)
         self._running[task.id, task.attempt] = run = Run(context)
         watching = asyncio.create_task(self._watch(context))
         try:
             work = partial(outcome_of, cls, payload, context, self._context)
             outcome = await self._ends.wait(run, start_thread(f"zndraw-joblib task {task.id}", work))
             if outcome is not None:
-                await self._report(task, outcome)
+                await self._report(channel, outcome)
         finally:
+            channel.close()
             watching.cancel()
             del self._running[task.id, task.attempt]
 
-    async def _report(self, task: TaskRecord, outcome: Outcome) -> None:
-        """Report a run; if the server refuses its result, report a failure."""
+    def _channel_of(self, task: TaskRecord) -> TaskChannel:
+        token = str(task.id), task.attempt, task.worker_id or NO_WORKER
+        return TaskChannel(*token, captures=self._captures, on_content=self._live.add)
+
+    async def _report(self, channel: TaskChannel, outcome: Outcome) -> None:
+        """Report a run; if the server refuses its log, leave that out; if its result, report a failure."""
         status = TaskStatus.COMPLETED if outcome.error is None else TaskStatus.FAILED
-        update = TaskUpdateRequest(
-            status=status, **outcome._asdict(), worker_id=task.worker_id, attempt=task.attempt
-        )
+        has_content = channel.take() is not None
         try:
-            await _retry(partial(self._runtime.report, Report(EXECUTOR, task.id, update)))
+            for report in last_reports(channel, status=status, **outcome._asdict()):
+                await _retry(partial(self._runtime.report, report))
         except (ContentTooLarge, InvalidRequest) as refusal:
-            if outcome.error is not None:
+            if has_content:
+                channel.close()
+                await self._report(channel, outcome)
+            elif outcome.error is None:
+                await self._report(channel, Outcome(error=f"The server refused the result: {refusal}"))
+            else:
                 raise
-            await self._report(task, Outcome(error=f"The server refused the result: {refusal}"))
         except ProblemException as problem:
-            logger.info("The report of task_id=%s was refused: %s", task.id, problem)
+            logger.info("The report of task_id=%s was refused: %s", channel.task_id, problem)
 
     async def _watch(self, context: InternalContext) -> None:
         """Set `cancelled` when the task ends elsewhere. Heartbeats do so too, only later."""

@@ -9,33 +9,44 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from zndraw_joblib.contract.capture import running
 from zndraw_joblib.contract.extensions import NonRetryable
+from zndraw_joblib.contract.failures import failure_of
 from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
 from zndraw_joblib.contract.outcomes import ResultRejected, error_text, jsonable_result, text_of
+from zndraw_joblib.contract.progress import Failure
+from zndraw_joblib.contract.task_channel import TaskChannel
+from zndraw_joblib.contract.task_context import TaskContext, call_run
 from zndraw_joblib.server.settings import JobLibSettings
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class InternalContext:
+class InternalContext(TaskContext):
     """The default argument of an internal job's `run`.
 
     `cancelled` is set when the task is cancelled or this attempt no longer holds it: a job may then stop.
+    `channel` holds what the job reports of its progress and its log.
     """
 
     task_id: str
     room_id: str
     attempt: int
     cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
+    channel: TaskChannel = field(default_factory=TaskChannel, repr=False)
 
 
 class Outcome(NamedTuple):
-    """The end of a run: a result or an error. `retry` is false if another attempt would fail, too."""
+    """The end of a run: a result or an error. `retry` is false if another attempt would fail, too.
+
+    `failure` describes the exception of the job.
+    """
 
     result: Any = None
     error: str | None = None
     retry: bool = True
+    failure: Failure | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -129,15 +140,17 @@ def outcome_of(
         return Outcome(error=error_text(f"The payload does not fit {cls.__name__}: {text}"), retry=False)
     pid = os.getpid()
     try:
-        value = extension.run(argument_of(context))
-        exit_if_forked(pid)
-        return Outcome(jsonable_result(value))
+        with running(context):
+            value = call_run(extension, argument_of(context), context)
+            exit_if_forked(pid)
+            return Outcome(jsonable_result(value))
     except ResultRejected as error:
         return Outcome(error=str(error))
     except BaseException as error:
         exit_if_forked(pid, error)
         logger.warning("Failed task_id=%s", context.task_id, exc_info=True)
-        return Outcome(error=error_text(error), retry=not isinstance(error, NonRetryable))
+        final = isinstance(error, NonRetryable)
+        return Outcome(error=error_text(error), retry=not final, failure=failure_of(error, extension))
 
 
 def start_thread(name: str, work: Callable[[], Outcome]) -> "asyncio.Future[Outcome]":
