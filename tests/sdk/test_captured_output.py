@@ -257,6 +257,24 @@ def test_streams_that_were_replaced_keep_what_is_written() -> None:
     assert lines(task) == [(LogSource.STDOUT, "captured"), (LogSource.STDOUT, "no terminal")]
 
 
+def test_a_wrapped_stream_is_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library may put its own stream around that of a task, and leave it there."""
+
+    class Wrapper(io.StringIO):
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def write(self, text: str) -> int:
+            self.stream.write(text)
+            return len(text)
+
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    run(make_task(), lambda: setattr(sys, "stdout", Wrapper(sys.stdout)))
+    task = make_task()
+    run(task, lambda: print("once"))
+    assert lines(task) == [(LogSource.STDOUT, "once")]
+
+
 def test_a_stream_that_outlives_its_task_writes_through(capsys: pytest.CaptureFixture[str]) -> None:
     """A library may keep `sys.stdout`."""
     task, kept = make_task(), []
@@ -339,3 +357,36 @@ def test_running_ends_with_its_block() -> None:
         raise ValueError("x")
     assert current_task() is None
     assert not isinstance(sys.stdout, CapturedStream)
+
+
+def test_a_print_outlives_the_task_that_it_is_captured_for() -> None:
+    """`print` keeps no reference to the stream that it writes to, also if the task ends in between."""
+    code = """
+import io, sys, threading
+from uuid import UUID
+from zndraw_joblib.contract.capture import running
+from zndraw_joblib.contract.task_channel import TaskChannel
+from zndraw_joblib.worker.tasks import ClaimedTask
+task = ClaimedTask("a", "job", "room", None, 1, {}, UUID(int=0), channel=TaskChannel(captures=True))
+class Slow(io.StringIO):
+    def write(self, text):
+        writes.set()
+        ended.wait()
+        return super().write(text)
+writes, ended = threading.Event(), threading.Event()
+sys.stdout = slow = Slow()
+with running(task):
+    thread = threading.Thread(target=print, args=("one", "two"))
+    thread.start()
+    writes.wait()
+others = [object() for _ in range(100_000)]
+ended.set()
+thread.join()
+sys.stdout = sys.__stdout__
+print(slow.getvalue(), end="")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "one two\n"

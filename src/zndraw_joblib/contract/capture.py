@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from zndraw_joblib.contract.progress import LogLevel, LogSource
 from zndraw_joblib.contract.task_channel import Line
 from zndraw_joblib.contract.task_context import TaskContext, running_task
 
+_KEPT_STREAMS = 16
 _NAMES = {"stdout": LogSource.STDOUT, "stderr": LogSource.STDERR}
 
 
@@ -23,16 +25,20 @@ class CapturedStream:
 
     def __init__(self, stream: Any, source: LogSource) -> None:
         self.uncaptured = stream
-        self._source = source
+        self.source = source
 
     def write(self, text: str) -> Any:
         """Write text, also to the log of the task that runs in this thread or coroutine."""
         task = running_task.get()
-        if task is not None and task.channel.captures:
-            task.channel.write(text, self._source)
-        if self.uncaptured is None:  # a daemon may have no terminal
-            return len(text)
-        return self.uncaptured.write(text)
+        if task is None or not task.channel.captures:
+            return self._write(text)
+        task.channel.write(text, self.source)
+        # The stream may be another library's that writes to an earlier captured one.
+        token = running_task.set(None)
+        try:
+            return self._write(text)
+        finally:
+            running_task.reset(token)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write several texts."""
@@ -43,6 +49,9 @@ class CapturedStream:
         """Flush the stream."""
         if self.uncaptured is not None:
             self.uncaptured.flush()
+
+    def _write(self, text: str) -> Any:
+        return len(text) if self.uncaptured is None else self.uncaptured.write(text)  # None: in a daemon
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.uncaptured, name)
@@ -65,6 +74,8 @@ class _Streams:
 
     def __init__(self) -> None:
         self._warnings = _WarningsHandler()
+        # `print` holds no reference to its stream: one must not be freed while a thread writes to it.
+        self._kept: deque[CapturedStream] = deque(maxlen=_KEPT_STREAMS)
         self.reset()
 
     def reset(self) -> None:
@@ -81,7 +92,7 @@ class _Streams:
                 stream = getattr(sys, name)
                 # Another library may have replaced it meanwhile.
                 if not isinstance(stream, CapturedStream):
-                    setattr(sys, name, CapturedStream(stream, source))
+                    setattr(sys, name, self._captured(stream, source))
             if self._users == 1:
                 logging.getLogger("py.warnings").addHandler(self._warnings)
 
@@ -91,6 +102,14 @@ class _Streams:
             self._users -= 1
             if not self._users:
                 self._restore()
+
+    def _captured(self, stream: Any, source: LogSource) -> CapturedStream:
+        for kept in self._kept:
+            if kept.uncaptured is stream and kept.source is source:
+                return kept
+        captured = CapturedStream(stream, source)
+        self._kept.append(captured)
+        return captured
 
     def _restore(self) -> None:
         for name in _NAMES:

@@ -87,5 +87,6 @@ def report_of(channel: TaskChannel, report: LiveReport | None, **outcome: Any) -
 
 def last_reports(channel: TaskChannel, **outcome: Any) -> Sequence[Report]:
     """Return all that is left to write of a task that ends, the outcome last."""
-    *live, last = channel.take_all() or [None]
-    return [*(report_of(channel, each) for each in live), report_of(channel, last, **outcome)]
+    live = channel.take_all()
+    earlier = [report_of(channel, each) for each in live[:-1]]
+    return [*earlier, report_of(channel, live[-1] if live else None, **outcome)]
