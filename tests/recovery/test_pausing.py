@@ -15,10 +15,10 @@ jobs, workers = Job.__table__, Worker.__table__
 WAITS = select(func.count()).select_from(text("pg_locks")).where(text("NOT granted"))
 
 
-async def until_waiting(replica: Replica) -> None:
-    """Wait until a transaction waits for a lock."""
+async def until_waiting(replica: Replica, count: int = 1) -> None:
+    """Wait until transactions wait for locks."""
     async with asyncio.timeout(20), replica.engine.connect() as connection:
-        while not (await connection.execute(WAITS)).scalar_one():  # noqa: ASYNC110 - a lock has no event
+        while (await connection.execute(WAITS)).scalar_one() < count:  # noqa: ASYNC110 - a lock has no event
             await asyncio.sleep(0.01)
 
 

@@ -5,6 +5,7 @@ from contextlib import suppress
 from functools import partial
 from uuid import UUID
 
+import pytest
 from databases import on_postgresql
 from recovery.test_pausing import until_waiting
 from replica import SUBMITTER, TIMEOUT, Replica
@@ -165,4 +166,26 @@ async def test_a_repair_runs_again_after_a_deadlock(replica: Replica) -> None:
                 await writer.execute(insert(rooms).values(room_id="a", **nothing))
     async with asyncio.timeout(TIMEOUT):
         await repairing
+    assert await wrong(replica) == []
+
+
+@on_postgresql
+@pytest.mark.parametrize("what", ["job", "block of a queue", "room"])
+async def test_two_repairs_at_once_correct_a_count_once(replica: Replica, what: str) -> None:
+    """Both start while the wrong row is locked; only the first one to get it finds a difference."""
+    job = await replica.register()
+    await replica.submit(job)
+    table = {"job": jobs, "block of a queue": blocks, "room": rooms}[what]
+    nothing = {"job_id": job.id, "part": counts.PRUNED, "total": 0, "pending": 0, "failed": 0, "cancelled": 0}
+    await replica.execute(insert(rooms).values(room_id="lab", **nothing))
+    for column in (rooms.c.total, blocks.c.queued, jobs.c.pending):
+        if column.table is table:
+            await replica.execute(update(table).values({column.name: column + 5}))
+    assert [line.partition(":")[0] for line in await wrong(replica)] == [what]
+    async with replica.engine.begin() as writer:
+        await writer.execute(select(table).with_for_update())
+        repairing = [asyncio.create_task(replica.correct_counts()) for _ in range(2)]
+        await until_waiting(replica, 2)
+    async with asyncio.timeout(TIMEOUT):
+        await asyncio.gather(*repairing)
     assert await wrong(replica) == []

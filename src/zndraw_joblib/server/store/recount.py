@@ -4,7 +4,8 @@ Each statement sees one snapshot, in which every task is counted once. So a diff
 it to the counts stays right whatever other transactions add meanwhile.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -35,6 +36,8 @@ tasks, jobs, rooms, blocks = counts.tasks, Job.__table__, counts.rooms, counts.b
 
 _MAX_LISTED = 100
 _ATTEMPTS = 10
+# Distinguishes the lock of a repair from those of other applications on the same database.
+_REPAIR_LOCK = 7318450926617730145
 
 
 def _number(wanted: ColumnElement[bool], name: str) -> ColumnElement[int]:
@@ -95,11 +98,21 @@ async def repair(database: Database) -> None:
     for correct in (_repair_jobs, _repair_blocks, _repair_rooms):
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                await database.run_sync(correct)
+                await database.run_sync(partial(_alone, correct=correct))
                 break
             except DBAPIError as error:
                 if not is_retriable(error) or attempt == _ATTEMPTS:
                     raise
+
+
+def _alone(connection: Connection, correct: Callable[[Connection], None]) -> None:
+    """Correct counts after any other repair has committed: two would both add the same difference.
+
+    On SQLite a statement that writes sees no state before the last commit.
+    """
+    if connection.dialect.name != "sqlite":
+        connection.execute(select(func.pg_advisory_xact_lock(_REPAIR_LOCK)))
+    correct(connection)
 
 
 def _repair_jobs(connection: Connection) -> None:
