@@ -1,5 +1,6 @@
 """A claim takes the oldest task that its worker may have, once, with a new fencing token."""
 
+import asyncio
 import threading
 from typing import Any
 from uuid import UUID, uuid4
@@ -120,6 +121,39 @@ async def test_claims_of_large_tasks_get_a_bounded_number_of_bytes(
         found |= {each.id: each.payload for together in got for each in together}
     assert list(found)[:12] == [*ids[:8], ids[11], *ids[8:11]]
     assert found == {row["id"]: row["payload"] for row in rows if row["id"] in found}
+
+
+@every_kind
+@pytest.mark.parametrize("order", ["oldest", "fair"])
+async def test_many_claims_of_one_large_task_get_a_bounded_number_of_bytes(
+    replica: Replica, order: str
+) -> None:
+    """A transaction takes 32 MiB; the other claims get their tasks in the next ones, without a pause."""
+    job = await replica.register()
+    assert job.worker_id is not None
+    rows = [task(job.id, payload={"x": "x" * 1_000_000}, room_id=f"room {n:02}") for n in range(36)]
+    await add_tasks(replica, rows)
+    by_fairness = ClaimOrder(is_fair=order == "fair")
+    items = [Claim(OWNER, job.worker_id, 15, claim_id=uuid4(), order=by_fairness) for _ in range(36)]
+    answers = await replica.runtime.write(lambda tx: claims.claim(tx, items))
+    got = [answer for answer in answers if isinstance(answer, ClaimResult)]
+    assert [len(answer.tasks) for answer in got] == [1] * 33 + [0] * 3
+    assert [answer.is_left_out for answer in got] == [False] * 33 + [True] * 3
+    rest = await replica.runtime.write(lambda tx: claims.claim(tx, items[33:]))
+    assert [len(answer.tasks) for answer in rest if isinstance(answer, ClaimResult)] == [1] * 3
+    again = await replica.runtime.write(lambda tx: claims.claim(tx, items))
+    repeated = [answer for answer in again if isinstance(answer, ClaimResult)]
+    assert [answer.tasks for answer in repeated[:33]] == [answer.tasks for answer in got[:33]]
+    assert [answer.is_left_out for answer in repeated] == [False] * 33 + [True] * 3
+
+
+async def test_a_claim_that_is_left_out_claims_again_at_once(replica: Replica) -> None:
+    """Simultaneous requests for more bytes than a transaction takes all get a task."""
+    job = await replica.register()
+    await add_tasks(replica, [task(job.id, payload={"x": "x" * 1_000_000}) for _ in range(36)])
+    replica.runtime.settings.claim_max_attempts = 1
+    got = await asyncio.gather(*[replica.claim_response(job.worker_id, claim_id=uuid4()) for _ in range(36)])
+    assert len({answer.task.id for answer in got if answer.task}) == 36
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])

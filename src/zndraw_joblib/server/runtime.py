@@ -360,6 +360,8 @@ class Runtime:
         backoff = ExponentialBackoff(self.settings.claim_base_delay_seconds, _MAX_CLAIM_PAUSE, jitter=0.5)
         for _ in range(self.settings.claim_max_attempts):
             got = await self._claims.put(item)
+            while got.is_left_out:  # others got tasks instead
+                got = await self._claims.put(item)
             if got.tasks or not got.is_contended:
                 break
             await asyncio.sleep(backoff.next())

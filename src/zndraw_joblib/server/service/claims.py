@@ -53,12 +53,14 @@ class Claim(NamedTuple):
 class ClaimResult:
     """The tasks of a claim, or why there is none, and the jobs whose queues to wait for.
 
-    `is_contended`: a task was pending, but another transaction held it; claim again.
+    `is_contended`: a task was pending, but another transaction held it; claim again. `is_left_out`: so many
+    others got large tasks in this transaction that there was no room for its tasks; claim again at once.
     """
 
     tasks: list[TaskResponse] = field(default_factory=list)
     jobs: list[JobName] = field(default_factory=list)
     is_contended: bool = False
+    is_left_out: bool = False
     reason: EmptyReason | None = None
 
     @property
@@ -158,12 +160,14 @@ async def _repeated(tx: Transaction, slots: Sequence[_WorkerSlot]) -> dict[int, 
     marked: dict[tuple[UUID | None, UUID | None], _WorkerSlot] = {
         (slot.claim.worker_id, slot.claim.claim_id): slot for slot in slots if slot.claim.claim_id
     }
-    held = await store.by_claims(tx, list(marked)) if marked else []
-    for task in held:
+    held = {task.seq: task for task in await store.by_claims(tx, list(marked))} if marked else {}
+    for task in held.values():
         slot = marked[task.worker_id, task.claim_id]
         slot.demand = {}
         slot.seqs.append(task.seq)
-    return {task.seq: task for task in held}
+    if held:
+        await fairness.load_repeated(tx, slots, held)
+    return held
 
 
 async def _apply_worker_limits(
@@ -302,6 +306,8 @@ def _result(
     got = [tasks[seq] for seq in slot.seqs if seq in tasks]
     if got:
         return ClaimResult([serializers.task_response(task) for task in got])
+    if slot.is_left_out:
+        return ClaimResult(is_contended=True, is_left_out=True)
     served = jobs[slot.claim.worker_id]
     # Tasks that are pending and were not claimed here are locked by another transaction.
     is_left = any(pending > claimed_of[job_id] for job_id, pending in slot.demand.items())

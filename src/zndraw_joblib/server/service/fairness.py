@@ -17,9 +17,11 @@ from zndraw_joblib.server.store.tasks.room_queues import Head, Turn
 # A claim reads a few more rooms than it needs, and a bounded number of tasks.
 _SPARE_ROOMS = 7
 _MAX_READ = 4096
-# A claim of so few more tasks than one for each slot cannot exceed the bytes much.
+# So few slots, and so few more tasks than one for each, cannot exceed the bytes much.
+_FEW_SLOTS = 32
 _FEW = 8
 _MAX_PAYLOAD_BYTES = 8 * 1024**2
+_MAX_FIRST_BYTES = 32 * 1024**2
 
 
 class ClaimOrder(NamedTuple):
@@ -36,12 +38,16 @@ class ClaimOrder(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class ClaimSlot:
-    """Capacity for `most` tasks. `demand`: how many of each job may be claimed now; `seqs`: the choice."""
+    """Capacity for `most` tasks. `demand`: how many of each job may be claimed now; `seqs`: the choice.
+
+    `is_left_out`: the payloads of other slots took all bytes of this transaction.
+    """
 
     demand: dict[UUID, int]
     most: int = 1
     seqs: list[int] = field(default_factory=list)
     refusal: EmptyReason | None = None
+    is_left_out: bool = False
 
 
 class _Candidate(NamedTuple):
@@ -114,25 +120,41 @@ def has_few(slots: Sequence[ClaimSlot]) -> bool:
 
 def are_few(numbers: Iterable[int]) -> bool:
     """Return whether claims of these numbers of tasks need no bound of their payloads."""
-    return sum(number - 1 for number in numbers) <= _FEW
+    wanted = list(numbers)
+    return len(wanted) <= _FEW_SLOTS and sum(wanted) - len(wanted) <= _FEW
 
 
 async def fit(tx: Transaction, slots: Sequence[ClaimSlot], locked: Mapping[int, TaskRecord]) -> None:
     """Load the payloads of the chosen tasks; leave out those beyond about 8 MiB in all.
 
-    The first task of each slot is never left out.
+    The first tasks of the slots are left out only beyond about 32 MiB.
     """
     sizes = await fetch.payload_sizes(tx, list(locked))
-    left = _MAX_PAYLOAD_BYTES
+    left, left_of_firsts = _MAX_PAYLOAD_BYTES, _MAX_FIRST_BYTES
     for slot in slots:
         found = [seq for seq in slot.seqs if seq in locked]
         slot.seqs = []
         for seq in found:
             left -= sizes[seq]
-            if slot.seqs and left < 0:
+            if not slot.seqs:
+                left_of_firsts -= sizes[seq]
+                slot.is_left_out = left_of_firsts < 0
+            if slot.is_left_out or (slot.seqs and left < 0):
                 break
             slot.seqs.append(seq)
     await fetch.load_payloads(tx, {seq: locked[seq] for slot in slots for seq in slot.seqs})
+
+
+async def load_repeated(tx: Transaction, slots: Sequence[ClaimSlot], held: Mapping[int, TaskRecord]) -> None:
+    """Load the payloads of tasks that the slots got before; leave out slots beyond about 32 MiB in all."""
+    sizes = await fetch.payload_sizes(tx, list(held))
+    left, is_first = _MAX_FIRST_BYTES, True
+    for slot in slots:
+        left -= sum(sizes[seq] for seq in slot.seqs)
+        if slot.seqs and left < 0 and not is_first:
+            slot.seqs, slot.is_left_out = [], True
+        is_first = is_first and not slot.seqs
+    await fetch.load_payloads(tx, {seq: held[seq] for slot in slots for seq in slot.seqs})
 
 
 async def _find(

@@ -35,6 +35,8 @@ _LOCK_OLDEST = {
     .with_for_update(of=tasks, skip_locked=True)
     for bodies in (True, False)
 }
+# SQLite takes 32766 parameters.
+_MAX_SIZES = 2048
 _IS_GIVEN = among(tasks.c.seq, bindparam("seqs"))
 _LOCK_BY_SEQ = {
     bodies: select_records(bodies=bodies)
@@ -65,7 +67,11 @@ async def lock_queued(tx: Transaction, seqs: Sequence[int], *, bodies: bool = Tr
 
 async def payload_sizes(tx: Transaction, seqs: Sequence[int]) -> dict[int, int]:
     """Return about how many bytes the payload of each of these tasks has."""
-    return {seq: size for seq, size in await tx.execute(_SIZES[tx.is_sqlite], {"seqs": padded(seqs)})}
+    found: dict[int, int] = {}
+    for start in range(0, len(seqs), _MAX_SIZES):
+        given = {"seqs": padded(seqs[start : start + _MAX_SIZES])}
+        found |= {seq: size for seq, size in await tx.execute(_SIZES[tx.is_sqlite], given)}
+    return found
 
 
 async def load_payloads(tx: Transaction, records: Mapping[int, TaskRecord]) -> None:

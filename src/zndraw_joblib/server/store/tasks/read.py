@@ -27,6 +27,7 @@ from zndraw_joblib.server.store.tasks.records import (
     fetch_records,
     of_status,
     record_of,
+    select_records,
 )
 
 tasks = Task.__table__
@@ -41,7 +42,7 @@ _LOCK = (
     .order_by(tasks.c.seq)
     .with_for_update(of=tasks)
 )
-_BY_CLAIMS = FULL.where(
+_BY_CLAIMS = select_records(bodies=False).where(
     IS_HELD, among(tasks.c.worker_id, bindparam("workers")), among(tasks.c.claim_id, bindparam("ids"))
 )
 _STATES = select(tasks.c.id, tasks.c.status, tasks.c.worker_id, tasks.c.attempt).where(
@@ -72,7 +73,7 @@ async def by_id(tx: Transaction, task_id: UUID) -> TaskRecord | None:
 
 
 async def by_claims(tx: Transaction, claims: Sequence[tuple[UUID | None, UUID | None]]) -> list[TaskRecord]:
-    """Return the held tasks of these (worker, claim) pairs, in the order of their queues."""
+    """Return the held tasks of these (worker, claim) pairs, in the order of their queues, without payload."""
     workers = padded([worker for worker, _ in claims])
     records = await fetch_records(tx, _BY_CLAIMS, workers=workers, ids=padded([claim for _, claim in claims]))
     wanted = set(claims)
