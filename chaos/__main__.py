@@ -76,7 +76,7 @@ def _run_single(names: list[str], databases: list[str], folder: Path) -> Iterato
                 print(f"{name} on {database} was not run: it {reason}", flush=True)
                 continue
             outcome = asyncio.run(run_scenario(SCENARIOS[name], database, folder / f"{name}-{database}"))
-            print(" | ".join([*outcome.cells, *outcome.notes]), flush=True)
+            print(" | ".join([*outcome.cells, *outcome.all_notes]), flush=True)
             yield outcome
 
 

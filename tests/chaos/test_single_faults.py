@@ -4,6 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -63,6 +64,7 @@ async def test_the_table_shows_a_lost_and_a_doubled_task(tmp_path: Path) -> None
     outcome = await run_scenario(Scenario("planted", lose_and_double), "sqlite", tmp_path / "planted")
     print(format_outcomes([outcome]))
     assert (len(outcome.lost), len(outcome.doubled)) == (1, 1)
+    assert [text.partition(":")[0] for text in outcome.wrong_counts] == ["room"]
     assert outcome.is_failure
     assert outcome.cells[3:5] == ("1", "1")
 
@@ -80,6 +82,9 @@ def test_a_lost_a_doubled_and_a_stuck_task_are_failures() -> None:
     assert outcome_of(lost=(1,)).is_failure
     assert outcome_of(doubled=(1,)).is_failure
     assert outcome_of(recovery=None).is_failure
+    wrong = replace(outcome_of(), wrong_counts=["job: queued=-1"])
+    assert wrong.is_failure
+    assert "queued=-1" in format_outcomes([wrong])
 
 
 def test_a_fault_recovers_when_old_and_new_tasks_complete() -> None:
