@@ -127,7 +127,7 @@ _MODULES = {
     "server.settings": ("JobLibSettings",),
     "server.store.host_migrations": ("alembic_include_object",),
     "server.store.tables": ("Job", "ProviderRecord", "Task", "Worker", "WorkerJobLink"),
-    "server.background.sweeper": (
+    "server.background.host_functions": (
         "cleanup_stale_workers",
         "cleanup_stuck_internal_tasks",
         "cleanup_worker",

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections import Counter
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -14,6 +15,7 @@ from zndraw_joblib.contract.events import JobsInvalidate, TaskStatusEvent, room_
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import Forbidden, InvalidTaskTransition, WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.service import sweep
 from zndraw_joblib.server.service.sweep import WORKERS_PER_BATCH
@@ -289,3 +291,66 @@ async def test_internal_jobs_are_never_soft_deleted(timed: Replica) -> None:
     submitted = await timed.submit(str(internal()))
     await timed.report(submitted.id, TaskStatus.CANCELLED, by=ADMIN)
     assert [row.deleted for row in await timed.rows(Job.__table__)] == [False]
+
+
+async def test_tasks_of_jobs_with_and_without_a_policy_fail_alike(timed: Replica) -> None:
+    """A job without a policy has a statement of its own, with the same values and the same events."""
+    plain = await timed.register("Plain")
+    strict = await timed.register("Strict", worker=plain.worker_id, start_timeout_seconds=61)
+    retried = await timed.register("Retried", worker=plain.worker_id, max_attempts=2)
+    ids = []
+    for job in (plain, strict, retried):
+        await timed.submit(job, room="lab")
+        await timed.submit(job, room="lab")
+        ids.append([(await timed.claim_task(plain.worker_id)).id, (await timed.start(plain.worker_id)).id])
+    again = await timed.submit(plain, max_attempts=2)
+    await timed.start(plain.worker_id)
+    timed.events.clear()
+    await timed.leave(plain.worker_id)
+    rows = {row.id: row._asdict() for row in await timed.rows(Task.__table__)}
+    differing = {"seq", "id", "job_id", "created_at", "claimed_at", "started_at", "completed_at", "deadline"}
+    for fast, slow in zip(*ids[:2], strict=True):
+        assert rows[fast]["status"] == "failed"
+        assert rows[fast]["deadline"] is None
+        for name in rows[fast].keys() - differing:
+            assert rows[fast][name] == rows[slow][name], name
+        assert rows[fast]["completed_at"] == rows[slow]["completed_at"]
+    assert {rows[id_]["status"] for id_ in (*ids[2], again.id)} == {"pending"}
+    events = {event.id: event.model_dump() for event, _ in timed.events if isinstance(event, TaskStatusEvent)}
+    assert len(events) == 7
+    for fast, slow in zip(*ids[:2], strict=True):
+        expected = events[slow] | {name: events[fast][name] for name in ("id", "name", "created_at")}
+        expected["started_at"] = events[fast]["started_at"]
+        assert events[fast] == expected
+        assert events[fast]["name"] == plain.full_name
+
+
+@every_kind
+async def test_a_batch_of_workers_holds_a_bounded_number_of_tasks(timed: Replica, clock: ManualClock) -> None:
+    """A short transaction takes no worker with more tasks than that, and changes nothing; a long one does."""
+    job = await timed.register()
+    ids = [uuid4() for _ in range(3)]
+    row = {"owner_id": OWNER.id, "created_at": LONG_AGO}
+    await timed.add(
+        workers,
+        [{**row, "id": id_, "last_heartbeat": LONG_AGO + seconds(order)} for order, id_ in enumerate(ids)],
+    )
+    held = {"worker_owner_id": OWNER.id}
+    counts = [100, 100, 200]
+    rows = [
+        task(job.id, TaskStatus.RUNNING, worker_id=id_, **held)
+        for id_, count in zip(ids, counts, strict=True)
+        for _ in range(count)
+    ]
+    await add_tasks(timed, rows)
+    clock.advance(1)
+    short = partial(sweep.retire_stale, timeout=seconds(TIMEOUT), is_short=True)
+    assert [await timed.runtime.write(short) for _ in range(2)] == [1, 1]
+    with pytest.raises(sweep.TooManyTasks):
+        await timed.runtime.write(short)
+    assert {row.id for row in await timed.rows(workers)} == {job.worker_id, ids[2]}
+    assert Counter(row.status for row in await timed.rows(Task.__table__)) == {"failed": 200, "running": 200}
+    sweeper = Sweeper(timed.runtime.write, timed.runtime.settings, write_short=timed.runtime.write_short)
+    with pytest.MonkeyPatch.context() as ready:
+        ready.setattr(Sweeper, "grace_remaining", 0.0)
+        assert (await sweeper.cycle()).expired == 1

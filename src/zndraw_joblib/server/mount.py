@@ -92,7 +92,7 @@ class JobLib(QueueState):
         self.runtime.pubsub.subscribe(self._receive)
         self._scheduler = Scheduler(self.runtime.write)
         self.dispatcher = Dispatcher(self.runtime, self._internal_registry)
-        self.sweeper = Sweeper(self.runtime.write, self.settings, self.dispatcher.wake, monotonic=monotonic)
+        self.sweeper = self._new_sweeper(monotonic)
         self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers)
         self.uploads = Uploads(self.runtime)
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
@@ -102,6 +102,11 @@ class JobLib(QueueState):
         self._results: Results | None = None
         self._closing_sockets: asyncio.Task[None] | None = None
         self._app: FastAPI | None = None
+
+    def _new_sweeper(self, monotonic: Callable[[], float]) -> Sweeper:
+        write, write_short = self.runtime.write, self.runtime.write_short
+        wake = self.dispatcher.wake
+        return Sweeper(write, self.settings, wake, write_short=write_short, monotonic=monotonic)
 
     async def _publish(self, emissions: Sequence[Emission]) -> None:
         await self.publisher(emissions)

@@ -4,30 +4,25 @@ The decisions of one cycle are in `service.sweep`.
 """
 
 import asyncio
-import inspect
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
-from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import SweeperMode, SweeperPreview
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.absence import AbsenceDetector
 from zndraw_joblib.server.background.pruner import Pruner
-from zndraw_joblib.server.realtime.publisher import emit
-from zndraw_joblib.server.service import sweep, workers
+from zndraw_joblib.server.service import sweep
 from zndraw_joblib.server.service.workers import Counts
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.sessions import SessionDatabase, begin
-from zndraw_joblib.server.store.tables import Worker
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -40,6 +35,8 @@ _TIMER_TOLERANCE = 0.01
 _MASS_EXPIRY_MIN = 2
 _MIN_SLACK_SECONDS = 1.0
 _CYCLES_KEPT = 20
+# A request that arrived during a batch is answered in so many cycles of the event loop.
+_CYCLES_FOR_REQUESTS = 10
 
 
 @dataclass(slots=True)
@@ -69,8 +66,8 @@ class Cycle:
 class Sweeper:
     """Runs cycles. `write` runs work in a transaction, commits, and publishes its events.
 
-    `after_workers` is called in each cycle that may act. `monotonic` is the clock, in seconds; a pass may
-    take `pass_seconds`.
+    `write_short` does the same for work of a few milliseconds. `after_workers` is called in each cycle that
+    may act. `monotonic` is the clock, in seconds; a pass may take `pass_seconds`.
     """
 
     def __init__(
@@ -79,10 +76,12 @@ class Sweeper:
         settings: JobLibSettings,
         after_workers: Callable[[], None] = lambda: None,
         *,
+        write_short: Write | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         pass_seconds: float = PASS_SECONDS,
     ) -> None:
         self._write = write
+        self._write_short = write_short or write
         self._after_workers = after_workers
         self._settings = settings
         self._monotonic = monotonic
@@ -135,13 +134,17 @@ class Sweeper:
 
     async def _run(self, work: Callable[..., Awaitable[Result]], *args: Any, **kwargs: Any) -> Result:
         """Run `work` in a transaction, and record that this server and its database worked at its start."""
+        return await self._run_with(self._write, work, *args, **kwargs)
 
+    async def _run_with(
+        self, write: Write, work: Callable[..., Awaitable[Result]], *args: Any, **kwargs: Any
+    ) -> Result:
         async def observed(tx: Transaction) -> Result:
             self._check_absence(await tx.now())
             return await work(tx, *args, **kwargs)
 
         try:
-            result: Result = await self._write(observed)
+            result: Result = await write(observed)
             return result
         finally:
             self._check_absence()
@@ -222,7 +225,7 @@ class Sweeper:
         timeout = self._timeout()
         while True:
             try:
-                more = await self._run(self._sweep_batch, cycle, timeout)
+                more = await self._sweep_batch(cycle, timeout)
             except Exception:
                 if not self._may_expire or cycle.is_held_back:
                     raise
@@ -231,8 +234,20 @@ class Sweeper:
                 return
             if not more:
                 return
+            for _ in range(_CYCLES_FOR_REQUESTS):
+                await asyncio.sleep(0)
 
-    async def _sweep_batch(self, tx: Transaction, cycle: Cycle, timeout: timedelta) -> bool:
+    async def _sweep_batch(self, cycle: Cycle, timeout: timedelta) -> bool:
+        """Remove a batch of silent workers. Return whether there may be more."""
+        work = partial(self._retire_batch, cycle=cycle, timeout=timeout)
+        try:
+            return await self._run_with(self._write_short, partial(work, is_short=True))
+        except sweep.TooManyTasks:
+            return await self._run(work)
+
+    async def _retire_batch(
+        self, tx: Transaction, cycle: Cycle, timeout: timedelta, *, is_short: bool = False
+    ) -> bool:
         if not cycle.expired:
             cycle.mode = await sweep.mode(tx, self._settings.sweeper_mode)
             if cycle.mode == SweeperMode.OBSERVE:
@@ -243,9 +258,11 @@ class Sweeper:
             cycle.is_held_back = self._may_expire and self._must_hold_back(cycle)
         if not self._may_expire or cycle.is_held_back:
             return False
-        expired = await sweep.retire_stale(tx, timeout, counts=cycle.counts, is_first=not cycle.expired)
+        expired = await sweep.retire_stale(
+            tx, timeout, counts=cycle.counts, is_first=not cycle.expired, is_short=is_short
+        )
         cycle.expired += expired
-        return expired == sweep.WORKERS_PER_BATCH
+        return expired > 0
 
     def _must_hold_back(self, cycle: Cycle) -> bool:
         """Return whether the mass-expiry guard holds the cycle back: most workers would expire at once."""
@@ -324,75 +341,3 @@ class Sweeper:
                 settings.heartbeat_seconds,
                 settings.worker_timeout_seconds,
             )
-
-
-async def run_sweeper(get_session: Callable[[], Any], settings: JobLibSettings, tsio: Any = None) -> None:
-    """Sweep until cancelled, with a new session for each of a cycle's two passes.
-
-    `get_session` is an async generator function that yields a session, or an `async_sessionmaker`.
-    """
-    database = SessionDatabase(partial(_open, get_session))
-
-    async def write(work: Callable[..., Awaitable[Result]], *args: Any, **kwargs: Any) -> Result:
-        result, tx = await database.write(work, *args, **kwargs)
-        await emit(tsio, tx.emissions)
-        return result
-
-    await Sweeper(write, settings).run()
-
-
-def _open(get_session: Callable[[], Any]) -> AbstractAsyncContextManager[Any]:
-    if inspect.isasyncgenfunction(get_session):
-        return asynccontextmanager(get_session)()
-    opened = get_session()
-    if isinstance(opened, AsyncGenerator):
-        return _first_session(opened)
-    session: AbstractAsyncContextManager[Any] = opened
-    return session
-
-
-@asynccontextmanager
-async def _first_session(sessions: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
-    async with aclosing(sessions):
-        async for session in sessions:
-            yield session
-
-
-async def cleanup_worker(session: Any, worker: Worker) -> list[Emission]:
-    """Remove a worker and fail or requeue its tasks, in the caller's session. Does not commit.
-
-    Return the events to `emit` after the commit.
-    """
-    tx = await begin(session)
-    await workers.retire(tx, [worker.id])
-    return tx.emissions
-
-
-async def cleanup_stale_workers(session: Any, timeout: timedelta) -> tuple[int, list[Emission]]:
-    """Remove all workers that have been silent for longer than `timeout`, in bounded transactions.
-
-    Return how many there were, and the events to `emit`.
-    """
-    return await _until_done(session, partial(sweep.retire_stale, timeout=timeout), sweep.WORKERS_PER_BATCH)
-
-
-async def cleanup_stuck_internal_tasks(session: Any, timeout: timedelta) -> tuple[int, list[Emission]]:
-    """Fail all internal tasks that have been held for longer than `timeout`, in bounded transactions.
-
-    Return how many there were, and the events to `emit`.
-    """
-    return await _until_done(session, partial(sweep.fail_stuck, timeout=timeout), sweep.TASKS_PER_BATCH)
-
-
-async def _until_done(
-    session: Any, batch: Callable[[Transaction], Awaitable[int]], size: int
-) -> tuple[int, list[Emission]]:
-    count, emissions = 0, []
-    while True:
-        tx = await begin(session)
-        done = await batch(tx)
-        await session.commit()
-        count += done
-        emissions += tx.emissions
-        if done < size:
-            return count, emissions

@@ -1,6 +1,6 @@
 """Turn records into messages, and record the events and wake-ups that follow a commit."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import TaskRecord
 from zndraw_joblib.server.store.tasks.append import Appended, NewTask
 from zndraw_joblib.server.store.tasks.details import Detail
+from zndraw_joblib.server.store.tasks.losing import LostTask
 from zndraw_joblib.server.store.tasks.plain_claims import ClaimedTask
 
 Item = TypeVar("Item")
@@ -148,6 +149,13 @@ def publish_status(tx: Transaction, task: TaskRecord, position: int | None = Non
         publish_available(tx, task)
 
 
+def publish_lost(tx: Transaction, lost: Sequence[LostTask], names: Mapping[UUID, str], error: str) -> None:
+    """Do what `publish_status` does for tasks that have failed with their workers."""
+    for task in lost:
+        tx.emit((task.id, TaskStatus.FAILED), partial(_lost_emission, task, names, error))
+        tx.wake(task_key(task.id))
+
+
 def publish_available(tx: Transaction, task: TaskRecord) -> None:
     """Announce a queued task after the commit: to the workers of its job, or to the servers if internal."""
     if task.job.room_id != INTERNAL:
@@ -191,5 +199,20 @@ def _status_emission(task: TaskRecord, position: int | None) -> Emission:
         queue_position=position,
         worker_id=task.worker_id,
         error=task.error,
+    )
+    return Emission(event, room_of(task.room_id))
+
+
+def _lost_emission(task: LostTask, names: Mapping[UUID, str], error: str) -> Emission:
+    event = TaskStatusEvent.model_construct(
+        id=task.id,
+        name=names[task.job_id],
+        room_id=task.room_id,
+        status=TaskStatus.FAILED,
+        created_at=task.created_at,
+        started_at=task.started_at,
+        completed_at=task.completed_at,
+        worker_id=task.worker_id,
+        error=error,
     )
     return Emission(event, room_of(task.room_id))

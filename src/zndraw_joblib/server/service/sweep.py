@@ -24,6 +24,8 @@ from zndraw_joblib.server.store.tasks import Condition, TaskRecord, counts, expi
 
 # A heartbeat on SQLite waits for a batch; smaller ones cost more in all.
 WORKERS_PER_BATCH = 64
+# A batch takes fewer workers if they hold more tasks than this; a task that may be retried counts as several.
+_COST_PER_BATCH = 192
 FIRST_ROOM = room_queues.FIRST
 TASKS_PER_BATCH = 1000
 _RESULT_PARTS = 16
@@ -32,6 +34,10 @@ _MODE = "sweeper_mode"
 _KEEP_REQUESTS = timedelta(hours=1)
 # A heartbeat that is further ahead of the clock was made before the clock was set back.
 _MAX_CLOCK_JITTER = timedelta(seconds=5)
+
+
+class TooManyTasks(Exception):
+    """One worker holds more tasks than a short transaction may move. Nothing was written."""
 
 
 class Rule(NamedTuple):
@@ -59,7 +65,7 @@ async def count_workers(tx: Transaction, timeout: timedelta) -> tuple[int, int]:
 
 async def stale_workers(tx: Transaction, timeout: timedelta) -> list[UUID]:
     """Lock and return a batch of workers without a heartbeat for `timeout`."""
-    return await store.lock_if_stale(tx, await tx.now() - timeout, WORKERS_PER_BATCH)
+    return list(await store.lock_if_stale(tx, await tx.now() - timeout, WORKERS_PER_BATCH))
 
 
 async def retire_stale(
@@ -69,15 +75,26 @@ async def retire_stale(
     counts: Counts | None = None,
     *,
     is_first: bool = True,
+    is_short: bool = False,
 ) -> int:
-    """Retire a batch of workers without a heartbeat for `timeout`, or only one worker.
+    """Retire a batch of workers without a heartbeat for `timeout`, or only one worker. Return their number.
 
     One statement checks and locks them: a worker whose heartbeat commits first stays. The first batch of a
-    cycle also corrects heartbeats in the future.
+    cycle also corrects heartbeats in the future. Raises `TooManyTasks` if it `is_short` and the first worker
+    holds too many tasks.
     """
     if is_first:
         await store.clamp_future_heartbeats(tx, _MAX_CLOCK_JITTER)
-    stale = await store.lock_if_stale(tx, await tx.now() - timeout, WORKERS_PER_BATCH, only)
+    found = await store.lock_if_stale(tx, await tx.now() - timeout, WORKERS_PER_BATCH, only)
+    stale: list[UUID] = []
+    left = _COST_PER_BATCH
+    for worker_id, cost in found.items():
+        left -= cost
+        if left < 0 and stale:
+            break
+        if left < 0 and is_short:
+            raise TooManyTasks
+        stale.append(worker_id)
     await workers.retire(tx, stale, counts)
     return len(stale)
 

@@ -16,7 +16,14 @@ from zndraw_joblib.contract.messages import (
     WorkerSummary,
 )
 from zndraw_joblib.contract.names import INTERNAL, JobName
-from zndraw_joblib.contract.problems import Conflict, Forbidden, JobNotFound, ProblemException, WorkerNotFound
+from zndraw_joblib.contract.problems import (
+    Conflict,
+    Forbidden,
+    JobNotFound,
+    ProblemException,
+    WorkerLost,
+    WorkerNotFound,
+)
 from zndraw_joblib.contract.status import HELD, TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, worker_key
 from zndraw_joblib.server.service import details, providers, retry_policy, rules, serializers
@@ -26,7 +33,7 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks import TaskRecord, TaskState, expiry, unnamed
+from zndraw_joblib.server.store.tasks import TaskRecord, TaskState, expiry, losing, unnamed
 from zndraw_joblib.server.store.tasks.positions import positions
 from zndraw_joblib.server.store.workers import WorkerRecord
 
@@ -190,7 +197,7 @@ async def remove(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
 async def remove_if_silent(tx: Transaction, worker_id: UUID, since: datetime) -> bool:
     """Remove a worker without a heartbeat since a time. Return whether it was removed."""
     stale = await store.lock_if_stale(tx, since, 1, only=worker_id)
-    await retire(tx, stale)
+    await retire(tx, list(stale))
     return bool(stale)
 
 
@@ -208,10 +215,18 @@ async def retire(tx: Transaction, worker_ids: Sequence[UUID], counts: Counts | N
     """
     if not worker_ids:
         return
+    error, code = retry_policy.DISCONNECTED, WorkerLost.problem_id()
+    lost = await losing.fail_held_by(tx, worker_ids, error, code)
     held = await expiry.lock_held_by(tx, worker_ids)
     await providers.remove_workers(tx, worker_ids)
     job_ids = await store.unlink_all(tx, worker_ids)
-    await job_store.lock(tx, {*job_ids, *(task.job_id for task in held)})
+    locked = await job_store.lock(tx, {*job_ids, *(task.job_id for task in held)})
+    if lost:
+        await losing.count(tx, lost, locked)
+        names = await job_store.full_names(tx, [task.job_id for task in lost])
+        serializers.publish_lost(tx, lost, names, error)
+    if counts is not None:
+        counts.failed += len(lost)
     await recover_tasks(tx, held, retry_policy.worker_lost, counts)
     await store.remove(tx, worker_ids)
     for room_id in await job_store.rooms(tx, job_ids) if job_ids else []:

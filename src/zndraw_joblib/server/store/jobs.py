@@ -91,6 +91,7 @@ _BY_ID = (
 _LOCK = _BY_ID.with_for_update(key_share=True)
 _LOCK_FREE = _BY_ID.with_for_update(key_share=True, skip_locked=True)
 _PAUSED = select(jobs.c.id).where(among(jobs.c.id, bindparam("ids")), jobs.c.paused).limit(1)
+_FULL_NAMES = select(jobs.c.id, jobs.c.full_name).where(among(jobs.c.id, bindparam("ids")))
 _LOCK_AND_FIND_PAUSED = (
     select(jobs.c.id, jobs.c.paused)
     .where(among(jobs.c.id, bindparam("ids")))
@@ -272,6 +273,12 @@ async def rooms(tx: Transaction, job_ids: Sequence[UUID]) -> list[str]:
     """Return the rooms of these jobs, each once."""
     statement = select(jobs.c.room_id).where(jobs.c.id.in_(padded(job_ids))).distinct()
     return sorted((await tx.execute(statement)).scalars())
+
+
+async def full_names(tx: Transaction, job_ids: Iterable[UUID]) -> dict[UUID, str]:
+    """Return the names of jobs, also of soft-deleted ones, by id."""
+    rows = await tx.execute(_FULL_NAMES, {"ids": padded(sorted(set(job_ids)))})
+    return {job_id: name for job_id, name in rows}
 
 
 async def claimable_counts(tx: Transaction) -> dict[JobName, int]:

@@ -15,6 +15,8 @@ from zndraw_joblib.server.store.database import Transaction, dialect
 from zndraw_joblib.server.store.jobs import visible_from
 from zndraw_joblib.server.store.pages import fetch_page
 from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
+from zndraw_joblib.server.store.tasks.losing import cost_if_lost, tasks
+from zndraw_joblib.server.store.tasks.records import IS_HELD
 
 workers = Worker.__table__
 links = WorkerJobLink.__table__
@@ -66,13 +68,19 @@ _LOCK = (
 _STALE = (
     select(workers.c.id)
     .where(workers.c.last_heartbeat < bindparam("cutoff", type_=workers.c.last_heartbeat.type))
-    .order_by(workers.c.last_heartbeat, workers.c.id)
+    .order_by(workers.c.last_heartbeat)
     .limit(bindparam("limit"))
 )
+_cost = (
+    select(func.coalesce(func.sum(cost_if_lost()), 0))
+    .where(IS_HELD, tasks.c.worker_id == workers.c.id)
+    .scalar_subquery()
+)
 # A stronger lock would conflict with a provider that gets one of these workers as its next worker.
-_LOCK_STALE = _STALE.with_for_update(key_share=True, skip_locked=True)
-_ONE_STALE = _STALE.where(workers.c.id == bindparam("only", type_=workers.c.id.type))
-_LOCK_ONE_STALE = _ONE_STALE.with_for_update(key_share=True, skip_locked=True)
+_LOCK_STALE = _STALE.add_columns(_cost.label("cost")).with_for_update(
+    key_share=True, skip_locked=True, of=workers
+)
+_LOCK_ONE_STALE = _LOCK_STALE.where(workers.c.id == bindparam("only", type_=workers.c.id.type))
 _LOCK_FUTURE = (
     select(workers.c.id)
     .where(workers.c.last_heartbeat > bindparam("latest", type_=workers.c.last_heartbeat.type))
@@ -170,15 +178,18 @@ async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, WorkerRecord]
 
 async def lock_if_stale(
     tx: Transaction, cutoff: datetime, limit: int, only: UUID | None = None
-) -> list[UUID]:
+) -> dict[UUID, int]:
     """Lock up to `limit` workers without a heartbeat since `cutoff`, the oldest heartbeat first.
 
-    A worker that another transaction has locked (it claims, or another sweeper removes it) is skipped.
+    Return them with what it costs to recover their tasks: 1 for each one that fails without a retry. A
+    worker that another transaction has locked (it claims, or another sweeper removes it) is skipped.
     """
     given: dict[str, Any] = {"cutoff": cutoff, "limit": limit}
-    if only is not None:
-        return list((await tx.execute(_LOCK_ONE_STALE, {**given, "only": only})).scalars())
-    return list((await tx.execute(_LOCK_STALE, given)).scalars())
+    if only is None:
+        found = await tx.execute(_LOCK_STALE, given)
+    else:
+        found = await tx.execute(_LOCK_ONE_STALE, {**given, "only": only})
+    return {worker_id: cost for worker_id, cost in found}
 
 
 async def stale(tx: Transaction, cutoff: datetime, limit: int) -> list[UUID]:

@@ -73,6 +73,10 @@ class CountChanges:
         if before.is_queued != after.is_queued:
             self._count_queued(after, 1 if after.is_queued else -1)
 
+    def fail_held(self, room_id: str, job_id: UUID) -> None:
+        """Count a held task that fails."""
+        self._rooms.setdefault((room_id, job_id), [0, 0, 0, 0])[_PLACE_OF[TaskStatus.FAILED]] += 1
+
     def delete(self, room_id: str, job_id: UUID, status: TaskStatus) -> None:
         """Count a task that is deleted."""
         counts = self._rooms.setdefault((room_id, job_id), [0, 0, 0, 0])

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Update, bindparam, func, null, select, update
+from sqlalchemy import ColumnElement, Select, Update, bindparam, func, literal_column, null, select, update
 
+from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store.bulk import among, arrays, json_rows, padded
 from zndraw_joblib.server.store.database import Transaction
@@ -74,6 +75,23 @@ def _updating(same: tuple[str, ...], each: tuple[str, ...], *, is_listed: bool, 
     guards = [column == given[name] for name, column in _OLD.items()]
     values = {column.name: given[name] for name, column in _NEW.items() if name in given}
     return update(tasks).where(chosen, *guards).values(values).returning(tasks.c.seq)
+
+
+def failing(held: ColumnElement[bool]) -> Update:
+    """Return the statement that fails held tasks after a crash: `held` is their guard.
+
+    Its parameters are the time `now`, the `error` and its `code`.
+    """
+    values = {
+        "status": literal_column(f"'{TaskStatus.FAILED}'"),
+        "completed_at": bindparam("now", type_=tasks.c.completed_at.type),
+        "error": bindparam("error"),
+        "error_code": bindparam("code"),
+        "crashes": tasks.c.crashes + literal_column("1"),
+        "deadline": null(),
+        "run_at": null(),
+    }
+    return update(tasks).where(held).values(values)
 
 
 @lru_cache(maxsize=512)
