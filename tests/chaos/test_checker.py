@@ -11,7 +11,8 @@ from chaos.database import wrong_counts
 from chaos.records import ExecutionEvent, Fault, RunRecord, Submission, WorkerRequest
 from sqlalchemy import insert
 
-from zndraw_joblib.contract.messages import TaskHistory, TaskResponse, Transition
+from zndraw_joblib.contract.history import TaskHistory, Transition
+from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store import schema

@@ -7,7 +7,8 @@ import pytest
 from databases import every_kind
 from replica import ADMIN, OWNER, SUBMITTER, InternalExecutor, ManualClock, Replica, internal
 
-from zndraw_joblib.contract.messages import JobResponse, TaskHistory, TaskUpdateRequest
+from zndraw_joblib.contract.history import TaskHistory
+from zndraw_joblib.contract.messages import JobResponse, TaskUpdateRequest
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import TaskNotFound
 from zndraw_joblib.contract.status import TaskStatus
