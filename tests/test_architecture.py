@@ -111,8 +111,8 @@ def tables_written(path: Path) -> Iterator[tuple[str, str]]:
                 yield called, ast.unparse(node.args[0])
 
 
-def test_four_modules_write_the_status_of_a_task() -> None:
-    """Only `store/tasks` inserts, updates or deletes tasks; only moves and plain claims update them."""
+def test_five_modules_write_the_status_of_a_task() -> None:
+    """Only `store/tasks` inserts, updates or deletes tasks; moves, plain claims and steps update them."""
     is_task = {"tasks", "Task", "Task.__table__", "tables.Task", "store.tasks", "tasks.tasks"}
     writers = {
         (name_of(path), what) for path in FILES for what, table in tables_written(path) if table in is_task
@@ -121,6 +121,7 @@ def test_four_modules_write_the_status_of_a_task() -> None:
         ("write.py", "insert"),
         ("write.py", "delete"),
         ("moving.py", "update"),
+        ("steps.py", "update"),
         ("append.py", "insert"),
         ("plain_claims.py", "update"),
     }

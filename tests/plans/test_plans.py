@@ -198,6 +198,24 @@ async def test_a_report_finds_its_tasks_by_their_keys(explainer: Explainer, coun
         assert_bounded(plans)
 
 
+@pytest.mark.parametrize("wants_body", [False, True])
+@pytest.mark.parametrize("count", [1, 256])
+async def test_a_plain_report_finds_its_tasks_by_their_keys(
+    explainer: Explainer, count: int, wants_body: bool
+) -> None:
+    """Its one statement reads and writes only their own rows."""
+    items = [
+        tasks.Report(OWNER, task_id(61_500 + turn), TaskUpdateRequest(status=status), wants_body=wants_body)
+        for turn in range(count)
+        for status in (TaskStatus.RUNNING, TaskStatus.COMPLETED)
+    ]
+    plans = await explainer.plans(partial(idempotency.report, items=items))
+    plans = [plan for plan in plans if plan.statement == plans[0].statement]
+    assert "UPDATE joblib_task" in plans[0].statement
+    assert_reads(plans, KEY)
+    assert_bounded(plans)
+
+
 @pytest.mark.parametrize("count", [1, 16])
 async def test_a_heartbeat_finds_its_workers_by_their_keys(explainer: Explainer, count: int) -> None:
     """A batch of heartbeats reads and writes only the rows of its workers."""

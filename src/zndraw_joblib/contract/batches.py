@@ -44,7 +44,7 @@ class BatchResult(BaseModel):
     """The result of one item: the `status` and the body that the request for it alone would have got.
 
     A success has the `id` of its task and, unless the request prefers ``return=minimal``, the `task`; a
-    failure has a `problem`.
+    failure has a `problem`. Reported tasks beyond 8 MiB of payloads and results are left out.
     """
 
     status: int

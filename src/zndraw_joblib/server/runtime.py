@@ -253,23 +253,27 @@ class Runtime:
         """Move a task as its holder, its submitter or a superuser reports."""
         got = await self._reports.put(item)
         task = got.result if isinstance(got, Repeat) else got
+        if not tasks.has_body(task):
+            await self.database.read(tasks.load_body, task)
         if (reporter := _reporter(item, task)) is not None:
             await self.touch_worker(item.caller, reporter)
         return task
 
-    async def report_many(self, items: Sequence[tasks.Report]) -> list[TaskResponse | Exception]:
-        """Move tasks as their holders, their submitters or superusers report."""
-        results: list[TaskResponse | Exception] = []
-        reporters: dict[UUID, Identity] = {}
-        for item, got in zip(items, await self._reports.put_many(items), strict=True):
-            task = got.result if isinstance(got, Repeat) else got
-            results.append(task)
-            if isinstance(task, Exception):
-                continue
-            if (reporter := _reporter(item, task)) is not None:
-                reporters[reporter] = item.caller
+    async def report_many(
+        self, items: Sequence[tasks.Report], *, bodies: bool = False
+    ) -> list[TaskResponse | Exception]:
+        """Move tasks as reported; with `bodies`, read their payloads and results, at most 8 MiB in all."""
+        got = await self._reports.put_many(items)
+        results = [each.result if isinstance(each, Repeat) else each for each in got]
+        reporters = {
+            reporter: item.caller
+            for item, task in zip(items, results, strict=True)
+            if not isinstance(task, Exception) and (reporter := _reporter(item, task)) is not None
+        }
         for reporter, caller in reporters.items():
             await self.touch_worker(caller, reporter)
+        if bodies:
+            await self.database.read(tasks.load_bodies, results)
         return results
 
     async def heartbeat(

@@ -20,7 +20,7 @@ from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.problem_responses import as_problem
 from zndraw_joblib.server.service import rules
-from zndraw_joblib.server.service.tasks import Report, Submission
+from zndraw_joblib.server.service.tasks import Report, Submission, has_body
 
 router = APIRouter(route_class=Route)
 
@@ -73,7 +73,8 @@ async def report_tasks(
 ) -> Response:
     """Report on up to 1,000 tasks; the response has a result or a problem for each, in order.
 
-    A body with a malformed item is refused as a whole.
+    A body with a malformed item is refused as a whole. The payloads and results in the response have at most
+    8 MiB in all; the result of an item beyond has only its status and id.
     """
     items: list[Report | Exception] = []
     for index, update in enumerate(body.reports):
@@ -84,8 +85,9 @@ async def report_tasks(
         except ProblemException as problem:
             items.append(problem)
         else:
-            items.append(Report(caller, update.id, update, item_key(key, index)))
-    made = iter(await runtime.report_many([item for item in items if isinstance(item, Report)]))
+            items.append(Report(caller, update.id, update, item_key(key, index), wants_body=False))
+    reports = [item for item in items if isinstance(item, Report)]
+    made = iter(await runtime.report_many(reports, bodies=not minimal))
     done = [item if isinstance(item, Exception) else next(made) for item in items]
     return _response(done, 200, is_minimal=minimal)
 
@@ -130,4 +132,4 @@ def _result(outcome: Outcome, status: int, *, is_minimal: bool) -> dict[str, Any
         problem = as_problem(outcome).problem
         return {"status": problem.status, "problem": problem.model_dump(exclude_none=True)}
     result: dict[str, Any] = {"status": status, "id": outcome.id}
-    return result if is_minimal else {**result, "task": outcome}
+    return result if is_minimal or not has_body(outcome) else {**result, "task": outcome}

@@ -21,7 +21,7 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import RequestKey
-from zndraw_joblib.server.service import plain_tasks, tasks
+from zndraw_joblib.server.service import plain_reports, plain_tasks, serializers, tasks
 from zndraw_joblib.server.service.details import LogLimits
 from zndraw_joblib.server.service.plain_tasks import KnownJobs
 from zndraw_joblib.server.store import idempotency as store
@@ -80,6 +80,10 @@ async def _decode_fields(tx: Transaction, fields: dict[str, Any]) -> TaskRespons
     return TaskResponse.model_validate({**fields, "payload": task.payload, "result": result})
 
 
+async def _decode_report(_: tasks.Report, text: str) -> TaskResponse:
+    return serializers.task_without_body(from_json(text))
+
+
 def answers_of(kind: Any) -> Answers[Any]:
     """Return the functions that store and restore results of a type."""
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
@@ -123,9 +127,12 @@ async def _submit(
 async def report(
     tx: Transaction, items: Sequence[tasks.Report], limits: Callable[[], LogLimits] = LogLimits
 ) -> Sequence[TaskResponse | Repeat[TaskResponse] | Exception]:
-    """Apply reports as `tasks.report` does."""
+    """Apply reports as `tasks.report` does. A stored answer has no payload either."""
+    done = await plain_reports.report(tx, items, tasks.most_body_bytes(items))
+    rest = [item for index, item in enumerate(items) if index not in done]
     work = partial(tasks.report, limits=limits())
-    return await _apply(tx, items, work, _encode_task, lambda _, text: _decode_task(tx, text))
+    others = iter(await _apply(tx, rest, work, _encode_task, _decode_report) if rest else [])
+    return [done[index] if index in done else next(others) for index in range(len(items))]
 
 
 def once(

@@ -75,7 +75,7 @@ def _result(tx: Transaction, item: Claim, slots: Sequence[FilledSlot], now: date
         if slot.task is not None
     ]
     if tasks:
-        serializers.publish_claimed(tx, tasks)
+        serializers.publish_changed(tx, tasks)
         return ClaimResult(tasks)
     first = slots[0]
     reason = EmptyReason.PAUSED if first.is_paused else EmptyReason.EMPTY

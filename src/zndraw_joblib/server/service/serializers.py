@@ -14,7 +14,7 @@ from zndraw_joblib.contract.events import (
     room_of,
     workers_of,
 )
-from zndraw_joblib.contract.messages import PaginatedResponse, TaskResponse
+from zndraw_joblib.contract.messages import PaginatedResponse, TaskResponse, TaskUpdateRequest
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Page, job_key, task_key
@@ -26,6 +26,7 @@ from zndraw_joblib.server.store.tasks.append import Appended, NewTask
 from zndraw_joblib.server.store.tasks.details import Detail
 from zndraw_joblib.server.store.tasks.losing import LostTask
 from zndraw_joblib.server.store.tasks.plain_claims import ClaimedTask
+from zndraw_joblib.server.store.tasks.steps import Stepped
 
 Item = TypeVar("Item")
 _FIELDS = set(TaskResponse.model_fields)
@@ -68,6 +69,12 @@ def task_response(task: TaskRecord, position: int | None = None, told: Detail | 
         "stored_result": None,
     }
     return construct(TaskResponse, values, _FIELDS)
+
+
+def task_without_body(fields: dict[str, Any]) -> TaskResponse:
+    """Return a task from the fields of an earlier response; its payload is None."""
+    found = TaskResponse.model_validate({**fields, "payload": {}})
+    return construct(TaskResponse, {**vars(found), "payload": None}, _FIELDS)
 
 
 def new_task_responses(
@@ -116,9 +123,36 @@ def claimed_response(
     return construct(TaskResponse, fields, _FIELDS)
 
 
-def publish_claimed(tx: Transaction, tasks: Sequence[TaskResponse]) -> None:
-    """Publish the new status of claimed tasks to their rooms after the commit."""
+def stepped_response(task: Stepped, report: TaskUpdateRequest) -> TaskResponse:
+    """Return a task after the report of its start or its end. One step may be both."""
+    is_end = report.status is TaskStatus.COMPLETED
+    values = {
+        **_DEFAULTS,
+        "id": task.id,
+        "job_name": task.job_name,
+        "room_id": task.room_id,
+        "status": report.status,
+        "created_at": task.created_at,
+        "started_at": task.started_at,
+        "completed_at": task.completed_at if is_end else None,
+        "worker_id": task.worker_id,
+        "error": None if is_end else task.error,
+        "payload": task.payload,
+        "attempt": task.attempt,
+        "created_by": task.created_by,
+        "result": report.result if is_end else None,
+        "error_code": None if is_end else task.error_code,
+        "priority": -task.lane,
+    }
+    return construct(TaskResponse, values, _FIELDS)
+
+
+def publish_changed(tx: Transaction, tasks: Sequence[TaskResponse]) -> None:
+    """Publish new statuses to the tasks' rooms after the commit; wake the waiters of ended tasks."""
     tx.emit_many(lambda: [Emission(_status_event(task), room_of(task.room_id)) for task in tasks])
+    for task in tasks:
+        if task.status in TERMINAL:
+            tx.wake(task_key(task.id))
 
 
 def publish_new(tx: Transaction, tasks: Sequence[TaskResponse]) -> None:
@@ -181,6 +215,7 @@ def _status_event(task: TaskResponse) -> TaskStatusEvent:
         status=task.status,
         created_at=task.created_at,
         started_at=task.started_at,
+        completed_at=task.completed_at,
         queue_position=task.queue_position,
         worker_id=task.worker_id,
         error=task.error,

@@ -37,6 +37,8 @@ from zndraw_joblib.server.store.tasks import details as detail_store
 from zndraw_joblib.server.store.tasks.positions import positions
 
 ReportResult = TaskResponse | ProblemException
+# One answer has at most about this many bytes of payloads and results, as a claim has.
+_MAX_BODY_BYTES = 8 * 1024**2
 
 
 @dataclass(slots=True)
@@ -80,12 +82,13 @@ class NoneSubmitted(Exception):
 
 
 class Report(NamedTuple):
-    """A report of a task's new status."""
+    """A report of a task's new status. Its answer has the payload only if it `wants_body`."""
 
     caller: Identity
     task_id: UUID
     update: TaskUpdateRequest
     key: RequestKey | None = None
+    wants_body: bool = True
 
     @property
     def needs(self) -> str:
@@ -165,7 +168,7 @@ async def _positions_by_priority(
             await job_store.record_priorities(tx, job.id)
     mixed = {job.id for job in jobs.values() if job.has_lanes} | {task.job_id for task in made if task.lane}
     ids = [task.id for task in made if task.job_id in mixed]
-    return await positions(tx, list((await store.lock(tx, ids)).values())) if ids else {}
+    return await positions(tx, list((await store.lock(tx, ids, 0)).values())) if ids else {}
 
 
 def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
@@ -206,14 +209,23 @@ def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
     return task
 
 
+def most_body_bytes(items: Sequence[Report]) -> int:
+    """Return how large a payload and a result may be to be read in the transaction of these reports.
+
+    Beyond that the answer has none, and `load_bodies` reads them after the commit.
+    """
+    return _MAX_BODY_BYTES // len(items) if any(item.wants_body for item in items) else 0
+
+
 async def report(
     tx: Transaction, items: Sequence[Report], limits: LogLimits = DEFAULT_LIMITS
 ) -> list[ReportResult]:
     """Apply reports of workers, submitters and superusers in the order of the list.
 
-    `limits`: how much of each log is kept.
+    The payload of a result is None if it is larger than `most_body_bytes`. `limits`: how much of each log
+    is kept.
     """
-    current = await store.lock(tx, list(dict.fromkeys(item.task_id for item in items)))
+    current = await store.lock(tx, list({item.task_id for item in items}), most_body_bytes(items))
     now = await tx.now()
     decided: list[tuple[TaskRecord, TaskUpdateRequest, TaskRecord]] = []
     results: list[TaskRecord | ProblemException] = []
@@ -246,6 +258,34 @@ async def report(
     ]
 
 
+async def load_body(tx: Transaction, reported: TaskResponse) -> None:
+    """Set payload and result of a task. Raises `TaskNotFound`."""
+    await load_bodies(tx, [reported])
+    if not has_body(reported):
+        raise TaskNotFound(f"Task {reported.id} was removed since it was reported")
+
+
+async def load_bodies(tx: Transaction, reported: Sequence[TaskResponse | Exception]) -> None:
+    """Set payload and result of tasks, in order, while they have at most 8 MiB in all; the first always.
+
+    Neither changes without the status. The payload of a task that was removed stays None.
+    """
+    found = [task for task in reported if isinstance(task, TaskResponse)]
+    sizes = await read.body_sizes(tx, list({task.id for task in found}))
+    left = _MAX_BODY_BYTES
+    wanted: list[TaskResponse] = []
+    for task in found:
+        left -= sizes.get(task.id, 0)
+        if wanted and left < 0:
+            break
+        wanted.append(task)
+    bodies = await read.bodies(tx, list({task.id for task in wanted}))
+    for task in wanted:
+        if task.id in bodies:
+            task.payload, result = bodies[task.id]
+            task.result = result if task.status is TaskStatus.COMPLETED else None
+
+
 async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
     """Return one task. Raises `TaskNotFound`."""
     found = await detail_store.by_id(tx, task_id)
@@ -269,6 +309,11 @@ async def page(
 async def ended(tx: Transaction, ids: Sequence[UUID]) -> list[UUID]:
     """Return those of these tasks that have ended."""
     return await store.finished(tx, ids)
+
+
+def has_body(task: TaskResponse) -> bool:
+    """Return whether the payload of a reported task was read."""
+    return task.payload is not None
 
 
 def has_ended(task: TaskResponse) -> bool:

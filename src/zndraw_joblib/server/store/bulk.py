@@ -7,6 +7,7 @@ from pydantic_core import to_json
 from sqlalchemy import (
     ColumnElement,
     Dialect,
+    Integer,
     TableValuedAlias,
     Text,
     any_,
@@ -112,6 +113,23 @@ def _as_column(element: Any, compiler: SQLCompiler, **options: Any) -> str:
 @compiles(unindexed, "sqlite")
 def _as_expression(element: Any, compiler: SQLCompiler, **options: Any) -> str:
     return f"+{compiler.process(element.clauses, **options)}"
+
+
+class byte_size(FunctionElement[int]):
+    """The bytes of a text. On PostgreSQL it does not read a large one."""
+
+    inherit_cache = True
+    type = Integer()
+
+
+@compiles(byte_size)
+def _octet_length(element: Any, compiler: SQLCompiler, **options: Any) -> str:
+    return f"octet_length({compiler.process(element.clauses, **options)})"
+
+
+@compiles(byte_size, "sqlite")
+def _blob_length(element: Any, compiler: SQLCompiler, **options: Any) -> str:
+    return f"length(CAST({compiler.process(element.clauses, **options)} AS BLOB))"
 
 
 def padded(values: Sequence[Value]) -> list[Value]:

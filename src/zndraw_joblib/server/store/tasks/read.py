@@ -24,6 +24,7 @@ from zndraw_joblib.server.store.tasks.records import (
     IS_HELD,
     TaskRecord,
     TaskState,
+    body_size,
     fetch_records,
     of_status,
     record_of,
@@ -36,18 +37,21 @@ attempts = Attempt.__table__
 # SQLite takes 32766 parameters.
 _MAX_IDS = 16_384
 _BY_ID = FULL.where(tasks.c.id == bindparam("task"))
-_LOCK = (
-    FULL.add_columns(func.now().label("now"))
-    .where(among(tasks.c.id, bindparam("ids")))
+_IS_GIVEN = among(tasks.c.id, bindparam("ids"))
+_LOCKS = {
+    bodies: select_records(bodies=bodies)
+    .add_columns(func.now().label("now"))
+    .where(_IS_GIVEN)
     .order_by(tasks.c.seq)
     .with_for_update(of=tasks)
-)
+    for bodies in ("small", False)
+}
+_BODY_SIZES = select(tasks.c.id, body_size()).where(_IS_GIVEN)
+_BODIES = select(tasks.c.id, tasks.c.payload, tasks.c.result).where(_IS_GIVEN)
 _BY_CLAIMS = select_records(bodies=False).where(
     IS_HELD, among(tasks.c.worker_id, bindparam("workers")), among(tasks.c.claim_id, bindparam("ids"))
 )
-_STATES = select(tasks.c.id, tasks.c.status, tasks.c.worker_id, tasks.c.attempt).where(
-    among(tasks.c.id, bindparam("ids"))
-)
+_STATES = select(tasks.c.id, tasks.c.status, tasks.c.worker_id, tasks.c.attempt).where(_IS_GIVEN)
 
 
 class AttemptRecord(NamedTuple):
@@ -81,12 +85,30 @@ async def by_claims(tx: Transaction, claims: Sequence[tuple[UUID | None, UUID | 
     return sorted(found, key=attrgetter("place"))
 
 
-async def lock(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskRecord]:
-    """Lock tasks until the commit and return those that exist, by id."""
-    rows = (await tx.execute(_LOCK, {"ids": padded(ids)})).all()
+async def lock(
+    tx: Transaction, ids: Sequence[UUID], most_bytes: int = 2 * MAX_JSON_BYTES
+) -> dict[UUID, TaskRecord]:
+    """Lock tasks until the commit and return those that exist, by id.
+
+    Payload and result are None if they have more than `most_bytes` together; 0 reads none.
+    """
+    given: dict[str, Any] = {"most_bytes": most_bytes} if most_bytes else {}
+    rows = (await tx.execute(_LOCKS["small" if most_bytes else False], {**given, "ids": padded(ids)})).all()
     tx.record_now(rows)
     found = [record_of(row[:-1]) for row in rows]
     return {record.id: record for record in found}
+
+
+async def body_sizes(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, int]:
+    """Return how many bytes payload and result of each of these tasks have together."""
+    rows = await tx.execute(_BODY_SIZES, {"ids": padded(ids)})
+    return {task_id: size for task_id, size in rows}
+
+
+async def bodies(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, tuple[dict[str, Any], Any]]:
+    """Return payload and result of these tasks."""
+    rows = await tx.execute(_BODIES, {"ids": padded(ids)})
+    return {task_id: (payload, result) for task_id, payload, result in rows}
 
 
 async def states(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, TaskState]:

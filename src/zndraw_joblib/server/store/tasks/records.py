@@ -3,14 +3,26 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, and_, literal_column, null, select
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Select,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal_column,
+    null,
+    select,
+)
 
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.status import HELD, TaskStatus
+from zndraw_joblib.server.store.bulk import byte_size
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.jobs import policy_of
 from zndraw_joblib.server.store.tables import Job, Task
@@ -119,10 +131,25 @@ def record_of(row: Sequence[Any]) -> TaskRecord:
     return TaskRecord(seq, task_id, job_id, job, room_id, TaskStatus(status), *[*rest, policy_of(policy)])
 
 
-def select_records(*, bodies: bool = True) -> Select[Any]:
-    """Select records; without `bodies`, payload and result are null."""
+def body_size() -> ColumnElement[int]:
+    """Return how many bytes payload and result of a task have together."""
+    return byte_size(tasks.c.payload) + func.coalesce(byte_size(tasks.c.result), literal_column("0"))
+
+
+def if_small(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Return a column that is null if payload and result have more than `most_bytes` together."""
+    return case((body_size() <= bindparam("most_bytes", type_=Integer()), column)).label(column.name)
+
+
+def select_records(*, bodies: bool | Literal["small"] = True) -> Select[Any]:
+    """Select records; without `bodies`, or unless they are small, payload and result are null."""
     bulky = {"payload", "result"}
-    columns = [null().label(c.name) if not bodies and c.name in bulky else c for c in COLUMNS]
+    columns: list[ColumnElement[Any]] = list(COLUMNS)
+    if bodies is not True:
+        columns = [
+            column if column.name not in bulky else if_small(column) if bodies else null().label(column.name)
+            for column in COLUMNS
+        ]
     return select(*columns, *_JOB_COLUMNS).join_from(tasks, jobs, tasks.c.job_id == jobs.c.id)
 
 

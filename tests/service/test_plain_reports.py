@@ -1,0 +1,264 @@
+"""Starts and ends take a shorter path, on which nothing else differs: not even while their task changes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from databases import every_kind, on_postgresql
+from replica import OWNER, SUBMITTER, TIMEOUT, Replica
+from sqlalchemy import select, update
+from waiting import until
+
+from zndraw_joblib.contract.messages import JobResponse, TaskResponse, TaskUpdateRequest
+from zndraw_joblib.contract.problems import InvalidTaskTransition, StaleReport
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.service import idempotency, tasks
+from zndraw_joblib.server.store.postgres import PostgresDatabase
+from zndraw_joblib.server.store.tables import Task
+
+TASKS = Task.__table__
+RUNNING, COMPLETED = TaskStatus.RUNNING, TaskStatus.COMPLETED
+Results = list[TaskResponse | Exception]
+
+
+def report(task_id: UUID, status: TaskStatus, **fields: Any) -> tasks.Report:
+    """Return one item of a batch."""
+    return tasks.Report(OWNER, task_id, TaskUpdateRequest(status=status, **fields))
+
+
+@pytest.fixture(autouse=True)
+def no_batch_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No batch is split: after a fault the reports, written one by one, would hide it."""
+    yield
+    assert "committing each alone" not in caplog.text
+
+
+async def many(replica: Replica, *items: tasks.Report) -> Results:
+    """Report as one request."""
+    async with asyncio.timeout(TIMEOUT):
+        return await replica.runtime.report_many(items, bodies=True)
+
+
+async def claimed(replica: Replica, job: JobResponse) -> TaskResponse:
+    """Submit and claim a task."""
+    await replica.submit(job, {"text": 'a "quoted" \x00 text'})
+    return await replica.claim_task(job.worker_id)
+
+
+def without_times(task: TaskResponse) -> dict[str, Any]:
+    """Return what two tasks with the same history have in common."""
+    found = task.model_dump(exclude={"id", "created_at"})
+    for name in ("started_at", "completed_at"):
+        found[name] = found[name] is not None
+    return found
+
+
+@every_kind
+@pytest.mark.parametrize("is_retried", [False, True])
+@pytest.mark.parametrize(
+    "statuses", [[RUNNING], [RUNNING, COMPLETED], [COMPLETED]], ids=["start", "both", "end"]
+)
+async def test_it_equals_the_general_path(
+    replica: Replica, statuses: list[TaskStatus], is_retried: bool
+) -> None:
+    """Responses, rows and events are alike, also of a task with the error of an earlier attempt."""
+    job = await replica.register(max_attempts=3, retry_on=["error"], backoff={"base_seconds": 0})
+
+    async def run(apply: Callable[[list[tasks.Report]], Awaitable[Any]]) -> tuple[Any, Any, Any]:
+        task = await claimed(replica, job)
+        if is_retried:
+            await replica.report(task.id, RUNNING)
+            await replica.report(task.id, TaskStatus.FAILED, error="first try")
+            task = await replica.claim_task(job.worker_id)
+        if statuses == [COMPLETED]:
+            await replica.report(task.id, RUNNING)
+        replica.events.clear()
+        given = {"attempt": task.attempt, "worker_id": job.worker_id, "result": {"n": [1, "ä\x00"]}}
+        answers = await apply([report(task.id, status, **given) for status in statuses])
+        events = [event.model_dump(exclude={"id"}) for event, _ in replica.events]
+        for event in events:
+            for name in ("created_at", "started_at", "completed_at"):
+                event[name] = event[name] is not None
+        assert await replica.get(task.id) == answers[-1]
+        [row] = await replica.rows(TASKS, TASKS.c.id == task.id)
+        kept = {
+            name: value for name, value in row._mapping.items() if not name.endswith(("_at", "id", "seq"))
+        }
+        return [without_times(answer) for answer in answers], events, kept
+
+    plain = await run(lambda items: many(replica, *items))
+    assert plain == await run(lambda items: replica.runtime.write(tasks.report, items))
+    assert [answer["status"] for answer in plain[0]] == statuses
+    assert [event["status"] for event in plain[1]] == statuses
+
+
+@on_postgresql
+async def test_plain_reports_are_one_statement(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a transaction of its own: no BEGIN, no COMMIT, for single reports and for batches."""
+    job = await replica.register()
+    held = [await claimed(replica, job) for _ in range(3)]
+    execute, ran = PostgresDatabase._execute, []
+
+    async def recorded(database: Any, connection: Any, statement: Any, given: Any = None) -> Any:
+        ran.append(connection.is_in_transaction())
+        return await execute(database, connection, statement, given)
+
+    monkeypatch.setattr(PostgresDatabase, "_execute", recorded)
+    await replica.report(held[0].id, RUNNING, attempt=1)
+    await replica.report(held[0].id, COMPLETED, attempt=1)
+    items = [report(task.id, status) for task in held[1:] for status in (RUNNING, COMPLETED)]
+    await replica.runtime.report_many(items)
+    assert ran == [False] * 3
+
+
+@every_kind
+async def test_a_report_that_is_not_plain_holds_no_other_up(replica: Replica) -> None:
+    """Stale, repeated, failing and reordered reports of a batch get their own results."""
+    job = await replica.register()
+    held = [await claimed(replica, job) for _ in range(6)]
+    for task in held[:5]:
+        await replica.report(task.id, RUNNING)
+    await replica.report(held[1].id, COMPLETED, result=1)
+    got = await many(
+        replica,
+        report(held[0].id, COMPLETED, attempt=1, result=0),
+        report(held[1].id, COMPLETED, attempt=1, result=2),
+        report(held[2].id, COMPLETED, attempt=2),
+        report(held[3].id, TaskStatus.FAILED, error="oh"),
+        report(held[4].id, COMPLETED, worker_id=uuid4()),
+        report(held[4].id, COMPLETED, attempt=2**40),
+        report(held[5].id, COMPLETED),
+        report(held[5].id, RUNNING),
+        report(held[5].id, COMPLETED, result=5),
+        tasks.Report(SUBMITTER, held[2].id, TaskUpdateRequest(status=TaskStatus.CANCELLED)),
+    )
+    kinds = [type(each).__name__ if isinstance(each, Exception) else each.status.value for each in got]
+    assert kinds == [
+        *("completed", "completed", "StaleReport", "failed", "StaleReport", "StaleReport"),
+        *("InvalidTaskTransition", "running", "completed", "cancelled"),
+    ]
+    assert [(await replica.get(task.id)).result for task in held] == [0, 1, None, None, None, 5]
+    assert (await replica.get(held[4].id)).status is RUNNING
+
+
+@every_kind
+async def test_a_start_and_an_end_that_do_not_agree_are_no_pair(replica: Replica) -> None:
+    """Each has its own attempt, so one is applied and the other is stale."""
+    held = await claimed(replica, await replica.register())
+    started, ended = await many(
+        replica, report(held.id, RUNNING, attempt=1), report(held.id, COMPLETED, attempt=2)
+    )
+    assert isinstance(started, TaskResponse)
+    assert isinstance(ended, StaleReport)
+    assert (await replica.get(held.id)).status is RUNNING
+
+
+@every_kind
+async def test_the_start_of_a_job_with_a_time_limit_sets_the_deadline(replica: Replica) -> None:
+    """The end, with or without a start in the same request, removes it."""
+    job = await replica.register(timeout_seconds=60)
+    held = [await claimed(replica, job) for _ in range(2)]
+    await replica.report(held[0].id, RUNNING)
+    [row] = await replica.rows(TASKS, TASKS.c.id == held[0].id)
+    assert row.deadline.replace(tzinfo=None) > row.started_at.replace(tzinfo=None)
+    await replica.report(held[0].id, COMPLETED)
+    await many(replica, report(held[1].id, RUNNING), report(held[1].id, COMPLETED))
+    assert [row.deadline for row in await replica.rows(TASKS)] == [None, None]
+
+
+@every_kind
+@pytest.mark.parametrize("policy", [{"max_in_flight": 1}, {}], ids=["job", "worker"])
+async def test_an_end_wakes_a_claim_that_waits_for_a_slot(
+    replica: Replica, policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a job with a concurrency limit, or of a worker that holds as many tasks as it may."""
+    monkeypatch.setattr(replica.runtime.recheck, "start", lambda: None)
+    job = await replica.register(**policy)
+    assert job.worker_id is not None
+    if not policy:
+        await replica.runtime.heartbeat(OWNER, job.worker_id, max_tasks=1)
+    held = await replica.running(job)
+    other = await replica.submit(job)
+    waiting = asyncio.create_task(replica.claim(job.worker_id, wait=TIMEOUT))
+    await until(lambda: len(replica.runtime.waiters))
+    await replica.report(held.id, COMPLETED)
+    async with asyncio.timeout(TIMEOUT / 2):
+        got = await waiting
+    assert got is not None
+    assert got.id == other.id
+
+
+@asynccontextmanager
+async def changed(replica: Replica, task_id: UUID, **values: Any) -> AsyncIterator[None]:
+    """Change a task in another transaction; commit at the end, after a statement waits for the lock."""
+    async with replica.engine.connect() as other:
+        await other.execute(select(TASKS).where(TASKS.c.id == task_id).with_for_update())
+        await other.execute(update(TASKS).where(TASKS.c.id == task_id).values(**values))
+        yield
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        async with asyncio.timeout(TIMEOUT), replica.engine.connect() as watcher:
+            while not (await watcher.exec_driver_sql(waiting)).scalar_one():
+                await watcher.rollback()
+        await other.commit()
+
+
+@on_postgresql
+async def test_a_task_that_changes_meanwhile_is_read_again(replica: Replica) -> None:
+    """The statement began before the change, and waited for it: it writes nothing by the old state."""
+    job = await replica.register()
+    taken, kept = [await replica.running(job) for _ in range(2)]
+    async with changed(replica, taken.id, attempt=2):
+        reporting = asyncio.create_task(
+            many(replica, report(kept.id, COMPLETED), report(taken.id, COMPLETED, attempt=1))
+        )
+    done, stale = await reporting
+    assert isinstance(done, TaskResponse)
+    assert isinstance(stale, StaleReport)
+    assert (await replica.get(taken.id)).status is RUNNING
+    assert (await replica.get(kept.id)).status is COMPLETED
+
+
+@on_postgresql
+async def test_a_change_that_does_not_matter_delays_a_report(replica: Replica) -> None:
+    """The statement began before the change, and is applied to the newest version, of all tasks."""
+    job = await replica.register()
+    first, second = [await replica.running(job) for _ in range(2)]
+    async with changed(replica, first.id, crashes=7):
+        reporting = asyncio.create_task(
+            many(replica, report(first.id, COMPLETED), report(second.id, COMPLETED))
+        )
+    assert [task.status for task in await reporting if isinstance(task, TaskResponse)] == [COMPLETED] * 2
+    rows = await replica.rows(TASKS)
+    assert [(row.status, row.crashes) for row in sorted(rows, key=lambda row: row.seq)] == [
+        ("completed", 7),
+        ("completed", 0),
+    ]
+
+
+@on_postgresql
+async def test_reports_in_any_order_wait_for_each_other_without_a_deadlock(pair: list[Replica]) -> None:
+    """Batches of the same tasks in opposite orders lock them in one order."""
+    job = await pair[0].register()
+    held = [await pair[0].running(job) for _ in range(40)]
+    items = [report(task.id, COMPLETED, attempt=1) for task in held]
+    for _ in range(5):
+        await pair[0].execute(update(TASKS).values(status="running", completed_at=None))
+        done = await asyncio.gather(
+            *[many(pair[turn % 2], *(items if turn % 4 < 2 else reversed(items))) for turn in range(8)]
+        )
+        assert all(isinstance(each, TaskResponse) for results in done for each in results)
+
+
+@every_kind
+async def test_a_repeat_after_a_lost_connection_is_applied_once(replica: Replica) -> None:
+    """The transaction runs again although its statement was applied: the report is a repeat."""
+    held = await replica.running(await replica.register())
+    items = [report(held.id, COMPLETED, attempt=1, result=1)]
+    for _ in range(2):
+        [done] = await replica.runtime.write(idempotency.report, items)
+        assert (done.status, done.result) == (COMPLETED, 1)
+    [refused] = await replica.runtime.write(idempotency.report, [report(held.id, RUNNING, attempt=1)])
+    assert isinstance(refused, InvalidTaskTransition)
