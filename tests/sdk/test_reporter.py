@@ -133,6 +133,29 @@ def test_a_success_whose_response_was_lost_is_no_lost_task(
     assert worker().get_task(tasks[0].task_id).result == 7
 
 
+@pytest.mark.parametrize("cause", ["idle", "woken", "many"])
+def test_outcomes_of_a_busy_worker_are_reported_together(
+    worker: Make, room: str, server: LiveServer, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    """They wait for others, but not once the worker is idle, and not if there are many."""
+    monkeypatch.setattr("zndraw_joblib.worker.reporter._GATHER_SECONDS", 1000.0)
+    monkeypatch.setattr("zndraw_joblib.worker.reporter._GATHERED", 5 if cause == "many" else 1000)
+    tasks = claimed(worker(), room, 5)
+    requests: list[httpx.Request] = []
+    with server.connect() as own:
+        own.http.event_hooks["request"].append(requests.append)
+        running = Running(own, tasks)
+        with running.open():
+            for number, task in enumerate(tasks):
+                entry = running.reporter.begin(task, started=True)
+                is_idle = cause == "idle" and number == 4
+                running.reporter.end(entry, Outcome(error="no"), is_busy=not is_idle)
+            if cause == "woken":
+                running.reporter.wake()
+            wait_until(lambda: sum(running.done) == 5)
+    assert len(requests) == 1
+
+
 class HeartbeatFirst:
     """Loses the first response to a task's outcome, after a heartbeat that names the task."""
 

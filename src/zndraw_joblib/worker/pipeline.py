@@ -201,7 +201,8 @@ class Pipeline:
             is_sure = 0 <= time.time() - taken.claimed_at < SURE_SECONDS
             entry = self._begin(taken.task, is_sure=is_sure)
             if entry is None:
-                self._free_slot(began)
+                if not self._free_slot(began):
+                    self._reporter.wake()
                 continue
             if process is not None:
                 outcome: Outcome | Coroutine[Any, Any, Any] = process.run(entry.task)
@@ -217,18 +218,20 @@ class Pipeline:
             process.close()
 
     def _end(self, entry: Entry, began: float, outcome: Outcome) -> None:
-        self._free_slot(began)
-        self._reporter.end(entry, outcome)
+        is_busy = self._free_slot(began)
+        self._reporter.end(entry, outcome, is_busy=is_busy)
 
-    def _free_slot(self, began: float) -> None:
+    def _free_slot(self, began: float) -> bool:
+        """Free the slot of a task; return whether another one waits for it."""
         with self._lock:
             self._running -= 1
             self._busy.discard(threading.current_thread())
             self._lookahead.ended(time.monotonic() - began)
-            if self._waiting:
-                self._work.notify()
-            else:
+            if not self._waiting:
                 self._room.notify()
+                return False
+            self._work.notify()
+            return True
 
     def _take(self) -> "_Waiting | None":
         thread = threading.current_thread()

@@ -1,6 +1,7 @@
 """Report on the tasks of the pipeline: those that end while one request is under way go into the next."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 # The start of a task that ends within this time is reported together with its end.
 _START_SECONDS = 0.003
+# Outcomes of a worker with other tasks to run are reported together: after this time, or so many at once.
+_GATHER_SECONDS = 0.03
+_GATHERED = 100
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
 MAX_WAITING = 1000
 MAX_WAITING_BYTES = 32 * 1024 * 1024
@@ -52,6 +56,8 @@ class Reporter:
         self._waiting: dict[Entry, None] = {}
         self._open = 0
         self._bytes = 0
+        self._is_hurried = False
+        self._sleeps_until = 0.0
         self._backoff = RequestBackoff()
         self._not_before = 0.0
         self._single_until = 0.0
@@ -68,18 +74,23 @@ class Reporter:
             self._open += 1
             if not started:
                 self._waiting[entry] = None
-                self._change.notify()
+                self._wake_by(entry.due)
         return entry
 
-    def end(self, entry: Entry, outcome: Outcome) -> None:
-        """Report the outcome of a task that has begun."""
+    def end(self, entry: Entry, outcome: Outcome, *, is_busy: bool = False) -> None:
+        """Report the outcome of a task that has begun: soon if the worker `is_busy`, otherwise now.
+
+        A worker is busy while another task waits for the slot of this one.
+        """
         with self._change:
             entry.outcome = outcome
             if not entry.gone:
                 entry.live_size = entry.task.channel.size
                 self._bytes += entry.size
                 self._waiting[entry] = None
-                self._change.notify()
+                self._is_hurried |= not is_busy or len(self._waiting) >= _GATHERED
+                entry.due = time.monotonic() + _GATHER_SECONDS
+                self._wake_by(0.0 if self._is_hurried else entry.due)
                 return
             self._open -= 1
             self._change.notify()
@@ -90,14 +101,19 @@ class Reporter:
         self.end(self.begin(task, started=True), outcome)
 
     def wake(self) -> None:
-        """Notice that `stop` was set."""
+        """Report what waits now; notice that `stop` was set."""
         with self._change:
+            self._is_hurried = True
             self._change.notify()
 
     def run(self) -> None:
         """Send reports until `stop` is set and each task has ended."""
         while batch := self._next_batch():
             self._try(batch)
+
+    def _wake_by(self, due: float) -> None:
+        if due < self._sleeps_until:
+            self._change.notify()
 
     def _next_batch(self) -> list[Sent]:
         with self._change:
@@ -108,14 +124,18 @@ class Reporter:
                     return self._take(now)
                 if self._stop.is_set() and not self._open:
                     return []
+                self._sleeps_until = math.inf if wait is None else now + wait
                 self._change.wait(wait)
+                self._sleeps_until = 0.0
 
     def _seconds_until_due(self, now: float) -> float | None:
         if not self._waiting:
             return None
         if self._stop.is_set():
             return 0.0
-        first = min(max(e.not_before, 0.0 if e.outcome else e.due) for e in self._waiting)
+        first = min(
+            max(e.not_before, 0.0 if self._is_hurried and e.outcome else e.due) for e in self._waiting
+        )
         return max(first, self._not_before) - now
 
     def _take(self, now: float) -> list[Sent]:
@@ -132,6 +152,7 @@ class Reporter:
                 break
             del self._waiting[entry]
             batch.append(sent)
+        self._is_hurried &= bool(self._waiting)
         return batch
 
     def _try(self, batch: Sequence[Sent]) -> None:
