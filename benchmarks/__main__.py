@@ -76,7 +76,9 @@ def _run_sections(report: Report, arguments: argparse.Namespace) -> None:
                 for name in sections:
                     report.database, report.section = kind, name
                     print(f"\n{name}, {kind}", flush=True)
+                    began = time.monotonic()
                     SECTIONS[name](bench)
+                    print(f"  ({time.monotonic() - began:.1f} s)", flush=True)
 
 
 def _names() -> str:

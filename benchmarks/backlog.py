@@ -13,12 +13,14 @@ _COLUMNS = "id, job_id, room_id, status, created_by, payload, created_at, attemp
 _VALUES = f"{_JOB}, 'bench', 'pending', 'bench', '{{}}', CURRENT_TIMESTAMP, 0"
 _SQLITE = (
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :count) "
-    f"INSERT INTO joblib_task ({_COLUMNS}) SELECT lower(hex(randomblob(16))), {_VALUES} FROM n"
+    f"INSERT INTO joblib_task ({_COLUMNS}) SELECT printf('%032x', :last + i), {_VALUES} FROM n"
 )
 _POSTGRESQL = (
     f"INSERT INTO joblib_task ({_COLUMNS}) "
-    f"SELECT gen_random_uuid(), {_VALUES} FROM generate_series(1, :count)"
+    f"SELECT CAST(lpad(to_hex(:last + i), 32, '0') AS uuid), {_VALUES} "
+    "FROM generate_series(1, CAST(:count AS bigint)) AS i"
 )
+_LAST = "SELECT coalesce(max(seq), 0) FROM joblib_task"
 _ROOM = (
     f"INSERT INTO joblib_room_queue (job_id, room_id, lane, seq) SELECT {_JOB}, 'bench', 0, 0 "
     "WHERE true ON CONFLICT DO NOTHING"
@@ -36,5 +38,7 @@ async def add_pending_tasks(url: str, count: int) -> None:
 
 def _insert(connection: Connection, count: int) -> None:
     insert = _SQLITE if connection.dialect.name == "sqlite" else _POSTGRESQL
-    connection.execute(text(insert), {"count": count})
+    # Ids in order, like those of submitted tasks: random ones would change a page of the index for each task.
+    last = connection.execute(text(_LAST)).scalar_one()
+    connection.execute(text(insert), {"count": count, "last": last})
     connection.execute(text(_ROOM))

@@ -46,10 +46,12 @@ class Bench:
         The speed of a shared machine changes from second to second.
         """
         rates, ratios = [], []
+        after = self.empty_rate(count)
         for _ in range(self.repeats):
-            before = self.empty_rate(count)
+            before = after
             rates.append(measure())
-            ratios.append(2 * rates[-1] / (before + self.empty_rate(count)))
+            after = self.empty_rate(count)
+            ratios.append(2 * rates[-1] / (before + after))
         return median(rates), median(ratios)
 
     def scenario(

@@ -4,11 +4,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 import asyncpg
 import psutil
-import socketio
 import uvloop
 
 from benchmarks.bench import Bench
@@ -16,6 +14,7 @@ from benchmarks.figures import Report
 from benchmarks.http_client import Connection, connections, quantiles
 from benchmarks.scenarios import V1, claim_task, register, report_status, submit_task
 from benchmarks.servers import TOKEN, allow_many_connections, serving
+from benchmarks.socketio_client import SocketIO, connect
 
 _CLIENTS = 5_000
 _CLAIMS_PER_WORKER = 50
@@ -35,7 +34,7 @@ def run(bench: Bench) -> None:
         count = partial(_count_transactions, url) if bench.kind == "postgresql" else None
         uvloop.run(waiting_claims(bench.report, server, process, count))
         uvloop.run(sockets(bench.report, server, process))
-        uvloop.run(listeners(bench.report, server, 100, 500))
+        uvloop.run(listeners(bench.report, server, 100, 150))
 
 
 async def _count_transactions(url: str) -> int:
@@ -99,26 +98,26 @@ async def sockets(report: Report, url: str, server: psutil.Process, count: int =
     """Open many Socket.IO connections, each in its own room; report their memory and the event latency."""
     before = server.memory_info().rss
     received: asyncio.Queue[int] = asyncio.Queue()
-    clients = [socketio.AsyncClient(reconnection=False) for _ in range(count)]
 
-    async def connect(number: int, client: Any) -> None:
-        client.on("task_status_event", lambda _: received.put_nowait(number))
-        await _join(client, url, f"room-{number}")
+    async def open_one(number: int) -> SocketIO:
+        return await connect(url, TOKEN, f"room-{number}", lambda _: received.put_nowait(number))
 
-    for start in range(0, count, _CONNECTS_AT_ONCE):
-        numbers = range(start, min(start + _CONNECTS_AT_ONCE, count))
-        await asyncio.gather(*[connect(number, clients[number]) for number in numbers])
+    clients: list[SocketIO] = []
+    while len(clients) < count:
+        some = range(len(clients), min(len(clients) + _CONNECTS_AT_ONCE, count))
+        clients += await asyncio.gather(*map(open_one, some))
     memory = (server.memory_info().rss - before) / count
     async with connections(url, TOKEN, 1) as (submitter,):
         await register(submitter)
         times = []
         for index in range(_ROUNDS):
             number = index * 7919 % count
-            start_time = time.perf_counter()
+            start = time.perf_counter()
             await submit_task(submitter, room=f"{V1}/rooms/room-{number}")
             assert await received.get() == number
-            times.append(time.perf_counter() - start_time)
-    await _disconnect(clients)
+            times.append(time.perf_counter() - start)
+    for client in clients:
+        client.close()
     p50, p95 = quantiles(times)
     report.add(f"{count:,} Socket.IO connections, each", memory / 1024, "KiB")
     report.add("submit to event, p50", p50, "ms")
@@ -127,13 +126,13 @@ async def sockets(report: Report, url: str, server: psutil.Process, count: int =
 
 async def listeners(report: Report, url: str, count: int, cycles: int) -> None:
     """Open many connections in one room; report the rate at which all of them receive all events in order."""
-    clients = [socketio.AsyncClient(reconnection=False) for _ in range(count)]
-    received: list[list[tuple[str, str]]] = [[] for _ in clients]
-    for client, events in zip(clients, received, strict=True):
-        client.on(
-            "task_status_event", lambda task, events=events: events.append((task["id"], task["status"]))
+    received: list[list[tuple[str, str]]] = [[] for _ in range(count)]
+    clients = [
+        await connect(
+            url, TOKEN, "bench", lambda task, events=events: events.append((task["id"], task["status"]))
         )
-        await _join(client, url, "bench")
+        for events in received
+    ]
     async with connections(url, TOKEN, 1) as (worker,):
         worker_id = await register(worker, "Observed")
         start = time.perf_counter()
@@ -143,20 +142,11 @@ async def listeners(report: Report, url: str, count: int, cycles: int) -> None:
             for status in ("running", "completed"):
                 await report_status(worker, task, status)
         for client in clients:
-            await client.call("leave_room", {"room_id": "bench"}, timeout=60)
+            await client.call("leave_room", {"room_id": "bench"})
         seconds = time.perf_counter() - start
-    await _disconnect(clients)
+    for client in clients:
+        client.close()
     statuses = ["pending", "claimed", "running", "completed"] * cycles
     assert all([status for _, status in events] == statuses for events in received), "an event is missing"
     assert len(set(map(tuple, received))) == 1, "the clients received different events"
     report.add(f"events to {count} connections in one room, in order", count * 4 * cycles / seconds, "/s")
-
-
-async def _join(client: Any, url: str, room: str) -> None:
-    await client.connect(url, auth={"token": TOKEN}, transports=["websocket"])
-    assert await client.call("join_room", {"room_id": room}) == {}
-
-
-async def _disconnect(clients: list[Any]) -> None:
-    for client in clients:
-        await client.disconnect()

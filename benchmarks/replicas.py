@@ -40,6 +40,10 @@ def run(bench: Bench) -> None:
                 return sum(rate.per_second for rate in rates)
 
             _report(bench, name, first, second, measure)
+        print(
+            "  Each server publishes an event for each task, for clients of the other one. Batches are\n"
+            "  faster than that, so the queues of events fill and drop the oldest: this is expected."
+        )
         _report(bench, "batch submit", first, second, partial(_batch_submit, seconds=bench.seconds))
         report_latencies(bench, first, second)
 
