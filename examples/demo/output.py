@@ -78,6 +78,8 @@ class Output:
             f"{completed / summary.seconds:,.0f} tasks per second",
             "CPU time": f"{summary.cpu_seconds:.1f} s for counting, "
             f"{summary.cpu_seconds / summary.seconds / (os.cpu_count() or 1):.0%} of {os.cpu_count()} cores",
+            "slots": f"jobs' own time {summary.job_seconds / summary.slot_seconds:.0%} of the slots "
+            f"({summary.job_seconds:.1f} of {summary.slot_seconds:.1f} s); the rest: queue and kill",
             "failed": f"{summary.count(TaskStatus.FAILED):,}: "
             f"{len(summary.disconnected)} with the killed worker, "
             f"{len(summary.invalid)} modules that are not valid Python",

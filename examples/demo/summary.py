@@ -7,6 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from examples.demo.jobs import is_valid_python
+from examples.demo.processes import WORKERS
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 
@@ -60,6 +61,17 @@ class Summary:
     def cpu_seconds(self) -> float:
         """The CPU time that the jobs themselves used."""
         return float(sum(task.result["cpu_seconds"] for task in self.completed))
+
+    @property
+    def job_seconds(self) -> float:
+        """The time that the tasks' slots spent in the jobs themselves."""
+        return float(sum(task.result["seconds"] for task in self.completed))
+
+    @property
+    def slot_seconds(self) -> float:
+        """The time that the slots of all workers had from the first submit on, one slot each."""
+        first = min(task.created_at for task in self.tasks)
+        return (WORKERS - 1) * self.seconds + (self.kill.at - first).total_seconds()
 
     def problems(self) -> list[str]:
         """Return a sentence for each failed check."""

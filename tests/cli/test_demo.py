@@ -28,6 +28,7 @@ def test_the_demo_accounts_for_every_task(program: Program) -> None:
     assert "submitted  150 tasks" in out
     assert "tasks per second" in out
     assert "s for counting, " in out
+    assert re.search(r"slots      jobs' own time \d+% of the slots", out)
     assert re.search(r"failed     \d+: [1-9]", out)
     assert "latency    p50 " in out
     assert out.endswith("Every task is accounted for.\n")
