@@ -99,12 +99,17 @@ def _seed(kind: str) -> list[str]:
             GROUP BY room_id, job_id""",
         """INSERT INTO joblib_queue_block SELECT job_id, lane, seq >> 12, count(*) FROM joblib_task
             WHERE status = 'pending' GROUP BY job_id, lane, seq >> 12""",
+        """INSERT INTO joblib_attempt_detail (task_seq, attempt, progress, log_last, log_lines, log_bytes)
+            SELECT seq, 1, '{}', 3, 3, 2 FROM joblib_task WHERE status <> 'pending'""",
+        """INSERT INTO joblib_task_log (task_seq, attempt, first, last, size, lines)
+            SELECT seq, 1, 1, 3, 2, '[]' FROM joblib_task WHERE status <> 'pending'""",
     ]
     if kind == "postgresql":
         # The test decides when statistics are made.
         names = (
             *("joblib_task", "joblib_job", "joblib_worker", "joblib_worker_job", "joblib_room_queue"),
             *("joblib_idempotency_key", "joblib_room_count", "joblib_queue_block"),
+            *("joblib_attempt_detail", "joblib_task_log"),
         )
         return [f"ALTER TABLE {name} SET (autovacuum_enabled = off)" for name in names] + seeds
     return seeds

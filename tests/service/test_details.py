@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from databases import every_kind
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, TIMEOUT, Replica
+from sqlalchemy import update
 
 from zndraw_joblib.contract.events import TaskProgress, TaskStatusEvent, room_of
 from zndraw_joblib.contract.history import TaskHistory, TaskLog
@@ -22,6 +23,7 @@ from zndraw_joblib.server.service.details import MAX_ATTEMPTS, LogLimits
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.detail_tables import AttemptDetail, TaskLogPart
+from zndraw_joblib.server.store.tables import Task
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 TWICE: dict[str, Any] = {"max_attempts": 2, "retry_on": ["error"], "backoff": {"base_seconds": 0}}
@@ -384,6 +386,22 @@ async def test_pruned_tasks_take_it_with_them(replica: Replica) -> None:
     for table in (DETAILS, LOG):
         assert len(await replica.rows(table)) == 1
     assert await texts(replica, other) == lines((1, 3))
+
+
+async def test_tasks_with_long_logs_are_pruned_fewer_at_a_time(replica: Replica) -> None:
+    """A transaction deletes tasks with about 50,000 lines of logs, and at least one task."""
+    job = await replica.register()
+    found = [await replica.running(job) for _ in range(5)]
+    for task, count in zip(found, (1, 60_000, 30_000, 10_000, 10_001), strict=True):
+        await tell(replica, task, progress=Progress(current=1), log=numbered(1, 1), status="completed")
+        [seq] = [row.seq for row in await replica.rows(Task) if row.id == task.id]
+        await replica.execute(update(DETAILS).where(DETAILS.c.task_seq == seq).values(log_lines=count))
+    later, after, pruned = datetime.now(UTC).replace(year=2100), 0, []
+    while after is not None:
+        deleted, after = await replica.runtime.write(store.prune, later, after, 100)
+        pruned.append(deleted)
+    assert pruned == [1, 1, 2, 1, 0]
+    assert await replica.rows(DETAILS) == await replica.rows(LOG) == []
 
 
 @every_kind

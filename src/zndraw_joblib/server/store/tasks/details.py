@@ -18,6 +18,8 @@ tasks = Task.__table__
 details = AttemptDetail.__table__
 log = TaskLogPart.__table__
 
+_MAX_PRUNED_LINES = 50_000
+
 
 class LogCounts(NamedTuple):
     """The number of a log's last line, and how many lines and bytes of it are kept."""
@@ -73,6 +75,11 @@ _BY_ID = (
     FULL.add_columns(*[column.label(f"detail_{column.name}") for column in _COLUMNS])
     .outerjoin(details, _IS_CURRENT)
     .where(tasks.c.id == bindparam("task"))
+)
+_LINES_OF_TASKS = (
+    select(details.c.task_seq, func.sum(details.c.log_lines))
+    .where(among(details.c.task_seq, bindparam("seqs")))
+    .group_by(details.c.task_seq)
 )
 _SEQ, _ATTEMPT = bindparam("seq", type_=BigInteger()), bindparam("number", type_=Integer())
 _ALL = select(*_COLUMNS, details.c.full_traceback).where(details.c.task_seq == _SEQ)
@@ -188,7 +195,23 @@ async def forget(tx: Transaction, seq: int, newest: int) -> None:
         await tx.execute(delete(table).where(table.c.task_seq == seq, table.c.attempt <= newest))
 
 
+async def first_to_prune(tx: Transaction, seqs: Sequence[int]) -> Sequence[int]:
+    """Return the first of these tasks whose logs are deleted in a short time: at least one."""
+    lines: dict[int, int] = {}
+    for start in range(0, len(seqs), CHUNK):
+        given = {"seqs": padded(seqs[start : start + CHUNK])}
+        lines |= {seq: count for seq, count in await tx.execute(_LINES_OF_TASKS, given)}
+    total = 0
+    for place, seq in enumerate(seqs):
+        total += lines.get(seq, 0)
+        if total > _MAX_PRUNED_LINES:
+            return seqs[: max(place, 1)]
+    return seqs
+
+
 async def prune(tx: Transaction, seqs: Sequence[int]) -> None:
-    """Delete what all attempts of these tasks told."""
+    """Delete what all attempts of these tasks told, which are close to each other in the order of `seq`."""
     for table in (log, details):
-        await tx.execute(delete(table).where(table.c.task_seq.in_(padded(seqs))))
+        # Without statistics, PostgreSQL scans the whole table for a long list alone.
+        is_near = table.c.task_seq.between(min(seqs), max(seqs))
+        await tx.execute(delete(table).where(is_near, table.c.task_seq.in_(padded(seqs))))

@@ -202,17 +202,19 @@ def _count_changes(
 async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tuple[int, int | None]:
     """Delete the tasks that ended before a time, among the `limit` tasks that follow the `seq` `after`.
 
-    Return how many, and the `seq` to continue from: None once the tasks are younger than that time.
+    Tasks with long logs are deleted fewer at a time. Return how many, and the `seq` to continue from: None
+    once the tasks are younger than that time.
     """
     chunk = select(tasks.c.seq, tasks.c.created_at, tasks.c.completed_at).where(tasks.c.seq > after)
     rows = (await tx.execute(chunk.order_by(tasks.c.seq).limit(limit))).all()
     if not rows or rows[0].created_at >= before:
         return 0, None
     old = [row.seq for row in rows if row.completed_at is not None and row.completed_at < before]
+    within = await details.first_to_prune(tx, old)
     deleted, kept = 0, CountChanges()
-    for start in range(0, len(old), CHUNK):
+    for start in range(0, len(within), CHUNK):
         # It skips tasks that another transaction has locked; a later cycle deletes them.
-        chosen = (tasks.c.seq.in_(padded(old[start : start + CHUNK])), tasks.c.completed_at < before)
+        chosen = (tasks.c.seq.in_(padded(within[start : start + CHUNK])), tasks.c.completed_at < before)
         free = select(tasks.c.seq, tasks.c.room_id, tasks.c.job_id, tasks.c.status).where(*chosen)
         found = (await tx.execute(free.where(of_status(TERMINAL)).with_for_update(skip_locked=True))).all()
         if not found:
@@ -225,4 +227,4 @@ async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tu
         await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(padded(seqs))))
         await tx.execute(delete(tasks).where(tasks.c.seq.in_(padded(seqs))))
     await counts.write_pruned(tx, kept)
-    return deleted, rows[-1].seq
+    return deleted, rows[-1].seq if len(within) == len(old) else within[-1]
