@@ -110,7 +110,7 @@ async def _record_told(tx: Transaction, items: Sequence[Heartbeat], limits: LogL
     """Record what held tasks tell. A task that the worker does not hold gets its verdict instead."""
     told = [(item.worker_id, task) for item in items for task in item.named or () if task.tells]
     if told:
-        found = await task_store.lock(tx, list(dict.fromkeys(task.id for _, task in told)))
+        found = await task_store.lock(tx, list({task.id for _, task in told}), 0)
         held = {
             (id_, task.worker_id, task.attempt): task for id_, task in found.items() if task.status in HELD
         }
