@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from sdk.jobs import Add, Picky
 from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.messages import JobResponse
-from zndraw_joblib.contract.policy import Backoff, RetryOn
+from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection
 from zndraw_joblib.worker.manager import JobManager
@@ -49,6 +49,23 @@ def registrations(sent: Sent) -> list[dict[str, Any]]:
 def job(api: Connection, room: str) -> JobResponse:
     """Return the registered job of a room."""
     return RestApi(api).get(f"/rooms/{room}/jobs/{quoted(f'{room}:modifiers:Add')}", JobResponse)
+
+
+class Careful(Add):
+    """Sets a policy of its own."""
+
+    policy: ClassVar[JobPolicy] = JobPolicy(max_attempts=4, retry_on=(RetryOn.ERROR,))
+
+
+def test_the_policy_of_a_class_is_sent(worker: Make, room: str, sent: Sent) -> None:
+    """The fields that it sets, unless the registration sets them."""
+    manager = worker()
+    manager.register(Careful, room=room)
+    manager.register(Careful, room=f"{room}-2", max_attempts=2, timeout_seconds=5)
+    assert registrations(sent) == [
+        {"max_attempts": 4, "retry_on": ["error"]},
+        {"max_attempts": 2, "retry_on": ["error"], "timeout_seconds": 5},
+    ]
 
 
 def test_only_given_fields_are_sent(worker: Make, room: str, sent: Sent, api: Connection) -> None:

@@ -3,7 +3,7 @@
 import time
 import traceback
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, cast
 from uuid import UUID
 
 import typer
@@ -14,11 +14,13 @@ from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.options import AsJson, Limit, Log, LogConfig, LogLevel, Url
 from zndraw_joblib.contract.messages import MAX_BATCH
 from zndraw_joblib.contract.names import GLOBAL, is_name
+from zndraw_joblib.contract.policy import RetryOn
 from zndraw_joblib.worker.api import DEFAULT_URL
 from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.folders import Folder, share_folder
 from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
 from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, JobManager
+from zndraw_joblib.worker.registrations import PolicyOptions, policy_of
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.retry import is_unreachable
 from zndraw_joblib.worker.serving import ProcessConfig, serve, serve_processes
@@ -62,6 +64,44 @@ Context = Annotated[
         "--context", metavar="MODULE:FUNCTION", help="The function that returns the `vis` argument of `run`."
     ),
 ]
+_POLICY = "Retries and time limits"
+MaxAttempts = Annotated[
+    int | None,
+    typer.Option(
+        "--max-attempts",
+        metavar="N",
+        min=1,
+        max=1000,
+        help="How many attempts of a task may fail or exceed its time limit.",
+        rich_help_panel=_POLICY,
+    ),
+]
+RetryOnOption = Annotated[
+    list[RetryOn] | None,
+    typer.Option(
+        "--retry-on",
+        help="Why a task is tried again; may be repeated. By default only after a lost worker.",
+        rich_help_panel=_POLICY,
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout", metavar="SECONDS", help="The time limit of an attempt.", rich_help_panel=_POLICY
+    ),
+]
+StartTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--start-timeout",
+        metavar="SECONDS",
+        help="A claimed task that has not started by then returns to its queue; 0 for never.",
+        rich_help_panel=_POLICY,
+    ),
+]
+Capture = Annotated[
+    bool, typer.Option("--capture/--no-capture", help="Write what a job prints to the log of its task.")
+]
 SharedFolder = Annotated[str, typer.Argument(metavar="DIR", help="A folder, or a URL that fsspec supports.")]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the shared folder.")]
 ReadersRoom = Annotated[
@@ -86,14 +126,27 @@ def worker(  # noqa: PLR0913 - each is an option
     executor: ExecutorOption = ExecutorName.THREAD,
     room: JobRoom = GLOBAL,
     context: Context = None,
+    capture: Capture = True,
+    max_attempts: MaxAttempts = None,
+    retry_on: RetryOnOption = None,
+    timeout: Timeout = None,
+    start_timeout: StartTimeout = None,
     url: Url = DEFAULT_URL,
     log_level: Log = LogLevel.INFO,
 ) -> None:
     """Run a worker for the extensions of a module or .py file.
 
+    The options for retries and time limits hold for all its jobs, over the policy of each class.
+
     Ctrl-C lets the running tasks finish; a second Ctrl-C stops at once.
     """
     LogConfig(log_level).apply()
+    policy = _policy(
+        max_attempts=max_attempts,
+        retry_on=retry_on,
+        timeout_seconds=timeout,
+        start_timeout_seconds=start_timeout,
+    )
     access = find_access(url)
     config = ProcessConfig(
         target,
@@ -101,7 +154,13 @@ def worker(  # noqa: PLR0913 - each is an option
         access.token,
         room,
         context,
-        {"concurrency": concurrency, "prefetch": prefetch, "executor": executor.value},
+        {
+            "concurrency": concurrency,
+            "prefetch": prefetch,
+            "executor": executor.value,
+            "capture_output": capture,
+        },
+        policy=policy,
         log_level=log_level.upper(),
     )
     if processes == 1:
@@ -169,6 +228,16 @@ def drain(worker_id: WorkerId, *, as_json: AsJson = False, url: Url = DEFAULT_UR
         print_fields({"worker": drained.id, "drain": drained.drain, "last heartbeat": drained.last_heartbeat})
 
 
+def _policy(**options: Any) -> PolicyOptions:
+    """Return the options that are given. Raises `UsageError` for an invalid one."""
+    given = cast("PolicyOptions", {name: value for name, value in options.items() if value is not None})
+    try:
+        policy_of(given)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return given
+
+
 def _run_one(access: Access, config: ProcessConfig) -> None:
     """Run a worker in this process. Raises `CommandError`."""
     try:
@@ -181,7 +250,7 @@ def _run_one(access: Access, config: ProcessConfig) -> None:
     names = ", ".join(cls.__name__ for cls in extensions)
     print_note(f"Serving {names} in {config.room} at {access.url}; Ctrl-C stops it.")
     with open_connection(access, realtime=True) as api:
-        serve(api, extensions, room=config.room, context=context, **config.options)
+        serve(api, extensions, room=config.room, context=context, policy=config.policy, **config.options)
 
 
 def _wait_for_server(access: Access) -> None:

@@ -16,7 +16,10 @@ class Category(StrEnum):
 
 
 class Extension(BaseModel, ABC):
-    """A job. Its fields are the payload, and its name is the last part of the job's full name."""
+    """A job. Its fields are the payload, and its name is the last part of the job's full name.
+
+    A class attribute ``policy: ClassVar[JobPolicy]`` sets fields of the job's policy.
+    """
 
     category: ClassVar[Category | str]
 
@@ -24,7 +27,8 @@ class Extension(BaseModel, ABC):
     def run(self, vis: Any, **kwargs: Any) -> Any:
         """Do the work and return the task's result: a JSON value of at most 1 MiB.
 
-        `vis` is the context that the worker's host creates for each task, or None.
+        `vis` is the context that the worker's host creates for each task, or None. A `run` with an argument
+        `task` gets the `TaskContext`, to report progress and to log; `current_task` returns it anywhere.
         """
 
 

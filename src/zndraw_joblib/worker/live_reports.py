@@ -8,7 +8,7 @@ from uuid import UUID
 from zndraw_joblib.contract.capture import outside_tasks
 from zndraw_joblib.contract.problems import InvalidRequest
 from zndraw_joblib.contract.task_channel import LiveReport, TaskChannel
-from zndraw_joblib.worker.reports import is_content_refused, is_gone
+from zndraw_joblib.worker.reports import is_content_refused, is_gone, report_json
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.retry import RequestBackoff, describe, is_missing, problem_of
 
@@ -110,7 +110,7 @@ class LiveReports:
 
     def _send(self, taken: Sequence[_Taken]) -> None:
         """Send reports; where the server refuses the content of the request, one by one."""
-        reports = [_as_json(channel, report) for channel, report in taken]
+        reports = [report_json(channel, report) for channel, report in taken]
         results: Sequence[Exception | None]
         try:
             results = self._rest.report_tasks(taken[0][0].worker_id, reports)
@@ -151,8 +151,3 @@ def needs_status(error: BaseException) -> bool:
     """Return whether the server is too old for a report without a status."""
     problem = problem_of(error)
     return isinstance(problem, InvalidRequest) and "status" in str(problem)
-
-
-def _as_json(channel: TaskChannel, report: LiveReport) -> bytes:
-    token = f'{{"id":"{channel.task_id}","attempt":{channel.attempt},"worker_id":"{channel.worker_id}",'
-    return token.encode() + report.json + b"}"

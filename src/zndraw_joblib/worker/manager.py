@@ -16,7 +16,13 @@ from zndraw_joblib.worker.api import ApiManager
 from zndraw_joblib.worker.client import Attempt, JobClient, job_name_of
 from zndraw_joblib.worker.execution import Execute
 from zndraw_joblib.worker.poller import NOW, Pace
-from zndraw_joblib.worker.registrations import JobRegistration, PolicyOptions, ProviderRegistration, policy_of
+from zndraw_joblib.worker.registrations import (
+    JobRegistration,
+    PolicyOptions,
+    ProviderRegistration,
+    class_policy,
+    policy_of,
+)
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi, validated
 from zndraw_joblib.worker.retry import retry
@@ -129,7 +135,8 @@ class JobManager(JobClient):
     ) -> Job | Callable[[Job], Job]:
         """Register a class as a job of `room` and start to serve it; usable as a decorator.
 
-        `policy` sets fields of the job's `JobPolicy`; the others keep their registered or default value.
+        `policy` sets fields of the job's `JobPolicy`, over those that the class sets in `policy`, a class
+        attribute with a `JobPolicy`; the others keep their registered or default value.
         Raises TypeError or ValueError for an invalid policy. While the server cannot be reached, the
         registration is repeated for 30 seconds; a refusal is raised at once.
         """
@@ -280,7 +287,9 @@ class JobManager(JobClient):
         if self._config.in_processes:
             check_importable(cls)
         session = self._active()
-        call = partial(session.registrations.register, JobRegistration(cls, room, policy), uuid4())
+        call = partial(
+            session.registrations.register, JobRegistration(cls, room, class_policy(cls, policy)), uuid4()
+        )
         _repeat(session, call, f"Registering {cls.__name__}")
         session.start_tasks()
         return cls

@@ -48,6 +48,14 @@ def policy_of(options: PolicyOptions) -> JobPolicy:
     return validated(JobPolicy, options)
 
 
+def class_policy(cls: type[Any], options: JobPolicy) -> JobPolicy:
+    """Return the fields that the class sets in its `policy`, with those of `options` over them."""
+    own = getattr(cls, "policy", None)
+    if not isinstance(own, JobPolicy):
+        return options
+    return own.model_copy(update={name: getattr(options, name) for name in options.model_fields_set})
+
+
 @dataclass(frozen=True, slots=True)
 class JobRegistration:
     """A class that is registered as a job of a room, with the policy fields that its author set."""

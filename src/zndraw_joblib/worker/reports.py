@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.extensions import NonRetryable
+from zndraw_joblib.contract.failures import failure_of
 from zndraw_joblib.contract.forks import check_not_forked
 from zndraw_joblib.contract.messages import (
     MAX_NAMED_TASKS,
@@ -22,6 +23,7 @@ from zndraw_joblib.contract.messages import (
 )
 from zndraw_joblib.contract.outcomes import ResultRejected, error_text, jsonable_result
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.contract.task_channel import LiveReport, TaskChannel
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.retry import describe, is_too_large_for_proxy, is_unreachable, retry, status_of
 from zndraw_joblib.worker.tasks import ClaimedTask
@@ -81,8 +83,11 @@ class Reports:
         text = error_text(error)
         log.info("Task %s failed: %s", task.task_id, text)
         final: dict[str, Any] = {} if retry else {"retry": False}
+        described = dict(final)
+        if isinstance(error, BaseException):
+            described["failure"] = failure_of(error, task.extension)
         try:
-            return self._report(task, TaskStatus.FAILED, error=text, **final)
+            return self._report(task, TaskStatus.FAILED, error=text, **described)
         except Exception as refusal:
             if not is_content_refused(refusal):
                 raise
@@ -138,14 +143,34 @@ class Reports:
         call = partial(self._rest.report_task, task.task_id, update)
         if status not in TERMINAL:
             return self._retry(task, status, call, stop or self._stop)
+        live = self._send_log(task)
+        if live is not None:
+            update = TaskUpdateRequest(**{**update.model_dump(exclude_unset=True), **live.fields})
+            call = partial(self._rest.report_task, task.task_id, update)
         self._held.begin_report(task)
         try:
             response = self._retry(task, status, call, stop or self._stop)
-        except BaseException:
+        except BaseException as error:
             self._held.abandon_report(task)
+            if live is not None and is_content_refused(error):
+                log.warning("The log of task %s is lost: %s", task.task_id, describe(error))
+                task.channel.close()
+                return self._report(task, status, stop=stop, **outcome)
             raise
+        task.channel.close()
         self._held.remove(task)
         return response
+
+    def _send_log(self, task: ClaimedTask) -> LiveReport | None:
+        """Send what is left of a task's log, except for its last part, which is returned."""
+        live = task.channel.take_all()
+        if len(live) > 1:
+            try:
+                reports = [report_json(task.channel, each) for each in live[:-1]]
+                self._rest.report_tasks(task.worker_id, reports)
+            except Exception as error:
+                log.info("Not all of the log of task %s was sent: %s", task.task_id, describe(error))
+        return live[-1] if live else None
 
     def _retry(
         self, task: ClaimedTask, what: str, call: Callable[[], TaskResponse], stop: threading.Event
@@ -157,6 +182,12 @@ class Reports:
             if is_gone(error):
                 self._held.remove(task)
             raise
+
+
+def report_json(channel: TaskChannel, report: LiveReport) -> bytes:
+    """Return a report without a status as JSON, for `RestApi.report_tasks`."""
+    token = f'{{"id":"{channel.task_id}","attempt":{channel.attempt},"worker_id":"{channel.worker_id}",'
+    return token.encode() + report.json + b"}"
 
 
 def is_content_refused(error: BaseException) -> bool:

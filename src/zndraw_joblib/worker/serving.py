@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict, Unpack
 
 from zndraw_joblib.contract.problems import ProblemException
+from zndraw_joblib.contract.task_context import call_run
 from zndraw_joblib.worker.api import ApiManager, connect
 from zndraw_joblib.worker.loading import CannotLoad, load_context, load_extensions
 from zndraw_joblib.worker.manager import Executor, JobManager
+from zndraw_joblib.worker.registrations import PolicyOptions
 from zndraw_joblib.worker.supervisor import ChildExit, Next, Parent, Supervisor
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -29,6 +31,7 @@ class RunOptions(TypedDict, total=False):
     concurrency: int
     prefetch: int
     executor: Executor
+    capture_output: bool
 
 
 def serve(
@@ -37,24 +40,29 @@ def serve(
     *,
     room: str,
     context: Callable[..., Any] | None = None,
+    policy: PolicyOptions | None = None,
     **options: Unpack[RunOptions],
 ) -> None:
     """Register `extensions` as jobs of `room` and run their tasks, until SIGINT or SIGTERM.
 
     `context` returns the `vis` of each task's `run`; it is called with the task if it takes an argument.
-    `options` are those of `JobManager`. A refusal of the server at registration is raised.
+    `policy` sets fields of the policies of all jobs. `options` are those of `JobManager`. A refusal of the
+    server at registration is raised.
     """
     with JobManager(api, execute=Runner(context), **options) as manager:
 
         def register() -> None:
             for cls in extensions:
-                manager.register(cls, room=room)
+                manager.register(cls, room=room, **(policy or {}))
 
         manager.wait(register)
 
 
 class Runner:
-    """Calls the `run` of a task's extension with what `context` returns, or None."""
+    """Calls the `run` of a task's extension with what `context` returns, or None, and with `task`.
+
+    It passes the task to a `run` with an argument of the name `task`.
+    """
 
     def __init__(self, context: Callable[..., Any] | None = None) -> None:
         self._context = context
@@ -62,9 +70,10 @@ class Runner:
 
     def __call__(self, task: ClaimedTask) -> Any:
         """Return what `run` returns: a result, or a coroutine."""
-        if self._context is None:
-            return task.extension.run(None)
-        return task.extension.run(self._context(task) if self._takes_task else self._context())
+        context = None
+        if self._context is not None:
+            context = self._context(task) if self._takes_task else self._context()
+        return call_run(task.extension, context, task)
 
 
 def _takes_argument(function: Callable[..., Any]) -> bool:
@@ -85,6 +94,7 @@ class ProcessConfig:
     room: str
     context: str | None = None
     options: RunOptions = field(default_factory=RunOptions)
+    policy: PolicyOptions = field(default_factory=PolicyOptions)
     log_level: str = "WARNING"
 
 
@@ -121,7 +131,7 @@ def _serve_in_child() -> None:
         extensions = load_extensions(config.target)
         context = load_context(config.context) if config.context else None
         with connect(config.url, config.token, realtime=True) as api:
-            serve(api, extensions, room=config.room, context=context, **config.options)
+            serve(api, extensions, room=config.room, context=context, policy=config.policy, **config.options)
     except (ProblemException, CannotLoad) as error:
         parent.report(str(error))
         sys.exit(REFUSED)

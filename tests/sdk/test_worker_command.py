@@ -1,0 +1,95 @@
+"""The command `worker`: what its jobs get, and its options for retries and time limits."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+from sdk.live import TOKEN, LiveServer
+from sdk.test_live_reports import texts
+from zndraw_joblib.contract.messages import JobResponse
+from zndraw_joblib.contract.policy import RetryOn
+from zndraw_joblib.worker.api import Connection
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.rest import RestApi, quoted
+
+Make = Callable[..., JobManager]
+Start = Callable[..., None]
+
+JOBS = """
+import warnings
+from typing import ClassVar
+from zndraw_joblib import Extension, JobPolicy, current_task
+
+class Work(Extension):
+    category = "analysis"
+    policy: ClassVar[JobPolicy] = JobPolicy(max_attempts=3, timeout_seconds=60)
+    def run(self, vis, task):
+        for _ in task.track(range(3)):
+            print(vis)
+        warnings.warn("careful")
+        current_task().log("done")
+
+def context():
+    return "a context"
+"""
+
+
+@pytest.fixture
+def start(server: LiveServer, room: str, tmp_path: Path, worker: Make) -> Iterator[Start]:
+    """Return a function that starts the command, and returns once it serves the job."""
+    (tmp_path / "work.py").write_text(JOBS)
+    started: list[subprocess.Popen[bytes]] = []
+    environment = {**os.environ, "ZNDRAW_JOBLIB_TOKEN": TOKEN}
+
+    def run(*options: str) -> None:
+        command = [sys.executable, "-m", "zndraw_joblib", "worker", "work.py", "--url", server.url]
+        command += ["--room", room, *options]
+        started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True))
+        wait_until(lambda: worker().jobs(room).items)
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_jobs_get_their_task_and_the_policy(
+    start: Start, worker: Make, room: str, api: Connection, processes: str
+) -> None:
+    """Options go over the policy of the class. Output and warnings are in the log of the task."""
+    options = ["--max-attempts", "5", "--retry-on", "error", "--retry-on", "timeout", "--start-timeout", "9"]
+    start("--context", "work.py:context", "--processes", processes, *options)
+    name = f"{room}:analysis:Work"
+    job = RestApi(api).get(f"/rooms/{room}/jobs/{quoted(name)}", JobResponse)
+    assert (job.max_attempts, job.timeout_seconds, job.start_timeout_seconds) == (5, 60, 9)
+    assert job.retry_on == (RetryOn.ERROR, RetryOn.TIMEOUT)
+    caller = worker()
+    task = caller.wait_for(caller.submit(name), 30)
+    assert (task.error, task.progress and task.progress.current) == (None, 3)
+    lines = texts(api, str(task.id))
+    assert lines[:3] == ["a context"] * 3
+    assert any("UserWarning: careful" in line for line in lines)
+    assert lines[-1] == "done"
+
+
+def test_capturing_can_be_switched_off(start: Start, worker: Make, room: str, api: Connection) -> None:
+    """A job may still log by itself."""
+    start("--no-capture")
+    caller = worker()
+    task = caller.wait_for(caller.submit(f"{room}:analysis:Work"), 30)
+    assert texts(api, str(task.id)) == ["done"]
+
+
+@pytest.mark.parametrize("option", [["--timeout", "-1"], ["--start-timeout", "nan"]])
+def test_an_invalid_policy_is_refused(option: list[str], tmp_path: Path) -> None:
+    """Before anything is loaded or registered."""
+    command = [sys.executable, "-m", "zndraw_joblib", "worker", "work.py", *option]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "timeout_seconds: Input should be" in " ".join(done.stderr.split())
