@@ -18,6 +18,7 @@ _MODULES = {
         "ProviderResultReady",
         "ProvidersInvalidate",
         "TaskAvailable",
+        "TaskProgress",
         "TaskStatusEvent",
     ),
     "contract.messages": (

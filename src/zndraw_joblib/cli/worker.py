@@ -3,7 +3,7 @@
 import time
 import traceback
 from enum import StrEnum
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 from uuid import UUID
 
 import typer
@@ -23,7 +23,7 @@ from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, JobManager
 from zndraw_joblib.worker.registrations import PolicyOptions, policy_of
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.retry import is_unreachable
-from zndraw_joblib.worker.serving import ProcessConfig, serve, serve_processes
+from zndraw_joblib.worker.serving import ProcessConfig, RunOptions, serve, serve_processes
 
 Target = Annotated[
     str, typer.Argument(metavar="MODULE_OR_FILE", help="The module or .py file that defines the extensions.")
@@ -141,35 +141,16 @@ def worker(  # noqa: PLR0913 - each is an option
     Ctrl-C lets the running tasks finish; a second Ctrl-C stops at once.
     """
     LogConfig(log_level).apply()
-    policy = _policy(
-        max_attempts=max_attempts,
-        retry_on=retry_on,
-        timeout_seconds=timeout,
-        start_timeout_seconds=start_timeout,
-    )
+    policy = _policy(max_attempts, retry_on, timeout, start_timeout)
     access = find_access(url)
-    config = ProcessConfig(
-        target,
-        access.url,
-        access.token,
-        room,
-        context,
-        {
-            "concurrency": concurrency,
-            "prefetch": prefetch,
-            "executor": executor.value,
-            "capture_output": capture,
-        },
-        policy=policy,
-        log_level=log_level.upper(),
-    )
-    if processes == 1:
-        _run_one(access, config)
-        return
-    _wait_for_server(access)
-    print_note(f"{processes} processes serve {target} in {room} at {access.url}; Ctrl-C stops them.")
-    if serve_processes(config, processes):
-        raise typer.Exit(1)
+    options: RunOptions = {
+        "concurrency": concurrency,
+        "prefetch": prefetch,
+        "executor": executor.value,
+        "capture_output": capture,
+    }
+    where = (target, access.url, access.token, room)
+    _run(access, ProcessConfig(*where, context, options, policy, log_level.upper()), processes)
 
 
 def share(
@@ -228,14 +209,36 @@ def drain(worker_id: WorkerId, *, as_json: AsJson = False, url: Url = DEFAULT_UR
         print_fields({"worker": drained.id, "drain": drained.drain, "last heartbeat": drained.last_heartbeat})
 
 
-def _policy(**options: Any) -> PolicyOptions:
+def _policy(
+    max_attempts: int | None,
+    retry_on: list[RetryOn] | None,
+    timeout: float | None,
+    start_timeout: float | None,
+) -> PolicyOptions:
     """Return the options that are given. Raises `UsageError` for an invalid one."""
+    options = {
+        "max_attempts": max_attempts,
+        "retry_on": retry_on,
+        "timeout_seconds": timeout,
+        "start_timeout_seconds": start_timeout,
+    }
     given = cast("PolicyOptions", {name: value for name, value in options.items() if value is not None})
     try:
         policy_of(given)
     except ValueError as error:
         raise UsageError(str(error)) from error
     return given
+
+
+def _run(access: Access, config: ProcessConfig, processes: int) -> None:
+    if processes == 1:
+        _run_one(access, config)
+        return
+    _wait_for_server(access)
+    served = f"{config.target} in {config.room} at {access.url}"
+    print_note(f"{processes} processes serve {served}; Ctrl-C stops them.")
+    if serve_processes(config, processes):
+        raise typer.Exit(1)
 
 
 def _run_one(access: Access, config: ProcessConfig) -> None:
