@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from zndraw_joblib import Category, Extension
+from zndraw_joblib import Category, Extension, TaskContext
 
 
 class Area(Extension):
@@ -21,11 +21,13 @@ class Area(Extension):
 
 
 class Pause(Extension):
-    """Take a while."""
+    """Take a while, and report how much of it is over."""
 
     category: ClassVar[Category] = Category.MODIFIER
     seconds: float = Field(default=1.0, ge=0, le=60)
 
-    def run(self, vis: Any, **kwargs: Any) -> None:
+    def run(self, vis: Any, *, task: TaskContext) -> None:
         """Sleep for `seconds`."""
-        time.sleep(self.seconds)
+        for _ in task.track(range(10), unit="naps"):
+            time.sleep(self.seconds / 10)
+        print(f"Slept for {self.seconds} s")
