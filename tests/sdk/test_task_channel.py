@@ -37,7 +37,7 @@ def test_a_task_that_reports_nothing_holds_nothing() -> None:
     channel = TaskChannel()
     channel.finish()
     assert channel.take() is None
-    assert channel.take_all() == []
+    assert not channel.take_all()
     assert channel.size == 0
 
 

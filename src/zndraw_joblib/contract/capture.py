@@ -5,9 +5,8 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import Context
 from functools import wraps
 from typing import Any
@@ -17,7 +16,6 @@ from zndraw_joblib.contract.task_channel import Line
 from zndraw_joblib.contract.task_context import TaskContext, running_task
 
 _KEPT_STREAMS = 16
-_NAMES = {"stdout": LogSource.STDOUT, "stderr": LogSource.STDERR}
 
 
 class CapturedStream:
@@ -73,7 +71,6 @@ class _Streams:
     """Replaces the streams of this process while it runs tasks whose output is captured."""
 
     def __init__(self) -> None:
-        self._warnings = _WarningsHandler()
         # `print` holds no reference to its stream: one must not be freed while a thread writes to it.
         self._kept: deque[CapturedStream] = deque(maxlen=_KEPT_STREAMS)
         self.reset()
@@ -88,13 +85,11 @@ class _Streams:
         """Capture output until `release` is called as often."""
         with self._lock:
             self._users += 1
-            for name, source in _NAMES.items():
-                stream = getattr(sys, name)
-                # Another library may have replaced it meanwhile.
-                if not isinstance(stream, CapturedStream):
-                    setattr(sys, name, self._captured(stream, source))
-            if self._users == 1:
-                logging.getLogger("py.warnings").addHandler(self._warnings)
+            # Another library may have replaced them meanwhile.
+            if type(sys.stdout) is not CapturedStream:
+                sys.stdout = self._captured(sys.stdout, LogSource.STDOUT)
+            if type(sys.stderr) is not CapturedStream:
+                sys.stderr = self._captured(sys.stderr, LogSource.STDERR)
 
     def release(self) -> None:
         """Capture output no longer, if no other task needs it."""
@@ -112,11 +107,10 @@ class _Streams:
         return captured
 
     def _restore(self) -> None:
-        for name in _NAMES:
-            stream = getattr(sys, name)
-            if isinstance(stream, CapturedStream):
-                setattr(sys, name, stream.uncaptured)
-        logging.getLogger("py.warnings").removeHandler(self._warnings)
+        if type(sys.stdout) is CapturedStream:
+            sys.stdout = sys.stdout.uncaptured
+        if type(sys.stderr) is CapturedStream:
+            sys.stderr = sys.stderr.uncaptured
 
 
 _streams = _Streams()
@@ -124,21 +118,29 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_streams.reset)
 
 
-@contextmanager
-def running(task: TaskContext) -> Iterator[None]:
-    """Let the code of this block, and the threads that it starts, be that of `task`; capture its output."""
-    if not _follows_threads:
-        _follow_threads()
-    channel = task.channel
-    token = running_task.set(task)
-    if channel.captures:
-        _streams.acquire()
-    pid = os.getpid()
-    try:
-        yield
-    finally:
-        running_task.reset(token)
-        if channel.captures and os.getpid() == pid:
+class running:
+    """Let the code of a block, and the threads that it starts, be that of `task`; capture its output.
+
+    A class, not a generator, because each task pays for it.
+    """
+
+    __slots__ = ("_pid", "_task", "_token")
+
+    def __init__(self, task: TaskContext) -> None:
+        self._task = task
+
+    def __enter__(self) -> None:
+        if not _follows_threads:
+            _follow_threads()
+        self._token = running_task.set(self._task)
+        if self._task.channel.captures:
+            self._pid = os.getpid()
+            _streams.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        running_task.reset(self._token)
+        channel = self._task.channel
+        if channel.captures and os.getpid() == self._pid:
             _streams.release()
         channel.finish()
 
@@ -161,7 +163,7 @@ def _call_for_task(task: TaskContext | None, fn: Callable[..., Any], /, *args: A
 
 
 def _follow_threads() -> None:
-    """Let each thread, and each call in a pool of threads, know the task that started it.
+    """Let each thread, and each call in a pool of threads, know the task that started it; log warnings.
 
     Python does so itself only with `thread_inherit_context`, from version 3.14 on.
     """
@@ -170,6 +172,7 @@ def _follow_threads() -> None:
         if _follows_threads:
             return
         _follows_threads = True
+    logging.getLogger("py.warnings").addHandler(_WarningsHandler())
     start, submit = threading.Thread.start, ThreadPoolExecutor.submit
 
     @wraps(start)

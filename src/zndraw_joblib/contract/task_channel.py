@@ -128,11 +128,11 @@ class TaskChannel:
         with content.lock:
             return next(content.reports(), None)
 
-    def take_all(self) -> list[LiveReport]:
+    def take_all(self) -> Sequence[LiveReport]:
         """Return all reports."""
         content = self._content
         if content is None:
-            return []
+            return ()
         with content.lock:
             return list(content.reports())
 

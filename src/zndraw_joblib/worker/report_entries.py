@@ -1,7 +1,7 @@
 """What is to be reported of each task of the pipeline, as JSON for a batch or as single requests."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +34,8 @@ class Entry:
 
     def take(self) -> "Sent":
         """Return the reports that are due now. With an outcome goes what is left of progress and log."""
-        live = () if self.outcome is None else tuple(self.task.channel.take_all())
-        return Sent(self, self.outcome, with_start=not self.started, live=live)
+        live = self.task.channel.take_all() if self.outcome is not None else ()
+        return Sent(self, self.outcome, not self.started, live)
 
     @property
     def size(self) -> int:
@@ -53,18 +53,18 @@ class Sent:
     entry: Entry
     outcome: Outcome | None
     with_start: bool
-    live: tuple[LiveReport, ...] = ()
+    live: Sequence[LiveReport] = ()
 
     @property
     def size(self) -> int:
         """Return about how many bytes the reports have."""
-        outcome = size_of(self.outcome) if self.outcome else 0
-        return 200 + outcome + sum(len(live.json) for live in self.live)
+        size = 200 + (size_of(self.outcome) if self.outcome else 0)
+        return size + sum(len(live.json) for live in self.live) if self.live else size
 
     @property
     def count(self) -> int:
         """Return the number of reports."""
-        return self.with_start + max(self.outcome is not None, len(self.live))
+        return self.with_start + (len(self.live) or self.outcome is not None)
 
     def as_json(self) -> list[bytes]:
         """Return each report as JSON, for `RestApi.report_tasks`."""
@@ -90,9 +90,9 @@ class Sent:
 
 def size_of(outcome: Outcome) -> int:
     """Return about how many bytes the report of an outcome has."""
+    size = len(outcome.result) + len(outcome.error or "")
     failure = outcome.failure
-    described = len(failure.traceback) + len(failure.full_traceback) if failure else 0
-    return len(outcome.result) + len(outcome.error or "") + described
+    return size + len(failure.traceback) + len(failure.full_traceback) if failure else size
 
 
 def _as_json(outcome: Outcome) -> bytes:
