@@ -89,7 +89,7 @@ ENDINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "lazy generator exit": (lazily(GeneratorExit()), "GeneratorExit"),
     "lazy without text": (lazily(Unspeakable()), "Unspeakable: (str() of this Unspeakable raised"),
     "exit of a serializer": (ExitsAsJson, "The result cannot be sent as JSON: "),
-    "endless": (itertools.count, "The result has 3,"),
+    "endless": (itertools.count, "The result cannot be sent as JSON: result: an iterator may have at most"),
     "nested": (nested, "The result cannot be sent as JSON: "),
     "not JSON": (object, "The result cannot be sent as JSON: "),
 }

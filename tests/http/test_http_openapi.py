@@ -36,6 +36,7 @@ OPERATIONS = {
     "/v1/joblib/tasks/{task_id}/history": {"get"},
     "/v1/joblib/tasks/{task_id}/log": {"get"},
     "/v1/joblib/tasks/{task_id}/release": {"post"},
+    "/v1/joblib/tasks/{task_id}/result": {"get", "head", "put"},
     "/v1/joblib/tasks/{task_id}/retry": {"post"},
     "/v1/joblib/rooms/{room_id}/providers": {"get", "put"},
     "/v1/joblib/rooms/{room_id}/providers/{name}": {"get"},
@@ -121,9 +122,15 @@ def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
 
 
 # Repeated heartbeats and uploads have no further effect.
-WITHOUT_KEY = {("patch", "/workers/{worker_id}"), ("post", "/providers/{provider_id}/results")}
+WITHOUT_KEY = {
+    ("patch", "/workers/{worker_id}"),
+    ("post", "/providers/{provider_id}/results"),
+    ("put", "/tasks/{task_id}/result"),
+    ("head", "/tasks/{task_id}/result"),
+}
 ALSO = {
     ("get", "/tasks/{task_id}/log"): {"attempt", "after", "limit"},
+    ("put", "/tasks/{task_id}/result"): {"attempt", "filename"},
     ("delete", "/providers/{provider_id}"): {"worker_id"},
     ("post", "/providers/{provider_id}/results"): {"X-Request-Hash", "X-Result-Status", "X-Worker-ID"},
 }

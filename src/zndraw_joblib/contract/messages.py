@@ -3,7 +3,7 @@
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Generic, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 from uuid import UUID
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
@@ -291,7 +291,8 @@ class TaskUpdateRequest(BaseModel):
 
     A report has a new `status`, or what the job did: `progress` and lines of the `log`, or both. Only a task
     that is held has the latter. A report with the status ``failed`` may have the exception as `failure`. A
-    failure with `retry` false is final, whatever the job's policy is.
+    failure with `retry` false is final, whatever the job's policy is; `error_code` says why a success is
+    reported as a failure.
     """
 
     status: TaskStatus | None = None
@@ -300,6 +301,7 @@ class TaskUpdateRequest(BaseModel):
     worker_id: UUID | None = None
     attempt: int | None = None
     retry: bool = True
+    error_code: Literal["result-not-serializable"] | None = None
     progress: Progress | None = None
     log: LogPart | None = None
     failure: Failure | None = None

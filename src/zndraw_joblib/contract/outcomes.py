@@ -1,25 +1,13 @@
-"""The outcome of a run as it is stored: a result as plain JSON, or the text of a failure.
-
-Both may run code of the job: a result may be a generator, and an exception may define its own `__str__`.
-"""
+"""Plain JSON, and the text of a failure: an exception may define its own `__str__`, which is a job's code."""
 
 import json
 import math
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any
 
-from pydantic_core import to_jsonable_python
+from zndraw_joblib.contract.messages import MAX_ERROR_BYTES
 
-from zndraw_joblib.contract.messages import MAX_ERROR_BYTES, MAX_JSON_BYTES
-
-# Each item of a list has at least two bytes as JSON.
-_MAX_ITEMS = MAX_JSON_BYTES // 2
 _TRUNCATED = " … (truncated)"
-
-
-class ResultRejected(ValueError):
-    """The result of a task cannot be sent: it is not JSON, or it is too large."""
 
 
 def encode(value: Any) -> bytes:
@@ -45,34 +33,6 @@ def _faults(value: Any, path: str) -> Iterator[str]:
         children = enumerate(value)
     for key, child in children:
         yield from _faults(child, f"{path}.{key}".lstrip("."))
-
-
-def jsonable_result(value: Any) -> Any:
-    """Return a task's result as plain JSON.
-
-    Raises `ResultRejected`, and any exception of the result's own code.
-    """
-    return _plain_and_encoded(value)[0]
-
-
-def encoded_result(value: Any) -> bytes:
-    """Return a task's result as JSON. Raises as `jsonable_result`."""
-    return b"null" if value is None else _plain_and_encoded(value)[1]
-
-
-def _plain_and_encoded(value: Any) -> tuple[Any, bytes]:
-    if isinstance(value, Iterator):
-        value = list(islice(value, _MAX_ITEMS + 1))  # it may be endless
-    try:
-        plain = to_jsonable_python(value)
-        encoded = encode(plain)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ResultRejected(f"The result cannot be sent as JSON: {text_of(error)}") from error
-    if len(encoded) > MAX_JSON_BYTES:
-        raise ResultRejected(
-            f"The result has {len(encoded):,} bytes as JSON; the limit is {MAX_JSON_BYTES:,} bytes"
-        )
-    return plain, encoded
 
 
 def error_text(error: object) -> str:

@@ -6,14 +6,16 @@ ProblemException
 ├── Unauthorized                             401  PermissionError
 ├── Forbidden                                403  PermissionError
 ├── NotFound                                 404  KeyError
-│   └── JobNotFound, WorkerNotFound, TaskNotFound, ProviderNotFound
+│   └── JobNotFound, WorkerNotFound, TaskNotFound, ProviderNotFound, ResultNotFound
 ├── MethodNotAllowed                         405
 ├── Conflict                                 409  ValueError
 │   ├── SchemaConflict, StaleResult, RequestInProgress, InvalidTaskTransition
 │   │   └── StaleReport
 │   └── WorkerLost, StartTimeout, RunTimeout, TaskExpired, InternalTimeout, Released, Retried,
-│       FailedByOperator: never a response; the `error_code` of a task
+│       FailedByOperator, ResultNotSerializable: never a response; the `error_code` of a task
+├── ResultExpired                            410  KeyError
 ├── ContentTooLarge                          413  ValueError
+├── RangeNotSatisfiable                      416  ValueError
 ├── InvalidRequest                           422  ValueError
 │   └── InvalidPayload, InvalidSchema, IdempotencyKeyReused
 ├── Locked                                   423  PermissionError
@@ -22,7 +24,8 @@ ProblemException
 ├── ProviderFailed                           502
 ├── ServiceUnavailable                       503  ConnectionError
 │   └── InternalJobNotConfigured, ProviderNotConnected
-└── ProviderTimeout                          504  TimeoutError
+├── ProviderTimeout                          504  TimeoutError
+└── ResultStoreFull                          507
 """
 
 import re
@@ -157,6 +160,10 @@ class TaskNotFound(NotFound):
     """No task has this id."""
 
 
+class ResultNotFound(NotFound):
+    """The task has no result: it has not ended, or ended without success."""
+
+
 class MethodNotAllowed(ProblemException):
     """The URL does not support this method."""
 
@@ -221,14 +228,30 @@ class FailedByOperator(Conflict):
     """An operator failed the task."""
 
 
+class ResultNotSerializable(Conflict):
+    """The job returned a value that cannot be encoded; the error names its place in the value."""
+
+
 class StaleResult(Conflict):
     """The provider was registered again after this request, so no client waits for the result."""
+
+
+class ResultExpired(ProblemException, KeyError):
+    """The stored result of the task is not kept any longer (setting `task_result_days`)."""
+
+    title, status = "Gone", 410
 
 
 class ContentTooLarge(ProblemException, ValueError):
     """The body, or a part of it, is larger than the server accepts."""
 
     title, status = "Content Too Large", 413
+
+
+class RangeNotSatisfiable(ProblemException, ValueError):
+    """The header `Range` names bytes behind the end of the content."""
+
+    title, status = "Range Not Satisfiable", 416
 
 
 class InvalidRequest(ProblemException, ValueError):
@@ -297,6 +320,12 @@ class ProviderTimeout(ProblemException, TimeoutError):
     """The provider has no result yet, and continues; repeat the request after `Retry-After` seconds."""
 
     title, status = "Gateway Timeout", 504
+
+
+class ResultStoreFull(ProblemException):
+    """The stored results have reached their limit (setting `max_stored_result_bytes`)."""
+
+    title, status = "Insufficient Storage", 507
 
 
 def _family(root: type[ProblemException]) -> list[type[ProblemException]]:

@@ -27,13 +27,14 @@ _MEDIA_TYPE = re.compile(
 _REQUEST_HASH = re.compile(r"[\w.-]{1,128}", re.A)
 
 
-def _media_type(text: str) -> str:
+def media_type(text: str) -> str:
+    """Return a content type. Raises ValueError for another text."""
     if len(text) > MAX_CONTENT_TYPE or not text.isprintable() or not _MEDIA_TYPE.fullmatch(text):
         raise ValueError("a content type has the form type/subtype, with optional parameters")
     return text
 
 
-ContentType = Annotated[str, AfterValidator(_media_type)]
+ContentType = Annotated[str, AfterValidator(media_type)]
 
 
 class ProviderRegisterRequest(SchemaBody):

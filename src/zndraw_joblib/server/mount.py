@@ -41,6 +41,7 @@ from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.database import Clock, Database
 from zndraw_joblib.server.store.sessions import SessionDatabase
+from zndraw_joblib.server.task_results.results import TaskResults
 
 if TYPE_CHECKING:
     from taskiq import AsyncBroker
@@ -61,6 +62,8 @@ class JobLib(QueueState):
     `socketio.AsyncServer` or a wrapper that takes models, the queue sends events. The app's lifespan
     upgrades the schema (SQLite) or checks it (PostgreSQL), and runs the background loops.
     """
+
+    rooms: Rooms | None = None
 
     def __init__(  # noqa: PLR0913 - one argument per part that a host may replace
         self,
@@ -92,11 +95,11 @@ class JobLib(QueueState):
         self.runtime.pubsub.subscribe(self._receive)
         self._scheduler = Scheduler(self.runtime.write)
         self.dispatcher = Dispatcher(self.runtime, self._internal_registry)
-        self.sweeper = self._new_sweeper(monotonic)
         self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers)
         self.uploads = Uploads(self.runtime)
+        self.task_results = TaskResults(self.runtime)
+        self.sweeper = self._new_sweeper(monotonic)
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
-        self.rooms: Rooms | None = None
         self._internal_jobs = internal_jobs
         self._given_results = result_backend
         self._results: Results | None = None
@@ -104,9 +107,14 @@ class JobLib(QueueState):
         self._app: FastAPI | None = None
 
     def _new_sweeper(self, monotonic: Callable[[], float]) -> Sweeper:
-        write, write_short = self.runtime.write, self.runtime.write_short
-        wake = self.dispatcher.wake
-        return Sweeper(write, self.settings, wake, write_short=write_short, monotonic=monotonic)
+        return Sweeper(
+            self.runtime.write,
+            self.settings,
+            self.dispatcher.wake,
+            write_short=self.runtime.write_short,
+            monotonic=monotonic,
+            prune_content=self.task_results.prune,
+        )
 
     async def _publish(self, emissions: Sequence[Emission]) -> None:
         await self.publisher(emissions)
@@ -188,8 +196,12 @@ class JobLib(QueueState):
             if self._closing_sockets is not None:
                 await self._closing_sockets
             await _stop(pubsub)
-            if self._results is not None:
-                await self._results.close()
+            await self._close_results()
+
+    async def _close_results(self) -> None:
+        if self._results is not None:
+            await self._results.close()
+        await self.task_results.close()
 
     @asynccontextmanager
     async def _offered_internal_jobs(self) -> AsyncIterator[None]:

@@ -108,6 +108,22 @@ class StreamingBackend(Protocol):
         """
 
 
+class ContentStore(Protocol):
+    """Keeps the content of task results, which no other value evicts."""
+
+    async def store_stream(self, key: str, chunks: AsyncIterator[bytes], ttl: int) -> None:
+        """Store the chunks under a new key for at least `ttl` seconds; nothing if the iterator raises."""
+
+    async def open_stream(self, key: str, start: int = 0) -> tuple[int, AsyncIterator[bytes]] | None:
+        """Return the whole size of a value and its bytes from `start` on; None if there is none."""
+
+    async def delete(self, key: str) -> None:
+        """Delete the bytes of a key."""
+
+    async def close(self) -> None:
+        """Close the connections of this event loop."""
+
+
 class PubSubConnection(Protocol):
     """Carries texts between the replicas of a server. A text may get lost; the others arrive in order."""
 

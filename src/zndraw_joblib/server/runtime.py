@@ -24,6 +24,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.batcher import Batcher, raised
 from zndraw_joblib.server.payload_validator import PayloadValidator
 from zndraw_joblib.server.ports import (
+    ContentStore,
     Identity,
     RequestKey,
     SessionMaker,
@@ -55,8 +56,7 @@ P = ParamSpec("P")
 OnceOrRepeat = TaskResponse | Repeat[TaskResponse]
 
 _MAX_CLAIM_PAUSE = 0.5
-_FINISH_SECONDS = 10.0
-_LAST_EVENTS_SECONDS = 1.0
+_FINISH_SECONDS, _LAST_EVENTS_SECONDS = 10.0, 1.0
 # A write for this many tasks takes a few milliseconds, or a few tens if it changes all of them.
 _TASKS_PER_SHORT_WRITE = 500
 
@@ -106,6 +106,7 @@ class Runtime:
         self._heartbeats: Batcher[workers.Heartbeat, WorkerResponse] = self.batcher(beat, tasks_of=weight)
         self.payload_validator = PayloadValidator()
         self._last_seen: dict[UUID, float] = {}
+        self.content_store: ContentStore | None = None
 
     def _wake(self, key: str, count: int | None) -> None:
         self.waiters.wake(key, count)

@@ -1,5 +1,6 @@
 """Settings, from arguments, the environment (``ZNDRAW_JOBLIB_…``) and ``[tool.zndraw.joblib]``."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
@@ -93,6 +94,11 @@ class JobLibSettings(BaseSettings):
     result_backend: Literal["auto", "memory", "database", "redis"] = "auto"
     max_result_bytes: Annotated[int, Field(ge=1, le=512 * MIB)] = 64 * MIB
     max_cached_bytes: Annotated[int, Field(ge=1)] = 256 * MIB
+    task_result_backend: Literal["auto", "database", "memory", "files", "redis"] = "auto"
+    task_result_directory: Path | None = None
+    max_task_result_bytes: Annotated[int, Field(ge=1, le=512 * MIB)] = 256 * MIB
+    max_stored_result_bytes: Annotated[int, Field(ge=1)] = 10 * 1024 * MIB
+    task_result_days: Annotated[float, Field(gt=0, le=36_500)] = 7
     publish_timeout_seconds: Seconds = 5
     max_queued_events: Annotated[int, Field(ge=1)] = 10_000
     max_queued_event_bytes: Annotated[int, Field(ge=1)] = 16 * MIB
@@ -117,6 +123,15 @@ class JobLibSettings(BaseSettings):
     def _check_results(self) -> Self:
         if self.result_backend == "redis" and self.redis_url is None:
             raise ValueError("result_backend is 'redis', which needs redis_url: set ZNDRAW_JOBLIB_REDIS_URL")
+        if self.task_result_backend == "redis" and self.redis_url is None:
+            raise ValueError(
+                "task_result_backend is 'redis', which needs redis_url: set ZNDRAW_JOBLIB_REDIS_URL"
+            )
+        if self.task_result_backend == "files" and self.task_result_directory is None:
+            raise ValueError(
+                "task_result_backend is 'files', which needs task_result_directory: set "
+                "ZNDRAW_JOBLIB_TASK_RESULT_DIRECTORY"
+            )
         return self
 
     @property
@@ -162,6 +177,11 @@ class ServerSettings(JobLibSettings):
     def _check(self) -> "ServerSettings":
         if self.admin_token is not None and len(self.admin_token.get_secret_value()) < MIN_TOKEN_LENGTH:
             raise ValueError(f"admin_token must have at least {MIN_TOKEN_LENGTH} characters")
+        if self.task_result_backend == "memory" and self.workers > 1:
+            raise ValueError(
+                "task_result_backend is 'memory', which only one process can read: choose 'database', or set "
+                "workers=1"
+            )
         return self
 
 

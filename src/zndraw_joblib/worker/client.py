@@ -13,6 +13,7 @@ from uuid import UUID, uuid4, uuid5
 
 from pydantic_core import to_jsonable_python
 
+from zndraw_joblib.contract import codecs
 from zndraw_joblib.contract.history import TaskExplanation, TaskHistory
 from zndraw_joblib.contract.idempotency import format_key
 from zndraw_joblib.contract.messages import JobSummary, PaginatedResponse, TaskResponse, WorkerSummary
@@ -25,8 +26,9 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.contract.providers import ProviderResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.worker.batches import Chunk, NewTask, chunks, one_chunk, task_body
-from zndraw_joblib.worker.rest import RestApi, quoted
+from zndraw_joblib.worker.batches import Chunk, NewTask, chunks, one_chunk, payload_of, task_body
+from zndraw_joblib.worker.rest import quoted
+from zndraw_joblib.worker.result_reader import ResultReader
 from zndraw_joblib.worker.retry import (
     RequestBackoff,
     describe,
@@ -78,7 +80,7 @@ class Attempt:
         return is_repeatable(error) and self.refusals < _MAX_REFUSALS
 
 
-class JobClient:
+class JobClient(ResultReader):
     """A client that submits tasks and sends provider requests. Thread-safe.
 
     A request that changes something has an `Idempotency-Key`. The client repeats it with the same key for 30
@@ -87,9 +89,6 @@ class JobClient:
     """
 
     _retry_seconds = 30.0
-
-    def __init__(self, rest: RestApi) -> None:
-        self._rest = rest
 
     def submit(  # noqa: PLR0913 - the keywords are the contract's
         self,
@@ -222,14 +221,14 @@ class JobClient:
     def _name_and_payload(self, task: NewTask) -> tuple[JobName, Any]:
         job, payload = task.job, task.payload
         if isinstance(job, str):
-            return parse_job_name(job), to_jsonable_python(dict(payload or {}))
+            return parse_job_name(job), codecs.plain(dict(payload or {}))
         if payload is not None:
             raise TypeError(
                 f"submit() got a payload and an instance of {type(job).__name__}, which is its own payload: "
                 "remove one of them"
             )
         name = job_name_of(type(job), task.job_room or self._job_room_of(type(job)))
-        return name, job.model_dump(mode="json")
+        return name, payload_of(job)
 
     def get_task(self, task_id: str | UUID) -> TaskResponse:
         """Return a task."""

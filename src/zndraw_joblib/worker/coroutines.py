@@ -16,10 +16,14 @@ log = logging.getLogger(__name__)
 
 
 class Coroutines:
-    """An event loop in a thread, which starts with the first coroutine. Thread-safe."""
+    """An event loop in a thread, which starts with the first coroutine. Thread-safe.
 
-    def __init__(self, pid: int) -> None:
+    `upload` stores the content of an outcome; it is called in other threads.
+    """
+
+    def __init__(self, pid: int, upload: Callable[[ClaimedTask, Outcome], Outcome]) -> None:
         self._pid = pid
+        self._upload = upload
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -40,6 +44,8 @@ class Coroutines:
 
         async def await_and_end() -> None:
             outcome = await await_task(work, task, self._pid)
+            if outcome.content is not None:
+                outcome = await asyncio.to_thread(self._upload, task, outcome)
             with self._lock:
                 self.running -= 1
             on_end(outcome)

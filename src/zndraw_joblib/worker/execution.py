@@ -7,11 +7,14 @@ from inspect import iscoroutine
 from typing import Any
 
 from zndraw_joblib.contract.capture import running
+from zndraw_joblib.contract.codecs import NotSerializable, decode
 from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.failures import failure_of
 from zndraw_joblib.contract.forks import exit_if_forked
-from zndraw_joblib.contract.outcomes import ResultRejected, encoded_result, error_text, text_of
+from zndraw_joblib.contract.outcomes import error_text, text_of
+from zndraw_joblib.contract.problems import ResultNotSerializable
 from zndraw_joblib.contract.progress import Failure
+from zndraw_joblib.contract.results import Content, encode_result
 from zndraw_joblib.worker.retry import describe
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -22,15 +25,18 @@ Execute = Callable[[ClaimedTask], Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a task ended: with a result as JSON, or with the text of an error.
+    """How a task ended: with a result as JSON, with content to upload, or with the text of an error.
 
-    A failure with `retry` false is final, whatever the job's policy is. `failure` describes the exception.
+    A failure with `retry` false is final, whatever the job's policy is. `failure` describes the exception,
+    and `error_code` says why the result of a job was not accepted.
     """
 
-    result: bytes = b""
+    result: bytes = b"null"
     error: str | None = None
     retry: bool = True
     failure: Failure | None = None
+    content: Content | None = None
+    error_code: str | None = None
 
 
 def run_task(execute: Execute, task: ClaimedTask, pid: int) -> Outcome | Coroutine[Any, Any, Any]:
@@ -60,17 +66,24 @@ async def await_task(work: Coroutine[Any, Any, Any], task: ClaimedTask, pid: int
 
 
 def succeeded(task: ClaimedTask, result: Any) -> Outcome:
-    """Return the outcome of a task that returned `result`; one that is not JSON is a failure.
+    """Return the outcome of a task that returned `result`; one that cannot be encoded is a failure.
 
     An exception from the result's own code, such as a generator, is a failure too.
     """
     try:
-        return Outcome(encoded_result(result))
-    except ResultRejected as error:
-        return Outcome(error=error_text(str(error)))
+        encoded = encode_result(result)
+        return Outcome(encoded) if isinstance(encoded, bytes) else Outcome(content=encoded)
+    except NotSerializable as error:
+        return not_serializable(error)
     except BaseException as error:
         log.error("The result of task %s raised", task.task_id, exc_info=error)
         return _failure(task, error)
+
+
+def not_serializable(error: NotSerializable) -> Outcome:
+    """Return the outcome of a task whose result cannot be encoded."""
+    text = error_text(f"The result cannot be sent as JSON: {error}")
+    return Outcome(error=text, error_code=ResultNotSerializable.problem_id())
 
 
 def failed(task: ClaimedTask, error: BaseException) -> Outcome:
@@ -92,7 +105,7 @@ def make_extension(cls: type[Any] | None, task: ClaimedTask) -> tuple[Any, str |
     if cls is None:
         return None, f"This worker does not know the job {task.job_name!r}"
     try:
-        return cls.model_validate(task.payload), None
+        return cls.model_validate(decode(task.payload)), None
     # BaseException: sys.exit() in a validator ends its task, not the worker.
     except BaseException as error:
         text = text_of(error) if isinstance(error, ValueError) else describe(error)

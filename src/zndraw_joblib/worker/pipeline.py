@@ -78,7 +78,7 @@ class Pipeline:
         self._waiting: deque[_Waiting] = deque()
         self._running = 0
         self._lookahead = Lookahead(config.concurrency, config.prefetch)
-        self._coroutines = Coroutines(self._pid)
+        self._coroutines = Coroutines(self._pid, reports.uploads.upload)
         # The jobs whose last task was a coroutine.
         self._coroutine_jobs: set[str] = set()
         self._service_threads: list[threading.Thread] = []
@@ -210,7 +210,7 @@ class Pipeline:
                 outcome = run_task(self._config.execute, entry.task, self._pid)
             if isinstance(outcome, Outcome):
                 self._coroutine_jobs.discard(taken.task.job_name)
-                self._end(entry, began, outcome)
+                self._end(entry, began, self._reports.uploads.upload(entry.task, outcome))
             else:
                 self._coroutine_jobs.add(taken.task.job_name)
                 self._coroutines.run(outcome, entry.task, partial(self._end, entry, began))

@@ -98,10 +98,12 @@ def size_of(outcome: Outcome) -> int:
 def _as_json(outcome: Outcome) -> bytes:
     if outcome.error is None:
         return b'"status":"completed","result":%s}' % outcome.result
-    final = b"" if outcome.retry else b',"retry":false'
+    more = b"" if outcome.retry else b',"retry":false'
     if outcome.failure is not None:
-        final += b',"failure":' + outcome.failure.model_dump_json().encode()
-    return b'"status":"failed","error":%s%s}' % (json.dumps(outcome.error).encode(), final)
+        more += b',"failure":' + outcome.failure.model_dump_json().encode()
+    if outcome.error_code is not None:
+        more += b',"error_code":"%s"' % outcome.error_code.encode()
+    return b'"status":"failed","error":%s%s}' % (json.dumps(outcome.error).encode(), more)
 
 
 def _fields(outcome: Outcome) -> dict[str, Any]:
@@ -112,4 +114,5 @@ def _fields(outcome: Outcome) -> dict[str, Any]:
         "error": outcome.error,
         **({} if outcome.retry else {"retry": False}),
         **({} if outcome.failure is None else {"failure": outcome.failure}),
+        **({} if outcome.error_code is None else {"error_code": outcome.error_code}),
     }

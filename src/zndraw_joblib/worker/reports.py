@@ -1,5 +1,6 @@
 """Reports about tasks, repeated until the server responds, and the tasks that this worker holds."""
 
+import json
 import logging
 import os
 import threading
@@ -9,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from zndraw_joblib.contract.codecs import NotSerializable
 from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.failures import failure_of
 from zndraw_joblib.contract.forks import check_not_forked
@@ -21,10 +23,13 @@ from zndraw_joblib.contract.messages import (
     TaskVerdict,
     Verdict,
 )
-from zndraw_joblib.contract.outcomes import ResultRejected, error_text, jsonable_result
+from zndraw_joblib.contract.outcomes import error_text
+from zndraw_joblib.contract.results import Content, encode_result
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.contract.task_channel import LiveReport, TaskChannel
+from zndraw_joblib.worker.execution import Outcome, not_serializable
 from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.result_uploads import ResultUploads
 from zndraw_joblib.worker.retry import describe, is_too_large_for_proxy, is_unreachable, retry, status_of
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -50,6 +55,7 @@ class Reports:
         self._held = held
         self._stop = stop
         self._pid = os.getpid()
+        self.uploads = ResultUploads(rest, stop)
 
     def start(self, task: ClaimedTask, stop: threading.Event | None = None) -> TaskResponse:
         """Report that the task starts; do not repeat this once `stop` is set."""
@@ -58,21 +64,26 @@ class Reports:
     def complete(self, task: ClaimedTask, result: Any = None) -> TaskResponse:
         """Report a success; fail the task when its result cannot be sent or is refused.
 
-        An exception from the result's own code, such as a generator, fails the task. If it is not an
-        `Exception`, it is also raised after the report.
+        A large or binary result is uploaded first. An exception from the result's own code, such as a
+        generator, fails the task. If it is not an `Exception`, it is also raised after the report.
         """
         try:
-            plain = jsonable_result(result)
-        except ResultRejected as error:
-            return self.fail(task, str(error))
+            encoded = encode_result(result)
+        except NotSerializable as error:
+            return self._fail(task, not_serializable(error))
         except BaseException as error:
             log.error("The result of task %s raised", task.task_id, exc_info=error)
             failed = self.fail(task, error, retry=not isinstance(error, NonRetryable))
             if not isinstance(error, Exception):
                 raise
             return failed
+        if isinstance(encoded, Content):
+            outcome = self.uploads.upload(task, Outcome(content=encoded))
+            if outcome.error is not None:
+                return self._fail(task, outcome)
+            encoded = outcome.result
         try:
-            return self._report(task, TaskStatus.COMPLETED, result=plain)
+            return self._report(task, TaskStatus.COMPLETED, result=json.loads(encoded))
         except Exception as error:
             if not is_content_refused(error):
                 raise
@@ -80,12 +91,18 @@ class Reports:
 
     def fail(self, task: ClaimedTask, error: object, *, retry: bool = True) -> TaskResponse:
         """Report a failure; `error` is a text or an exception. Without `retry` the failure is final."""
-        text = error_text(error)
+        failure = failure_of(error, task.extension) if isinstance(error, BaseException) else None
+        return self._fail(task, Outcome(error=error_text(error), retry=retry, failure=failure))
+
+    def _fail(self, task: ClaimedTask, outcome: Outcome) -> TaskResponse:
+        text = outcome.error
         log.info("Task %s failed: %s", task.task_id, text)
-        final: dict[str, Any] = {} if retry else {"retry": False}
+        final: dict[str, Any] = {} if outcome.retry else {"retry": False}
+        if outcome.error_code is not None:
+            final["error_code"] = outcome.error_code
         described = dict(final)
-        if isinstance(error, BaseException):
-            described["failure"] = failure_of(error, task.extension)
+        if outcome.failure is not None:
+            described["failure"] = outcome.failure
         try:
             return self._report(task, TaskStatus.FAILED, error=text, **described)
         except Exception as refusal:

@@ -1,19 +1,21 @@
 """The server's REST operations, one method each."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
-from urllib.parse import quote, urlencode
+from typing import IO, Any, TypeVar
+from urllib.parse import quote, unquote, urlencode
 from uuid import UUID, uuid5
 
 import httpx
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
-from zndraw_joblib.contract import batches, messages, providers
+from zndraw_joblib.contract import batches, messages, progress, providers
 from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY, format_key
 from zndraw_joblib.contract.outcomes import encode
 from zndraw_joblib.contract.problems import ProblemException, problem_for
+from zndraw_joblib.contract.results import Content
 from zndraw_joblib.worker.api import API_PREFIX, ApiManager
 from zndraw_joblib.worker.responses import UnexpectedResponse, read_error
 
@@ -130,6 +132,41 @@ class RestApi:
         """Report a task's new status."""
         response = self._send("PATCH", f"/tasks/{quoted(task_id)}", update, key=key)
         return _parse(messages.TaskResponse, response)
+
+    def upload_task_result(
+        self, task_id: str, attempt: int, content: Content, pieces: Iterable[bytes]
+    ) -> progress.StoredResult:
+        """Upload the result of an attempt, as the `pieces` of the content."""
+        query = {"attempt": attempt} | ({"filename": content.filename} if content.filename else {})
+        headers = {"Content-Type": content.content_type, "Content-Length": str(content.size)}
+        path = f"/tasks/{quoted(task_id)}/result?{urlencode(query)}"
+        return _parse(progress.StoredResult, self._send("PUT", path, pieces, headers=headers))
+
+    def read_task_result(self, task_id: str) -> tuple[bytes, str]:
+        """Return the bytes of a task's result and their content type."""
+        response = self._send("GET", f"/tasks/{quoted(task_id)}/result")
+        return response.content, response.headers.get("Content-Type", "")
+
+    def load_task_result(self, task_id: str, file: IO[bytes]) -> progress.StoredResult:
+        """Append the result of a task to a file, which has the first bytes of it, or none."""
+        url = f"{self.api.base_url.rstrip('/')}{API_PREFIX}/tasks/{quoted(task_id)}/result"
+        timeouts = {"timeout": self._timeouts(0, None)}
+        start = file.seek(0, os.SEEK_END)
+        headers = {**self.api.get_headers(), "Accept-Encoding": "identity"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
+        with self.api.http.stream("GET", url, headers=headers, extensions=timeouts) as response:
+            if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE and start:
+                file.truncate(0)
+            if not response.is_success:
+                response.read()
+            self._raise_for_status(response)
+            if response.status_code != httpx.codes.PARTIAL_CONTENT:
+                file.truncate(0)
+                file.seek(0)
+            for piece in response.iter_bytes():
+                file.write(piece)
+        return stored_of(response, file.tell())
 
     def act_on_task(
         self,
@@ -275,6 +312,17 @@ def _results_of(response: httpx.Response) -> list[ProblemException | None] | Non
         ]
     except (LookupError, TypeError, ValueError):
         return None
+
+
+def stored_of(response: httpx.Response, size: int) -> progress.StoredResult:
+    """Return what the headers of a result say of it."""
+    _, _, name = response.headers.get("Content-Disposition", "").partition("filename*=UTF-8''")
+    return progress.StoredResult(
+        content_type=response.headers.get("Content-Type", ""),
+        size=size,
+        etag=response.headers.get("ETag", "").strip('"'),
+        filename=unquote(name) or None,
+    )
 
 
 def _check_empty(response: httpx.Response) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.context import SpawnProcess
 from socket import socket, socketpair
@@ -163,10 +164,11 @@ def _run(work: bytes, forwarder: Forwarder) -> Outcome:
         )
     forwarder.begin(task.channel)
     outcome = run_task(execute, task, pid)
-    if isinstance(outcome, Outcome):
-        return outcome
     try:
-        return asyncio.run(await_task(outcome, task, pid))
+        if not isinstance(outcome, Outcome):
+            outcome = asyncio.run(await_task(outcome, task, pid))
+        # The worker would hold all bytes of a large result twice.
+        return outcome if outcome.content is None else replace(outcome, content=outcome.content.in_file())
     # asyncio raises a SystemExit of a task that a job started here, not in its coroutine.
     except BaseException as error:
         exit_if_forked(pid, error)

@@ -23,11 +23,18 @@ class Pruner:
 
     The budget of a cycle is `prune_max_rows` and `prune_max_seconds`; the next cycle continues where the
     last one ended. After each batch it pauses for as long as the batch took, so that others can write.
+    `prune_content` deletes a batch of the content of task results.
     """
 
     def __init__(
-        self, write: Write, settings: JobLibSettings, monotonic: Callable[[], float], batch_seconds: float
+        self,
+        write: Write,
+        settings: JobLibSettings,
+        monotonic: Callable[[], float],
+        batch_seconds: float,
+        prune_content: Batch | None,
     ) -> None:
+        self._prune_content = prune_content
         self._write = write
         self._settings = settings
         self._monotonic = monotonic
@@ -48,6 +55,8 @@ class Pruner:
         rows_left = self._settings.prune_max_rows
         deleted_tasks = 0
         batches: list[Batch] = [self._prune_requests, self._prune_results, self._prune_keys]
+        if self._prune_content is not None:
+            batches.append(self._prune_content)
         if with_tasks:
             batches += [self._prune_room_queues, self._prune_blocks, self._prune_tasks]
         while batches and rows_left > 0 and self._monotonic() < until:

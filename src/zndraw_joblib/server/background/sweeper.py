@@ -18,6 +18,7 @@ from uuid import UUID
 from zndraw_joblib.contract.messages import SweeperMode, SweeperPreview
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.absence import AbsenceDetector
+from zndraw_joblib.server.background.pruner import Batch as PruneBatch
 from zndraw_joblib.server.background.pruner import Pruner
 from zndraw_joblib.server.service import sweep
 from zndraw_joblib.server.service.workers import Counts
@@ -67,10 +68,11 @@ class Sweeper:
     """Runs cycles. `write` runs work in a transaction, commits, and publishes its events.
 
     `write_short` does the same for work of a few milliseconds. `after_workers` is called in each cycle that
-    may act. `monotonic` is the clock, in seconds; a pass may take `pass_seconds`.
+    may act. `monotonic` is the clock, in seconds; a pass may take `pass_seconds`. `prune_content` deletes a
+    batch of the content of task results.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per part that `mount` connects
         self,
         write: Write,
         settings: JobLibSettings,
@@ -79,6 +81,7 @@ class Sweeper:
         write_short: Write | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         pass_seconds: float = PASS_SECONDS,
+        prune_content: PruneBatch | None = None,
     ) -> None:
         self._write = write
         self._write_short = write_short or write
@@ -88,7 +91,7 @@ class Sweeper:
         self._pass_seconds = pass_seconds
         self.last_good = monotonic()
         self.absence = AbsenceDetector(monotonic)
-        self._pruner = Pruner(self._run, settings, monotonic, pass_seconds)
+        self._pruner = Pruner(self._run, settings, monotonic, pass_seconds, prune_content)
         self.last_cycles: deque[Cycle] = deque(maxlen=_CYCLES_KEPT)
 
     async def run(self) -> None:

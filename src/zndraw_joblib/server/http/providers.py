@@ -1,11 +1,11 @@
 """Endpoints of providers, provider requests and provider results."""
 
+from collections.abc import AsyncIterator
 from math import ceil
 from typing import Annotated, NamedTuple
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Request, Response
-from fastapi.responses import StreamingResponse
 
 from zndraw_joblib.contract.messages import MAX_ERROR_BYTES, PaginatedResponse
 from zndraw_joblib.contract.problems import InvalidRequest
@@ -22,6 +22,7 @@ from zndraw_joblib.contract.providers import (
     is_request_hash,
     params_of,
 )
+from zndraw_joblib.server.http.content import StoredBytes, content_response
 from zndraw_joblib.server.http.dependencies import (
     Caller,
     CurrentRuntime,
@@ -40,7 +41,6 @@ from zndraw_joblib.server.http.idempotency import Key, claim_id_of
 from zndraw_joblib.server.http.problems import PROBLEM_CONTENT
 from zndraw_joblib.server.http.request_body import read_body
 from zndraw_joblib.server.http.routing import RESOLVERS, Route
-from zndraw_joblib.server.ports import PART_BYTES
 from zndraw_joblib.server.providers.cache import CachedResult
 from zndraw_joblib.server.providers.requests import request_key
 from zndraw_joblib.server.service import providers
@@ -49,8 +49,6 @@ from zndraw_joblib.server.service.provider_requests import find_for_upload
 
 router = APIRouter(route_class=Route)
 _REGISTERED: Answers[tuple[ProviderResponse, bool]] = answers_of(tuple[ProviderResponse, bool])
-# A provider result must not run as a script with the identity of the user who opens it in a browser.
-_SECURITY_HEADERS = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
 # JSON may escape one byte as six.
 _MAX_ERROR_BODY_BYTES = 8 * MAX_ERROR_BYTES
 
@@ -127,22 +125,11 @@ async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of th
 
 
 async def _respond(request: Request, found: CachedResult, headers: dict[str, str]) -> Response:
-    headers |= {**_SECURITY_HEADERS, "Cache-Control": "private, no-cache"}
-    if found.etag is not None:
-        headers["ETag"] = f'"{found.etag}"'
-        known = [
-            tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")
-        ]
-        if headers["ETag"] in known or "*" in known:
-            return Response(status_code=304, headers=headers)
-    if found.size <= PART_BYTES:
-        content = b"".join([chunk async for chunk in found.chunks])
-        response = Response(content, headers=headers)
-    else:
-        response = StreamingResponse(found.chunks, headers={**headers, "Content-Length": str(found.size)})
-    # As registered: Starlette adds a charset to text types.
-    response.headers["Content-Type"] = found.content_type
-    return response
+    async def read(_: int) -> AsyncIterator[bytes]:
+        return found.chunks
+
+    stored = StoredBytes(found.size, found.content_type, found.etag, read, headers=headers)
+    return await content_response(request, stored)
 
 
 @router.delete("/providers/{provider_id}", status_code=204)

@@ -14,6 +14,7 @@ from zndraw_joblib.server.ports import Identity, ResultBackend
 from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.uploads import Uploads
 from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.task_results.results import TaskResults
 
 _QUEUE = "zndraw_joblib.queue"
 
@@ -27,6 +28,7 @@ class QueueState(ABC):
     health: Health
     provider_requests: ProviderRequests
     uploads: Uploads
+    task_results: TaskResults
     guards: RoomGuards
     # The host's dependency, and its value for a request.
     identity: Callable[..., Any]

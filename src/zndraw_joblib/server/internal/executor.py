@@ -22,6 +22,7 @@ from zndraw_joblib.contract.problems import (
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.contract.task_channel import NO_WORKER, TaskChannel
 from zndraw_joblib.server.internal.live_reports import LiveReports, last_reports
+from zndraw_joblib.server.internal.results import InternalResults
 from zndraw_joblib.server.internal.runs import (
     InternalContext,
     Outcome,
@@ -88,6 +89,7 @@ class GuardedExecutor:
                 has_subscribers=lambda: publisher.has_subscribers,
             )
         self._owns_runtime = not isinstance(database, Runtime)
+        self._results = InternalResults(self._runtime, is_server=not self._owns_runtime)
         self._concurrency = concurrency
         self._context = context
         self._captures = capture_output
@@ -180,6 +182,8 @@ class GuardedExecutor:
             work = partial(outcome_of, cls, payload, context, self._context)
             outcome = await self._ends.wait(run, start_thread(f"zndraw-joblib task {task.id}", work))
             if outcome is not None:
+                if outcome.content is not None:
+                    outcome = await _retry(partial(self._results.store, task, outcome.content))
                 await self._report(channel, outcome)
         finally:
             channel.close()
@@ -195,7 +199,7 @@ class GuardedExecutor:
         status = TaskStatus.COMPLETED if outcome.error is None else TaskStatus.FAILED
         has_content = channel.take() is not None
         try:
-            for report in last_reports(channel, status=status, **outcome._asdict()):
+            for report in last_reports(channel, status=status, **outcome.fields()):
                 await _retry(partial(self._runtime.report, report))
         except (ContentTooLarge, InvalidRequest) as refusal:
             if has_content:

@@ -1,6 +1,7 @@
 """Run internal tasks, each in its own thread."""
 
 import asyncio
+import json
 import logging
 import os
 import threading
@@ -10,11 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from zndraw_joblib.contract.capture import running
+from zndraw_joblib.contract.codecs import NotSerializable, decode
 from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.failures import failure_of
 from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
-from zndraw_joblib.contract.outcomes import ResultRejected, error_text, jsonable_result, text_of
+from zndraw_joblib.contract.outcomes import error_text, text_of
+from zndraw_joblib.contract.problems import ResultNotSerializable
 from zndraw_joblib.contract.progress import Failure
+from zndraw_joblib.contract.results import Content, encode_result
 from zndraw_joblib.contract.task_channel import TaskChannel
 from zndraw_joblib.contract.task_context import TaskContext, call_run
 from zndraw_joblib.server.settings import JobLibSettings
@@ -38,15 +42,21 @@ class InternalContext(TaskContext):
 
 
 class Outcome(NamedTuple):
-    """The end of a run: a result or an error. `retry` is false if another attempt would fail, too.
+    """The end of a run: a result as plain JSON, content to store, or an error.
 
-    `failure` describes the exception of the job.
+    `retry` is false if another attempt would fail, too. `failure` describes the exception of the job.
     """
 
     result: Any = None
     error: str | None = None
     retry: bool = True
     failure: Failure | None = None
+    error_code: str | None = None
+    content: Content | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return what a report has of it."""
+        return {name: value for name, value in self._asdict().items() if name != "content"}
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +144,7 @@ def outcome_of(
     """Run a task and return its outcome, whatever exception the job's code raises."""
     # BaseException: SystemExit and KeyboardInterrupt end the task, not this process.
     try:
-        extension = cls.model_validate(payload)
+        extension = cls.model_validate(decode(payload))
     except BaseException as error:
         text = text_of(error) if isinstance(error, ValueError) else error_text(error)
         return Outcome(error=error_text(f"The payload does not fit {cls.__name__}: {text}"), retry=False)
@@ -143,9 +153,11 @@ def outcome_of(
         with running(context):
             value = call_run(extension, argument_of(context), context)
             exit_if_forked(pid)
-            return Outcome(jsonable_result(value))
-    except ResultRejected as error:
-        return Outcome(error=str(error))
+            encoded = encode_result(value)
+            return Outcome(content=encoded) if isinstance(encoded, Content) else Outcome(json.loads(encoded))
+    except NotSerializable as error:
+        text = error_text(f"The result cannot be sent as JSON: {error}")
+        return Outcome(error=text, error_code=ResultNotSerializable.problem_id())
     except BaseException as error:
         exit_if_forked(pid, error)
         logger.warning("Failed task_id=%s", context.task_id, exc_info=True)

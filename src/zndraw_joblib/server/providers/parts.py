@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Iterator
 from zndraw_joblib.server.ports import PART_BYTES
 
 
-async def stream(data: bytes) -> AsyncIterator[bytes]:
-    """Return bytes as a stream of parts."""
-    for part in _split(data):
+async def stream(data: bytes, start: int = 0) -> AsyncIterator[bytes]:
+    """Return bytes from `start` on as a stream of parts."""
+    for part in _split(data, start):
         yield part
 
 
@@ -27,5 +27,5 @@ async def rechunk(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield bytes(buffer)
 
 
-def _split(data: bytes) -> Iterator[bytes]:
-    return (data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES))
+def _split(data: bytes, first: int = 0) -> Iterator[bytes]:
+    return (data[start : start + PART_BYTES] for start in range(first, len(data), PART_BYTES))

@@ -1,23 +1,20 @@
 """Uploads of provider results: into the result backend, and from there to all callers that wait."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from hashlib import sha256
-from typing import Any
 
-from zndraw_joblib.contract.problems import ContentTooLarge, ServiceUnavailable, StaleResult
+from zndraw_joblib.contract.problems import ContentTooLarge, StaleResult
 from zndraw_joblib.contract.providers import ProviderError
 from zndraw_joblib.server.ports import PART_BYTES, ResultBackend
 from zndraw_joblib.server.providers import cache
 from zndraw_joblib.server.providers.cache import CacheKeys
+from zndraw_joblib.server.providers.incoming import IncomingBytes, etag_of, unavailable
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import provider_requests
 from zndraw_joblib.server.service.provider_requests import ProviderRef
 
-# Uploads under way may together have this many times `max_result_bytes`.
-_MAX_UPLOADS = 4
 _UPLOAD_LOCK_SECONDS = 30
-_ETAG_LENGTH = 32
 
 
 class Uploads:
@@ -25,7 +22,7 @@ class Uploads:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._incoming_bytes = 0
+        self._incoming = IncomingBytes(lambda: runtime.settings.max_result_bytes, "max_result_bytes")
 
     async def upload(
         self,
@@ -44,11 +41,11 @@ class Uploads:
         keys, limit = cache.cache_keys(provider.name, request_hash), self._runtime.settings.max_result_bytes
         # The lock keeps the bytes of one registration from being stored with the metadata of another.
         if not await backend.acquire_inflight(keys.upload, _UPLOAD_LOCK_SECONDS):
-            raise _unavailable("The result of this request is being uploaded already")
+            raise unavailable("The result of this request is being uploaded already")
         try:
             await self._runtime.database.read_short(provider_requests.check_current, provider)
             if content_length > limit:
-                raise _too_large(limit)
+                raise self._incoming.too_large()
             await self._store(backend, provider, keys, chunks)
         except ContentTooLarge as problem:
             error = ProviderError(error=type(problem).__name__, detail=str(problem))
@@ -78,18 +75,18 @@ class Uploads:
     ) -> None:
         ttl, digest = self._runtime.settings.provider_result_ttl_seconds, sha256()
         is_removed = await cache.remove_outdated(backend, provider, keys)
-        async with aclosing(self._limited(chunks, digest.update)) as limited:
+        async with aclosing(self._incoming.limited(chunks, digest.update)) as limited:
             head = await _read_head(limited)
             is_whole = len(head) <= PART_BYTES
             # The ETag is stored before the bytes only if no older bytes can be taken for them.
             has_etag = is_whole and is_removed
-            await cache.store_meta(backend, provider, keys, ttl, _etag(digest) if has_etag else None)
+            await cache.store_meta(backend, provider, keys, ttl, etag_of(digest) if has_etag else None)
             if is_whole:
                 await backend.store(keys.result, head, ttl)
             else:
                 await cache.store_result(backend, keys.result, _prepend(head, limited), ttl)
         if not has_etag:
-            await cache.store_meta(backend, provider, keys, ttl, _etag(digest))
+            await cache.store_meta(backend, provider, keys, ttl, etag_of(digest))
 
     async def _complete(
         self, backend: ResultBackend, provider: ProviderRef, request_hash: str, keys: CacheKeys
@@ -97,23 +94,6 @@ class Uploads:
         await backend.release_inflight(keys.inflight)
         await backend.notify_key(keys.result)
         await self._runtime.write_short(provider_requests.complete, provider, request_hash)
-
-    async def _limited(
-        self, chunks: AsyncIterator[bytes], update_digest: Callable[[bytes], None]
-    ) -> AsyncGenerator[bytes]:
-        limit, size = self._runtime.settings.max_result_bytes, 0
-        try:
-            async for chunk in chunks:
-                size += len(chunk)
-                self._incoming_bytes += len(chunk)
-                if size > limit:
-                    raise _too_large(limit)
-                if self._incoming_bytes > _MAX_UPLOADS * limit:
-                    raise _unavailable("Too many results are being uploaded")
-                update_digest(chunk)
-                yield chunk
-        finally:
-            self._incoming_bytes -= size
 
 
 async def _read_head(chunks: AsyncIterator[bytes]) -> bytes:
@@ -130,16 +110,3 @@ async def _prepend(head: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[b
     yield head
     async for chunk in chunks:
         yield chunk
-
-
-def _etag(digest: Any) -> str:
-    text: str = digest.hexdigest()
-    return text[:_ETAG_LENGTH]
-
-
-def _unavailable(reason: str) -> ServiceUnavailable:
-    return ServiceUnavailable(f"{reason}; try again", headers={"Retry-After": "1"})
-
-
-def _too_large(limit: int) -> ContentTooLarge:
-    return ContentTooLarge(f"A result may have at most {limit} bytes (setting max_result_bytes)")

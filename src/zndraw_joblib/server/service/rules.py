@@ -96,7 +96,7 @@ def decide(
         return task
     check_fence(task, report)
     if target is None:
-        _check_held(task)
+        check_held(task)
         return task
     if _is_repeat(task, report):
         return task
@@ -106,7 +106,8 @@ def decide(
         return retry_policy.started(task, now)
     error = truncate_error(report.error)
     if target == TaskStatus.FAILED:
-        return retry_policy.failed(task, RetryOn.ERROR, error, now, chance, may_retry=report.retry)
+        after = retry_policy.failed(task, RetryOn.ERROR, error, now, chance, may_retry=report.retry)
+        return after if report.error_code is None else after.changed(error_code=report.error_code)
     result = {"result": report.result} if target == TaskStatus.COMPLETED else {}
     return retry_policy.ended(task, target, now, error, None, **result)
 
@@ -137,7 +138,8 @@ def check_fence(task: TaskRecord, report: TaskUpdateRequest | TaskActionRequest)
         )
 
 
-def _check_held(task: TaskRecord) -> None:
+def check_held(task: TaskRecord) -> None:
+    """Raise `StaleReport` unless a worker holds the task."""
     if task.status not in HELD:
         raise StaleReport(
             f"No worker holds the task: it is {task.status}, attempt {task.attempt}",
@@ -152,7 +154,7 @@ def _has_caused_retry(task: TaskRecord, report: TaskUpdateRequest) -> bool:
     """Return whether this report has requeued the task already: then it is a repeat."""
     return (
         (task.status, report.status, report.attempt) == (TaskStatus.PENDING, TaskStatus.FAILED, task.attempt)
-        and task.error_code == retry_policy.ERROR
+        and task.error_code == (report.error_code or retry_policy.ERROR)
         and task.error == truncate_error(report.error)
     )
 

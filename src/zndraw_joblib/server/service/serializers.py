@@ -16,6 +16,7 @@ from zndraw_joblib.contract.events import (
 )
 from zndraw_joblib.contract.messages import PaginatedResponse, TaskResponse, TaskUpdateRequest
 from zndraw_joblib.contract.names import INTERNAL
+from zndraw_joblib.contract.progress import StoredResult
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Page, job_key, task_key
 from zndraw_joblib.server.service import details
@@ -43,8 +44,16 @@ def page_response(
     return model.model_construct(items=items, total=total, limit=part.limit, offset=part.offset)
 
 
-def task_response(task: TaskRecord, position: int | None = None, told: Detail | None = None) -> TaskResponse:
-    """Return a task as responses contain it, with what its attempt `told` if that was read."""
+def task_response(
+    task: TaskRecord,
+    position: int | None = None,
+    told: Detail | None = None,
+    stored: StoredResult | None = None,
+) -> TaskResponse:
+    """Return a task as responses contain it.
+
+    It has what its attempt `told`, and its `stored` result, if they were read.
+    """
     values = {
         "id": task.id,
         "job_name": str(task.job),
@@ -66,7 +75,7 @@ def task_response(task: TaskRecord, position: int | None = None, told: Detail | 
         "expires_at": task.expires_at,
         "progress": told and details.progress_of(told),
         "failure": told and details.failure_of(told),
-        "stored_result": None,
+        "stored_result": stored,
     }
     return construct(TaskResponse, values, _FIELDS)
 

@@ -34,6 +34,7 @@ from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.jobs import JobRecord
 from zndraw_joblib.server.store.tasks import Move, TaskRecord, read
 from zndraw_joblib.server.store.tasks import details as detail_store
+from zndraw_joblib.server.store.tasks import stored_results as task_results
 from zndraw_joblib.server.store.tasks.positions import positions
 
 ReportResult = TaskResponse | ProblemException
@@ -292,8 +293,8 @@ async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
     if found is None:
         raise TaskNotFound(f"Task {task_id} not found")
     task, told = found
-    found_at = await positions(tx, [task])
-    return serializers.task_response(task, found_at.get(task.id), told)
+    found_at, stored = await positions(tx, [task]), await task_results.current(tx, [task])
+    return serializers.task_response(task, found_at.get(task.id), told, stored.get(task.id))
 
 
 async def page(
@@ -302,7 +303,11 @@ async def page(
     """Return one page of a room's tasks, optionally of one status and of one job."""
     found, total = await read.page(tx, room_id, status, part=part, job_id=job)
     found_at, told = await positions(tx, found), await detail_store.current(tx, found)
-    items = [serializers.task_response(task, found_at.get(task.id), told.get(task.id)) for task in found]
+    stored = await task_results.current(tx, found)
+    items = [
+        serializers.task_response(task, found_at.get(task.id), told.get(task.id), stored.get(task.id))
+        for task in found
+    ]
     return serializers.page_response(PaginatedResponse[TaskResponse], items, total, part)
 
 

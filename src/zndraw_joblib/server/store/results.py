@@ -10,7 +10,18 @@ from functools import cache
 from secrets import randbits
 from typing import Any, NamedTuple
 
-from sqlalchemy import Executable, Integer, bindparam, delete, func, insert, literal_column, select, update
+from sqlalchemy import (
+    Executable,
+    Integer,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from zndraw_joblib.server.ports import PART_BYTES
@@ -21,6 +32,8 @@ from zndraw_joblib.server.store.tables import Result, ResultPart
 VALUE_BYTES = 1024
 _PARTS_PER_EVICTION = 64
 
+# Values whose keys begin with this are never evicted.
+KEPT = "task-result:"
 results = Result.__table__
 parts = ResultPart.__table__
 
@@ -135,7 +148,8 @@ async def prune(tx: Transaction, limit: int) -> int:
 async def evict(tx: Transaction, max_bytes: int) -> bool:
     """Delete the values that expire first, a bounded number, if all values exceed `max_bytes`.
 
-    It keeps drafts and locks. Return whether another call is needed.
+    It neither counts nor deletes drafts, locks and values that are `KEPT`. Return whether another call is
+    needed.
     """
     total: int = (await tx.execute(_TOTAL)).scalar_one()
     excess, budget, chosen = total - max_bytes, _PARTS_PER_EVICTION, list[dict[str, int]]()
@@ -224,7 +238,7 @@ _EXPIRED = (
     .limit(bindparam("limit", type_=Integer))
     .with_for_update(skip_locked=True)
 )
-_IS_VALUE = results.c.key.like(_value("%"))
+_IS_VALUE = and_(results.c.key.like(_value("%")), results.c.key.not_like(_value(f"{KEPT}%")))
 _TOTAL = select(func.coalesce(func.sum(results.c.size + VALUE_BYTES), 0)).where(_IS_VALUE)
 _OLDEST = (
     select(results.c.n, results.c.size)

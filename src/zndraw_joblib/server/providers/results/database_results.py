@@ -27,12 +27,20 @@ class DatabaseResults:
     part. A caller that waits holds no connection, and reads again now and then, because a notification from
     another replica may be lost: after `recheck_seconds`, later less often. `store.results.prune` removes
     expired values. A stream that is being stored may pause for `draft_seconds` between two parts.
+
+    Unless it `evicts`, `max_cached_bytes` does not limit its values; their keys begin with `results.KEPT`.
     """
 
     def __init__(
-        self, runtime: Runtime, *, draft_seconds: int = 60, recheck_seconds: float | None = None
+        self,
+        runtime: Runtime,
+        *,
+        draft_seconds: int = 60,
+        recheck_seconds: float | None = None,
+        evicts: bool = True,
     ) -> None:
         self._runtime = runtime
+        self._evicts = evicts
         self._draft_seconds = draft_seconds
         self._recheck_seconds = recheck_seconds
         self._shared_get = SingleFlight(self.get)
@@ -114,10 +122,13 @@ class DatabaseResults:
                 await write(results.drop_draft, n=n)
             raise
 
-    async def open_stream(self, key: str) -> tuple[int, AsyncIterator[bytes]] | None:
-        """Return the size of a value and its parts. The iterator raises if the value is replaced."""
+    async def open_stream(self, key: str, start: int = 0) -> tuple[int, AsyncIterator[bytes]] | None:
+        """Return the size of a value and its parts from `start` on.
+
+        The iterator raises if the value is replaced.
+        """
         head = await self._runtime.database.read_short(results.head, key=key)
-        return None if head is None else (head.size, self._chunks(head))
+        return None if head is None else (head.size, self._chunks(head, start))
 
     async def close(self) -> None:
         """Do nothing: there are no connections to close."""
@@ -127,6 +138,8 @@ class DatabaseResults:
 
         It counts the total size each time this process has written a sixteenth of the limit.
         """
+        if not self._evicts:
+            return
         limit = self._runtime.settings.max_cached_bytes
         self._unchecked_bytes += size + results.VALUE_BYTES
         if self._unchecked_bytes >= limit // 16:
@@ -140,16 +153,19 @@ class DatabaseResults:
         if not await self._runtime.write(results.add_part, n=n, number=number, data=data, ttl=ttl):
             raise self._draft_expired()
 
-    async def _chunks(self, head: results.Head) -> AsyncIterator[bytes]:
-        sent, number = 0, 0
-        data: bytes | None = head.first
-        while data:
+    async def _chunks(self, head: results.Head, start: int) -> AsyncIterator[bytes]:
+        # Each part but the last one is full.
+        number, skipped = divmod(start, PART_BYTES)
+        sent = start - skipped
+        data: bytes | None = head.first if number == 0 else None
+        while sent < head.size:
+            data = data or await self._runtime.database.read(results.part, n=head.n, number=number)
+            if not data:
+                break
             sent += len(data)
             number += 1
-            yield data
-            if sent >= head.size:
-                return
-            data = await self._runtime.database.read(results.part, n=head.n, number=number)
+            yield data[skipped:]
+            data, skipped = None, 0
         if sent < head.size:
             raise ServiceUnavailable(
                 "The result was replaced while it was read; try again.", headers={"Retry-After": "1"}

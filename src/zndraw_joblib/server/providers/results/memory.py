@@ -110,10 +110,10 @@ class MemoryResults:
         """Store the chunks under a key after the last one has come."""
         await self.store(key, b"".join([chunk async for chunk in chunks]), ttl)
 
-    async def open_stream(self, key: str) -> tuple[int, AsyncIterator[bytes]] | None:
-        """Return the size of a value and its parts; each reader copies one part at a time."""
+    async def open_stream(self, key: str, start: int = 0) -> tuple[int, AsyncIterator[bytes]] | None:
+        """Return the size of a value and its parts from `start`; each reader copies one part at a time."""
         data = await self.get(key)
-        return None if data is None else (len(data), parts.stream(data))
+        return None if data is None else (len(data), parts.stream(data, start))
 
     async def close(self) -> None:
         """Do nothing: there are no connections to close."""

@@ -123,13 +123,19 @@ class RedisResults:
                 await self._execute(("DEL", draft))
             raise
 
-    async def open_stream(self, key: str) -> tuple[int, AsyncIterator[bytes]] | None:
-        """Return the size of a value and its parts. The iterator raises if the value is replaced."""
+    async def open_stream(self, key: str, start: int = 0) -> tuple[int, AsyncIterator[bytes]] | None:
+        """Return the size of a value and its parts from `start` on.
+
+        The iterator raises if the value is replaced.
+        """
         name = self._name(key)
         exists, version, size, first = await self._execute(
-            ("EXISTS", name), ("GET", _version(name)), ("STRLEN", name), ("GETRANGE", name, 0, PART_BYTES - 1)
+            ("EXISTS", name),
+            ("GET", _version(name)),
+            ("STRLEN", name),
+            ("GETRANGE", name, start, start + PART_BYTES - 1),
         )
-        return (size, self._chunks(name, version, size, first)) if exists else None
+        return (size, self._chunks(name, version, size, first, start)) if exists else None
 
     async def close(self) -> None:
         """Close the connections of the running event loop."""
@@ -149,9 +155,9 @@ class RedisResults:
         return self._state().notifier
 
     async def _chunks(
-        self, name: str, version: bytes | None, size: int, first: bytes
+        self, name: str, version: bytes | None, size: int, first: bytes, start: int
     ) -> AsyncIterator[bytes]:
-        sent = len(first)
+        sent = start + len(first)
         if first:
             yield first
         while sent < size:

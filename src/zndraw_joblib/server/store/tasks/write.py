@@ -16,6 +16,7 @@ from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.errors import RepeatTransaction
 from zndraw_joblib.server.store.tables import Attempt, Task
 from zndraw_joblib.server.store.tasks import counts, details, moving, room_queues
+from zndraw_joblib.server.store.tasks import stored_results as task_results
 from zndraw_joblib.server.store.tasks.counts import CountChanges
 from zndraw_joblib.server.store.tasks.records import CHUNK, COLUMNS, Move, TaskRecord, of_status
 
@@ -225,6 +226,7 @@ async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tu
             kept.delete(row.room_id, row.job_id, TaskStatus(row.status))
         await details.prune(tx, seqs)
         await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(padded(seqs))))
+        await task_results.detach(tx, seqs)
         await tx.execute(delete(tasks).where(tasks.c.seq.in_(padded(seqs))))
     await counts.write_pruned(tx, kept)
     return deleted, rows[-1].seq if len(within) == len(old) else within[-1]

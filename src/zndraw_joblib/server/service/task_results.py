@@ -1,0 +1,155 @@
+"""The results of tasks: the rules of an upload, and which result a task has."""
+
+from datetime import timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from zndraw_joblib.contract.messages import TaskActionRequest
+from zndraw_joblib.contract.problems import (
+    Forbidden,
+    ResultExpired,
+    ResultNotFound,
+    ResultStoreFull,
+    ServiceUnavailable,
+    TaskNotFound,
+)
+from zndraw_joblib.contract.progress import StoredResult
+from zndraw_joblib.contract.status import Role, TaskStatus
+from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.service import rules
+from zndraw_joblib.server.service.sweep import Pruned
+from zndraw_joblib.server.store import tasks as task_store
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tasks import TaskRecord
+from zndraw_joblib.server.store.tasks import stored_results as store
+from zndraw_joblib.server.store.tasks.stored_results import Deletable, NewResult, ResultRecord
+
+# An upload whose server has ended is deleted after this time; one that is under way extends it.
+LEASE = timedelta(minutes=10)
+_PER_BATCH = 64
+
+
+class Upload(NamedTuple):
+    """An upload of the result of an attempt."""
+
+    caller: Identity
+    task_id: UUID
+    attempt: int
+
+
+class Quota(NamedTuple):
+    """The settings for stored results: the largest total size in bytes, and how long one is kept."""
+
+    max_total: int
+    keep: timedelta
+
+
+class FoundResult(NamedTuple):
+    """The result of a task: `stored` content, whose key is None after it has expired, or a `value`."""
+
+    task_id: UUID
+    room_id: str
+    status: TaskStatus
+    stored: ResultRecord | None
+    value: Any
+
+
+async def begin(tx: Transaction, upload: Upload, key: str, size: int, quota: Quota) -> int:
+    """Return the number of a new upload, for which `size` bytes are reserved.
+
+    Raises `TaskNotFound`, `Forbidden` or `StaleReport` unless the caller's attempt
+    holds the task, and `ResultStoreFull`.
+    """
+    _check_held(upload, await task_store.by_id(tx, upload.task_id))
+    n = await store.begin(tx, key, size, quota.max_total, LEASE)
+    if n is None:
+        raise _full(quota)
+    return n
+
+
+async def extend(tx: Transaction, n: int) -> None:
+    """Keep an upload that is under way. Raises `ServiceUnavailable` if it has expired."""
+    if not await store.extend(tx, n, LEASE):
+        raise _interrupted()
+
+
+async def finish(tx: Transaction, upload: Upload, n: int, new: NewResult, quota: Quota) -> StoredResult:
+    """Make an upload the result of its task. Raises the same as `begin`."""
+    task = (await task_store.lock(tx, [upload.task_id])).get(upload.task_id)
+    held = _check_held(upload, task)
+    try:
+        record = await store.finish(tx, n, held.seq, held.attempt, new, quota)
+    except LookupError as error:
+        raise _interrupted() from error
+    if record is None:
+        raise _full(quota)
+    return record.as_message()
+
+
+def _check_held(upload: Upload, task: TaskRecord | None) -> TaskRecord:
+    if task is None:
+        raise TaskNotFound(f"Task {upload.task_id} not found")
+    if rules.roles_of(upload.caller, task).isdisjoint({Role.WORKER, Role.SUPERUSER}):
+        raise Forbidden("Not authorized to upload the result of this task: its worker may do so")
+    rules.check_fence(task, TaskActionRequest(attempt=upload.attempt))
+    rules.check_held(task)
+    return task
+
+
+async def find(tx: Transaction, task_id: UUID) -> FoundResult:
+    """Return the result of a task, which `check` checks. Raises `TaskNotFound`."""
+    task = await task_store.by_id(tx, task_id)
+    if task is None:
+        raise TaskNotFound(f"Task {task_id} not found")
+    record = (await store.of_tasks(tx, [task.seq])).get(task.seq)
+    if record is not None and record.attempt != task.attempt:
+        record = None
+    elif record is not None and record.expires_at <= await tx.now():
+        record = record._replace(content_key=None)
+    return FoundResult(task.id, task.room_id, task.status, record, task.result)
+
+
+def check(found: FoundResult) -> None:
+    """Raise `ResultNotFound` or `ResultExpired` for a task without a result."""
+    if found.stored is None and found.status != TaskStatus.COMPLETED:
+        raise ResultNotFound(f"Task {found.task_id} is {found.status}: it has no result")
+    if found.stored is not None and found.stored.content_key is None:
+        raise expired(found.stored)
+
+
+def expired(record: ResultRecord) -> ResultExpired:
+    """Return the problem of a result whose content is gone."""
+    return ResultExpired(
+        f"The result ({record.content_type}, {record.size} bytes) was kept until "
+        f"{record.expires_at.isoformat(timespec='seconds')}, or its store has lost it; run the task again"
+    )
+
+
+async def abandon(tx: Transaction, n: int) -> Deletable | None:
+    """Let the content of an upload that failed be deleted; None if the upload is a task's result."""
+    key = await store.abandon(tx, n)
+    return None if key is None else Deletable(n, key)
+
+
+async def expired_content(tx: Transaction) -> list[Deletable]:
+    """Return a batch of content to delete."""
+    return await store.expired(tx, _PER_BATCH)
+
+
+async def forget(tx: Transaction, deleted: list[Deletable]) -> Pruned:
+    """Record that content was deleted."""
+    await store.forget(tx, [each.n for each in deleted])
+    return Pruned(len(deleted), len(deleted) == _PER_BATCH)
+
+
+def _full(quota: Quota) -> ResultStoreFull:
+    return ResultStoreFull(
+        f"All stored results may have {quota.max_total} bytes (setting max_stored_result_bytes): wait until "
+        "some have expired, or ask the operator to raise the limit"
+    )
+
+
+def _interrupted() -> ServiceUnavailable:
+    return ServiceUnavailable(
+        "The upload took a pause that is too long; try again", headers={"Retry-After": "1"}
+    )

@@ -1,0 +1,48 @@
+"""The tables of stored task results. Their content is in a `ContentStore`."""
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, CheckConstraint, Column, Index, Text, text
+from sqlmodel import Field
+
+from zndraw_joblib.server.store.table_base import SEQUENCE, Base, moment
+
+_HAS_CONTENT = text("content_key IS NOT NULL")
+
+
+class TaskResult(Base, table=True):
+    """The stored result of a task; or, without `task_seq`, content that is being uploaded or to be deleted.
+
+    The content is `size` bytes under `content_key`, null after it was deleted. It is deleted after
+    `expires_at`; an upload that is under way moves it. Writers hold the lock of the task.
+    """
+
+    __tablename__ = "joblib_task_result"
+    __table_args__ = (
+        Index(
+            "ix_joblib_task_result_expiring",
+            "expires_at",
+            sqlite_where=_HAS_CONTENT,
+            postgresql_where=_HAS_CONTENT,
+        ),
+    )
+
+    n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
+    task_seq: int | None = Field(default=None, sa_column=Column(BigInteger, nullable=True, unique=True))
+    attempt: int
+    content_key: str | None = Field(default=None, max_length=64)
+    size: int = Field(sa_column=Column(BigInteger, nullable=False))
+    content_type: str = Field(max_length=255)
+    etag: str = Field(max_length=64)
+    filename: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    expires_at: datetime = moment()
+
+
+class TaskResultTotal(Base, table=True):
+    """The sum of the sizes of all `TaskResult` with content, in one row."""
+
+    __tablename__ = "joblib_task_result_total"
+    __table_args__ = (CheckConstraint("size >= 0", "size_counts"),)
+
+    id: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    size: int = Field(sa_column=Column(BigInteger, nullable=False))

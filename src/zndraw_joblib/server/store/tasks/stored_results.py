@@ -1,0 +1,198 @@
+"""Stored task results: which content a task has, how much there is in all, and what is to be deleted.
+
+Locks: tasks, then results by `n`, then the total.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Executable, and_, bindparam, delete, insert, select, update
+
+from zndraw_joblib.contract.progress import StoredResult
+from zndraw_joblib.server.store.bulk import padded
+from zndraw_joblib.server.store.database import Transaction, dialect
+from zndraw_joblib.server.store.result_tables import TaskResult, TaskResultTotal
+from zndraw_joblib.server.store.tasks.records import TaskRecord
+
+results = TaskResult.__table__
+totals = TaskResultTotal.__table__
+
+_TOTAL_ID = 1
+# Added to the size of each result, for its rows.
+RESULT_BYTES = 1024
+
+
+class ResultRecord(NamedTuple):
+    """The stored result of a task; `content_key` is None after its content was deleted."""
+
+    task_seq: int
+    attempt: int
+    content_key: str | None
+    size: int
+    content_type: str
+    etag: str
+    filename: str | None
+    expires_at: datetime
+
+    def as_message(self) -> StoredResult:
+        """Return the result as responses contain it."""
+        return StoredResult(
+            content_type=self.content_type,
+            size=self.size,
+            etag=self.etag,
+            filename=self.filename,
+            expires_at=self.expires_at,
+        )
+
+
+class NewResult(NamedTuple):
+    """The content of a finished upload."""
+
+    size: int
+    content_type: str
+    etag: str
+    filename: str | None
+
+
+class Deletable(NamedTuple):
+    """Content that is to be deleted, and the number of its row."""
+
+    n: int
+    content_key: str
+
+
+async def begin(tx: Transaction, content_key: str, size: int, max_total: int, lease: timedelta) -> int | None:
+    """Insert an upload of about `size` bytes. Return its number, None if there is no room for it.
+
+    Unless `extend` is called, its content may be deleted after `lease`.
+    """
+    row = {
+        "attempt": 0,
+        "content_key": content_key,
+        "size": size,
+        "content_type": "",
+        "etag": "",
+        "expires_at": await tx.now() + lease,
+    }
+    n: int = (await tx.execute(insert(results).returning(results.c.n), [row])).scalar_one()
+    return n if await _add(tx, size + RESULT_BYTES, max_total) else None
+
+
+async def extend(tx: Transaction, n: int, lease: timedelta) -> bool:
+    """Extend an upload by `lease`. Return whether its content was not to be deleted yet."""
+    now = await tx.now()
+    return (await tx.execute(_EXTEND, {"own": n, "now": now, "until": now + lease})).first() is not None
+
+
+async def finish(
+    tx: Transaction, n: int, task_seq: int, attempt: int, new: NewResult, limits: tuple[int, timedelta]
+) -> ResultRecord | None:
+    """Make an upload the result of a locked task, in place of its former result; None without room for it.
+
+    `limits` are the largest total size, and how long the result is kept. Raises LookupError if the upload has
+    expired.
+    """
+    max_total, keep = limits
+    now = await tx.now()
+    found = (await tx.execute(_LOCK_UPLOAD, {"own": n, "now": now})).first()
+    if found is None:
+        raise LookupError(f"the upload {n} has expired")
+    await detach(tx, [task_seq])
+    expires_at = now + keep
+    values = {"task_seq": task_seq, "attempt": attempt, **new._asdict(), "expires_at": expires_at}
+    await tx.execute(update(results).where(results.c.n == n).values(values))
+    if not await _add(tx, new.size - found.size, max_total):
+        return None
+    return ResultRecord(task_seq, attempt, found.content_key, **new._asdict(), expires_at=expires_at)
+
+
+async def detach(tx: Transaction, task_seqs: Sequence[int]) -> None:
+    """Take the results of these tasks away from them; their content is deleted later."""
+    own = results.c.task_seq.in_(padded(task_seqs))
+    await tx.execute(delete(results).where(own, results.c.content_key.is_(None)))
+    await tx.execute(update(results).where(own).values(task_seq=None, expires_at=await tx.now()))
+
+
+async def abandon(tx: Transaction, n: int) -> str | None:
+    """Let the content of an upload be deleted; return its key. Return None if it is a task's result."""
+    now = await tx.now()
+    key: str | None = (await tx.execute(_ABANDON, {"own": n, "now": now})).scalar_one_or_none()
+    return key
+
+
+async def of_tasks(tx: Transaction, task_seqs: Sequence[int]) -> dict[int, ResultRecord]:
+    """Return the results of tasks by `seq`, also those whose content has expired."""
+    found = await tx.execute(select(*_COLUMNS).where(results.c.task_seq.in_(padded(task_seqs))))
+    return {row.task_seq: ResultRecord(*row) for row in found}
+
+
+async def current(tx: Transaction, tasks: Sequence[TaskRecord]) -> dict[UUID, StoredResult]:
+    """Return the stored results of the current attempts of tasks by id; most tasks have none."""
+    may_have = {task.seq: task for task in tasks if task.attempt and task.result is None}
+    found = await of_tasks(tx, list(may_have)) if may_have else {}
+    return {
+        may_have[seq].id: record.as_message()
+        for seq, record in found.items()
+        if record.attempt == may_have[seq].attempt
+    }
+
+
+async def expired(tx: Transaction, limit: int) -> list[Deletable]:
+    """Return content that is to be deleted, the oldest first."""
+    rows = await tx.execute(_EXPIRED.limit(limit), {"now": await tx.now()})
+    return [Deletable(*row) for row in rows]
+
+
+async def forget(tx: Transaction, numbers: Sequence[int]) -> None:
+    """Record that the content of these rows was deleted. Tasks keep the row of a result that has expired."""
+    chosen = and_(results.c.n.in_(padded(numbers)), results.c.content_key.is_not(None))
+    locked = select(results.c.n, results.c.size).where(chosen).order_by(results.c.n).with_for_update()
+    found = (await tx.execute(locked)).all()
+    if not found:
+        return
+    own = results.c.n.in_(padded([row.n for row in found]))
+    await tx.execute(delete(results).where(own, results.c.task_seq.is_(None)))
+    await tx.execute(update(results).where(own).values(content_key=None))
+    await _add(tx, -sum(row.size + RESULT_BYTES for row in found))
+
+
+async def total(tx: Transaction) -> int:
+    """Return the size of all content, with that of uploads that are under way."""
+    found: int | None = (await tx.execute(select(totals.c.size))).scalar_one_or_none()
+    return found or 0
+
+
+async def _add(tx: Transaction, size: int, most: int | None = None) -> bool:
+    """Add to the total. Return whether it stays within `most`; a smaller total always does."""
+    if size <= 0 or most is None:
+        most = 2**62
+    if size > most:
+        return False
+    added: Any = dialect(tx).insert(totals).values(id=_TOTAL_ID, size=max(0, size))
+    statement: Executable = added.on_conflict_do_update(
+        index_elements=["id"],
+        set_={"size": totals.c.size + bindparam("more")},
+        where=totals.c.size + bindparam("more") <= bindparam("most"),
+    ).returning(totals.c.size)
+    return (await tx.execute(statement, {"more": size, "most": most})).first() is not None
+
+
+_COLUMNS = [results.c[name] for name in ResultRecord._fields]
+_IS_UPLOAD = and_(
+    results.c.n == bindparam("own"), results.c.task_seq.is_(None), results.c.content_key.is_not(None)
+)
+_IS_ALIVE = results.c.expires_at > bindparam("now")
+_EXTEND = (
+    update(results).where(_IS_UPLOAD, _IS_ALIVE).values(expires_at=bindparam("until")).returning(results.c.n)
+)
+_LOCK_UPLOAD = select(results.c.size, results.c.content_key).where(_IS_UPLOAD, _IS_ALIVE).with_for_update()
+_ABANDON = (
+    update(results).where(_IS_UPLOAD).values(expires_at=bindparam("now")).returning(results.c.content_key)
+)
+_EXPIRED = (
+    select(results.c.n, results.c.content_key)
+    .where(results.c.content_key.is_not(None), results.c.expires_at <= bindparam("now"))
+    .order_by(results.c.expires_at)
+)

@@ -1,0 +1,1 @@
+"""Task results that are stored as bytes: uploads, reads, and deletion after their time."""

@@ -1,0 +1,123 @@
+"""Store, read and delete the content of task results."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, suppress
+from datetime import timedelta
+from hashlib import sha256
+from typing import NamedTuple
+from uuid import uuid4
+
+from zndraw_joblib.contract.progress import StoredResult
+from zndraw_joblib.server.ports import ContentStore
+from zndraw_joblib.server.providers.incoming import IncomingBytes, etag_of
+from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.service import task_results
+from zndraw_joblib.server.service.sweep import Pruned
+from zndraw_joblib.server.service.task_results import LEASE, Quota, Upload
+from zndraw_joblib.server.store.results import KEPT
+from zndraw_joblib.server.store.tasks.stored_results import Deletable, NewResult, ResultRecord
+from zndraw_joblib.server.task_results.selection import content_store
+
+logger = logging.getLogger(__name__)
+_EXTEND_SECONDS = LEASE.total_seconds() / 5
+
+
+class ContentInfo(NamedTuple):
+    """What an upload says of its content; `size` is 0 if it is unknown."""
+
+    content_type: str
+    filename: str | None
+    size: int = 0
+
+
+class TaskResults:
+    """The results of tasks that are stored as bytes. All objects of one runtime use the same store."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        settings = runtime.settings
+        self._incoming = IncomingBytes(lambda: settings.max_task_result_bytes, "max_task_result_bytes")
+
+    async def upload(self, upload: Upload, info: ContentInfo, chunks: AsyncIterator[bytes]) -> StoredResult:
+        """Store the content of a task's result, and make it the result while the attempt holds the task.
+
+        Raises `TaskNotFound`, `Forbidden`, `StaleReport`, `ContentTooLarge`,
+        `ResultStoreFull` and `ServiceUnavailable`; then the content is deleted.
+        """
+        if info.size > self._runtime.settings.max_task_result_bytes:
+            raise self._incoming.too_large()
+        write, quota, key = self._runtime.write, self._quota, f"{KEPT}{uuid4().hex}"
+        n = await write(task_results.begin, upload, key, info.size, quota)
+        try:
+            digest, size = sha256(), 0
+
+            def count(chunk: bytes) -> None:
+                nonlocal size
+                digest.update(chunk)
+                size += len(chunk)
+
+            async with aclosing(self._incoming.limited(chunks, count)) as limited:
+                ttl = round((quota.keep + 2 * LEASE).total_seconds())
+                await self._store.store_stream(key, self._extending(n, limited), ttl)
+            new = NewResult(size, info.content_type, etag_of(digest), info.filename)
+            stored: StoredResult = await write(task_results.finish, upload, n, new, quota)
+        except BaseException:
+            # Also when this request is cancelled: it must not leave content behind.
+            await asyncio.shield(asyncio.ensure_future(self._abandon(n)))
+            raise
+        return stored
+
+    async def _extending(self, n: int, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        extended_at = time.monotonic()
+        async for chunk in chunks:
+            if time.monotonic() > extended_at + _EXTEND_SECONDS:
+                await self._runtime.write(task_results.extend, n)
+                extended_at = time.monotonic()
+            yield chunk
+
+    async def _abandon(self, n: int) -> None:
+        """Delete the content of an upload that failed; if that fails, too, `prune` does so later."""
+        try:
+            deletable: Deletable | None = await self._runtime.write(task_results.abandon, n)
+            if deletable is not None:
+                await self._delete([deletable])
+        except Exception as error:
+            logger.warning("The content of a failed upload is deleted later: %r", error)
+
+    async def open(self, record: ResultRecord, start: int = 0) -> AsyncIterator[bytes]:
+        """Return the content of a result from `start` on. Raises `ResultExpired`."""
+        key = record.content_key
+        opened = None if key is None else await self._store.open_stream(key, start)
+        if opened is None or opened[0] != record.size:
+            raise task_results.expired(record)
+        return opened[1]
+
+    async def prune(self) -> Pruned:
+        """Delete a batch of content that has expired, was replaced, or whose upload failed or stopped."""
+        found: list[Deletable] = await self._runtime.database.read(task_results.expired_content)
+        return await self._delete(found)
+
+    async def _delete(self, found: Sequence[Deletable]) -> Pruned:
+        for each in found:
+            await self._store.delete(each.content_key)
+        if not found:
+            return Pruned(0, may_be_more=False)
+        pruned: Pruned = await self._runtime.write(task_results.forget, list(found))
+        return pruned
+
+    async def close(self) -> None:
+        """Close the connections of this event loop."""
+        with suppress(ConnectionError):
+            await self._store.close()
+
+    @property
+    def _store(self) -> ContentStore:
+        return content_store(self._runtime)
+
+    @property
+    def _quota(self) -> Quota:
+        settings = self._runtime.settings
+        return Quota(settings.max_stored_result_bytes, timedelta(days=settings.task_result_days))

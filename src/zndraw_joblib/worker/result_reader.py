@@ -1,0 +1,57 @@
+"""Read the results of tasks, also those that are stored as bytes."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+from zndraw_joblib.contract.progress import StoredResult
+from zndraw_joblib.contract.results import decode_content
+from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.retry import is_unreachable, retry
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_RETRY_SECONDS = 30.0
+
+
+class ResultReader:
+    """A client that reads the results of tasks. It repeats its requests for 30 s while there is no server."""
+
+    def __init__(self, rest: RestApi) -> None:
+        self._rest = rest
+
+    def result(self, task_id: str | UUID) -> Any:
+        """Return the result of a task as the value that its job returned, where its encoding says so.
+
+        Content that was uploaded is returned as bytes, except JSON and arrays (``application/x-npy``).
+        Raises `ResultNotFound` for a task that has no result (yet), and `ResultExpired`.
+        """
+        read = partial(self._rest.read_task_result, str(task_id))
+        return decode_content(*self._retry(read, f"Reading the result of task {task_id}"))
+
+    def download_result(self, task_id: str | UUID, path: str | os.PathLike[str]) -> StoredResult:
+        """Write the result of a task to a file, without reading it into memory; return what it is.
+
+        After an interruption it continues where it stopped. A file at `path` is replaced when all bytes are
+        there. Raises as `result`.
+        """
+        target = Path(path)
+        draft = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
+        try:
+            with draft.open("wb") as file:
+                load = partial(self._rest.load_task_result, str(task_id), file)
+                stored = self._retry(load, f"Downloading the result of task {task_id}")
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+        return stored
+
+    def _retry(self, call: Callable[[], T], what: str) -> T:
+        never = threading.Event()
+        return retry(call, what, seconds=_RETRY_SECONDS, stop=never, is_retryable=is_unreachable)

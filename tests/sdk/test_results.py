@@ -1,0 +1,209 @@
+"""Results of any kind and size, from a real worker through a real server back to the client."""
+
+import io
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+from ase.build import molecule
+from matplotlib.figure import Figure
+from PIL import Image
+
+from sdk import result_jobs
+from sdk.jobs import Add
+from sdk.live import LiveServer
+from zndraw_joblib.contract.messages import MAX_JSON_BYTES
+from zndraw_joblib.contract.problems import ResultNotFound
+from zndraw_joblib.contract.results import ResultFile
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.manager import JobManager
+
+Make = Callable[..., JobManager]
+MIB = 1024 * 1024
+
+
+def run(manager: JobManager, room: str) -> Any:
+    """Run a task of `Add`; return it."""
+    manager.register(Add, room=room)
+    return manager.wait_for(manager.submit(Add(), room=room), 60)
+
+
+@pytest.mark.parametrize(
+    ("result", "check"),
+    [
+        (
+            {"a": np.arange(6.0).reshape(2, 3)},
+            lambda got: np.array_equal(got["a"], np.arange(6.0).reshape(2, 3)),
+        ),
+        ([float("nan"), np.float32(1.5)], lambda got: got[0] != got[0] and got[1] == 1.5),
+        ({"raw": b"\x00\xff"}, lambda got: got == {"raw": b"\x00\xff"}),
+        (molecule("H2O"), lambda got: got == molecule("H2O")),
+        (pd.DataFrame({"x": [1, 2]}), lambda got: got.equals(pd.DataFrame({"x": [1, 2]}))),
+    ],
+    ids=["array", "nan", "bytes", "atoms", "frame"],
+)
+def test_a_small_result_is_inline(worker: Make, room: str, result: Any, check: Callable[[Any], bool]) -> None:
+    """It is in the report as JSON, and `result` returns what the job returned."""
+    manager = worker(lambda task: result)
+    task = run(manager, room)
+    assert (task.status, task.error) == (TaskStatus.COMPLETED, None)
+    assert task.result is not None
+    assert check(manager.result(task.id))
+
+
+@pytest.mark.parametrize(("size", "is_inline"), [(MAX_JSON_BYTES, True), (MAX_JSON_BYTES + 1, False)])
+def test_the_limit_of_inline_results(worker: Make, room: str, size: int, is_inline: bool) -> None:
+    """A result of exactly 1 MiB as JSON is inline; one byte more is uploaded."""
+    text = "x" * (size - 2)
+    manager = worker(lambda task: text)
+    task = run(manager, room)
+    assert (task.status, task.result) == (TaskStatus.COMPLETED, text if is_inline else None)
+    assert manager.result(task.id) == text
+
+
+def figure() -> Figure:
+    """Return a plot."""
+    made = Figure(figsize=(1, 1))
+    made.add_subplot().plot([1, 2])
+    return made
+
+
+def open_file() -> Any:
+    """Return an open file that was written to its end."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the worker closes it
+    file.write(b"content")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("make", "check"),
+    [
+        (lambda: b"\x00\xff", lambda got: got == b"\x00\xff"),
+        (lambda: io.BytesIO(b"content"), lambda got: got == b"content"),
+        (open_file, lambda got: got == b"content"),
+        (lambda: np.arange(500_000.0), lambda got: np.array_equal(got, np.arange(500_000.0))),
+        (
+            lambda: Image.new("RGB", (2, 2), "red"),
+            lambda got: Image.open(io.BytesIO(got)).getpixel((1, 1)) == (255, 0, 0),
+        ),
+        (figure, lambda got: Image.open(io.BytesIO(got)).format == "PNG"),
+    ],
+    ids=["bytes", "memory file", "open file", "array", "image", "figure"],
+)
+def test_a_binary_result_is_uploaded(
+    worker: Make, room: str, make: Callable[[], Any], check: Callable[[Any], bool]
+) -> None:
+    """`result` returns its bytes, or the array; no temporary file stays."""
+    before = set(Path(tempfile.gettempdir()).glob("zndraw-joblib-result-*"))
+    manager = worker(lambda task: make())
+    task = run(manager, room)
+    assert (task.status, task.error, task.result) == (TaskStatus.COMPLETED, None, None)
+    assert check(manager.result(task.id))
+    assert set(Path(tempfile.gettempdir()).glob("zndraw-joblib-result-*")) <= before
+
+
+def test_a_file_is_a_result(worker: Make, room: str, tmp_path: Path) -> None:
+    """With its name and content type; `download_result` writes it to a file."""
+    source = tmp_path / "frames.csv"
+    source.write_bytes(b"a,b\n")
+    manager = worker(
+        lambda task: source if task.extension.a else ResultFile(source, "text/x-own", "other.txt")
+    )
+    manager.register(Add, room=room)
+    for payload, expected in ((Add(a=1), ("text/csv", "frames.csv")), (Add(), ("text/x-own", "other.txt"))):
+        task = manager.wait_for(manager.submit(payload, room=room), 30)
+        assert task.error is None
+        got = manager.download_result(task.id, tmp_path / "copy")
+        assert (got.content_type, got.filename) == expected
+        assert (tmp_path / "copy").read_bytes() == b"a,b\n"
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda path: path / "missing", "there is no file"),
+        (lambda path: io.StringIO("x"), "the file is open for text"),
+        (lambda path: {"frames": [0, {"cell": object()}]}, "result.frames[1].cell: an object of object"),
+        (lambda path: {"deep": [np.ma.array([1])]}, "result.deep[0]: a masked array"),
+    ],
+    ids=["missing", "text file", "object", "masked array"],
+)
+def test_a_result_that_cannot_be_encoded_fails_the_task(
+    worker: Make, room: str, tmp_path: Path, make: Callable[[Path], Any], text: str
+) -> None:
+    """Its error code says so, and its error names the place in the value."""
+    task = run(worker(lambda task: make(tmp_path)), room)
+    assert (task.status, task.error_code) == (TaskStatus.FAILED, "result-not-serializable")
+    assert text in task.error
+
+
+def test_a_task_without_a_result(worker: Make, room: str) -> None:
+    """`result` raises the server's problem."""
+    manager = worker()
+    manager.register(Add, room=room)
+    with pytest.raises(ResultNotFound, match="pending"):
+        manager.result(manager.submit(Add(), room=room))
+
+
+def test_a_payload_comes_back_as_it_was(worker: Make, room: str) -> None:
+    """An array, bytes and NaN in a payload are what they were in the job."""
+    manager = worker(lambda task: task.extension.check())
+    manager.register(result_jobs.Anything, room=room)
+    payload = {"value": {"a": np.arange(3), "b": b"\xff", "n": float("nan")}}
+    by_name = manager.submit(f"{room}:modifiers:Anything", payload, room=room)
+    by_instance = manager.submit(result_jobs.Anything(**payload), room=room)
+    for task_id in (by_name, by_instance):
+        task = manager.wait_for(task_id, 30)
+        assert (task.error, task.result) == (None, "ndarray bytes float")
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+def test_each_executor_uploads(worker: Make, room: str, executor: str, is_async: bool) -> None:
+    """Content, files and NaN from threads, coroutines and processes."""
+    execute = result_jobs.execute_async if is_async else result_jobs.execute
+    manager = worker(execute, executor=executor)
+    manager.register(result_jobs.Make, room=room)
+    for kind in ("large", "open", "bytes"):
+        task = manager.wait_for(manager.submit(result_jobs.Make(kind=kind), room=room), 60)
+        assert (task.status, task.error) == (TaskStatus.COMPLETED, None)
+        assert manager.result(task.id) == result_jobs.expected(kind)
+
+
+def test_a_refused_result_fails_the_task(own_server: Callable[..., LiveServer], room: str) -> None:
+    """The error names the server's limit; the worker continues."""
+    server = own_server(max_task_result_bytes=1000)
+    with server.connect() as api, JobManager(api, execute=lambda task: bytes(task.extension.a)) as manager:
+        manager.register(Add, room=room)
+        task = manager.wait_for(manager.submit(Add(a=5_000_000), room=room), 30)
+        assert task.status == TaskStatus.FAILED
+        assert "max_task_result_bytes" in (task.error or "")
+        assert manager.result(manager.wait_for(manager.submit(Add(a=10), room=room), 30).id) == bytes(10)
+
+
+def test_a_huge_result_needs_little_memory(
+    own_server: Callable[..., LiveServer], room: str, tmp_path: Path
+) -> None:
+    """A file of 200 MiB goes through worker, server and client; the process grows by less than 60 MiB."""
+    source, size = tmp_path / "huge.bin", 200 * MIB
+    with source.open("wb") as file:
+        for n in range(200):
+            file.write(bytes([n]) * MIB)
+    server = own_server()
+    with server.connect() as api, JobManager(api, execute=lambda task: source) as manager:
+        manager.register(Add, room=room)
+        manager.wait_for(manager.submit(Add(), room=room), 60)
+        before = psutil.Process().memory_info().rss
+        task = manager.wait_for(manager.submit(Add(), room=room), 60)
+        stored = manager.download_result(task.id, tmp_path / "copy.bin")
+        assert psutil.Process().memory_info().rss - before < 60 * MIB
+    assert stored.size == size
+    copy = (tmp_path / "copy.bin").open("rb")
+    with copy, source.open("rb") as file:
+        while part := file.read(MIB):
+            assert part == copy.read(MIB)

@@ -1,0 +1,69 @@
+"""A server with each store of task results, on both databases."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from conftest import running
+from rest import claim, register, report, submit
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.mount import JobLib
+from zndraw_joblib.server.settings import ServerSettings
+
+BACKENDS = ["database", "memory", "files", "redis"]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Return the name of a store."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def store_settings(
+    request: pytest.FixtureRequest, settings: ServerSettings, backend: str, tmp_path: Path
+) -> ServerSettings:
+    """Return the settings of a server with the store."""
+    if backend == "redis":
+        settings.redis_url = request.getfixturevalue("valkey_url")
+        settings.redis_prefix = f"results-{tmp_path.name}"
+    settings.task_result_directory = tmp_path / "results"
+    settings.task_result_backend = backend  # type: ignore[assignment]
+    settings.max_task_result_bytes = 4 * 1024 * 1024
+    return settings
+
+
+@pytest.fixture
+async def joblib(client: httpx.AsyncClient) -> JobLib:
+    """Return the queue behind `client`."""
+    found: JobLib = client._transport.app.state.joblib  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.fixture
+async def client(store_settings: ServerSettings) -> AsyncIterator[httpx.AsyncClient]:
+    """Return a superuser's client of a server with the store."""
+    async with running(create_app(store_settings)) as client:
+        yield client
+
+
+@pytest.fixture
+async def held(client: httpx.AsyncClient) -> dict[str, Any]:
+    """Return a running task."""
+    job = await register(client)
+    await submit(client, job)
+    task = await claim(client, job["worker_id"])
+    assert task is not None
+    assert (await report(client, task, "running", attempt=1)).status_code == 200
+    return task
+
+
+@pytest.fixture
+def rows(engine: AsyncEngine) -> AsyncEngine:
+    """Return an engine for direct access to the tables."""
+    return engine

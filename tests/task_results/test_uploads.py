@@ -1,0 +1,376 @@
+"""Results that are uploaded: the same on each store and database."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+from rest import V1, claim, get_task, register, report, submit
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from zndraw_joblib.server.http.tokens import digest
+from zndraw_joblib.server.mount import JobLib
+from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.providers import parts
+from zndraw_joblib.server.service import task_results as service
+from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.store import tokens
+from zndraw_joblib.server.store.result_tables import TaskResult
+from zndraw_joblib.server.store.tables import ResultPart
+from zndraw_joblib.server.store.tasks import stored_results as task_results
+from zndraw_joblib.server.task_results.selection import content_store
+
+MIB = 1024 * 1024
+LARGE = bytes(range(256)) * (10 * 1024) + b"the end"
+results = TaskResult.__table__
+
+
+def path(task: dict[str, Any]) -> str:
+    """Return the path of a task's result."""
+    return f"{V1}/tasks/{task['id']}/result"
+
+
+async def upload(
+    client: httpx.AsyncClient, task: dict[str, Any], content: Any = LARGE, attempt: int = 1, **query: Any
+) -> httpx.Response:
+    """Upload a result."""
+    params = {"attempt": attempt, **query}
+    headers = {"Content-Type": "image/png"}
+    return await client.put(path(task), params=params, content=content, headers=headers)
+
+
+async def total(joblib: JobLib) -> int:
+    """Return the size of all content, as it is counted."""
+    size: int = await joblib.runtime.database.read(task_results.total)
+    return size
+
+
+async def expire_all(rows: AsyncEngine) -> None:
+    """Let the time of all results have passed."""
+    async with rows.begin() as connection:
+        past = datetime.now(UTC) - timedelta(seconds=1)
+        await connection.execute(update(results).values(expires_at=past))
+
+
+async def contents(joblib: JobLib, rows: AsyncEngine, directory: Path | None) -> int:
+    """Return how many contents the store keeps."""
+    backend = joblib.settings.task_result_backend
+    if backend == "files":
+        return sum(len(files) for _, _, files in os.walk(directory or ""))
+    store = joblib.runtime.content_store
+    if backend == "memory":
+        return len(store._values) if store else 0  # type: ignore[attr-defined]
+    if backend == "redis":
+        if store is None:
+            return 0
+        [keys] = await store._execute(("KEYS", f"{joblib.settings.redis_prefix}:tasks:task-result:*"))  # type: ignore[attr-defined]
+        return len([key for key in keys if not key.endswith(b":version")])
+    async with rows.connect() as connection:
+        kept = func.count(ResultPart.__table__.c.result_n.distinct())
+        count: int = (await connection.execute(select(kept))).scalar_one()
+        return count
+
+
+async def test_an_uploaded_result_is_returned_as_it_was(
+    client: httpx.AsyncClient, held: dict[str, Any]
+) -> None:
+    """Its bytes, content type, name and ETag; the task's result in the row is null."""
+    response = await upload(client, held, filename="../a/my plot é.png")
+    assert response.status_code == 200, response.text
+    stored = response.json()
+    digest = sha256(LARGE).hexdigest()[:32]
+    expected = {"content_type": "image/png", "size": len(LARGE), "etag": digest, "filename": "my plot é.png"}
+    assert {name: stored[name] for name in expected} == expected
+    kept = datetime.fromisoformat(stored["expires_at"]) - datetime.now(UTC)
+    assert timedelta(days=6.9) < kept < timedelta(days=7.1)
+    assert (await report(client, held, "completed", attempt=1)).status_code == 200
+    assert (await get_task(client, held))["stored_result"] == stored
+    assert (await client.get(f"{V1}/rooms/lab/tasks")).json()["items"][0]["stored_result"] == stored
+    got = await client.get(path(held))
+    assert got.status_code == 200
+    assert got.content == LARGE
+    assert got.headers["content-type"] == "image/png"
+    assert got.headers["content-length"] == str(len(LARGE))
+    assert got.headers["etag"] == f'"{digest}"'
+    assert got.headers["content-disposition"] == "inline; filename*=UTF-8''my%20plot%20%C3%A9.png"
+    assert got.headers["x-content-type-options"] == "nosniff"
+    assert got.headers["content-security-policy"] == "sandbox"
+    head = await client.head(path(held))
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(LARGE))
+
+
+async def test_ranges(client: httpx.AsyncClient, held: dict[str, Any]) -> None:
+    """A range gets 206, and where its bytes are; also across the parts in which they are stored."""
+    assert (await upload(client, held)).status_code == 200
+    end = len(LARGE) - 1
+    for wanted, first, last in (
+        ("0-0", 0, 0),
+        ("5-", 5, end),
+        ("-7", end - 6, end),
+        (f"{MIB - 3}-{MIB + 3}", MIB - 3, MIB + 3),
+        (f"{2 * MIB}-{2 * MIB + 9}", 2 * MIB, 2 * MIB + 9),
+        ("0-99999999", 0, end),
+        ("-99999999", 0, end),
+    ):
+        got = await client.get(path(held), headers={"Range": f"bytes={wanted}"})
+        assert got.status_code == 206
+        assert got.content == LARGE[first : last + 1]
+        assert got.headers["content-range"] == f"bytes {first}-{last}/{len(LARGE)}"
+        assert got.headers["accept-ranges"] == "bytes"
+
+
+async def test_conditional_requests(client: httpx.AsyncClient, held: dict[str, Any]) -> None:
+    """A known ETag gets 304; a range gets all bytes after a change, and 416 behind the end."""
+    etag = f'"{(await upload(client, held)).json()["etag"]}"'
+    known = await client.get(path(held), headers={"If-None-Match": f'"other", W/{etag}'})
+    assert (known.status_code, known.content, known.headers["etag"]) == (304, b"", etag)
+    for if_range, status in ((etag, 206), ('"other"', 200)):
+        got = await client.get(path(held), headers={"Range": "bytes=1-2", "If-Range": if_range})
+        assert (got.status_code, got.content) == (status, LARGE[1:3] if status == 206 else LARGE)
+    for wanted in (f"bytes={len(LARGE)}-", "bytes=-0"):
+        beyond = await client.get(path(held), headers={"Range": wanted})
+        assert beyond.status_code == 416
+        assert beyond.headers["content-range"] == f"bytes */{len(LARGE)}"
+        assert beyond.json()["type"] == "/v1/problems/range-not-satisfiable"
+    for ignored in ("bytes=1-2,4-5", "items=1-2", "bytes=5-2", "bytes=-"):
+        assert (await client.get(path(held), headers={"Range": ignored})).status_code == 200
+
+
+async def test_an_empty_result(client: httpx.AsyncClient, held: dict[str, Any]) -> None:
+    """It is stored and returned like any other."""
+    assert (await upload(client, held, b"")).json()["size"] == 0
+    got = await client.get(path(held))
+    assert (got.status_code, got.content, got.headers["content-length"]) == (200, b"", "0")
+    assert (await client.get(path(held), headers={"Range": "bytes=0-"})).status_code == 416
+
+
+async def test_an_inline_result_has_the_same_endpoint(
+    client: httpx.AsyncClient, held: dict[str, Any]
+) -> None:
+    """A result in the report is returned as JSON, with an ETag and ranges; before the end there is none."""
+    early = await client.get(path(held))
+    assert (early.status_code, early.json()["type"]) == (404, "/v1/problems/result-not-found")
+    await report(client, held, "completed", attempt=1, result={"energy": [1.5]})
+    got = await client.get(path(held))
+    assert (got.status_code, got.json()) == (200, {"energy": [1.5]})
+    assert got.headers["content-type"] == "application/json"
+    again = await client.get(path(held), headers={"If-None-Match": got.headers["etag"]})
+    assert again.status_code == 304
+    assert (await client.get(path(held), headers={"Range": "bytes=0-3"})).content == got.content[:4]
+
+
+async def test_an_attempt_that_lost_its_task_uploads_nothing(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """It is refused with a 409 before the upload; after a loss during the upload, its content is deleted."""
+    await client.post(f"{V1}/tasks/{held['id']}/release", json={"attempt": 1})
+    refused = await upload(client, held)
+    assert (refused.status_code, refused.json()["reason"]) == (409, "released")
+    task = await claim(client, held["worker_id"])
+    assert task is not None
+
+    async def body() -> AsyncIterator[bytes]:
+        yield LARGE
+        await client.post(f"{V1}/tasks/{held['id']}/release", json={"attempt": 2})
+        assert await claim(client, held["worker_id"]) is not None
+        yield b"more"
+
+    lost = await upload(client, held, body(), attempt=2)
+    assert (lost.status_code, lost.json()["type"]) == (409, "/v1/problems/stale-report")
+    assert await total(joblib) == 0
+    assert await contents(joblib, rows, joblib.settings.task_result_directory) == 0
+
+
+async def test_a_task_that_ended_takes_no_result(client: httpx.AsyncClient, held: dict[str, Any]) -> None:
+    """Nor does an unknown task; a missing or invalid attempt is a 422."""
+    await report(client, held, "completed", attempt=1, result=1)
+    assert (await upload(client, held)).status_code == 409
+    assert (await upload(client, {"id": "00000000-0000-4000-8000-000000000000"})).status_code == 404
+    assert (await client.put(path(held), content=b"x")).status_code == 422
+    assert (await client.put(path(held), params={"attempt": "x"}, content=b"x")).status_code == 422
+
+
+async def test_another_attempt_hides_the_result_of_the_former(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """The new attempt's result takes its place, and the former content is deleted."""
+    await upload(client, held)
+    await client.post(f"{V1}/tasks/{held['id']}/release", json={"attempt": 1})
+    assert await claim(client, held["worker_id"]) is not None
+    assert (await client.get(path(held))).status_code == 404
+    await upload(client, held, b"second", attempt=2)
+    await upload(client, held, b"repeated", attempt=2)
+    assert (await client.get(path(held))).content == b"repeated"
+    while (await joblib.task_results.prune()).deleted:
+        pass
+    assert await contents(joblib, rows, joblib.settings.task_result_directory) == 1
+    assert await total(joblib) == len(b"repeated") + task_results.RESULT_BYTES
+
+
+async def test_a_large_result_is_refused(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """With a 413 that names the setting, whether or not its length was announced."""
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            yield bytes(MIB)
+
+    for content in (bytes(4 * MIB + 1), body()):
+        refused = await upload(client, held, content)
+        assert refused.status_code == 413
+        assert "max_task_result_bytes" in refused.json()["detail"]
+    assert (await upload(client, held, bytes(4 * MIB))).status_code == 200
+    assert await total(joblib) == 4 * MIB + task_results.RESULT_BYTES
+    assert await contents(joblib, rows, joblib.settings.task_result_directory) == 1
+
+
+async def test_all_results_have_a_limit(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """What does not fit is refused with a 507 that names the setting; what is stored stays."""
+    joblib.settings.max_stored_result_bytes = 2 * MIB
+    first = bytes(MIB)
+    assert (await upload(client, held, first)).status_code == 200
+
+    async def body() -> AsyncIterator[bytes]:
+        yield bytes(2 * MIB)
+
+    for content in (bytes(2 * MIB), body()):
+        refused = await upload(client, held, content)
+        assert refused.status_code == 507, refused.text
+        assert "max_stored_result_bytes" in refused.json()["detail"]
+    assert (await client.get(path(held))).content == first
+    assert await total(joblib) == MIB + task_results.RESULT_BYTES
+    assert await contents(joblib, rows, joblib.settings.task_result_directory) == 1
+
+
+async def test_concurrent_uploads_never_exceed_the_limit(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib
+) -> None:
+    """Of ten uploads of a megabyte, as many are stored as fit; the last one that ended is the result."""
+    joblib.settings.max_stored_result_bytes = 3 * MIB + 3 * task_results.RESULT_BYTES
+    answers = await asyncio.gather(*(upload(client, held, bytes([n]) * MIB) for n in range(10)))
+    stored = [answer.json()["etag"] for answer in answers if answer.status_code == 200]
+    assert {answer.status_code for answer in answers} <= {200, 503, 507}
+    assert 1 <= len(stored) <= 3
+    assert await total(joblib) <= joblib.settings.max_stored_result_bytes
+    got = await client.get(path(held))
+    assert got.headers["etag"].strip('"') in stored
+    assert got.content == got.content[:1] * MIB
+
+
+async def test_an_expired_result_is_gone(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """It gets 410 at once; a cycle of the sweeper deletes its content, and it still gets 410."""
+    await upload(client, held)
+    await report(client, held, "completed", attempt=1)
+    await expire_all(rows)
+    for _ in range(2):
+        gone = await client.get(path(held))
+        assert (gone.status_code, gone.json()["type"]) == (410, "/v1/problems/result-expired")
+        assert (await client.head(path(held))).status_code == 410
+        await joblib.sweeper.cycle()
+    assert await total(joblib) == 0
+    assert await contents(joblib, rows, joblib.settings.task_result_directory) == 0
+
+
+async def test_a_result_is_pruned_with_its_task(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """Neither its row nor its content stays."""
+    await upload(client, held)
+    await report(client, held, "completed", attempt=1)
+    joblib.settings.keep_finished_days = 1e-9
+    for _ in range(2):
+        await joblib.sweeper.cycle()
+    assert (await client.get(path(held))).status_code == 404
+    async with rows.connect() as connection:
+        assert (await connection.execute(select(func.count()).select_from(results))).scalar_one() == 0
+    assert await total(joblib) == 0
+    assert await contents(joblib, rows, joblib.settings.task_result_directory) == 0
+
+
+async def test_a_client_that_disconnects_leaves_nothing(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """The content of an upload that stops in the middle is deleted, and the result is the one before."""
+    await upload(client, held, b"before")
+
+    async def body() -> AsyncIterator[bytes]:
+        yield LARGE
+        raise ConnectionResetError
+
+    with suppress(ConnectionResetError):
+        await upload(client, held, body())
+    assert (await client.get(path(held))).content == b"before"
+    assert await total(joblib) == len(b"before") + task_results.RESULT_BYTES
+    assert await contents(joblib, rows, joblib.settings.task_result_directory) == 1
+
+
+async def test_an_abandoned_upload_is_deleted(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """The content and the reserved bytes of an upload whose server ended are freed after its lease."""
+
+    runtime, quota = joblib.runtime, service.Quota(MIB, timedelta(days=1))
+    who = service.Upload(Identity("admin", is_superuser=True), UUID(held["id"]), 1)
+
+    await runtime.write(service.begin, who, "task-result:abcd", 7, quota)
+    await content_store(runtime).store_stream("task-result:abcd", parts.stream(LARGE), 60)
+    assert await total(joblib) == 7 + task_results.RESULT_BYTES
+    assert (await joblib.task_results.prune()).deleted == 0
+    await expire_all(rows)
+    assert (await joblib.task_results.prune()).deleted == 1
+    assert await total(joblib) == 0
+    assert await contents(joblib, rows, joblib.settings.task_result_directory) == 0
+
+
+async def test_provider_results_evict_no_task_result(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, store_settings: ServerSettings
+) -> None:
+    """However little room the cache of provider results has."""
+    if store_settings.task_result_backend == "database":
+        store_settings.result_backend = "database"
+    await upload(client, held)
+    joblib.settings.max_cached_bytes = 1
+    for n in range(20):
+        await joblib.results.store(f"provider-result:{n}", bytes(MIB), 1000)
+    assert (await client.get(path(held))).content == LARGE
+
+
+async def test_only_its_worker_may_upload_and_readers_may_read(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib
+) -> None:
+    """A stranger gets 403 for an upload; every user may read on the standalone server."""
+    token = "token-of-a-stranger-for-the-tests"
+    await joblib.runtime.write(partial(tokens.add, name="stranger", digest=digest(token), is_superuser=False))
+    headers = {"Authorization": f"Bearer {token}"}
+    refused = await client.put(path(held), params={"attempt": 1}, content=b"x", headers=headers)
+    assert (refused.status_code, refused.json()["type"]) == (403, "/v1/problems/forbidden")
+    await upload(client, held, b"mine")
+    assert (await client.get(path(held), headers=headers)).content == b"mine"
+    nobody = await client.get(path(held), headers={"Authorization": ""})
+    assert nobody.status_code == 401
+
+
+async def test_a_second_job_of_the_same_name_shares_nothing(client: httpx.AsyncClient) -> None:
+    """Results belong to their tasks."""
+    job = await register(client)
+    tasks = [await submit(client, job) for _ in range(2)]
+    for n in range(2):
+        task = await claim(client, job["worker_id"])
+        assert task is not None
+        await upload(client, task, f"content {n}".encode())
+    for n, task in enumerate(tasks):
+        assert (await client.get(path(task))).content == f"content {n}".encode()
