@@ -31,6 +31,10 @@ OPERATIONS = {
     "/v1/joblib/tasks/report": {"post"},
     "/v1/joblib/tasks/submit": {"post"},
     "/v1/joblib/tasks/{task_id}": {"get", "patch"},
+    "/v1/joblib/tasks/{task_id}/events": {"get"},
+    "/v1/joblib/tasks/{task_id}/events/token": {"post"},
+    "/v1/joblib/rooms/{room_id}/events": {"get"},
+    "/v1/joblib/rooms/{room_id}/events/token": {"post"},
     "/v1/joblib/tasks/{task_id}/explain": {"get"},
     "/v1/joblib/tasks/{task_id}/fail": {"post"},
     "/v1/joblib/tasks/{task_id}/history": {"get"},
@@ -127,8 +131,13 @@ WITHOUT_KEY = {
     ("post", "/providers/{provider_id}/results"),
     ("put", "/tasks/{task_id}/result"),
     ("head", "/tasks/{task_id}/result"),
+    ("post", "/tasks/{task_id}/events/token"),
+    ("post", "/rooms/{room_id}/events/token"),
 }
+_STREAM = {"token", "after", "last-event-id", "prefer"}
 ALSO = {
+    ("get", "/tasks/{task_id}/events"): _STREAM,
+    ("get", "/rooms/{room_id}/events"): _STREAM,
     ("get", "/tasks/{task_id}/log"): {"attempt", "after", "limit"},
     ("put", "/tasks/{task_id}/result"): {"attempt", "filename"},
     ("delete", "/providers/{provider_id}"): {"worker_id"},

@@ -432,6 +432,42 @@ async def test_attempts_get_the_tables_of_their_details(empty: AsyncEngine) -> N
     assert not set(details) & await tables(empty)
 
 
+async def test_rooms_get_the_tables_of_their_events(empty: AsyncEngine) -> None:
+    """The upgrade from 0009 keeps tasks and what they told; a downgrade drops the events alone."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job_id, task_id = uuid4(), uuid4()
+    job = {"id": job_id, "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    task = {"id": task_id, "job_id": job_id, "room_id": "lab", "status": "pending", "created_by": "ada"}
+    rows: dict[str, dict[str, Any]] = {
+        "joblib_job": job | {"schema": {}},
+        "joblib_task": task | {"payload": {}, "created_at": at, "seq": 1},
+        "joblib_attempt_detail": {"task_seq": 1, "attempt": 2, "progress": {"current": 3}},
+    }
+    stream = {"room_id": "lab", "first_n": 2**52, "last_n": 2**52 + 1, "size": 2, "max_events": 9}
+    event = {"room_id": "lab", "n": 2**52 + 1, "task_id": task_id, "at": at, "kind": "status", "size": 2}
+    added: dict[str, dict[str, Any]] = {
+        "joblib_room_stream": stream | {"max_bytes": 2**40, "watched_until": at},
+        "joblib_room_event": event | {"data": "{}"},
+    }
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0009")
+        for name, row in rows.items():
+            await connection.execute(insert(metadata.tables[name]), row)
+    for _ in range(2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        for name, row in added.items():
+            assert await rows_of(empty, name) == []
+            async with empty.begin() as connection:
+                await connection.execute(insert(metadata.tables[name]), row)
+            assert [set(found) for found in await rows_of(empty, name)] == [set(row.values())]
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0009")
+            for name in rows:
+                count = select(func.count()).select_from(table(name))
+                assert (await connection.execute(count)).scalar_one() == 1
+    assert not set(added) & await tables(empty)
+
+
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:
     """Return the rows of a table in the order of its key."""
     chosen = metadata.tables[name]
@@ -450,4 +486,6 @@ async def test_postgresql_cleans_the_queue_tables_early(empty: AsyncEngine) -> N
     for name in ("joblib_task", "joblib_job", "joblib_worker", "joblib_room_queue", *COUNTS):
         assert (name, "autovacuum_vacuum_scale_factor=0.01") in options
     assert ("joblib_job", "fillfactor=80") in options
-    assert {(name, "fillfactor=50") for name in (*COUNTS, "joblib_attempt_detail")} <= options
+    assert {
+        (name, "fillfactor=50") for name in (*COUNTS, "joblib_attempt_detail", "joblib_room_stream")
+    } <= options

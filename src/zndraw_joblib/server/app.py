@@ -69,16 +69,7 @@ def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = N
     app = StandaloneApp(title="zndraw-joblib", version=version("zndraw-joblib"), lifespan=lifespan)
     install_exception_handlers(app)
     if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-            allow_headers=[
-                *("Authorization", "Content-Type", IDEMPOTENCY_KEY, "If-None-Match", "Prefer"),
-                *(REQUEST_HASH, RESULT_STATUS, WORKER_ID),
-            ],
-            expose_headers=["ETag", "Location", "Preference-Applied", "Retry-After"],
-        )
+        _add_cors(app, settings)
     joblib = JobLib(
         session_maker=database,
         identity=_bearer_tokens(database, settings),
@@ -93,14 +84,35 @@ def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = N
     return app
 
 
+def _add_cors(app: FastAPI, settings: ServerSettings) -> None:
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=settings.cors_origins,
+        allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+        allow_headers=[
+            *("Authorization", "Content-Type", IDEMPOTENCY_KEY, "If-None-Match", "Last-Event-ID", "Prefer"),
+            *(REQUEST_HASH, RESULT_STATUS, WORKER_ID),
+        ],
+        expose_headers=["ETag", "Location", "Preference-Applied", "Retry-After"],
+    )
+
+
 def _bearer_tokens(database: Database, settings: ServerSettings) -> BearerTokens:
     return BearerTokens(
-        partial(_find_identity, database), partial(_find_existing, database), settings.admin_token
+        partial(_find_identity, database),
+        partial(_find_existing, database),
+        settings.admin_token,
+        partial(_find_named, database),
     )
 
 
 async def _find_identity(database: Database, digest: str) -> Identity | None:
     row = await database.read_short(tokens.by_digest, digest)
+    return None if row is None else Identity(row.name, row.is_superuser)
+
+
+async def _find_named(database: Database, name: str) -> Identity | None:
+    row = await database.read_short(tokens.by_name, name)
     return None if row is None else Identity(row.name, row.is_superuser)
 
 

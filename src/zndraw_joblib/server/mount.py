@@ -41,6 +41,7 @@ from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.database import Clock, Database
 from zndraw_joblib.server.store.sessions import SessionDatabase
+from zndraw_joblib.server.streams.streams import Streams
 from zndraw_joblib.server.task_results.results import TaskResults
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class JobLib(QueueState):
         self._scheduler = Scheduler(self.runtime.write)
         self.dispatcher = Dispatcher(self.runtime, self._internal_registry)
         self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers)
-        self.uploads = Uploads(self.runtime)
+        self.uploads, self.streams = Uploads(self.runtime), Streams(self.runtime)
         self.task_results = TaskResults(self.runtime)
         self.sweeper = self._new_sweeper(monotonic)
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
@@ -192,7 +193,7 @@ class JobLib(QueueState):
         finally:
             self.begin_stop()
             await _stop(loops)
-            await self.runtime.finish()
+            await self._finish()
             if self._closing_sockets is not None:
                 await self._closing_sockets
             await _stop(pubsub)
@@ -202,6 +203,10 @@ class JobLib(QueueState):
         if self._results is not None:
             await self._results.close()
         await self.task_results.close()
+
+    async def _finish(self) -> None:
+        await self.streams.stop()
+        await self.runtime.finish()
 
     @asynccontextmanager
     async def _offered_internal_jobs(self) -> AsyncIterator[None]:
@@ -219,6 +224,7 @@ class JobLib(QueueState):
     def begin_stop(self) -> None:
         """End waiting requests and, on the standalone server, close all sockets and accept no more."""
         self.runtime.waiters.close()
+        self.streams.close()
         if self.rooms is None:
             return
         self.rooms.disconnects.stop()
@@ -232,6 +238,10 @@ class JobLib(QueueState):
             return await self.identity.identify(request)
         identity: Identity | None = await solve(request, self._resolve_identity)
         return identity
+
+    async def is_valid(self, identity: Identity) -> bool:
+        """Return whether an identity was not revoked; true if that is unknown."""
+        return not isinstance(self.identity, BearerTokens) or await self.identity.is_valid(identity)
 
     @property
     def results(self) -> ResultBackend:

@@ -186,3 +186,8 @@ def requests_key(worker_id: object) -> str:
 def identity_key(user_id: object) -> str:
     """Return the wake-up key that makes servers disconnect the sockets of a user."""
     return f"identity:{user_id}"
+
+
+def events_key(room_id: object) -> str:
+    """Return the wake-up key of those that read the events of a room."""
+    return f"events:{room_id}"

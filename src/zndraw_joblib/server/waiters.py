@@ -114,7 +114,7 @@ class Waiters:
         self._forward = forward
         self._queues: dict[str, list[Waiter]] = {}
         self._numbers = itertools.count()
-        self._subscribers: dict[str, Callable[[str], None]] = {}
+        self._subscribers: list[tuple[str, Callable[[str], None]]] = []
         self._count = 0
         self.is_closed = False
 
@@ -172,8 +172,8 @@ class Waiters:
             self.notify([Wake(unused, 1) for unused in waiter.take_unused()])
 
     def subscribe(self, prefix: str, notify: Callable[[str], None]) -> None:
-        """Call `notify(key)` at each wake-up of a key that begins with `prefix`; one per prefix."""
-        self._subscribers[prefix] = notify
+        """Call `notify(key)` at each wake-up of a key that begins with `prefix`."""
+        self._subscribers.append((prefix, notify))
 
     def evict_oldest(self, key: str, most: int) -> None:
         """End the oldest waiters of a key, so that with one more there are at most `most`."""
@@ -192,7 +192,7 @@ class Waiters:
 
     def wake(self, key: str, count: int | None = None) -> int:
         """Wake the first `count` waiters of a key, or all. Return how many more could have been woken."""
-        for prefix, notify in self._subscribers.items():
+        for prefix, notify in self._subscribers:
             if key.startswith(prefix):
                 notify(key)
         queue = self._queues.get(key, [])

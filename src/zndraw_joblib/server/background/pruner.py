@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.server.service import sweep
+from zndraw_joblib.server.service import streams, sweep
 from zndraw_joblib.server.settings import JobLibSettings
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class Pruner:
         self._batch_seconds = batch_seconds
         self._next_task = 0
         self._next_room = sweep.FIRST_ROOM
+        self._next_stream = streams.FIRST_ROOM
         self._next_job: UUID | None = UUID(int=0)
         self._cycles_behind = 0
         self.failures = 0
@@ -59,6 +60,7 @@ class Pruner:
             batches.append(self._prune_content)
         if with_tasks:
             batches += [self._prune_room_queues, self._prune_blocks, self._prune_tasks]
+        batches.append(self._prune_events)
         while batches and rows_left > 0 and self._monotonic() < until:
             for batch in list(batches):
                 started = asyncio.get_running_loop().time()
@@ -106,6 +108,13 @@ class Pruner:
         keep = timedelta(hours=self._settings.idempotency_key_hours)
         pruned: sweep.Pruned = await self._write(partial(sweep.prune_keys, keep=keep))
         return pruned
+
+    async def _prune_events(self) -> sweep.Pruned:
+        keep = timedelta(seconds=self._settings.event_retention_seconds)
+        work = partial(streams.prune, keep=keep, after=self._next_stream)
+        pruned, self._next_stream = await self._write(work)
+        found: sweep.Pruned = pruned
+        return found
 
     async def _prune_room_queues(self) -> sweep.Pruned:
         if self._next_job is not None:

@@ -10,6 +10,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, get_args
+from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
 
 from fastapi import Request, Response, params
@@ -33,6 +34,8 @@ _AS_ZEROS = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS = b"0" * 100
 # The key of the caller in the request's scope.
 CALLER = "zndraw_joblib.caller"
+# The key of the token that was in the query, which no log shows.
+QUERY_TOKEN = "zndraw_joblib.query_token"  # noqa: S105 - not a token
 Endpoint = Callable[..., Awaitable[Response]]
 Resolve = Callable[[Request], Any]
 
@@ -57,6 +60,8 @@ class Route(APIRoute):
 
     async def respond(self, request: Request) -> Response:
         """Return the response to a request. Raises only errors that the host handles."""
+        if b"token=" in request.scope["query_string"]:
+            _hide_token(request.scope)
         return add_effects(request, await self._handler(request))
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -83,6 +88,14 @@ class Route(APIRoute):
                 return problem_response(as_problem(error))
 
         return handle
+
+
+def _hide_token(scope: Scope) -> None:
+    """Move a token out of the query, because the access log has the query of each request."""
+    given = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    scope[QUERY_TOKEN] = next((value for name, value in given if name == "token"), None)
+    rest = [(name, value) for name, value in given if name != "token"]
+    scope["query_string"] = urlencode(rest).encode("latin-1")
 
 
 def _is_handled_by_host(request: Request, error: Exception) -> bool:

@@ -14,6 +14,7 @@ from zndraw_joblib.server.ports import Identity, ResultBackend
 from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.uploads import Uploads
 from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.streams.streams import Streams
 from zndraw_joblib.server.task_results.results import TaskResults
 
 _QUEUE = "zndraw_joblib.queue"
@@ -29,6 +30,7 @@ class QueueState(ABC):
     provider_requests: ProviderRequests
     uploads: Uploads
     task_results: TaskResults
+    streams: Streams
     guards: RoomGuards
     # The host's dependency, and its value for a request.
     identity: Callable[..., Any]
@@ -36,6 +38,10 @@ class QueueState(ABC):
     @abstractmethod
     async def identify(self, request: Request) -> Identity | None:
         """Return the caller of a request; None without an identity."""
+
+    @abstractmethod
+    async def is_valid(self, identity: Identity) -> bool:
+        """Return whether an identity was not revoked; true if that is unknown."""
 
     @property
     @abstractmethod

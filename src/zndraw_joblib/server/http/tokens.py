@@ -38,7 +38,8 @@ class BearerTokens:
     """The dependency that returns the identity of a bearer token.
 
     `find` returns the identity of a digest, None for an unknown one. It is cached, so a revoked token works
-    for at most 3 s more. `find_existing` returns which digests are known.
+    for at most 3 s more. `find_existing` returns which digests are known, and `find_named` the identity of a
+    name.
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class BearerTokens:
         find: Callable[[str], Awaitable[Identity | None]],
         find_existing: Callable[[Collection[str]], Awaitable[set[str]]],
         admin_token: SecretStr | None,
+        find_named: Callable[[str], Awaitable[Identity | None]],
     ) -> None:
         self._find = find
         self._find_existing = find_existing
+        self._find_named = find_named
         self._admin_digest = digest(admin_token.get_secret_value()) if admin_token else None
         self._cached: TTLCache[str, Identity] = TTLCache(_MAX_CACHED, _CACHE_SECONDS)
 
@@ -81,6 +84,12 @@ class BearerTokens:
         given = header_values(request, b"authorization")
         scheme, _, token = given[0].partition(" ") if given else ("", "", "")
         return digest(token.strip()) if scheme.lower() == "bearer" and token else None
+
+    async def is_valid(self, identity: Identity) -> bool:
+        """Return whether there is a token of this identity."""
+        if identity == ADMIN and self._admin_digest is not None:
+            return True
+        return await self._find_named(identity.id) == identity
 
     async def find_revoked(self, digests: Collection[str]) -> set[str]:
         """Return the digests that belong to no token now. It reads the database, not the cache."""

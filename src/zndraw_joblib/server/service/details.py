@@ -14,9 +14,11 @@ from zndraw_joblib.contract.history import AttemptDetail, NumberedLine, TaskLog
 from zndraw_joblib.contract.messages import NamedTask, TaskUpdateRequest
 from zndraw_joblib.contract.problems import TaskNotFound
 from zndraw_joblib.contract.progress import MAX_LOG_LINES, Failure, LogPart, Progress
+from zndraw_joblib.contract.streams import EventKind
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.room_events import NewEvent
 from zndraw_joblib.server.store.tasks import TaskRecord
 from zndraw_joblib.server.store.tasks import details as store
 from zndraw_joblib.server.store.tasks.details import Change, Detail, LogCounts, Part
@@ -102,7 +104,8 @@ async def record(
         if each.task.attempt > MAX_ATTEMPTS:
             await store.forget(tx, seq, each.task.attempt - MAX_ATTEMPTS)
         if each.progress is not None:
-            tx.emit((each.task.id, "progress"), partial(_progress_emission, each.task, each.progress))
+            make = partial(_progress_emission, each.task, each.progress)
+            tx.emit((each.task.id, "progress"), make, of_task=True)
 
 
 async def _add_lines(tx: Transaction, told: Sequence[Told], limits: LogLimits) -> dict[int, LogCounts]:
@@ -117,7 +120,9 @@ async def _add_lines(tx: Transaction, told: Sequence[Told], limits: LogLimits) -
         lines = list(_new_lines(each.parts, before.last))
         if lines:
             parts = list(_parts(_newest(lines, limits), limits))
-            new += [(seq, each.task.attempt, part) for part in parts]
+            for part in parts:
+                new.append((seq, each.task.attempt, part))
+                tx.record_event(partial(_log_event, each.task, part))
             kept = sum(part.last - part.first + 1 for part in parts)
             changes[seq] = LogCounts(lines[-1][0] - before.last, kept, sum(part.size for part in parts))
     await store.add_parts(tx, new)
@@ -187,6 +192,11 @@ def _change(told: Told, added: LogCounts | None, now: datetime) -> Change:
         log_lines=added.lines,
         log_bytes=added.size,
     )
+
+
+def _log_event(task: TaskRecord, part: Part) -> NewEvent:
+    data = f'{{"attempt":{task.attempt},"first":{part.first},"lines":{part.lines}}}'
+    return NewEvent(task.room_id, task.id, EventKind.LOG, data)
 
 
 def _progress_emission(task: TaskRecord, progress: Progress) -> Emission:

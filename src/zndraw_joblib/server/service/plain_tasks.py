@@ -97,7 +97,7 @@ async def find_written(tx: Transaction, items: Sequence["Submission"]) -> dict[i
     written = {}
     for task_id, record in found.items():
         written[indexes[task_id]] = serializers.task_response(record, found_at.get(task_id))
-        serializers.publish_status(tx, record, found_at.get(task_id))
+        serializers.publish_status(tx, record, found_at.get(task_id), is_new=False)
     return written
 
 

@@ -180,12 +180,14 @@ def publish_new(tx: Transaction, tasks: Sequence[TaskResponse]) -> None:
     tx.emit_many(make)
 
 
-def publish_status(tx: Transaction, task: TaskRecord, position: int | None = None) -> None:
-    """Publish a task's new status to its room after the commit.
+def publish_status(
+    tx: Transaction, task: TaskRecord, position: int | None = None, *, is_new: bool = True
+) -> None:
+    """Publish a task's status to its room after the commit; `is_new`: this transaction has written it.
 
     If the task has ended, wake its waiters; if it is in its queue, announce it to the workers of its job.
     """
-    tx.emit((task.id, task.status, task.attempt), partial(_status_emission, task, position))
+    tx.emit((task.id, task.status, task.attempt), partial(_status_emission, task, position), of_task=is_new)
     if task.status in TERMINAL:
         tx.wake(task_key(task.id))
     elif task.is_queued:
@@ -195,7 +197,7 @@ def publish_status(tx: Transaction, task: TaskRecord, position: int | None = Non
 def publish_lost(tx: Transaction, lost: Sequence[LostTask], names: Mapping[UUID, str], error: str) -> None:
     """Do what `publish_status` does for tasks that have failed with their workers."""
     for task in lost:
-        tx.emit((task.id, TaskStatus.FAILED), partial(_lost_emission, task, names, error))
+        tx.emit((task.id, TaskStatus.FAILED), partial(_lost_emission, task, names, error), of_task=True)
         tx.wake(task_key(task.id))
 
 

@@ -15,11 +15,13 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.contract.progress import StoredResult
 from zndraw_joblib.contract.status import Role, TaskStatus
+from zndraw_joblib.contract.streams import EventKind
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.service import rules
 from zndraw_joblib.server.service.sweep import Pruned
 from zndraw_joblib.server.store import tasks as task_store
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.room_events import NewEvent
 from zndraw_joblib.server.store.tasks import TaskRecord
 from zndraw_joblib.server.store.tasks import stored_results as store
 from zndraw_joblib.server.store.tasks.stored_results import Deletable, NewResult, ResultRecord
@@ -83,7 +85,10 @@ async def finish(tx: Transaction, upload: Upload, n: int, new: NewResult, quota:
         raise _interrupted() from error
     if record is None:
         raise _full(quota)
-    return record.as_message()
+    stored = record.as_message()
+    data = stored.model_dump_json(exclude_none=True)
+    tx.record_event(lambda: NewEvent(held.room_id, held.id, EventKind.RESULT, data))
+    return stored
 
 
 def _check_held(upload: Upload, task: TaskRecord | None) -> TaskRecord:

@@ -10,17 +10,22 @@ from types import ModuleType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from uuid import UUID
 
+from pydantic_core import from_json
 from sqlalchemy import Connection, Executable, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Result as SqlResult
 from sqlalchemy.exc import DBAPIError
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
-from zndraw_joblib.contract.events import Emission
+from zndraw_joblib.contract.events import Emission, TaskProgress, TaskStatusEvent
+from zndraw_joblib.contract.status import TERMINAL
+from zndraw_joblib.contract.streams import EventKind
 from zndraw_joblib.server.batcher import RowLocked, locked_problem
-from zndraw_joblib.server.ports import OpenConnection, Wake
+from zndraw_joblib.server.ports import OpenConnection, Wake, events_key
+from zndraw_joblib.server.store import room_events
 from zndraw_joblib.server.store.errors import RepeatTransaction, is_retriable, raises_unavailable
 from zndraw_joblib.server.store.limits import Limits
+from zndraw_joblib.server.store.room_events import NewEvent
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -60,6 +65,9 @@ class Transaction:
         self.is_sqlite = is_sqlite
         self._emissions: dict[object, Callable[[], Emission]] = {}
         self._more_emissions: list[Callable[[], list[Emission]]] = []
+        self._events: list[Callable[[], NewEvent]] = []
+        self._task_events: dict[object, Callable[[], Emission]] = {}
+        self._is_watched: bool | None = None
         self.wakes: list[Wake] = []
         self.due: datetime | None = None
         self.freed: list[Freed] = []
@@ -101,13 +109,45 @@ class Transaction:
             self._now = rows[0].now.astimezone(UTC)
             self._now_read_at = time.monotonic()
 
-    def emit(self, key: object, make: Callable[[], Emission]) -> None:
-        """Record an event to publish after the commit, once per key. `make` runs only if it is published."""
+    def emit(self, key: object, make: Callable[[], Emission], *, of_task: bool = False) -> None:
+        """Record an event to publish after the commit, once per key. `make` runs only if it is published.
+
+        With `of_task` it also belongs to the event log of its room.
+        """
         self._emissions.setdefault(key, make)
+        if of_task:
+            self._task_events.setdefault(key, make)
 
     def emit_many(self, make: Callable[[], list[Emission]]) -> None:
-        """Record events without keys. `make` runs only if they are published."""
+        """Record events of tasks without keys. `make` runs only if they are published."""
         self._more_emissions.append(make)
+
+    def record_event(self, make: Callable[[], NewEvent]) -> None:
+        """Record an event for the event log of a room alone. `make` runs only if the room may be watched."""
+        self._events.append(make)
+
+    def record_watched(self, *, is_watched: bool) -> None:
+        """Record whether a room is watched whose tasks the transaction changes; `room_events.is_watched`.
+
+        Without it, the transaction asks before its commit.
+        """
+        self._is_watched = bool(self._is_watched) or is_watched
+
+    async def append_events(self) -> None:
+        """Write the events of watched rooms, as the last statements before the commit."""
+        if self._is_watched is False or not (self._task_events or self._more_emissions or self._events):
+            return
+        if self._is_watched is None and not await room_events.is_any_watched(self.execute):
+            return
+        emissions = [make() for make in self._task_events.values()]
+        emissions += [emission for make in self._more_emissions for emission in make()]
+        new = [event for emission in emissions if (event := _event_of(emission)) is not None]
+        new += [make() for make in self._events]
+        # What a task tells comes before its end.
+        new.sort(key=_is_end)
+        if new:
+            for room_id in await room_events.append(self.execute, new, await self.now()):
+                self.wake(events_key(room_id))
 
     @property
     def emissions(self) -> list[Emission]:
@@ -137,6 +177,20 @@ class Transaction:
         self.wakes.append(Wake(key, limit))
 
 
+def _event_of(emission: Emission) -> NewEvent | None:
+    event = emission.event
+    if isinstance(event, TaskStatusEvent):
+        return NewEvent(event.room_id, event.id, EventKind.STATUS, event.model_dump_json(exclude_none=True))
+    if isinstance(event, TaskProgress):
+        data = event.model_dump_json(include={"attempt", "progress"}, exclude_none=True)
+        return NewEvent(event.room_id, event.id, EventKind.PROGRESS, data)
+    return None
+
+
+def _is_end(event: NewEvent) -> bool:
+    return event.kind == EventKind.STATUS and from_json(event.data)["status"] in TERMINAL
+
+
 class Database(ABC):
     """Runs functions in transactions. The first argument of each function is its `Transaction`."""
 
@@ -155,6 +209,17 @@ class Database(ABC):
         Raises `ServiceUnavailable` when the database is unavailable.
         """
         return await self._alone(lambda: self._read(lambda tx: work(tx, *args, **kwargs), is_short=False))
+
+    async def read_snapshot(
+        self,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        """Read like `read`; all statements see the same commits."""
+        return await self._alone(
+            lambda: self._read(lambda tx: work(tx, *args, **kwargs), is_short=False, is_snapshot=True)
+        )
 
     async def read_short(
         self,
@@ -239,7 +304,7 @@ class Database(ABC):
         """Close the connections and threads that this object opened."""
 
     @abstractmethod
-    async def _read(self, work: Work[Result], is_short: bool) -> Result: ...
+    async def _read(self, work: Work[Result], is_short: bool, *, is_snapshot: bool = False) -> Result: ...
 
     @abstractmethod
     async def _write(
@@ -250,6 +315,13 @@ class Database(ABC):
 def dialect(tx: Transaction) -> ModuleType:
     """Return the SQLAlchemy dialect whose `insert` supports ON CONFLICT."""
     return sqlite if tx.is_sqlite else postgresql
+
+
+async def run(work: Work[Result], tx: Transaction) -> Result:
+    """Do the work of a transaction up to its commit."""
+    result = await work(tx)
+    await tx.append_events()
+    return result
 
 
 async def _retry(transaction: Callable[[], Awaitable[Result]]) -> Result:

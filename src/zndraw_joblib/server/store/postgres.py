@@ -29,6 +29,7 @@ from zndraw_joblib.server.store.database import (
     Rows,
     Transaction,
     Work,
+    run,
 )
 from zndraw_joblib.server.store.errors import Unresponsive, in_doubt, is_read_only
 from zndraw_joblib.server.store.limits import Limits, SingleWrites
@@ -119,15 +120,18 @@ class PostgresDatabase(Database):
         loop = asyncio.get_running_loop()
         await asyncio.gather(*[closing for closing in self._closing if closing.get_loop() is loop])
 
-    async def _read(self, work: Work[Result], is_short: bool) -> Result:
-        # No transaction is needed: with READ COMMITTED each statement sees the latest commits anyway.
+    async def _read(self, work: Work[Result], is_short: bool, *, is_snapshot: bool = False) -> Result:
         seconds = self._limits.transaction(is_short=is_short)
         async with self._connection() as connection:
             try:
                 async with asyncio.timeout(seconds):
-                    return await work(self._on(connection))
+                    if not is_snapshot:
+                        # With READ COMMITTED each statement sees the latest commits, also in a transaction.
+                        return await work(self._on(connection))
+                    async with connection.transaction(isolation="repeatable_read", readonly=True):
+                        return await work(self._on(connection))
             except (TimeoutError, asyncio.CancelledError) as error:
-                await self._recover(connection, "SELECT")
+                await self._recover(connection, "ROLLBACK" if is_snapshot else "SELECT")
                 if isinstance(error, TimeoutError):
                     _raise_unresponsive(connection, seconds, error)
                 raise
@@ -143,7 +147,7 @@ class PostgresDatabase(Database):
             opened = self._open(connection, lock_seconds)
             try:
                 async with asyncio.timeout(seconds):
-                    result = await work(opened.transaction)
+                    result = await run(work, opened.transaction)
                     await opened.commit()
                     return result, opened.transaction
             except BaseException as error:

@@ -19,3 +19,8 @@ async def put(tx: Transaction, name: str, value: str) -> None:
     """Set a setting."""
     statement = dialect(tx).insert(settings).values(name=name, value=value)
     await tx.execute(statement.on_conflict_do_update(index_elements=["name"], set_={"value": value}))
+
+
+async def add(tx: Transaction, name: str, value: str) -> None:
+    """Set a setting, unless it is set."""
+    await tx.execute(dialect(tx).insert(settings).values(name=name, value=value).on_conflict_do_nothing())

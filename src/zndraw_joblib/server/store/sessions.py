@@ -18,6 +18,7 @@ from zndraw_joblib.server.store.database import (
     Database,
     Transaction,
     Work,
+    run,
 )
 from zndraw_joblib.server.store.errors import Unresponsive, in_doubt
 from zndraw_joblib.server.store.limits import Limits, SingleWrites
@@ -72,9 +73,10 @@ class SessionDatabase(Database):
     async def close(self) -> None:
         """Do nothing: the connections belong to the host."""
 
-    async def _read(self, work: Work[Result], is_short: bool) -> Result:
+    async def _read(self, work: Work[Result], is_short: bool, *, is_snapshot: bool = False) -> Result:
         async with self._bounded(is_short), self._open() as session:
-            return await work(from_connection(await session.connection(), self._clock))
+            connection = await (_snapshot(session) if is_snapshot else session.connection())
+            return await work(from_connection(connection, self._clock))
 
     async def _write(
         self, work: Work[Result], is_short: bool, lock_seconds: float | None = None
@@ -87,7 +89,7 @@ class SessionDatabase(Database):
             self._is_sqlite = tx.is_sqlite
             if not tx.is_sqlite:
                 await self._set_limits(tx, self._limits.lock if lock_seconds is None else lock_seconds)
-            result = await work(tx)
+            result = await run(work, tx)
             with in_doubt():
                 await session.commit()
             return result, tx
@@ -123,6 +125,16 @@ async def _open_pubsub(engine: AsyncEngine) -> AsyncIterator[NotifyConnection]:
         driver = (await connection.get_raw_connection()).driver_connection
         await connection.run_sync(Connection.detach)
         yield NotifyConnection(driver)
+
+
+async def _snapshot(session: AsyncSession) -> AsyncConnection:
+    """Begin a transaction on a new session whose statements all see the same commits."""
+    if session.get_bind().dialect.name != "sqlite":
+        return await session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+    connection = await session.connection()
+    if not getattr((await connection.get_raw_connection()).driver_connection, "in_transaction", False):
+        await connection.exec_driver_sql("BEGIN")
+    return connection
 
 
 def from_connection(connection: AsyncConnection, clock: Clock | None) -> Transaction:

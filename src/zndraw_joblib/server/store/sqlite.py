@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.pool import StaticPool
 
 from zndraw_joblib.server.store.compiled import SqliteStatement, Values
-from zndraw_joblib.server.store.database import SQLITE_LOCK, Clock, Database, Rows, Transaction, Work
+from zndraw_joblib.server.store.database import SQLITE_LOCK, Clock, Database, Rows, Transaction, Work, run
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -90,7 +90,7 @@ class SqliteDatabase(Database):
                     self._quick_connection = None
                 self._quick.dispose()
 
-    async def _read(self, work: Work[Result], is_short: bool) -> Result:
+    async def _read(self, work: Work[Result], is_short: bool, *, is_snapshot: bool = False) -> Result:
         if is_short and self._quick is not None and self._is_quick_free.acquire(blocking=False):
             try:
                 return self._read_on(self._quick_one(self._quick), work)
@@ -99,11 +99,17 @@ class SqliteDatabase(Database):
             finally:
                 self._is_quick_free.release()
 
-        def run() -> Result:
+        def read() -> Result:
             with self._engine.connect() as connection:
-                return self._read_on(connection, work)
+                if not is_snapshot:
+                    return self._read_on(connection, work)
+                _raw(connection).execute("BEGIN")
+                try:
+                    return self._read_on(connection, work)
+                finally:
+                    _raw(connection).rollback()
 
-        return await self._in_thread(self._reader, run)
+        return await self._in_thread(self._reader, read)
 
     def _read_on(self, connection: Connection, work: Work[Result]) -> Result:
         try:
@@ -124,12 +130,12 @@ class SqliteDatabase(Database):
             finally:
                 self._is_quick_free.release()
 
-        def run() -> tuple[Result, Transaction]:
+        def write() -> tuple[Result, Transaction]:
             with self._engine.connect() as connection:
                 connection.exec_driver_sql(SQLITE_LOCK)
                 return self._run(connection, work)
 
-        return await self._in_thread("writer", run)
+        return await self._in_thread("writer", write)
 
     def _quick_one(self, engine: Engine) -> Connection:
         """Return the connection of the event loop: it stays open, because opening it costs a statement."""
@@ -141,7 +147,7 @@ class SqliteDatabase(Database):
         raw = _raw(connection)
         try:
             tx = self._transaction(connection)
-            result = _run_without_loop(work(tx))
+            result = _run_without_loop(run(work, tx))
             try:
                 raw.commit()
             except sqlite3.Error as error:

@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlmodel import Field
 
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
-from zndraw_joblib.server.store import detail_tables, result_tables  # noqa: F401 - the metadata has their tables
+from zndraw_joblib.server.store import detail_tables, result_tables, stream_tables  # noqa: F401 - the metadata has their tables
 from zndraw_joblib.server.store.column_types import JsonText, Uuid
 from zndraw_joblib.server.store.table_base import SEQUENCE, Base, id_column, moment
 

@@ -42,6 +42,12 @@ async def by_digest(tx: Transaction, digest: str) -> TokenRecord | None:
     return None if row is None else TokenRecord(*row)
 
 
+async def by_name(tx: Transaction, name: str) -> TokenRecord | None:
+    """Return the token with this name."""
+    row = (await tx.execute(_SELECT.where(tokens.c.name == name))).first()
+    return None if row is None else TokenRecord(*row)
+
+
 async def existing(tx: Transaction, digests: Collection[str]) -> set[str]:
     """Return those of these digests that belong to a token."""
     return set((await tx.execute(_EXISTING, {"digests": padded(list(digests))})).scalars())

@@ -43,6 +43,7 @@ from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.errors import RepeatTransaction
 from zndraw_joblib.server.store.idempotency import keys as stored_keys
 from zndraw_joblib.server.store.idempotency import lock_number
+from zndraw_joblib.server.store.room_events import ROOMS, is_watched
 from zndraw_joblib.server.store.tables import Job, RoomQueue, Task
 from zndraw_joblib.server.store.tasks import counts
 
@@ -93,7 +94,8 @@ async def append(
 ) -> Appended | None:
     """Append plain tasks to the queue of a job. Return None if what is assumed about the job is wrong.
 
-    It also returns None if one of the keys was used or is being used. Then nothing was written.
+    It also returns None if one of the keys was used or is being used, or on PostgreSQL if one of the rooms is
+    watched. Then nothing was written.
     """
     given: dict[str, Any] = {
         "job_name": job.full_name,
@@ -123,6 +125,7 @@ async def append(
     if not rows:
         return None
     tx.record_now(rows)
+    tx.record_watched(is_watched=False)
     return Appended(await tx.now(), rows[0].pending - len(new))
 
 
@@ -191,7 +194,7 @@ def _append(*, is_keyed: bool) -> Executable:
     A row of a room's queue that exists is a lower bound, because the new tasks are the last. It may have been
     deleted after the start of the statement, which ON CONFLICT notices.
     """
-    count = _count()
+    count = _count().where(~is_watched(any_(ROOMS)))
     if is_keyed:
         count = count.where(select(_FREE.c.is_free).scalar_subquery(), ~_USED.exists())
     job = count.returning(jobs.c.id, jobs.c.pending).cte("job")

@@ -10,6 +10,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store.bulk import among, arrays, json_rows, padded
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.room_events import is_watched
 from zndraw_joblib.server.store.tables import Task
 from zndraw_joblib.server.store.tasks import counts
 from zndraw_joblib.server.store.tasks.records import CHUNK, Move
@@ -31,8 +32,8 @@ _COUNTED = job_store.ADD_TO_COUNTS.returning(job_store.jobs.c.paused).cte("count
 def statement(tx: Transaction, moves: Sequence[Move]) -> tuple[Update | None, dict[str, Any]]:
     """Return the statement that writes moves, with its parameters; None if no column changes.
 
-    It has the guards on status and attempt, and returns the `seq` of each task that it has written. A value
-    that is the same for all tasks is one parameter.
+    It has the guards on status and attempt, and returns the `seq` of each task that it has written, on
+    PostgreSQL also whether its room is watched. A value that is the same for all tasks is one parameter.
     """
     before, after = [vars(old) for old, _ in moves], [vars(new) for _, new in moves]
     columns = {f"old_{name}": [old[name] for old in before] for name in _GUARDED}
@@ -74,7 +75,8 @@ def _updating(same: tuple[str, ...], each: tuple[str, ...], *, is_listed: bool, 
         chosen = tasks.c.seq == given["seq"]
     guards = [column == given[name] for name, column in _OLD.items()]
     values = {column.name: given[name] for name, column in _NEW.items() if name in given}
-    return update(tasks).where(chosen, *guards).values(values).returning(tasks.c.seq)
+    made = update(tasks).where(chosen, *guards).values(values).returning(tasks.c.seq)
+    return made if is_sqlite else made.returning(is_watched(tasks.c.room_id).label("is_watched"))
 
 
 def failing(held: ColumnElement[bool]) -> Update:
@@ -98,11 +100,12 @@ def failing(held: ColumnElement[bool]) -> Update:
 def counting(written: Update, *, is_of_one_job: bool) -> Select[Any]:
     """Return PostgreSQL's statement that also keeps the counts: one round trip less.
 
-    It returns how many tasks it has written, and whether their job is paused: None unless all are of one job
-    whose counts change.
+    It returns how many tasks it has written, whether one of their rooms is watched, and whether their job is
+    paused: None unless all are of one job whose counts change.
     """
     rows = written.cte("written")
     count = select(func.count()).select_from(rows).scalar_subquery().label("written")
+    watched = select(func.bool_or(rows.c.is_watched)).scalar_subquery().label("is_watched")
     if not is_of_one_job:
-        return select(count, null().label("paused")).add_cte(rows, *counts.keep_given())
-    return select(count, _COUNTED.c.paused).add_cte(rows, *counts.keep_given(_COUNTED))
+        return select(count, watched, null().label("paused")).add_cte(rows, *counts.keep_given())
+    return select(count, watched, _COUNTED.c.paused).add_cte(rows, *counts.keep_given(_COUNTED))

@@ -41,6 +41,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store.bulk import arrays
 from zndraw_joblib.server.store.column_types import UtcDateTime
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.room_events import is_watched
 from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
 from zndraw_joblib.server.store.tasks import counts
 from zndraw_joblib.server.store.tasks.records import IS_HELD, IS_PENDING, in_queue
@@ -106,7 +107,7 @@ async def claim(
 
     Return None if the claims are not plain, after which nothing was written: a worker is draining, has a
     limit, or got tasks for one of these ids before; their jobs with tasks are several, or one with a limit;
-    or a task has expired.
+    or a task has expired or is of a watched room.
     """
     given = {
         **_by_column(Claimant._fields, claimants),
@@ -119,6 +120,7 @@ async def claim(
     if not rows:
         return None
     tx.record_now(rows)
+    tx.record_watched(is_watched=False)
     return [
         FilledSlot(
             None if row.id is None else ClaimedTask(*row[: len(ClaimedTask._fields)]),
@@ -211,7 +213,7 @@ def _ready(seen: CTE) -> CTE:
 
 def _chosen(ready: CTE, demand: CTE) -> CTE:
     """Return the first tasks of the queue, which it locks; it skips locked ones."""
-    names = ("seq", "lane", "attempt", "expires_at")
+    names = ("seq", "lane", "attempt", "expires_at", "room_id")
     queue = select(ready.c.queue).scalar_subquery()
     return (
         select(*[tasks.c[name] for name in names])
@@ -231,7 +233,7 @@ def _counted(ready: CTE, chosen: CTE) -> CTE:
         for name in ("start_timeout_seconds", "timeout_seconds")
     )
     known_start = func.coalesce(start, literal_column(f"'{JobPolicy().start_timeout_seconds}'"))
-    expired = exists().where(chosen.c.expires_at <= _AT)
+    is_not_plain = exists().where(or_(chosen.c.expires_at <= _AT, is_watched(chosen.c.room_id)))
     return (
         update(jobs)
         .where(
@@ -239,7 +241,7 @@ def _counted(ready: CTE, chosen: CTE) -> CTE:
             ~jobs.c.paused,
             jobs.c.max_in_flight.is_(None),
         )
-        .where(exists(chosen.c.seq), ~expired)
+        .where(exists(chosen.c.seq), ~is_not_plain)
         .values(pending=jobs.c.pending - _count(chosen))
         .returning(
             jobs.c.id,

@@ -33,6 +33,7 @@ from zndraw_joblib.server.ports import job_key
 from zndraw_joblib.server.store.bulk import arrays, json_rows
 from zndraw_joblib.server.store.column_types import UtcDateTime
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.room_events import is_watched
 from zndraw_joblib.server.store.tables import Job, Task
 from zndraw_joblib.server.store.tasks.records import if_small
 
@@ -82,7 +83,7 @@ async def step(tx: Transaction, steps: Sequence[Step], most_bytes: int = 0) -> l
     """Write steps of different tasks; return the tasks that were written, with payloads up to `most_bytes`.
 
     A step whose task is not as assumed writes nothing. On PostgreSQL then none does, so that the caller can
-    lock all tasks in their order.
+    lock all tasks in their order; nor if a task is of a watched room.
     """
     columns = dict(zip(Step._fields, zip(*steps, strict=True), strict=True))
     given: dict[str, Any] = {"most_bytes": most_bytes} if most_bytes else {}
@@ -95,6 +96,8 @@ async def step(tx: Transaction, steps: Sequence[Step], most_bytes: int = 0) -> l
         given |= {f"all_{name}": list(values) for name, values in columns.items()}
         given |= {"at": await tx.now() if tx.has_own_clock else None, "count": len(steps)}
         rows = list(await tx.execute_alone(statement, given))
+        if rows:
+            tx.record_watched(is_watched=False)
     written = [Stepped(*row) for row in rows]
     for task in written:
         if task.completed_at is not None:
@@ -159,7 +162,7 @@ def _on_postgresql(*, bodies: bool) -> Update:
     locked: CTE = (
         select(*read)
         .select_from(rows.join(tasks, tasks.c.id == given["id"]).join(jobs, jobs.c.id == tasks.c.job_id))
-        .where(*_as_assumed(given, timeout))
+        .where(*_as_assumed(given, timeout), ~is_watched(tasks.c.room_id))
         .order_by(tasks.c.seq)
         .with_for_update(of=tasks)
         .cte("locked")

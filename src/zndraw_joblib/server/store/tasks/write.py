@@ -5,12 +5,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import delete, insert, literal_column, select
+from sqlalchemy import any_, delete, insert, literal_column, select
 from sqlalchemy.exc import IntegrityError
 
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import job_key
 from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store import room_events
 from zndraw_joblib.server.store.bulk import arrays, by_column, padded
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.errors import RepeatTransaction
@@ -41,7 +42,9 @@ _ENTERED = select(*[_ADDED.c[name] for name in room_queues.COLUMNS]).where(
 _ADD_MANY_AND_ROOMS = room_queues.upsert_from(_ENTERED).add_cte(*counts.keep_inserted(_ADDED))
 # If all tasks are of one job, the same statement updates that job's counts: one round trip less.
 _ADDED_TO_ROOMS = _ADD_MANY_AND_ROOMS.returning(room_queues.queues.c.room_id).cte("entered")
-_ADD_AND_COUNT = job_store.ADD_TO_COUNTS.add_cte(_ADDED_TO_ROOMS)
+_IS_WATCHED = room_events.is_watched(any_(room_events.ROOMS)).label("is_watched")
+_ADD_AND_COUNT = job_store.ADD_TO_COUNTS.add_cte(_ADDED_TO_ROOMS).returning(_IS_WATCHED)
+_ADD_OF_SEVERAL_JOBS = _ADD_MANY_AND_ROOMS.returning(_IS_WATCHED)
 
 
 async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
@@ -75,10 +78,17 @@ async def _add_on_postgresql(
 ) -> None:
     if len(changes) == 1:
         [(job_id, change)] = changes.items()
-        await tx.execute(_ADD_AND_COUNT, {**by_column(rows), "job": job_id, **change._asdict()})
+        given = {**by_column(rows), "job": job_id, **change._asdict()}
+        added = await tx.execute(_ADD_AND_COUNT, given)
     else:
-        await tx.execute(_ADD_MANY_AND_ROOMS, by_column(rows))
+        added = await tx.execute(_ADD_OF_SEVERAL_JOBS, by_column(rows))
         await job_store.add_to_counts(tx, changes)
+    _record_watched(tx, added.all())
+
+
+def _record_watched(tx: Transaction, rows: Sequence[Any]) -> None:
+    if rows and not tx.is_sqlite:
+        tx.record_watched(is_watched=any(row.is_watched for row in rows))
 
 
 async def move(tx: Transaction, moves: Sequence[Move]) -> None:
@@ -169,9 +179,13 @@ async def _write(tx: Transaction, moves: Sequence[Move]) -> bool | None:
         for job_id, change in job_counts.items():
             given |= {"job": job_id, **change._asdict()}
         counting = moving.counting(statement, is_of_one_job=bool(job_counts))
-        written, is_paused = (await tx.execute(counting, given)).one()
+        row = (await tx.execute(counting, given)).one()
+        written, is_paused = row.written, row.paused
+        _record_watched(tx, [row])
     else:
-        written = len(moves) if statement is None else len((await tx.execute(statement, given)).all())
+        rows = [] if statement is None else (await tx.execute(statement, given)).all()
+        written = len(moves) if statement is None else len(rows)
+        _record_watched(tx, rows)
         await job_store.add_to_counts(tx, job_counts)
         await counts.write(tx, kept, job_counts)
     if written != len(moves):

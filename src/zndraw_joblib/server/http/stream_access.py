@@ -1,0 +1,141 @@
+"""Who may read an event stream: the caller of the request, or the owner of a stream token in the query."""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+from uuid import UUID
+
+from fastapi import Depends, Header, Query, Request
+from starlette.requests import HTTPConnection
+
+from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
+from zndraw_joblib.server.http.dependencies import check_readable, current_identity
+from zndraw_joblib.server.http.guards import verify_readable_room
+from zndraw_joblib.server.http.headers import header_values
+from zndraw_joblib.server.http.routing import QUERY_TOKEN, RESOLVERS
+from zndraw_joblib.server.http.state import queue_state
+from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.service import stream_tokens
+
+_MAX_POSITION = 2**53
+
+
+class StreamAccess(NamedTuple):
+    """The stream that a request names, and its caller.
+
+    `is_allowed` checks again that the caller may read it. A stream opened with a token ends after
+    `max_seconds`.
+    """
+
+    caller: Identity
+    room_id: str
+    task_id: UUID | None
+    is_allowed: Callable[[], Awaitable[bool]]
+    max_seconds: float | None = None
+
+
+def stream_name(request: HTTPConnection) -> str:
+    """Return the name of the stream in a request's path, to which a token is bound."""
+    path = request.path_params
+    return f"room:{path['room_id']}" if "room_id" in path else f"task:{_task_id(request)}"
+
+
+def _task_id(request: HTTPConnection) -> UUID:
+    given = request.path_params["task_id"]
+    try:
+        return UUID(given)
+    except ValueError as error:
+        raise InvalidRequest(f"path.task_id: {given[:100]!r} is not a UUID") from error
+
+
+async def resolve_access(request: Request) -> StreamAccess:
+    """Return the stream of a request that its caller may read. Raises problems otherwise."""
+    queue = queue_state(request)
+    token = request.scope.get(QUERY_TOKEN)
+    task_id = None if "room_id" in request.path_params else _task_id(request)
+    if token is not None:
+        read = queue.runtime.database.read_short
+        owner = await read(stream_tokens.verify, stream_name(request), token)
+        is_valid = partial(queue.is_valid, owner.caller)
+        return StreamAccess(owner.caller, owner.room_id, task_id, is_valid, owner.seconds)
+    caller, room_id = await _readable_by_caller(request, task_id)
+
+    async def is_allowed() -> bool:
+        # Each check gets a copy, because a host's dependencies may store values in the request.
+        try:
+            return await _readable_by_caller(Request(dict(request.scope), _no_body), task_id) == (
+                caller,
+                room_id,
+            )
+        except ProblemException as problem:
+            if problem.status < 500:
+                return False
+            raise
+
+    return StreamAccess(caller, room_id, task_id, is_allowed)
+
+
+async def _readable_by_caller(request: Request, task_id: UUID | None) -> tuple[Identity, str]:
+    caller, queue = await current_identity(request), queue_state(request)
+    if task_id is None:
+        return caller, await queue.guards.room(request, verify_readable_room)
+    room_id = (await queue.runtime.get_task(task_id)).room_id
+    await check_readable(request, room_id)
+    return caller, room_id
+
+
+async def _no_body() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def _position(request: Request) -> int | None:
+    """Return the position after which a client continues: a reconnect is newer than the URL."""
+    given = [("header.Last-Event-ID", value) for value in header_values(request, b"last-event-id")]
+    given += [("query.after", value) for value in request.query_params.getlist("after")[:1]]
+    for name, value in given:
+        if value:
+            if not (value.isascii() and value.isdigit() and len(value) <= 16 and int(value) <= _MAX_POSITION):
+                raise InvalidRequest(f"{name}: it must be the id of an event, not {value[:40]!r}")
+            return int(value)
+    return None
+
+
+def _wants_stream(request: Request) -> bool:
+    return any("text/event-stream" in accepted.lower() for accepted in header_values(request, b"accept"))
+
+
+async def _declare_task(
+    task_id: UUID,
+    token: Annotated[str | None, Query(description="A token of `/tasks/{task_id}/events/token`")] = None,
+) -> None:
+    """Declare the parameters; `RESOLVERS` has their function."""
+
+
+async def _declare_room(
+    room_id: str,
+    token: Annotated[str | None, Query(description="A token of `/rooms/{room_id}/events/token`")] = None,
+) -> None:
+    """Declare the parameters; `RESOLVERS` has their function."""
+
+
+async def _declare_position(
+    after: Annotated[int | None, Query(ge=0, description="Continue after the event with this id")] = None,
+    last_event_id: Annotated[int | None, Header(description="The same, as browsers send it")] = None,
+) -> None:
+    """Declare the parameters; `RESOLVERS` has their function."""
+
+
+async def _declare_stream() -> None:
+    """Declare nothing: OpenAPI ignores the header `Accept` as a parameter. `RESOLVERS` has its function."""
+
+
+RESOLVERS |= {
+    _declare_task: resolve_access,
+    _declare_room: resolve_access,
+    _declare_position: _position,
+    _declare_stream: _wants_stream,
+}
+TaskAccess = Annotated[StreamAccess, Depends(_declare_task)]
+RoomAccess = Annotated[StreamAccess, Depends(_declare_room)]
+Position = Annotated[int | None, Depends(_declare_position)]
+WantsStream = Annotated[bool, Depends(_declare_stream)]

@@ -1,0 +1,1 @@
+"""Event streams: followers of watched rooms, and the clients that read them."""

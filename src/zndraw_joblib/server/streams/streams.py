@@ -1,0 +1,121 @@
+"""The event streams of one server process: a follower for each watched room, and bounds on their readers."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
+from zndraw_joblib.server.ports import Identity, events_key, identity_key
+from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.service import streams
+from zndraw_joblib.server.service.streams import Part
+from zndraw_joblib.server.streams.follower import Follower, Reader
+
+_EVENTS = events_key("")
+_IDENTITY = identity_key("")
+_RETRY = {"Retry-After": "5"}
+
+
+class Streams:
+    """Opens event streams. `max_streams` and `max_streams_per_user` bound how many are open at once."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        # A host's test client may run each request in an event loop of its own.
+        self._followers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Follower]]
+        self._followers = WeakKeyDictionary()
+        self._open: Counter[str] = Counter()
+        runtime.waiters.subscribe(_EVENTS, self._on_events)
+        runtime.waiters.subscribe(_IDENTITY, self._on_identity)
+
+    def __len__(self) -> int:
+        return self._open.total()
+
+    @asynccontextmanager
+    async def reader(
+        self, caller: Identity, room_id: str, task_id: UUID | None = None
+    ) -> AsyncIterator[Reader]:
+        """Open a stream of a room or of one of its tasks, whose caller may read it.
+
+        Raises `ServiceUnavailable` and `TooManyRequests`.
+        """
+        self._check_bounds(caller)
+        self._open[caller.id] += 1
+        try:
+            follower = self._follower(room_id)
+            reader = Reader(follower, caller, task_id)
+            follower.add(reader)
+            try:
+                await asyncio.shield(follower.ready)
+                yield reader
+            finally:
+                follower.remove(reader)
+        finally:
+            self._open[caller.id] -= 1
+            if not self._open[caller.id]:
+                del self._open[caller.id]
+
+    async def read(self, reader: Reader, room_id: str, after: int | None) -> Part:
+        """Return what a client gets first, or next if it has fallen behind: all from the database."""
+        reader.begin_read()
+        part = await self._runtime.database.read_snapshot(streams.read, room_id, reader.task_id, after)
+        reader.position = part.next
+        return part
+
+    def close(self) -> None:
+        """End all streams: the server stops, and its waiters are closed."""
+        for follower in self._all_followers():
+            for reader in follower.readers:
+                reader.close()
+
+    async def stop(self) -> None:
+        """Stop the followers of this event loop."""
+        followers = list(self._followers.get(asyncio.get_running_loop(), {}).values())
+        for follower in followers:
+            follower.task.cancel()
+        if followers:
+            await asyncio.wait([follower.task for follower in followers])
+
+    def _check_bounds(self, caller: Identity) -> None:
+        settings = self._runtime.settings
+        if self._runtime.waiters.is_closed:
+            raise ServiceUnavailable("The server is stopping; connect again", headers={"Retry-After": "1"})
+        if len(self) >= settings.max_streams:
+            raise ServiceUnavailable(
+                f"{len(self)} event streams are open already (max_streams); retry later", headers=_RETRY
+            )
+        if self._open[caller.id] >= settings.max_streams_per_user:
+            raise TooManyRequests(
+                f"The caller has {self._open[caller.id]} open streams (max_streams_per_user); close one",
+                headers=_RETRY,
+            )
+
+    def _follower(self, room_id: str) -> Follower:
+        followers = self._followers.setdefault(asyncio.get_running_loop(), {})
+        if room_id not in followers:
+            followers[room_id] = Follower(room_id, self._runtime, self._forget)
+        return followers[room_id]
+
+    def _forget(self, follower: Follower) -> None:
+        followers = self._followers.get(asyncio.get_running_loop(), {})
+        if followers.get(follower.room_id) is follower:
+            del followers[follower.room_id]
+
+    def _all_followers(self) -> list[Follower]:
+        return [follower for each in self._followers.values() for follower in each.values()]
+
+    def _on_events(self, key: str) -> None:
+        room_id = key.removeprefix(_EVENTS)
+        for followers in list(self._followers.values()):
+            if (follower := followers.get(room_id)) is not None:
+                follower.wake()
+
+    def _on_identity(self, key: str) -> None:
+        user_id = key.removeprefix(_IDENTITY)
+        for follower in self._all_followers():
+            for reader in follower.readers:
+                if reader.caller.id == user_id:
+                    reader.close()
