@@ -65,9 +65,13 @@ def _encode_column(column: Any) -> dict[str, Any]:
     dtype, numpy = column.dtype, sys.modules["numpy"]
     if isinstance(dtype, numpy.dtype) and dtype.kind in _BINARY_KINDS:
         return {"dtype": str(dtype), "values": column.to_numpy()}
-    is_missing = sys.modules["pandas"].isna(column)
+    pandas = sys.modules["pandas"]
+    is_missing = pandas.isna(column)
     values = [None if gone is True else item for gone, item in zip(is_missing.tolist(), column, strict=True)]
-    return {"dtype": str(dtype), "values": values}
+    encoded = {"dtype": str(dtype), "values": values}
+    if isinstance(dtype, pandas.CategoricalDtype):
+        encoded |= {"categories": _encode_column(dtype.categories), "ordered": bool(dtype.ordered)}
+    return encoded
 
 
 def _decode_series(given: dict[str, Any]) -> Any:
@@ -78,6 +82,10 @@ def _decode_series(given: dict[str, Any]) -> Any:
 
 def _decode_column(given: dict[str, Any], index: Any) -> Any:
     pandas = import_module("pandas")
+    if given["dtype"] == "category":
+        categories = _decode_index({"name": None, **given["categories"]})
+        values = pandas.Categorical(given["values"], categories, ordered=given["ordered"])
+        return pandas.Series(values, index=index)
     if isinstance(given["values"], list):
         return pandas.Series(given["values"], index=index, dtype=object).astype(given["dtype"])
     return pandas.Series(given["values"], index=index)

@@ -10,13 +10,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from inspect import isabstract
 from pathlib import Path, PurePath
 from shutil import copyfileobj
 from typing import IO, Any
 
 from zndraw_joblib.contract import library_codecs  # noqa: F401 - it registers its codecs
-from zndraw_joblib.contract.codecs import NotSerializable, decode_json, encode
+from zndraw_joblib.contract.codecs import NotSerializable, codec_of, decode_json, encode
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 
 JSON_TYPE, BINARY_TYPE = "application/json", "application/octet-stream"
@@ -128,10 +129,14 @@ def _of_library(value: Any) -> Content | None:
     return None
 
 
-def is_content(cls: type[Any]) -> bool:
-    """Return whether the objects of a class are content."""
-    kinds = (bytes, bytearray, memoryview, ResultFile, PurePath, io.IOBase)
-    return issubclass(cls, kinds) or any(_has_name(cls, name) for name in ("PIL.Image", "matplotlib.Figure"))
+def can_encode(cls: Any) -> bool:
+    """Return whether objects of a class may be results: false only for a class of which none can be one."""
+    if not isinstance(cls, type) or cls in {object, Any} or isabstract(cls) or is_dataclass(cls):
+        return True
+    if codec_of(cls) is not None or any(_has_name(cls, name) for name in ("PIL.Image", "matplotlib.Figure")):
+        return True
+    known = {*sys.stdlib_module_names, "pydantic"}
+    return any(base.__module__.partition(".")[0] in known for base in cls.__mro__ if base is not object)
 
 
 def _has_name(cls: type[Any], name: str) -> bool:

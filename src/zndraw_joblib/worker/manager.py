@@ -26,6 +26,7 @@ from zndraw_joblib.worker.registrations import (
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi, validated
 from zndraw_joblib.worker.retry import retry
+from zndraw_joblib.worker.return_types import warn_of_return_type
 from zndraw_joblib.worker.session import Session, SessionConfig, stop_signals
 from zndraw_joblib.worker.subscriptions import Subscriptions
 from zndraw_joblib.worker.task_process import check_importable
@@ -286,6 +287,7 @@ class JobManager(JobClient):
     def _register(self, cls: Job, room: str, policy: JobPolicy) -> Job:
         if self._config.in_processes:
             check_importable(cls)
+        warn_of_return_type(cls)
         session = self._active()
         call = partial(
             session.registrations.register, JobRegistration(cls, room, class_policy(cls, policy)), uuid4()
