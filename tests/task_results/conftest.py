@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import running
 from rest import claim, register, report, submit
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -48,7 +47,14 @@ async def joblib(client: httpx.AsyncClient) -> JobLib:
 @pytest.fixture
 async def client(store_settings: ServerSettings) -> AsyncIterator[httpx.AsyncClient]:
     """Return a superuser's client of a server with the store."""
-    async with running(create_app(store_settings)) as client:
+    app = create_app(store_settings)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    token = store_settings.admin_token.get_secret_value() if store_settings.admin_token else ""
+    headers = {"Authorization": f"Bearer {token}"}
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client,
+    ):
         yield client
 
 

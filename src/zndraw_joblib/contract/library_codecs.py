@@ -68,7 +68,7 @@ def _encode_column(column: Any) -> dict[str, Any]:
     pandas = sys.modules["pandas"]
     is_missing = pandas.isna(column)
     values = [None if gone is True else item for gone, item in zip(is_missing.tolist(), column, strict=True)]
-    encoded = {"dtype": str(dtype), "values": values}
+    encoded: dict[str, Any] = {"dtype": str(dtype), "values": values}
     if isinstance(dtype, pandas.CategoricalDtype):
         encoded |= {"categories": _encode_column(dtype.categories), "ordered": bool(dtype.ordered)}
     return encoded
