@@ -19,7 +19,16 @@ from zndraw_joblib.contract.messages import NamedTask, TaskUpdateRequest
 from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page, RequestKey
-from zndraw_joblib.server.service import claims, idempotency, internal, retry_policy, sweep, tasks, workers
+from zndraw_joblib.server.service import (
+    claims,
+    idempotency,
+    internal,
+    retry_policy,
+    sweep,
+    task_history,
+    tasks,
+    workers,
+)
 from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.service.plain_claims import claim_plain
 from zndraw_joblib.server.store import tasks as store
@@ -373,6 +382,18 @@ def assert_no_full_scan(plans: list[Plan]) -> None:
     for plan in plans:
         assert "Seq Scan joblib_task" not in plan.text, describe(plan)
         assert not re.search(r"SCAN joblib_task(?! USING)", plan.text), describe(plan)
+
+
+@pytest.mark.parametrize("seq", [62_001, 80_001, TASKS - 10])
+async def test_an_explanation_reads_no_backlog_and_no_history(explainer: Explainer, seq: int) -> None:
+    """It reads the held tasks, the head of the queue, and the few tasks of the job before it."""
+    work = partial(task_history.explain, task_id=task_id(seq), order=ClaimOrder(room_cap=1))
+    plans = await explainer.plans(work)
+    assert_no_full_scan(plans)
+    assert_ranks(plans)
+    of_explanation = [plan for plan in plans if "joblib_queue_block" not in plan.statement]
+    assert_reads(of_explanation, HELD, KEY, PENDING, JOB_ROOM, ROOM)
+    assert any(JOB_ROOM in plan.by("joblib_task") for plan in of_explanation)
 
 
 async def test_a_recheck_reads_only_the_awaited_tasks(explainer: Explainer) -> None:

@@ -76,9 +76,13 @@ class Reason(BaseModel):
 
 
 class TaskExplanation(BaseModel):
-    """Why a task has its status: all reasons that apply, the most important one first."""
+    """Why a task has its status: all reasons that apply, the most important one first.
+
+    `wait_seconds`: about how long a queued task waits at the current rate of its job; null if unknown.
+    """
 
     id: UUID
     status: TaskStatus
     queue_position: int | None = None
     reasons: list[Reason]
+    wait_seconds: float | None = None

@@ -1,16 +1,17 @@
 """The history of a task, and why it is in its present state."""
 
+from datetime import timedelta
 from uuid import UUID
 
 from zndraw_joblib.contract.history import Reason, TaskExplanation, TaskHistory, Transition
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.problems import TaskNotFound
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
-from zndraw_joblib.server.service import details
+from zndraw_joblib.server.service import details, waiting_time
 from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store import load
 from zndraw_joblib.server.store import tasks as store
-from zndraw_joblib.server.store import workers as worker_store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import AttemptRecord, TaskRecord, read
 from zndraw_joblib.server.store.tasks import details as detail_store
@@ -62,7 +63,7 @@ def _transitions(attempt: TaskRecord | AttemptRecord) -> list[Transition]:
 async def explain(tx: Transaction, task_id: UUID, order: ClaimOrder) -> TaskExplanation:
     """Return why a task is in its state, the most important reason first. Raises `TaskNotFound`."""
     task = await _existing(tx, task_id)
-    position = (await positions(tx, [task])).get(task_id)
+    position, expected = (await positions(tx, [task])).get(task_id), None
     if task.status in TERMINAL:
         reasons = [Reason(code=task.status, detail=f"It ended at {task.completed_at:%Y-%m-%d %H:%M:%S} UTC")]
         if task.error_code:
@@ -73,39 +74,38 @@ async def explain(tx: Transaction, task_id: UUID, order: ClaimOrder) -> TaskExpl
         state = f"It is {task.status} by {holder}, attempt {task.attempt}"
         reasons = [Reason(code=task.status, detail=f"{state}, since {since:%Y-%m-%d %H:%M:%S} UTC")]
     else:
-        reasons = await _pending_reasons(tx, task, position, order)
-    return TaskExplanation(id=task_id, status=task.status, queue_position=position, reasons=reasons)
+        reasons, expected = await _pending_reasons(tx, task, position, order)
+    seconds = None if expected is None else expected.total_seconds()
+    return TaskExplanation(
+        id=task_id, status=task.status, queue_position=position, reasons=reasons, wait_seconds=seconds
+    )
 
 
 async def _pending_reasons(
     tx: Transaction, task: TaskRecord, position: int | None, order: ClaimOrder
-) -> list[Reason]:
-    reasons = await _job_reasons(tx, task)
+) -> tuple[list[Reason], timedelta | None]:
+    """Return the reasons, and about how long the task waits."""
+    job = await job_store.by_name(tx, task.job)
+    limits = await _limit_reasons(tx, task, order)
+    reasons = []
+    if is_paused := job is not None and job.paused:
+        reasons.append(Reason(code="paused", detail=f"Job {task.job} is paused"))
+    if task.job.room_id != INTERNAL:  # the server's own processes run internal tasks
+        loads = await load.of_workers(tx, task.job_id)
+        may_be_claimed = not is_paused and not limits
+        reasons += await waiting_time.worker_reasons(tx, task, loads, may_be_claimed=may_be_claimed)
     if task.run_at is not None:
         cause = f" after: {task.error}" if task.error else ""
         detail = f"It waits until {task.run_at:%Y-%m-%d %H:%M:%S.%f} UTC{cause}"
         reasons.append(Reason(code="scheduled", detail=detail))
-    reasons += await _limit_reasons(tx, task, order)
-    if position is not None:
-        detail = f"It is at position {position} of its queue, after {position - 1} other tasks"
-        reasons.append(Reason(code="queued", detail=detail))
-    return reasons
-
-
-async def _job_reasons(tx: Transaction, task: TaskRecord) -> list[Reason]:
-    reasons = []
-    job = await job_store.by_name(tx, task.job)
-    draining = await worker_store.draining_flags(tx, task.job_id)
-    if job is not None and job.paused:
-        reasons.append(Reason(code="paused", detail=f"Job {task.job} is paused"))
-    if task.job.room_id == INTERNAL:
-        return reasons  # the server's own processes run its tasks
-    if not draining:
-        reasons.append(Reason(code="no_worker", detail=f"No worker serves {task.job}"))
-    elif all(draining):
-        detail = f"All {len(draining)} workers of {task.job} are draining"
-        reasons.append(Reason(code="draining", detail=detail))
-    return reasons
+    reasons += limits
+    if position is None:
+        return reasons, None
+    detail = f"It is at position {position} of its queue, after {position - 1} other tasks"
+    expected = None if is_paused else await waiting_time.estimate(tx, task, position)
+    if expected is not None:
+        detail += f": about {waiting_time.duration(expected)} at the current rate"
+    return [*reasons, Reason(code="queued", detail=detail)], expected
 
 
 async def _limit_reasons(tx: Transaction, task: TaskRecord, order: ClaimOrder) -> list[Reason]:

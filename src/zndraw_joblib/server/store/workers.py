@@ -280,13 +280,6 @@ async def served_jobs(tx: Transaction, worker_ids: Sequence[UUID]) -> dict[UUID,
     return found
 
 
-async def draining_flags(tx: Transaction, job_id: UUID) -> list[bool]:
-    """Return for each worker of a job whether it is draining."""
-    served = workers.join(links, links.c.worker_id == workers.c.id)
-    statement = select(workers.c.draining).select_from(served).where(links.c.job_id == job_id)
-    return [bool(draining) for (draining,) in await tx.execute(statement)]
-
-
 async def serving(tx: Transaction, job_ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
     """Return the workers of each job."""
     statement = select(links.c.job_id, links.c.worker_id).where(links.c.job_id.in_(padded(job_ids)))

@@ -1,0 +1,109 @@
+"""An explanation says what the workers of a job do while a task waits, and about how long it will wait."""
+
+from functools import partial
+from uuid import UUID
+
+from databases import every_kind
+from replica import OWNER, ManualClock, Replica
+
+from zndraw_joblib.contract.history import TaskExplanation
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.service import task_actions, task_history
+
+
+async def explain(replica: Replica, task_id: UUID) -> TaskExplanation:
+    """Explain a task."""
+    work = partial(task_history.explain, task_id=task_id, order=replica.runtime.order)
+    return await replica.runtime.database.read(work)
+
+
+async def texts(replica: Replica, task_id: UUID) -> dict[str, str]:
+    """Return the reasons of a task."""
+    return {why.code: why.detail for why in (await explain(replica, task_id)).reasons}
+
+
+@every_kind
+async def test_all_workers_are_busy(timed: Replica, clock: ManualClock) -> None:
+    """The reason counts their tasks and slots, and has the time since which they are."""
+    job = await timed.register()
+    other = await timed.register(worker=await timed.worker())
+    waiting = [await timed.submit(job) for _ in range(4)][-1]
+    await timed.start(job.worker_id)
+    assert "workers_busy" not in await texts(timed, waiting.id)
+    clock.advance(60)
+    await timed.claim_task(other.worker_id)
+    clock.advance(60)
+    found = await texts(timed, waiting.id)
+    assert list(found) == ["workers_busy", "queued"]
+    assert found["workers_busy"] == (
+        "All 2 workers of @global:modifiers:Rotate are busy: they hold 2 tasks, of which 1 run, "
+        "since 2030-01-01 00:01:00 UTC"
+    )
+    for worker in (job.worker_id, other.worker_id):
+        assert worker is not None
+        await timed.runtime.heartbeat(OWNER, worker, max_tasks=2)
+    assert "workers_busy" not in await texts(timed, waiting.id)
+    await timed.start(job.worker_id)
+    await timed.drain(other.worker_id)
+    found = await texts(timed, waiting.id)
+    assert "All 1 workers of @global:modifiers:Rotate" in found["workers_busy"]
+    assert "they hold 2 tasks in 2 slots, of which 2 run, since" in found["workers_busy"]
+
+
+async def test_a_pause_or_a_limit_is_the_more_important_reason(timed: Replica) -> None:
+    """While they keep the task from being claimed, it does not matter that the workers are busy."""
+    job = await timed.register(max_in_flight=1)
+    await timed.submit(job)
+    waiting = await timed.submit(job)
+    await timed.start(job.worker_id)
+    assert list(await texts(timed, waiting.id)) == ["job_at_capacity", "queued"]
+    await timed.pause(job)
+    assert list(await texts(timed, waiting.id)) == ["paused", "job_at_capacity", "queued"]
+
+
+@every_kind
+async def test_a_worker_that_never_claims(timed: Replica, clock: ManualClock) -> None:
+    """A worker that holds nothing, although a task has waited for a while, may not run its jobs."""
+    job = await timed.register(max_attempts=2)
+    task = await timed.submit(job)
+    clock.advance(9)
+    assert list(await texts(timed, task.id)) == ["queued"]
+    clock.advance(171)
+    found = await texts(timed, task.id)
+    assert list(found) == ["not_claimed", "queued"]
+    assert found["not_claimed"].startswith(
+        "1 of 1 workers of @global:modifiers:Rotate hold no task, but none has claimed this one for 3 min"
+    )
+    new = await timed.register(worker=await timed.worker())
+    await timed.drain(job.worker_id)
+    assert list(await texts(timed, task.id)) == ["queued"]  # the new worker has just been registered
+    await timed.claim_task(new.worker_id)
+    await timed.act(task_actions.release, task.id)
+    clock.advance(9)
+    assert list(await texts(timed, task.id)) == ["queued"]
+    clock.advance(2)
+    assert list(await texts(timed, task.id)) == ["not_claimed", "queued"]
+
+
+@every_kind
+async def test_the_wait_at_the_current_rate(timed: Replica, clock: ManualClock) -> None:
+    """It follows from the duration of recent tasks, how many are held, and the position in the queue."""
+    job = await timed.register()
+    for seconds in (20, 40):
+        done = await timed.running(job)
+        clock.advance(seconds)
+        await timed.report(done.id, TaskStatus.COMPLETED)
+        clock.advance(1000)
+    found = [await timed.submit(job, room=room) for room in ("lab", "lab", "lab", "other", "lab", "lab")]
+    assert (await explain(timed, found[-1].id)).wait_seconds is None  # no task is held
+    for _ in range(2):
+        await timed.start(job.worker_id)
+    for position, task in enumerate(found[2:], 1):
+        explained = await explain(timed, task.id)
+        assert (explained.queue_position, explained.wait_seconds) == (position, position * 30 / 2)
+    assert (await texts(timed, found[-1].id))["queued"] == (
+        "It is at position 4 of its queue, after 3 other tasks: about 60 s at the current rate"
+    )
+    await timed.pause(job)
+    assert (await explain(timed, found[-1].id)).wait_seconds is None
+    assert (await explain(timed, found[0].id)).wait_seconds is None
