@@ -11,13 +11,13 @@ import pytest
 from databases import on_postgresql
 from replica import OWNER, STRANGER, ManualClock, Replica
 from seeds import add_tasks, task
-from sqlalchemy import Executable, delete, update
+from sqlalchemy import Executable, delete, select, update
 
 from service.test_plain_tasks import wait_for_lock
 from zndraw_joblib.contract.messages import EmptyReason, JobResponse
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.service import claims
+from zndraw_joblib.server.service import claims, task_actions
 from zndraw_joblib.server.service.claims import Claim, ClaimResult
 from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.service.plain_claims import PlainClaims, claim_plain
@@ -343,3 +343,23 @@ async def test_a_late_heartbeat_is_written_without_a_task(timed: Replica, clock:
         assert await plain(timed, a_claim(job.worker_id)) is not None
         [row] = await timed.rows(Worker)
         assert row.last_heartbeat == (clock.now if is_late else before)
+
+
+@on_postgresql
+async def test_a_task_that_returned_to_its_queue_meanwhile_is_claimed(replica: Replica) -> None:
+    """The statement began before another worker claimed and released the task; the counts stay right."""
+    job, other = await replica.register(), await replica.register()
+    made = await replica.submit(job)
+    locked = select(workers).where(workers.c.id == job.worker_id).with_for_update(key_share=True)
+    async with replica.engine.connect() as holder:
+        await holder.execute(locked)
+        claiming = asyncio.create_task(replica.claim(job.worker_id))
+        await wait_for_lock(replica)
+        await general(replica, a_claim(other.worker_id))
+        await replica.act(task_actions.release, made.id)
+        await holder.rollback()
+    got = await claiming
+    assert got is not None
+    assert (got.id, got.attempt) == (made.id, 2)
+    [row] = await replica.rows(Job)
+    assert row.pending == 0

@@ -213,7 +213,7 @@ def _ready(seen: CTE) -> CTE:
 
 def _chosen(ready: CTE, demand: CTE) -> CTE:
     """Return the first tasks of the queue, which it locks; it skips locked ones."""
-    names = ("seq", "lane", "attempt", "expires_at", "room_id")
+    names = ("seq", "lane", "expires_at", "room_id")
     queue = select(ready.c.queue).scalar_subquery()
     return (
         select(*[tasks.c[name] for name in names])
@@ -258,7 +258,7 @@ def _written(chosen: CTE, counted: CTE, demand: CTE) -> CTE:
     """Write the claims over the chosen tasks, in order."""
     # Lists of equal order, so that no join compares each task with each slot.
     places = (chosen.c.lane, chosen.c.seq)
-    found = select(*[_listed(chosen.c[name], *places) for name in ("seq", "attempt")]).subquery("found")
+    found = select(_listed(chosen.c.seq, *places)).subquery("found")
     names = ("place", *Slot._fields)
     wanted = select(*[_listed(demand.c[name], demand.c.place) for name in names]).subquery("wanted")
     lists = func.unnest(*found.c, *wanted.c)
@@ -284,7 +284,9 @@ def _written(chosen: CTE, counted: CTE, demand: CTE) -> CTE:
     returned = [tasks.c[name] for name in ("seq", "job_id", *ClaimedTask._fields) if name != "job_name"]
     return (
         update(tasks)
-        .where(tasks.c.seq == given.c.seq, tasks.c.attempt == given.c.attempt, IS_PENDING)
+        # Another condition would be compared with the version at the start of the statement first. The task
+        # is counted already, and may have returned to its queue since then with another attempt.
+        .where(tasks.c.seq == given.c.seq, IS_PENDING)
         .values(values)
         .returning(given.c.place, *returned)
         .cte("written")
