@@ -23,12 +23,11 @@ class TaskBar(tqdm):  # type: ignore[misc]
 
     def close(self) -> None:
         """Report the final value too."""
-        if not self.disable:
-            self._report()
+        self._report()
         super().close()
 
     def _report(self) -> None:
-        if hasattr(self, "n"):
-            self._task.progress(
-                self.n, self.total, unit=self.unit.strip(), message=self.desc.removesuffix(": ")
-            )
+        # A disabled bar counts nothing.
+        if not self.disable:
+            label = (self.desc or "").removesuffix(": ") or None
+            self._task.progress(self.n, self.total, unit=self.unit.strip(), message=label)
