@@ -8,8 +8,6 @@ import pytest
 
 from sdk.test_captured_output import lines, make_task, run
 
-pytest.importorskip("tqdm")
-
 
 def reported(task: Any) -> Any:
     """Return the progress that would be reported."""
