@@ -8,7 +8,7 @@ from zndraw_joblib.cli.client import open_client
 from zndraw_joblib.cli.display import print_fields, print_json, print_note, print_rows
 from zndraw_joblib.cli.errors import UsageError
 from zndraw_joblib.cli.options import AsJson, TaskId, Url
-from zndraw_joblib.cli.tasks import print_task
+from zndraw_joblib.cli.task_output import print_task
 from zndraw_joblib.contract.messages import SweeperMode, SweeperPreview, SweeperState
 from zndraw_joblib.worker.api import DEFAULT_URL
 

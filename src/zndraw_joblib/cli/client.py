@@ -1,15 +1,18 @@
 """The connection of the client commands to a server: URL, token and error messages."""
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from uuid import UUID
 
 import httpx
 
 from zndraw_joblib.cli import credentials
 from zndraw_joblib.cli.errors import CommandError, UsageError
+from zndraw_joblib.contract.history import NumberedLine, TaskLog
 from zndraw_joblib.contract.messages import (
     MAX_PAGE,
     JobResponse,
@@ -25,16 +28,18 @@ from zndraw_joblib.contract.messages import (
 )
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import ProblemException, Unauthorized
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.batches import chunks
 from zndraw_joblib.worker.client import Attempt, JobClient
 from zndraw_joblib.worker.responses import UnexpectedResponse
 from zndraw_joblib.worker.rest import Model, RestApi, quoted
-from zndraw_joblib.worker.retry import BUSY, unexpected_response_of
+from zndraw_joblib.worker.retry import BUSY, RequestBackoff, unexpected_response_of
 
 TOKEN_VARIABLE = "ZNDRAW_JOBLIB_TOKEN"  # noqa: S105 - the name of a variable
 _MAX_DETAIL = 500
+# Long enough for most tasks, short enough to tell soon why a task waits.
+_FIRST_STATE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,37 @@ class AdminClient(JobClient):
     def submit_bodies(self, bodies: Iterable[bytes], key: str) -> Iterator[list[str | ProblemException]]:
         """Submit tasks, each encoded by `task_body`; yield the ids or problems of each request."""
         return self._submit_chunks(chunks(bodies), key)
+
+    def states(self, task_id: UUID, seconds: float, timeout: float | None) -> Iterator[TaskResponse]:
+        """Yield a task now or soon, then every `seconds`, and when it has ended; then stop.
+
+        It continues while the server restarts. Raises TimeoutError after `timeout` seconds.
+        """
+        deadline = time.monotonic() + (inf if timeout is None else timeout)
+        backoff, wait = RequestBackoff(), _FIRST_STATE_SECONDS
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            task, pause = self._poll_task(str(task_id), min(left, wait), backoff)
+            if task is not None:
+                yield task
+                if task.status in TERMINAL:
+                    return
+                wait = seconds
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            time.sleep(min(pause, left))
+
+    def log_parts(self, task_id: UUID, attempt: int | None, after: int) -> Iterator[list[NumberedLine]]:
+        """Yield the lines of an attempt's log after a number, by default of the current or last attempt."""
+        path, following = f"/tasks/{task_id}/log", after
+        while True:
+            part = self._rest.get(path, TaskLog, attempt=attempt, after=following)
+            if part.lines:
+                yield part.lines
+            if part.next is None:
+                return
+            attempt, following = part.attempt, part.next
 
     def cancel(self, task_id: UUID) -> TaskResponse:
         """Cancel a task."""

@@ -1,27 +1,19 @@
 """Commands for tasks: submit, tasks, task, explain, cancel."""
 
-import json
 from typing import Annotated, Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import typer
 
+from zndraw_joblib.cli import following
 from zndraw_joblib.cli.client import AdminClient, open_client
-from zndraw_joblib.cli.display import (
-    Row,
-    console,
-    format_duration,
-    print_fields,
-    print_json,
-    print_note,
-    print_rows,
-)
-from zndraw_joblib.cli.errors import CommandError, UsageError
+from zndraw_joblib.cli.display import Row, print_json, print_rows
+from zndraw_joblib.cli.errors import UsageError
 from zndraw_joblib.cli.jobs import find_job
 from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Limit, LogConfig, Room, TaskId, Url
 from zndraw_joblib.cli.payload import check_key, check_payload, parse_object, parse_options, parse_values
 from zndraw_joblib.cli.task_file import checked_file, encoder, submit_file
-from zndraw_joblib.contract.history import TaskHistory
+from zndraw_joblib.cli.task_output import check_completed, print_history, print_log, print_task, write_result
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import RESERVED
 from zndraw_joblib.contract.status import TaskStatus
@@ -83,7 +75,28 @@ IdempotencyKey = Annotated[
         help="Submits with the same key, payload and options submit one task. Default: a new key.",
     ),
 ]
-History = Annotated[bool, typer.Option("--history", help="List the task's status changes.")]
+WaitSeconds = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=0,
+        help="With --wait: stop waiting after this time, exit code 124.",
+    ),
+]
+History = Annotated[
+    bool, typer.Option("--history", help="List the task's status changes and what each attempt told.")
+]
+Follow = Annotated[
+    bool, typer.Option("--follow", help="Show the progress and print the log until the task ends.")
+]
+Logs = Annotated[bool, typer.Option("--logs", help="Print the log of the current or last attempt.")]
+AttemptOfLog = Annotated[
+    int | None, typer.Option("--attempt", metavar="N", min=1, help="With --logs: the log of this attempt.")
+]
+Result = Annotated[
+    bool, typer.Option("--result", help="Write the result: JSON, or the bytes that the job stored.")
+]
 Status = Annotated[
     TaskStatus | None,
     typer.Option(
@@ -100,6 +113,7 @@ def submit(  # noqa: PLR0913 - each is an option
     file: TasksFile = None,
     room: TaskRoom = None,
     wait: Wait = False,
+    timeout: WaitSeconds = None,
     priority: Priority = None,
     delay: Delay = None,
     run_at: RunAt = None,
@@ -110,7 +124,8 @@ def submit(  # noqa: PLR0913 - each is an option
 ) -> None:
     """Submit a task, and print its id.
 
-    With --wait, print the result as JSON instead. The exit code is 1 if the task fails or is cancelled.
+    With --wait, write the result instead. The exit code is 1 if the task fails or is cancelled, 124 after
+    --timeout, and 130 after Ctrl-C; in these two cases the task goes on.
 
     With --from, submit a task for each line of a file, and print its id, or an empty line and exit code 1 if
     it was refused. JOB and the options are defaults. A line is an object like {"payload": {"key": 1}}, and
@@ -121,16 +136,22 @@ def submit(  # noqa: PLR0913 - each is an option
     given: dict[str, Any] = {"delay_seconds": delay, "run_at": run_at, "expires_in_seconds": expires_in}
     options = parse_options(priority=priority, max_attempts=max_attempts, **given)
     if file is not None:
-        _check_alone(values=values, payload=payload, wait=wait)
+        _check_alone(values=values, payload=payload, wait=wait, timeout=timeout)
         with open_client(url) as client, checked_file(file, encoder(client, job, room, options)) as checked:
             submit_file(client, checked, idempotency_key or str(uuid4()))
         return
+    if timeout is not None and not wait:
+        raise UsageError("--timeout limits --wait. Add --wait, or remove --timeout")
     body = parse_object(payload) | parse_values(values or [])
     check_payload(body)
     with open_client(url) as client:
         task_id = _submit_one(client, job, room, body, idempotency_key, options)
-        task = _wait_for(client, task_id) if wait else None
-    typer.echo(task_id) if task is None else _print_result(task)
+        if not wait:
+            typer.echo(task_id)
+            return
+        task = following.follow(client, UUID(task_id), timeout=timeout)
+        check_completed(task)
+        write_result(client, task)
 
 
 def _submit_one(
@@ -148,9 +169,14 @@ def _submit_one(
     return client.submit(str(name), body, room=task_room, idempotency_key=key, **options)
 
 
-def _check_alone(*, values: list[str] | None, payload: str | None, wait: bool) -> None:
+def _check_alone(*, values: list[str] | None, payload: str | None, wait: bool, timeout: float | None) -> None:
     """Raise `UsageError` if an option is given that has no meaning with --from."""
-    given = {"KEY=VALUE": bool(values), "--json": payload is not None, "--wait": wait}
+    given = {
+        "KEY=VALUE": bool(values),
+        "--json": payload is not None,
+        "--wait": wait,
+        "--timeout": timeout is not None,
+    }
     wrong = [name for name, is_given in given.items() if is_given]
     if wrong:
         raise UsageError(f"{wrong[0]} cannot be combined with --from. Write the payloads into the file")
@@ -177,15 +203,47 @@ def tasks(
     )
 
 
-def task(
-    task_id: TaskId, *, history: History = False, as_json: AsJson = False, url: Url = DEFAULT_URL
+def task(  # noqa: PLR0913 - each is an option
+    task_id: TaskId,
+    *,
+    history: History = False,
+    follow: Follow = False,
+    logs: Logs = False,
+    attempt: AttemptOfLog = None,
+    result: Result = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
 ) -> None:
-    """Show a task, or its history with --history."""
+    """Show a task, or follow it, or print its history, log or result.
+
+    With --follow, the exit code is 1 if the task fails or is cancelled, and 130 after Ctrl-C, which does not
+    end the task.
+    """
+    LogConfig().apply()
+    _check_views(
+        {"--history": history, "--follow": follow, "--logs": logs, "--result": result}, as_json=as_json
+    )
+    if attempt is not None and not logs:
+        raise UsageError("--attempt selects a log. Add --logs, or remove --attempt")
     with open_client(url) as client:
         if history:
-            _print_history(client.history(task_id), as_json=as_json)
+            print_history(client.history(task_id), as_json=as_json)
+        elif follow:
+            check_completed(following.follow(client, task_id, prints_lines=True))
+        elif logs:
+            print_log(client.log_parts(task_id, attempt, 0), as_json=as_json)
+        elif result:
+            write_result(client, client.get_task(task_id))
         else:
             print_task(client.get_task(task_id), as_json=as_json)
+
+
+def _check_views(views: dict[str, bool], *, as_json: bool) -> None:
+    """Raise `UsageError` for options that exclude each other."""
+    given = [name for name, is_given in views.items() if is_given]
+    given += ["--json"] if as_json and {"--follow", "--result"} & set(given) else []
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} cannot be combined with {given[1]}. Remove one of them")
 
 
 def explain(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
@@ -207,51 +265,6 @@ def cancel(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) 
         print_task(client.cancel(task_id), as_json=as_json)
 
 
-def print_task(task: TaskResponse, *, as_json: bool) -> None:
-    """Print the fields of a task."""
-    if as_json:
-        print_json(task)
-        return
-    fields = task.model_dump()
-    print_fields({**fields, "payload": _inline(task.payload), "result": _inline(task.result)})
-
-
-def _wait_for(client: AdminClient, task_id: str) -> TaskResponse:
-    terminal = console(stderr=True)
-    try:
-        if not terminal.is_terminal:
-            return client.wait_for(task_id)
-        with terminal.status(f"Waiting for task {task_id}"):
-            return client.wait_for(task_id)
-    except KeyboardInterrupt:
-        print_note(
-            f"Stopped waiting. Task {task_id} continues: 'zndraw-joblib task {task_id}' shows it, "
-            f"'zndraw-joblib cancel {task_id}' cancels it."
-        )
-        raise
-
-
-def _print_result(task: TaskResponse) -> None:
-    """Print the result of a task. Raises `CommandError` unless the task completed."""
-    if task.status != TaskStatus.COMPLETED:
-        raise CommandError(f"Task {task.id} {task.status}" + (f": {task.error}" if task.error else ""))
-    took = task.completed_at - task.started_at if task.completed_at and task.started_at else None
-    print_note(f"Task {task.id} completed{f' in {format_duration(took)}' if took else ''}.")
-    print_json(task.result)
-
-
-def _print_history(history: TaskHistory, *, as_json: bool) -> None:
-    if as_json:
-        print_json(history)
-        return
-    columns = ["at", "status", "attempt", "worker", "until", "reason", "error"]
-    rows = [
-        {**change.model_dump(), "worker": change.worker_id, "until": change.run_at}
-        for change in history.transitions
-    ]
-    print_rows(rows, columns, wide=["worker", "error"])
-
-
 def _task_row(task: TaskResponse) -> Row:
     took = task.completed_at - task.started_at if task.started_at and task.completed_at else None
     return {
@@ -262,7 +275,3 @@ def _task_row(task: TaskResponse) -> Row:
         "took": took,
         "error": task.error,
     }
-
-
-def _inline(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,186 @@
+"""Follow a task until it ends: its progress, its log, and why it waits."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from uuid import UUID
+
+from rich.console import RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from zndraw_joblib.cli.client import AdminClient
+from zndraw_joblib.cli.display import console, one_line, print_note
+from zndraw_joblib.cli.errors import CommandError
+from zndraw_joblib.cli.task_output import amount_text, line_text, print_lines
+from zndraw_joblib.contract.history import NumberedLine
+from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.worker.retry import describe, is_unreachable
+
+# The exit code of timeout(1).
+EXIT_TIMEOUT = 124
+_LIVE_SECONDS = 1.0
+_QUIET_SECONDS = 20.0
+_EXPLAIN_SECONDS = 5.0
+_SHOWN_LINES = 5
+# Takes log lines, and the number of the line before them.
+Tell = Callable[[Sequence[NumberedLine], int], None]
+_REMEDIES = {
+    "paused": "'zndraw-joblib resume JOB' resumes it",
+    "no_worker": "'zndraw-joblib worker FILE' starts one",
+    "draining": "'zndraw-joblib worker FILE' starts another one",
+}
+
+
+class TaskBar(Progress):
+    """The last log lines of a task, and its status and progress below them; on a terminal only."""
+
+    def __init__(self) -> None:
+        self._lines: deque[Text] = deque(maxlen=_SHOWN_LINES)
+        terminal = console(stderr=True)
+        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}")
+        super().__init__(
+            *columns,
+            TimeElapsedColumn(),
+            console=terminal,
+            transient=True,
+            refresh_per_second=4,
+            disable=not terminal.is_terminal,
+            # Otherwise lines for a file or a pipe would go to the terminal.
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        self._bar = self.add_task("", total=None, amount="")
+
+    def show(self, task: TaskResponse, reason: str) -> None:
+        """Show the state of a task, and why it waits."""
+        told, is_running = task.progress, task.status == TaskStatus.RUNNING
+        message = reason if not is_running else told.message if told else None
+        self.update(
+            self._bar,
+            description=one_line(f"{task.status}: {message}" if message else task.status),
+            completed=(told.current if told else None) or 0,
+            total=told.total if told else None,
+            amount=amount_text(told) if told else "",
+        )
+
+    def add(self, lines: Sequence[NumberedLine], _: int = 0) -> None:
+        """Show log lines below the earlier ones."""
+        self._lines.extend(line_text(line) for line in lines[-_SHOWN_LINES:])
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Return what is shown: each log line in one line of the terminal."""
+        for line in list(self._lines):
+            shown = line.copy()
+            shown.truncate(self.console.width, overflow="ellipsis")
+            yield shown
+        yield self.make_tasks_table(self.tasks)
+
+
+class LogReader:
+    """Reads the log of a task from its current attempt on, each line once."""
+
+    def __init__(self, client: AdminClient, task_id: UUID, tell: Tell) -> None:
+        self._client = client
+        self._task_id = task_id
+        self._tell = tell
+        self._attempt = 0
+        self._after = 0
+
+    def read(self, attempt: int) -> None:
+        """Tell the new lines up to an attempt, those of the earlier attempts first."""
+        while 0 < self._attempt < attempt:
+            self._read()
+            self._attempt, self._after = self._attempt + 1, 0
+            print_note(f"Attempt {self._attempt} begins.")
+        self._attempt = attempt
+        if attempt:
+            self._read()
+
+    def _read(self) -> None:
+        for lines in self._client.log_parts(self._task_id, self._attempt, self._after):
+            self._tell(lines, self._after)
+            self._after = lines[-1].n
+
+
+class Waiting:
+    """Finds out why a task waits."""
+
+    def __init__(self, client: AdminClient) -> None:
+        self._client = client
+        self._next = 0.0
+        self._told: set[str] = set()
+        self.reason = ""
+
+    def update(self, task: TaskResponse) -> None:
+        """Ask the server why a task waits, but not often; tell each reason that nobody works on it once."""
+        if task.status != TaskStatus.PENDING:
+            self.reason = ""
+            return
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _EXPLAIN_SECONDS
+        reasons = self._client.explain(task.id).reasons
+        self.reason = reasons[0].detail if reasons else ""
+        for reason in reasons:
+            if (remedy := _REMEDIES.get(reason.code)) and reason.code not in self._told:
+                self._told.add(reason.code)
+                remedy = remedy.replace("JOB", task.job_name)
+                print_note(f"Task {task.id} waits: {one_line(reason.detail)}; {remedy}.")
+
+
+def follow(
+    client: AdminClient, task_id: UUID, *, prints_lines: bool = False, timeout: float | None = None
+) -> TaskResponse:
+    """Return a task once it has ended; until then show its progress and log on a terminal.
+
+    `prints_lines`: print the log lines on standard output instead. Ctrl-C and `timeout`, in seconds, end only
+    the following. Raises `CommandError` with `EXIT_TIMEOUT`.
+    """
+    task = waiting = None
+    try:
+        with TaskBar() as bar:
+            is_live = prints_lines or not bar.disable
+            waiting = Waiting(client)
+            log = LogReader(client, task_id, print_lines if prints_lines else bar.add)
+            for task in client.states(task_id, _LIVE_SECONDS if is_live else _QUIET_SECONDS, timeout):
+                _look(task, waiting, log if is_live else None)
+                bar.show(task, waiting.reason)
+                if task.status in TERMINAL:
+                    return task
+            raise AssertionError("the last state of a task is its end")
+    except TimeoutError:
+        state = f"is {task.status}" if task else "is out of reach"
+        reason = f": {one_line(waiting.reason)}" if waiting and waiting.reason else ""
+        raise CommandError(
+            f"Task {task_id} {state} after {timeout:g} s{reason}. {_how_to_go_on(task_id)}", EXIT_TIMEOUT
+        ) from None
+    except KeyboardInterrupt:
+        print_note(f"Stopped following. {_how_to_go_on(task_id)}.")
+        raise
+
+
+def _look(task: TaskResponse, waiting: Waiting, log: LogReader | None) -> None:
+    """Read what there is besides the task; without a server, that is done the next time."""
+    try:
+        waiting.update(task)
+        if log is not None:
+            log.read(task.attempt)
+    except Exception as error:
+        if not is_unreachable(error):
+            raise
+        if task.status in TERMINAL:
+            print_note(f"The end of the log could not be read: {describe(error)}. {_how_to_read(task.id)}.")
+
+
+def _how_to_go_on(task_id: UUID) -> str:
+    return (
+        f"The task goes on: 'zndraw-joblib task {task_id} --follow' follows it, "
+        f"'zndraw-joblib cancel {task_id}' cancels it"
+    )
+
+
+def _how_to_read(task_id: UUID) -> str:
+    return f"'zndraw-joblib task {task_id} --logs' prints it"

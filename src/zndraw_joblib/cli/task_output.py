@@ -1,0 +1,171 @@
+"""Output about one task: its fields, history, log, result, and why it failed."""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from zndraw_joblib.cli.client import AdminClient
+from zndraw_joblib.cli.display import (
+    console,
+    format_duration,
+    print_fields,
+    print_json,
+    print_note,
+    print_rows,
+)
+from zndraw_joblib.cli.errors import CommandError
+from zndraw_joblib.contract.history import NumberedLine, TaskHistory
+from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.progress import Failure, LogLevel, Progress
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_STYLES = {LogLevel.WARNING: "yellow", LogLevel.ERROR: "red", LogLevel.CRITICAL: "bold red"}
+
+
+def print_task(task: TaskResponse, *, as_json: bool) -> None:
+    """Print the fields of a task, and the traceback if it failed."""
+    if as_json:
+        print_json(task)
+        return
+    shown = {
+        "payload": _inline(task.payload),
+        "result": _inline(task.result),
+        "progress": progress_text(task.progress) or None,
+        "failure": task.failure and task.failure.type,
+        "stored_result": None if task.stored_result is None else describe_result(task),
+    }
+    # Fields that the response leaves out are not shown.
+    print_fields({name: shown.get(name, value) for name, value in task.model_dump().items()})
+    if task.failure is not None and task.failure.traceback:
+        sys.stdout.write(f"\n{failure_text(task.failure)}\n")
+
+
+def print_history(history: TaskHistory, *, as_json: bool) -> None:
+    """Print the changes of a task's status; the last one of an attempt has its progress and log lines."""
+    if as_json:
+        print_json(history)
+        return
+    columns = ["at", "status", "attempt", "worker", "until", "reason", "progress", "lines", "error"]
+    last = {change.attempt: number for number, change in enumerate(history.transitions)}
+    told = {last[detail.attempt]: detail for detail in history.attempts if detail.attempt in last}
+    rows = []
+    for number, change in enumerate(history.transitions):
+        detail = told.get(number)
+        rows.append(
+            {
+                **change.model_dump(),
+                "worker": change.worker_id,
+                "until": change.run_at,
+                "progress": progress_text(detail.progress) if detail else None,
+                "lines": detail.log_lines if detail else None,
+            }
+        )
+    print_rows(rows, columns, wide=["worker", "progress", "error"])
+
+
+def print_log(parts: Iterable[Sequence[NumberedLine]], *, as_json: bool) -> None:
+    """Print a log, see `print_lines`; as JSON, a list of its lines."""
+    if as_json:
+        print_json([line for lines in parts for line in lines])
+        return
+    after = 0
+    for lines in parts:
+        print_lines(lines, after)
+        after = lines[-1].n
+
+
+def print_lines(lines: Sequence[NumberedLine], after: int) -> None:
+    """Print log lines on standard output, and a note if some of the lines after number `after` are missing.
+
+    On a terminal a line is its time and text, else time, level, source and text with tabs in between.
+    """
+    is_plain, terminal = not sys.stdout.isatty(), console()
+    for line in lines:
+        if line.n > after + 1:
+            print_note(f"{line.n - after - 1:,} lines of the log are not kept.")
+        after = line.n
+        if is_plain:
+            text = clean_line(line.text).replace("\t", " ")
+            sys.stdout.write("\t".join((line.at.isoformat(), line.level, line.source, text)) + "\n")
+        else:
+            terminal.print(line_text(line))
+    sys.stdout.flush()
+
+
+def line_text(line: NumberedLine) -> Text:
+    """Return a log line for a terminal."""
+    at = Text(f"{line.at.astimezone():%H:%M:%S} ", "dim")
+    return at + Text(clean_line(line.text), _STYLES.get(line.level, ""))
+
+
+def clean_line(text: str) -> str:
+    """Return `text` without what would control a terminal."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\t" else " " for letter in _ESCAPE.sub("", text)
+    )
+
+
+def progress_text(progress: Progress | None) -> str:
+    """Return a progress like "40/100 frames (40 %), relaxing"."""
+    if progress is None:
+        return ""
+    parts = [amount_text(progress)]
+    if progress.current is not None and progress.total:
+        parts[0] += f" ({progress.current / progress.total:.0%})"
+    return ", ".join(part for part in (*parts, clean_line(progress.message or "")) if part)
+
+
+def amount_text(progress: Progress) -> str:
+    """Return an amount like "40/100 frames", "" if it is unknown."""
+    if progress.current is None:
+        return ""
+    total = "" if progress.total is None else f"/{progress.total:,}"
+    return f"{progress.current:,}{total} {clean_line(progress.unit or '')}".rstrip()
+
+
+def failure_text(failure: Failure) -> str:
+    """Return the traceback of a failure."""
+    return "\n".join(map(clean_line, failure.traceback.splitlines()))
+
+
+def describe_result(task: TaskResponse) -> str:
+    """Return what the result of a task is, like "1,024 bytes of image/png"."""
+    stored = task.stored_result
+    return "JSON" if stored is None else f"{stored.size:,} bytes of {clean_line(stored.content_type)}"
+
+
+def check_completed(task: TaskResponse) -> None:
+    """Print a note that a task has completed, or the traceback of its failure.
+
+    Raises `CommandError` unless it completed.
+    """
+    if task.status != TaskStatus.COMPLETED:
+        if task.failure is not None and task.failure.traceback:
+            print_note(failure_text(task.failure))
+        raise CommandError(f"Task {task.id} {task.status}" + (f": {task.error}" if task.error else ""))
+    took = task.completed_at - task.started_at if task.completed_at and task.started_at else None
+    print_note(f"Task {task.id} completed{f' in {format_duration(took)}' if took else ''}.")
+
+
+def write_result(client: AdminClient, task: TaskResponse) -> None:
+    """Write the result of a task to standard output. Raises `CommandError` if it has none."""
+    if task.status not in TERMINAL:
+        raise CommandError(
+            f"Task {task.id} is {task.status}, so it has no result yet. "
+            f"'zndraw-joblib task {task.id} --follow' waits for its end"
+        )
+    if task.status != TaskStatus.COMPLETED:
+        raise CommandError(
+            f"Task {task.id} {task.status}, so it has no result. "
+            f"'zndraw-joblib task {task.id} --history' shows why"
+        )
+    print_json(task.result)
+
+
+def _inline(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)
