@@ -47,7 +47,7 @@ class Tell(Extension):
         print("last line")
         if self.then == "fail":
             raise ValueError(f"attempt {task.attempt}")
-        return {"frames": 8}
+        return bytes(range(256)) if self.then == "bytes" else {"frames": 8}
 '''
 
 
@@ -154,8 +154,11 @@ def test_the_command_says_why_a_task_waits(telling: Stack) -> None:
     with telling.server.connect() as api:
         url = f"{api.base_url}/v1/joblib/rooms/idle/jobs"
         body = {"category": "analysis", "name": "Idle"}
-        assert api.http.put(url, json=body, headers=api.get_headers()).status_code == 201
-    telling.program.ok("pause", "idle:analysis:Idle")
+        job = api.http.put(url, json=body, headers=api.get_headers()).json()
+        telling.program.ok("submit", "idle:analysis:Idle")  # or the job would end with its worker
+        telling.program.ok("pause", "idle:analysis:Idle")
+        path = f"{api.base_url}/v1/joblib/workers/{job['worker_id']}"
+        assert api.http.delete(path, headers=api.get_headers()).status_code == 204
     done = telling.program.run("submit", "idle:analysis:Idle", "--wait", "--timeout", "1")
     assert (done.code, done.out) == (124, "")
     paused, unserved, error = done.err.splitlines()
@@ -168,9 +171,9 @@ def test_the_command_says_why_a_task_waits(telling: Stack) -> None:
 def test_ctrl_c_ends_only_the_following(telling: Stack, tmp_path: Path, command: str) -> None:
     """The exit code is 130; the message says how to continue."""
     gate = tmp_path / "gate"
-    arguments = ("submit", "Tell", f"gate={gate}", "--wait")
+    arguments = ["submit", "Tell", f"gate={gate}", "--wait"]
     if command == "task":
-        arguments = ("task", submit(telling, f"gate={gate}"), "--follow")
+        arguments = ["task", submit(telling, f"gate={gate}"), "--follow"]
     terminal = OnTerminal(telling, *arguments)
     terminal.read_until("3/8 frames")
     terminal.process.send_signal(signal.SIGINT)
@@ -242,3 +245,18 @@ def test_an_inline_result_is_json(telling: Stack, tmp_path: Path) -> None:
     gate.touch()
     telling.client.wait_for(task_id, TIMEOUT)
     assert json.loads(telling.program.ok("task", task_id, "--result")) == {"frames": 8}
+
+
+def test_a_stored_result_is_written_as_it_is(telling: Stack) -> None:
+    """Its bytes go to standard output, also with `submit --wait`."""
+    task_id = submit(telling, "then=bytes")
+    telling.client.wait_for(task_id, TIMEOUT)
+    for command in (["task", task_id, "--result"], ["submit", "Tell", "then=bytes", "--wait"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "zndraw_joblib", *command],
+            env=telling.program.env,
+            capture_output=True,
+            check=True,
+        )
+        assert done.stdout == bytes(range(256))
+    assert "256 bytes of application/octet-stream" in telling.program.ok("task", task_id)

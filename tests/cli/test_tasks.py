@@ -28,9 +28,14 @@ def test_submit_merges_json_and_values(stack: Stack) -> None:
 
 
 def test_submit_fails_if_the_task_fails(stack: Stack) -> None:
-    """The error line has the task's error, in one line."""
-    error = stack.program.error_of("submit", "Fail", "--wait")
-    assert error.endswith("failed: RuntimeError: it broke in two lines\n")
+    """The error line has the task's error, in one line, below the traceback of the job."""
+    with stack.program.start("submit", "Fail", "--wait") as process:
+        out, err = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, out) == (1, "")
+    *traceback, error = err.splitlines()
+    assert error.startswith("Error: Task ")
+    assert error.endswith("failed: RuntimeError: it broke in two lines")
+    assert traceback[-2:] == ["RuntimeError: it broke", "in two lines"]
 
 
 def test_submit_prints_the_task_id(stack: Stack) -> None:

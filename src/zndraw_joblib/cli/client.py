@@ -5,7 +5,9 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
+from typing import IO
 from uuid import UUID
 
 import httpx
@@ -94,6 +96,11 @@ class AdminClient(JobClient):
             if part.next is None:
                 return
             attempt, following = part.attempt, part.next
+
+    def load_result(self, task_id: UUID, file: IO[bytes]) -> None:
+        """Write the bytes of a task's result to a file; after an interruption, continue where it stopped."""
+        load = partial(self._rest.load_task_result, str(task_id), file)
+        self._retry(load, f"Reading the result of task {task_id}")
 
     def cancel(self, task_id: UUID) -> TaskResponse:
         """Cancel a task."""

@@ -4,6 +4,8 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from shutil import copyfileobj
+from tempfile import TemporaryFile
 from typing import Any
 
 from rich.text import Text
@@ -24,6 +26,7 @@ from zndraw_joblib.contract.progress import Failure, LogLevel, Progress
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_TEXT = re.compile(r"text/|application/json\b", re.IGNORECASE)
 _STYLES = {LogLevel.WARNING: "yellow", LogLevel.ERROR: "red", LogLevel.CRITICAL: "bold red"}
 
 
@@ -153,7 +156,10 @@ def check_completed(task: TaskResponse) -> None:
 
 
 def write_result(client: AdminClient, task: TaskResponse) -> None:
-    """Write the result of a task to standard output. Raises `CommandError` if it has none."""
+    """Write the result of a task to standard output: inline as JSON, stored bytes as they are.
+
+    Raises `CommandError` if it has none, and before it writes binary content to a terminal.
+    """
     if task.status not in TERMINAL:
         raise CommandError(
             f"Task {task.id} is {task.status}, so it has no result yet. "
@@ -164,7 +170,18 @@ def write_result(client: AdminClient, task: TaskResponse) -> None:
             f"Task {task.id} {task.status}, so it has no result. "
             f"'zndraw-joblib task {task.id} --history' shows why"
         )
-    print_json(task.result)
+    if task.stored_result is None:
+        print_json(task.result)
+        return
+    if sys.stdout.isatty() and not _TEXT.match(task.stored_result.content_type):
+        raise CommandError(
+            f"The result is {describe_result(task)}, which a terminal cannot show. "
+            f"'zndraw-joblib task {task.id} --result > FILE' writes it to a file"
+        )
+    with TemporaryFile() as file:
+        client.load_result(task.id, file)
+        file.seek(0)
+        copyfileobj(file, sys.stdout.buffer)
 
 
 def _inline(value: Any) -> str | None:

@@ -140,18 +140,29 @@ def submit(  # noqa: PLR0913 - each is an option
         with open_client(url) as client, checked_file(file, encoder(client, job, room, options)) as checked:
             submit_file(client, checked, idempotency_key or str(uuid4()))
         return
-    if timeout is not None and not wait:
-        raise UsageError("--timeout limits --wait. Add --wait, or remove --timeout")
-    body = parse_object(payload) | parse_values(values or [])
-    check_payload(body)
+    body = _body(payload, values)
+    _check_timeout(timeout, wait=wait)
     with open_client(url) as client:
         task_id = _submit_one(client, job, room, body, idempotency_key, options)
-        if not wait:
-            typer.echo(task_id)
-            return
-        task = following.follow(client, UUID(task_id), timeout=timeout)
-        check_completed(task)
-        write_result(client, task)
+        _finish(client, UUID(task_id), timeout) if wait else typer.echo(task_id)
+
+
+def _body(payload: str | None, values: list[str] | None) -> dict[str, Any]:
+    body = parse_object(payload) | parse_values(values or [])
+    check_payload(body)
+    return body
+
+
+def _check_timeout(timeout: float | None, *, wait: bool) -> None:
+    if timeout is not None and not wait:
+        raise UsageError("--timeout limits --wait. Add --wait, or remove --timeout")
+
+
+def _finish(client: AdminClient, task_id: UUID, timeout: float | None) -> None:
+    """Wait for a task and write its result."""
+    task = following.follow(client, task_id, timeout=timeout)
+    check_completed(task)
+    write_result(client, task)
 
 
 def _submit_one(
@@ -214,7 +225,7 @@ def task(  # noqa: PLR0913 - each is an option
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Show a task, or follow it, or print its history, log or result.
+    """Show or follow a task, or print its history, log or result.
 
     With --follow, the exit code is 1 if the task fails or is cancelled, and 130 after Ctrl-C, which does not
     end the task.
