@@ -5,11 +5,12 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Insert, Integer, and_, bindparam, delete, func, insert, or_, select
+from sqlalchemy import BigInteger, Insert, Integer, Table, and_, bindparam, delete, func, insert, or_, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from zndraw_joblib.contract.progress import MAX_LOG_LINES
-from zndraw_joblib.server.store.bulk import among, padded
-from zndraw_joblib.server.store.database import Transaction, dialect
+from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
+from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.detail_tables import AttemptDetail, TaskLogPart
 from zndraw_joblib.server.store.tables import Task
 from zndraw_joblib.server.store.tasks.records import CHUNK, FULL, TaskRecord, record_of
@@ -76,9 +77,11 @@ _BY_ID = (
     .outerjoin(details, _IS_CURRENT)
     .where(tasks.c.id == bindparam("task"))
 )
+_FIRST, _LAST = [bindparam(name, type_=BigInteger()) for name in ("first", "last")]
 _LINES_OF_TASKS = (
     select(details.c.task_seq, func.sum(details.c.log_lines))
-    .where(among(details.c.task_seq, bindparam("seqs")))
+    # Without statistics, PostgreSQL scans the whole table for a long list alone.
+    .where(details.c.task_seq.between(_FIRST, _LAST), among(details.c.task_seq, bindparam("seqs")))
     .group_by(details.c.task_seq)
 )
 _SEQ, _ATTEMPT = bindparam("seq", type_=BigInteger()), bindparam("number", type_=Integer())
@@ -137,11 +140,23 @@ async def _select(tx: Transaction, statement: Any, wanted: Sequence[tuple[int, i
     return found
 
 
+def _from_list(table: Table) -> postgresql.Insert:
+    """Return PostgreSQL's statement that inserts the rows of a list."""
+    names = table.c.keys()
+    given = arrays({name: table.c[name].type for name in names})
+    return postgresql.insert(table).from_select(names, select(*[given.c[name] for name in names]))
+
+
+_ADD_PARTS = _from_list(log)
+
+
 async def add_parts(tx: Transaction, new: Iterable[tuple[int, int, Part]]) -> None:
     """Add parts to the logs of attempts, given by the `seq` of their tasks and their numbers."""
     rows = [{"task_seq": seq, "attempt": attempt, **part._asdict()} for seq, attempt, part in new]
-    if rows:
+    if rows and tx.is_sqlite:
         await tx.execute(insert(log), rows)
+    elif rows:
+        await tx.execute(_ADD_PARTS, by_column(rows))
 
 
 _RANKED = (
@@ -176,6 +191,7 @@ async def trim_log(
 
 
 def _upsert(made: Any) -> Insert:
+    """Return a statement that adds what attempts told to their rows."""
     replaced = ("progress", "progress_at", "failure", "full_traceback")
     values = {name: func.coalesce(made.excluded[name], details.c[name]) for name in replaced}
     for name in ("log_last", "log_lines", "log_bytes"):
@@ -184,9 +200,17 @@ def _upsert(made: Any) -> Insert:
     return upsert
 
 
+_UPSERT = _upsert(sqlite.insert(details))
+_UPSERT_MANY = _upsert(_from_list(details))
+
+
 async def write(tx: Transaction, changes: Sequence[Change]) -> None:
     """Write what attempts of different tasks told."""
-    await tx.execute(_upsert(dialect(tx).insert(details)), [change._asdict() for change in changes])
+    rows = [change._asdict() for change in changes]
+    if tx.is_sqlite:
+        await tx.execute(_UPSERT, rows)
+    else:
+        await tx.execute(_UPSERT_MANY, by_column(rows))
 
 
 async def forget(tx: Transaction, seq: int, newest: int) -> None:
@@ -199,7 +223,8 @@ async def first_to_prune(tx: Transaction, seqs: Sequence[int]) -> Sequence[int]:
     """Return the first of these tasks whose logs are deleted in a short time: at least one."""
     lines: dict[int, int] = {}
     for start in range(0, len(seqs), CHUNK):
-        given = {"seqs": padded(seqs[start : start + CHUNK])}
+        chunk = seqs[start : start + CHUNK]
+        given = {"seqs": padded(chunk), "first": min(chunk), "last": max(chunk)}
         lines |= {seq: count for seq, count in await tx.execute(_LINES_OF_TASKS, given)}
     total = 0
     for place, seq in enumerate(seqs):
@@ -212,6 +237,6 @@ async def first_to_prune(tx: Transaction, seqs: Sequence[int]) -> Sequence[int]:
 async def prune(tx: Transaction, seqs: Sequence[int]) -> None:
     """Delete what all attempts of these tasks told, which are close to each other in the order of `seq`."""
     for table in (log, details):
-        # Without statistics, PostgreSQL scans the whole table for a long list alone.
+        # As for `_LINES_OF_TASKS`.
         is_near = table.c.task_seq.between(min(seqs), max(seqs))
         await tx.execute(delete(table).where(is_near, table.c.task_seq.in_(padded(seqs))))
