@@ -12,7 +12,7 @@ from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.realtime.publisher import emit
 from zndraw_joblib.server.service import sweep, workers
 from zndraw_joblib.server.settings import JobLibSettings
-from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.database import Transaction, run
 from zndraw_joblib.server.store.sessions import SessionDatabase, begin
 from zndraw_joblib.server.store.tables import Worker
 
@@ -57,7 +57,7 @@ async def cleanup_worker(session: Any, worker: Worker) -> list[Emission]:
     Return the events to `emit` after the commit.
     """
     tx = await begin(session)
-    await workers.retire(tx, [worker.id])
+    await run(partial(workers.retire, worker_ids=[worker.id]), tx)
     return tx.emissions
 
 
@@ -83,7 +83,7 @@ async def _until_done(
     count, emissions = 0, []
     while True:
         tx = await begin(session)
-        done = await batch(tx)
+        done = await run(batch, tx)
         await session.commit()
         count += done
         emissions += tx.emissions

@@ -106,6 +106,7 @@ async def record(
         if each.progress is not None:
             make = partial(_progress_emission, each.task, each.progress)
             tx.emit((each.task.id, "progress"), make, of_task=True)
+            tx.record_unknown()
 
 
 async def _add_lines(tx: Transaction, told: Sequence[Told], limits: LogLimits) -> dict[int, LogCounts]:

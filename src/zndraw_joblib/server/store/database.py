@@ -68,6 +68,7 @@ class Transaction:
         self._events: list[Callable[[], NewEvent]] = []
         self._task_events: dict[object, Callable[[], Emission]] = {}
         self._is_watched: bool | None = None
+        self._must_ask = False
         self.wakes: list[Wake] = []
         self.due: datetime | None = None
         self.freed: list[Freed] = []
@@ -125,6 +126,7 @@ class Transaction:
     def record_event(self, make: Callable[[], NewEvent]) -> None:
         """Record an event for the event log of a room alone. `make` runs only if the room may be watched."""
         self._events.append(make)
+        self.record_unknown()
 
     def record_watched(self, *, is_watched: bool) -> None:
         """Record whether a room is watched whose tasks the transaction changes; `room_events.is_watched`.
@@ -133,11 +135,16 @@ class Transaction:
         """
         self._is_watched = bool(self._is_watched) or is_watched
 
+    def record_unknown(self) -> None:
+        """Record that there is an event of a room of which no statement has told whether it is watched."""
+        self._must_ask = True
+
     async def append_events(self) -> None:
         """Write the events of watched rooms, as the last statements before the commit."""
-        if self._is_watched is False or not (self._task_events or self._more_emissions or self._events):
+        if not (self._task_events or self._more_emissions or self._events):
             return
-        if self._is_watched is None and not await room_events.is_any_watched(self.execute):
+        must_ask = self._must_ask or self._is_watched is None
+        if not self._is_watched and not (must_ask and await room_events.is_any_watched(self.execute)):
             return
         emissions = [make() for make in self._task_events.values()]
         emissions += [emission for make in self._more_emissions for emission in make()]

@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, and_, bindparam, case, literal_column, or_
 
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.room_events import is_watched
 from zndraw_joblib.server.store.tables import Job, Task
 from zndraw_joblib.server.store.tasks import counts, moving
 from zndraw_joblib.server.store.tasks.counts import CountChanges
@@ -37,7 +38,10 @@ async def fail_held_by(tx: Transaction, worker_ids: Sequence[UUID], error: str, 
     """
     given = {"workers": padded(worker_ids), "now": await tx.now(), "error": error, "code": code}
     statement = _FAIL_ON_SQLITE if tx.is_sqlite else _FAIL_ON_POSTGRESQL
-    found = [LostTask(*row) for row in await tx.execute(statement, given)]
+    rows = (await tx.execute(statement, given)).all()
+    if rows and not tx.is_sqlite:
+        tx.record_watched(is_watched=any(row.is_watched for row in rows))
+    found = [LostTask(*row[: len(LostTask._fields)]) for row in rows]
     for task in found:
         tx.record_freed(task.room_id, task.worker_id)
     return found
@@ -71,5 +75,7 @@ _HELD = (
     .with_for_update()
     .cte("held")
 )
-_FAIL_ON_POSTGRESQL = _FAILING.where(tasks.c.seq == _HELD.c.seq, _HELD.c.has_failed)
+_FAIL_ON_POSTGRESQL = _FAILING.where(tasks.c.seq == _HELD.c.seq, _HELD.c.has_failed).returning(
+    is_watched(tasks.c.room_id).label("is_watched")
+)
 _FAIL_ON_SQLITE = _FAILING.where(_HAS_ONE_ATTEMPT, _HAS_NO_POLICY)

@@ -1,0 +1,83 @@
+"""Each change of a task of a watched room is in its event log, also beside changes in rooms without one."""
+
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from databases import every_kind
+from replica import OWNER, Replica
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from zndraw_joblib import Worker, cleanup_stale_workers, cleanup_worker
+from zndraw_joblib.contract.messages import TaskUpdateRequest
+from zndraw_joblib.contract.progress import LogLine, LogPart, Progress
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.service import tasks
+from zndraw_joblib.server.store import streams
+from zndraw_joblib.server.store.room_events import events
+from zndraw_joblib.server.store.streams import Bounds
+
+TWICE: dict[str, Any] = {"max_attempts": 2, "retry_on": ["worker_lost"], "backoff": {"base_seconds": 0}}
+
+
+async def watch(replica: Replica, *rooms: str) -> None:
+    """Record the events of these rooms."""
+    for room in rooms:
+        await replica.runtime.write(streams.watch, room, Bounds(timedelta(minutes=5), 1000, 10**6))
+
+
+async def recorded(replica: Replica, room: str = "lab") -> list[str]:
+    """Return the kinds of the recorded events of a room, in order; for a status, the status."""
+    found = sorted(await replica.rows(events, events.c.room_id == room), key=lambda row: row.n)
+    return [
+        row.kind if row.kind != "status" else row.data.split('"status":"')[1].split('"')[0] for row in found
+    ]
+
+
+@every_kind
+async def test_a_worker_that_leaves_fails_and_requeues(replica: Replica) -> None:
+    """One transaction fails a task of a watched room, and requeues one of another room."""
+    plain = await replica.register("Plain")
+    retried = await replica.register("Retried", worker=plain.worker_id, **TWICE)
+    await replica.running(plain)
+    await replica.submit(retried, room="elsewhere")
+    await replica.start(plain.worker_id)
+    await watch(replica, "lab")
+    await replica.leave(plain.worker_id)
+    assert await recorded(replica) == ["failed"]
+
+
+@every_kind
+async def test_reports_of_several_rooms(replica: Replica) -> None:
+    """One transaction has progress and a log of a watched room, and the end of a task of another room."""
+    job = await replica.register()
+    told = await replica.running(job)
+    await replica.submit(job, room="elsewhere")
+    ended = await replica.start(job.worker_id)
+    await watch(replica, "lab")
+    line = LogLine(at=datetime(2026, 1, 2, tzinfo=UTC), text="x")
+    tells = {"progress": Progress(current=1), "log": LogPart(first=1, lines=[line])}
+    items = [
+        tasks.Report(OWNER, told.id, TaskUpdateRequest(attempt=1, **tells)),
+        tasks.Report(OWNER, ended.id, TaskUpdateRequest(attempt=1, status=TaskStatus.COMPLETED)),
+    ]
+    await replica.runtime.write(partial(tasks.report, items=items))
+    assert sorted(await recorded(replica)) == ["log", "progress"]
+
+
+@every_kind
+async def test_the_functions_of_a_host_record(replica: Replica) -> None:
+    """What a host changes in its own sessions is recorded with it."""
+    first, second = await replica.register(), await replica.register()
+    await replica.running(first)
+    await replica.running(second)
+    await watch(replica, "lab")
+    async with AsyncSession(replica.engine) as session:
+        worker = await session.get(Worker, first.worker_id)
+        assert worker is not None
+        await cleanup_worker(session, worker)
+        await session.commit()
+    assert await recorded(replica) == ["failed"]
+    async with AsyncSession(replica.engine) as session:
+        await cleanup_stale_workers(session, timedelta(seconds=-60))
+    assert await recorded(replica) == ["failed", "failed"]
