@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import Depends, Header, Query, Request
 from starlette.requests import HTTPConnection
 
-from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
+from zndraw_joblib.contract.problems import InvalidRequest, ProblemException, Unauthorized
 from zndraw_joblib.server.http.dependencies import check_readable, current_identity
 from zndraw_joblib.server.http.guards import verify_readable_room
 from zndraw_joblib.server.http.headers import header_values
@@ -57,6 +57,8 @@ async def resolve_access(request: Request) -> StreamAccess:
         read = queue.runtime.database.read_short
         owner = await read(stream_tokens.verify, stream_name(request), token)
         is_valid = partial(queue.is_valid, owner.caller)
+        if not await is_valid():
+            raise Unauthorized("The caller of the stream token has no access any more")
         return StreamAccess(owner.caller, owner.room_id, task_id, is_valid, owner.seconds)
     caller, room_id = await _readable_by_caller(request, task_id)
 
