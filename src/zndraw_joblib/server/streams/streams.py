@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import islice
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -33,6 +34,11 @@ class Streams:
 
     def __len__(self) -> int:
         return self._open.total()
+
+    @property
+    def followed_rooms(self) -> list[str]:
+        """The rooms that are followed, also those that nobody reads any more."""
+        return [follower.room_id for follower in self._all_followers()]
 
     @asynccontextmanager
     async def reader(
@@ -96,8 +102,17 @@ class Streams:
     def _follower(self, room_id: str) -> Follower:
         followers = self._followers.setdefault(asyncio.get_running_loop(), {})
         if room_id not in followers:
+            self._make_room(followers)
             followers[room_id] = Follower(room_id, self._runtime, self._forget)
         return followers[room_id]
+
+    def _make_room(self, followers: dict[str, Follower]) -> None:
+        """Stop followers that nobody reads, the oldest first, so that there are at most `max_streams`."""
+        surplus = len(followers) + 1 - self._runtime.settings.max_streams
+        idle = (follower for follower in list(followers.values()) if not follower.readers)
+        for follower in islice(idle, max(0, surplus)):
+            del followers[follower.room_id]
+            follower.task.cancel()
 
     def _forget(self, follower: Follower) -> None:
         followers = self._followers.get(asyncio.get_running_loop(), {})
