@@ -107,7 +107,8 @@ def test_release_fail_and_retry_change_a_task(stack: Stack, job: Job) -> None:
         [["task", task_id, "--history"], ["task", task_id, "--history", "--json"]]
     )
     header, *lines = history.out.splitlines()
-    assert header.split("\t") == ["at", "status", "attempt", "worker", "until", "reason", "error"]
+    columns = ["at", "status", "attempt", "worker", "until", "reason", "error", "progress", "lines"]
+    assert header.split("\t") == columns
     statuses = [line.split("\t")[1] for line in lines]
     assert statuses == ["pending", "claimed", "pending", "failed", "pending"]
     assert [step["status"] for step in json.loads(as_json.out)["transitions"]] == statuses

@@ -53,7 +53,7 @@ def print_history(history: TaskHistory, *, as_json: bool) -> None:
     if as_json:
         print_json(history)
         return
-    columns = ["at", "status", "attempt", "worker", "until", "reason", "progress", "lines", "error"]
+    columns = ["at", "status", "attempt", "worker", "until", "reason", "error", "progress", "lines"]
     last = {change.attempt: number for number, change in enumerate(history.transitions)}
     told = {last[detail.attempt]: detail for detail in history.attempts if detail.attempt in last}
     rows = []
@@ -68,7 +68,7 @@ def print_history(history: TaskHistory, *, as_json: bool) -> None:
                 "lines": detail.log_lines if detail else None,
             }
         )
-    print_rows(rows, columns, wide=["worker", "progress", "error"])
+    print_rows(rows, columns, wide=["worker", "error", "progress"])
 
 
 def print_log(parts: Iterable[Sequence[NumberedLine]], *, as_json: bool) -> None:
