@@ -185,7 +185,7 @@ def test_a_refusal_is_raised_as_its_problem_class(worker: Make, room: str) -> No
     for unknown in (f"{room}:modifiers:None", "nonsense"):
         with pytest.raises(JobNotFound):
             manager.submit(unknown, room=room)
-    with pytest.raises(ValueError, match="payload.a: an object of object cannot be encoded"):
+    with pytest.raises(ValueError, match=r"payload\.a: an object of object cannot be encoded"):
         manager.submit(f"{room}:modifiers:Add", {"a": object()}, room=room)
 
 
