@@ -21,6 +21,7 @@ from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.mount import InternalJobs, JobLib
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.realtime.client_managers import PubSubManager, RedisManager
+from zndraw_joblib.server.realtime.socketio_internals import LocalManager
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import tokens
 from zndraw_joblib.server.store.database import Database
@@ -145,5 +146,5 @@ def _client_manager(settings: ServerSettings, joblib: JobLib) -> Any:
     if settings.redis_url is not None:
         return RedisManager(settings.redis_url, f"{settings.redis_prefix}:socketio")
     if settings.database_url.startswith("sqlite"):
-        return socketio.AsyncManager()
+        return LocalManager()
     return PubSubManager(joblib.runtime.pubsub)

@@ -17,7 +17,45 @@ from socketio.async_pubsub_manager import AsyncPubSubManager
 NAMESPACE = "/"
 
 
-class MessageManager(AsyncPubSubManager, ABC):  # type: ignore[misc]
+class LocalManager(AsyncManager):  # type: ignore[misc]
+    """A client manager of one process that knows the rooms of each socket.
+
+    python-socketio looks for a socket that disconnects in all rooms, which blocks the event loop for seconds
+    if thousands of sockets disconnect at once.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._rooms_of: dict[tuple[str, str], set[str | None]] = {}
+
+    def basic_enter_room(
+        self, sid: str, namespace: str, room: str | None, eio_sid: str | None = None
+    ) -> None:
+        """Add a socket to a room; None is the room of all sockets."""
+        super().basic_enter_room(sid, namespace, room, eio_sid)
+        self._rooms_of.setdefault((namespace, sid), set()).add(room)
+
+    def basic_leave_room(self, sid: str, namespace: str, room: str | None) -> None:
+        """Remove a socket from a room."""
+        super().basic_leave_room(sid, namespace, room)
+        self._rooms_of.get((namespace, sid), set()).discard(room)
+
+    def basic_disconnect(self, sid: str, namespace: str, **options: Any) -> None:
+        """Remove a socket from its rooms, and what is stored for it."""
+        rooms = self.rooms.get(namespace, {})
+        own = {room: rooms[room] for room in self._rooms_of.pop((namespace, sid), ()) if room in rooms}
+        self.rooms[namespace] = dict(own)
+        super().basic_disconnect(sid, namespace, **options)
+        for room, members in own.items():
+            if not members:
+                del rooms[room]
+        if rooms:
+            self.rooms[namespace] = rooms
+        else:
+            self.rooms.pop(namespace, None)
+
+
+class MessageManager(AsyncPubSubManager, LocalManager, ABC):  # type: ignore[misc]
     """A client manager that exchanges its messages with other server processes by `send` and `receive`."""
 
     @abstractmethod
@@ -61,7 +99,7 @@ def has_subscribers(sio: Any) -> bool:
 
 def is_local(sio: Any) -> bool:
     """Return whether a Socket.IO server knows only the sockets of its own process."""
-    return type(sio.manager) is AsyncManager
+    return type(sio.manager) in {AsyncManager, LocalManager}
 
 
 def may_have_members(sio: Any, rooms: Iterable[str]) -> bool:
