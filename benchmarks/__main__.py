@@ -17,7 +17,7 @@ from benchmarks import (
     rooms,
     sdk_worker,
 )
-from benchmarks.bench import Bench, databases
+from benchmarks.bench import CONNECTIONS, Bench, databases
 from benchmarks.figures import Report, machine
 from benchmarks.peers import run as peers
 from benchmarks.servers import serving
@@ -66,8 +66,10 @@ def _run_sections(report: Report, arguments: argparse.Namespace) -> None:
     kinds = [name for name in DATABASES if name in arguments.names] or list(DATABASES)
     print(
         "The load generator, the database and the server share the cores. Each rate is the median of "
-        f"{arguments.repeats} measurements of {arguments.seconds:g} s.\nRatio: the rate divided by the rate "
-        "of an empty FastAPI endpoint, measured just before and just after."
+        f"{arguments.repeats} measurements of {arguments.seconds:g} s.\nRatio: the rate, three times that "
+        "for a life cycle (three calls), divided by the rate of an empty\nFastAPI endpoint over as many "
+        f"connections ({CONNECTIONS} for batches and workers), measured just before and just\nafter; "
+        "the median, so not always the quotient of the printed rates."
     )
     with serving("noop") as noop:
         for kind in kinds:

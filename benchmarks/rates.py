@@ -10,7 +10,7 @@ from benchmarks.backlog import add_pending_tasks
 from benchmarks.bench import CONNECTIONS, Bench
 from benchmarks.servers import serving
 
-_CONNECTIONS = (1, 16, 50)
+_CONNECTIONS = (1, CONNECTIONS)
 _MAX_TASKS_PER_SECOND = 10_000  # faster than any scenario
 _ROUNDS = 100
 _SCENARIOS = (
