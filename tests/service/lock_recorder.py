@@ -17,12 +17,13 @@ from zndraw_joblib.server.store.postgres import PostgresDatabase
 # Transactions wait for locks in the order of these tables, and within a table in the order of its keys.
 ORDER = (
     *("joblib_worker", "joblib_task", "joblib_provider", "joblib_job"),
-    *("joblib_room_count", "joblib_queue_block"),
+    *("joblib_room_count", "joblib_queue_block", "joblib_room_stream"),
 )
 _KEYS = {
     "joblib_task": "lpad(seq::text, 20, '0')",
     "joblib_room_count": "concat_ws(' ', room_id, job_id, part + 1)",
     "joblib_queue_block": "concat_ws(' ', job_id, lane, block)",
+    "joblib_room_stream": "room_id",
 }
 _MINE = "(xmax = pg_current_xact_id_if_assigned()::xid OR xmin = pg_current_xact_id_if_assigned()::xid)"
 _PROBE = " UNION ALL ".join(

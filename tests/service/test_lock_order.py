@@ -1,4 +1,4 @@
-"""All transactions lock rows in one order: workers, tasks, providers, jobs, room queues.
+"""All transactions lock rows in one order: workers, tasks, providers, jobs, room queues, room streams.
 
 So no two can wait for each other. A transaction that locks a job earlier, to count its held tasks, does not
 wait for tasks afterwards: it skips locked ones.
@@ -15,14 +15,14 @@ from replica import ADMIN, OWNER, InternalExecutor, Replica, internal
 
 from service.lock_recorder import ORDER, LockRecorder
 from service.test_mixed_load import Actor
-from zndraw_joblib.contract.messages import JobResponse, TaskUpdateRequest
+from zndraw_joblib.contract.messages import JobResponse, TaskSubmitRequest, TaskUpdateRequest
 from zndraw_joblib.contract.names import INTERNAL, parse_job_name
 from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.contract.providers import ProviderRegisterRequest
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.internal.registry import InternalRegistry
-from zndraw_joblib.server.service import claims, providers, task_actions, tasks
+from zndraw_joblib.server.service import claims, providers, streams, task_actions, tasks
 from zndraw_joblib.server.service import internal as internal_jobs
 from zndraw_joblib.server.store import providers as provider_store
 from zndraw_joblib.server.store.database import Transaction
@@ -231,6 +231,36 @@ async def test_internal_jobs(replica: Replica, recorder: LockRecorder) -> None:
     ok(recorder)
 
 
+async def watch(replica: Replica, *rooms: str) -> None:
+    """Let the transactions write the events of these rooms."""
+    for room in rooms:
+        bounds = streams.bounds(replica.runtime.settings)
+        await replica.runtime.write(streams.watch, room_id=room, wanted=bounds)
+
+
+@on_postgresql
+async def test_watched_rooms_are_locked_last(replica: Replica, recorder: LockRecorder) -> None:
+    """A transaction of several rooms locks their streams in order, after everything else."""
+    jobs = [await replica.register(name) for name in "AB"]
+    rooms = [f"room-{number}" for number in (3, 1, 2)]
+    await watch(replica, *rooms)
+    items = [
+        replica.dispatcher.submission(
+            OWNER, room, parse_job_name(job.full_name), TaskSubmitRequest(payload={})
+        )
+        for job in jobs
+        for room in rooms
+    ]
+    assert len(await replica.runtime.submit_all(items)) == 6
+    held = [await replica.start(jobs[0].worker_id) for _ in rooms]
+    updates = [TaskUpdateRequest(status=TaskStatus.COMPLETED, attempt=1) for _ in held]
+    await replica.runtime.report_many(
+        [tasks.Report(OWNER, task.id, update) for task, update in zip(held, updates, strict=True)]
+    )
+    ok(recorder)
+    assert "joblib_room_stream" in {ORDER[level] for level in recorder.locked}
+
+
 @on_postgresql
 async def test_random_requests(replica: Replica, recorder: LockRecorder) -> None:
     """The requests of the mixed load, and the actions by hand, keep the order."""
@@ -242,9 +272,12 @@ async def test_random_requests(replica: Replica, recorder: LockRecorder) -> None
         held = await replica.start(known["jobs"][0].worker_id)
         await replica.act(action if action is not task_actions.retry else task_actions.fail, held.id)
     await replica.act(task_actions.retry, held.id)
+    await watch(replica, "lab")
     actor = Actor(replica, random.Random(1), known)
     for limit in (None, 1):
         replica.runtime.settings.room_max_in_flight = limit
         await actor.run()
     ok(recorder)
-    assert {ORDER[level] for level in recorder.locked} >= {"joblib_worker", "joblib_task", "joblib_job"}
+    assert {ORDER[level] for level in recorder.locked} >= {
+        *("joblib_worker", "joblib_task", "joblib_job", "joblib_room_stream")
+    }

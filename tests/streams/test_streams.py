@@ -1,23 +1,12 @@
 """A client reads a snapshot and then each event of a task or of a room, over a real connection."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import pytest
 from rest import V1, claim, expect_problem, register, report, submit
-from servers import ServerProcess
 
 from streams.sse import STREAM, Reader
-
-
-@pytest.fixture
-async def server(database_url: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Run a server on either database; return a client."""
-    with ServerProcess(database_url) as process:
-        async with process.client() as client:
-            yield client
 
 
 async def events_of(client: httpx.AsyncClient, path: str, **params: Any) -> dict[str, Any]:

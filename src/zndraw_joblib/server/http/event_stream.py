@@ -66,33 +66,43 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream until the task ends, the client disconnects or the server stops."""
-        wanted = self._wanted
         try:
-            async with self._streams.reader(wanted.caller, wanted.room_id, wanted.task_id) as reader:
-                first = await self._streams.read(reader, wanted.room_id, wanted.after)
-                gone = asyncio.ensure_future(_disconnected(receive))
-                gone.add_done_callback(reader.close)
-                try:
-                    await self._start(send)
-                    await self._stream(reader, first, send)
-                    if not gone.done():
-                        await self._send(send, b"", more_body=False)
-                finally:
-                    gone.cancel()
+            await self._serve(receive, send)
         except _ClientStopped:
-            logger.info(
-                "Cut off a client that did not read its event stream for %g s (stream_send_timeout_seconds): "
-                "user=%s room=%s",
-                *(self._send_seconds, wanted.caller.id, wanted.room_id),
-            )
-            abort(send)
+            await self._cut_off(send)
         except Exception as error:
-            if self._has_started:
-                logger.warning("Closed an event stream; its client may connect again: %r", error)
+            if not self._has_started:
+                await problem_response(as_problem(error))(scope, receive, send)
                 return
-            await problem_response(as_problem(error))(scope, receive, send)
+            logger.warning("Closed an event stream; its client may connect again: %r", error)
+            with suppress(_ClientStopped):
+                await self._send(send, b"", more_body=False)
         if self.background is not None:
             await self.background()
+
+    async def _serve(self, receive: Receive, send: Send) -> None:
+        wanted = self._wanted
+        async with self._streams.reader(wanted.caller, wanted.room_id, wanted.task_id) as reader:
+            first = await self._streams.read(reader, wanted.room_id, wanted.after)
+            gone = asyncio.ensure_future(_disconnected(receive))
+            gone.add_done_callback(reader.close)
+            try:
+                await self._start(send)
+                await self._stream(reader, first, send)
+                if not gone.done():
+                    await self._send(send, b"", more_body=False)
+            finally:
+                gone.cancel()
+
+    async def _cut_off(self, send: Send) -> None:
+        logger.info(
+            "Cut off a client that did not read its event stream for %g s (stream_send_timeout_seconds): "
+            "user=%s room=%s",
+            *(self._send_seconds, self._wanted.caller.id, self._wanted.room_id),
+        )
+        abort(send)
+        # Then uvicorn knows that the connection is lost, and logs no incomplete response.
+        await asyncio.sleep(0)
 
     async def _stream(self, reader: Reader, first: Part, send: Send) -> None:
         opened = checked = time.monotonic()

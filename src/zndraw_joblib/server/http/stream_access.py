@@ -8,13 +8,14 @@ from uuid import UUID
 from fastapi import Depends, Header, Query, Request
 from starlette.requests import HTTPConnection
 
-from zndraw_joblib.contract.problems import InvalidRequest, ProblemException, Unauthorized
+from zndraw_joblib.contract.problems import InvalidRequest, Unauthorized
 from zndraw_joblib.server.http.dependencies import check_readable, current_identity
 from zndraw_joblib.server.http.guards import verify_readable_room
 from zndraw_joblib.server.http.headers import header_values
 from zndraw_joblib.server.http.routing import QUERY_TOKEN, RESOLVERS
 from zndraw_joblib.server.http.state import queue_state
 from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.problem_responses import as_problem
 from zndraw_joblib.server.service import stream_tokens
 
 _MAX_POSITION = 2**53
@@ -64,13 +65,11 @@ async def resolve_access(request: Request) -> StreamAccess:
 
     async def is_allowed() -> bool:
         # Each check gets a copy, because a host's dependencies may store values in the request.
+        copy = Request(dict(request.scope), _no_body)
         try:
-            return await _readable_by_caller(Request(dict(request.scope), _no_body), task_id) == (
-                caller,
-                room_id,
-            )
-        except ProblemException as problem:
-            if problem.status < 500:
+            return await _readable_by_caller(copy, task_id) == (caller, room_id)
+        except Exception as error:
+            if as_problem(error).problem.status < 500:
                 return False
             raise
 

@@ -44,7 +44,7 @@ _ADD_MANY_AND_ROOMS = room_queues.upsert_from(_ENTERED).add_cte(*counts.keep_ins
 _ADDED_TO_ROOMS = _ADD_MANY_AND_ROOMS.returning(room_queues.queues.c.room_id).cte("entered")
 _IS_WATCHED = room_events.is_watched(any_(room_events.ROOMS)).label("is_watched")
 _ADD_AND_COUNT = job_store.ADD_TO_COUNTS.add_cte(_ADDED_TO_ROOMS).returning(_IS_WATCHED)
-_ADD_OF_SEVERAL_JOBS = _ADD_MANY_AND_ROOMS.returning(_IS_WATCHED)
+_ADD_OF_SEVERAL_JOBS = select(_IS_WATCHED).add_cte(_ADDED_TO_ROOMS)
 
 
 async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:

@@ -1,0 +1,213 @@
+"""Who may read a stream, and tokens for clients that cannot send a header."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import httpx
+import pytest
+from conftest import ADMIN_TOKEN
+from databases import on_sqlite
+from fastapi import FastAPI, Header, HTTPException
+from rest import V1, expect_problem, register, submit
+from servers import free_port
+
+from streams.conftest import serving
+from streams.sse import STREAM, Reader
+from zndraw_joblib import Identity, JobLib
+from zndraw_joblib.server.http import event_stream, tokens
+from zndraw_joblib.server.service import stream_tokens
+from zndraw_joblib.server.store import tokens as token_store
+from zndraw_joblib.server.store.engine import open_engine, open_sessions
+
+Local = tuple[FastAPI, httpx.AsyncClient]
+ANONYMOUS = {"Authorization": ""}
+
+
+async def token_of(client: httpx.AsyncClient, path: str) -> str:
+    """Return a new token for a stream."""
+    response = await client.post(f"{V1}/{path}/events/token")
+    assert response.status_code == 201, response.text
+    return str(response.json()["token"])
+
+
+async def test_a_token_opens_one_stream(local: Local) -> None:
+    """It reads the stream that it was made for, of a task or of a room, without a header."""
+    _, client = local
+    job = await register(client)
+    task = await submit(client, job)
+    anonymous = httpx.AsyncClient(base_url=client.base_url, timeout=30)
+    paths = ["rooms/lab", "rooms/den", f"tasks/{task['id']}"]
+    made = {path: await token_of(client, path) for path in paths}
+    for path in paths:
+        for other, token in made.items():
+            response = await anonymous.get(f"{V1}/{path}/events", params={"token": token})
+            if other == path:
+                assert response.status_code == 200
+            else:
+                assert "stream token" in expect_problem(response, 401, "unauthorized")["detail"]
+    reader = Reader(anonymous, "rooms/lab", token=made["rooms/lab"])
+    [snapshot] = await reader.until(1)
+    assert snapshot.data["total"] == 1
+    await reader.close()
+    await anonymous.aclose()
+
+
+@on_sqlite
+async def test_a_token_opens_nothing_else(local: Local) -> None:
+    """Other operations ignore it; a changed, an empty or a foreign token is refused."""
+    _, client = local
+    token = await token_of(client, "rooms/lab")
+    anonymous = httpx.AsyncClient(base_url=client.base_url, timeout=30)
+    for path in ("rooms/lab/tasks", "rooms/lab/jobs", "workers"):
+        expect_problem(await anonymous.get(f"{V1}/{path}", params={"token": token}), 401, "unauthorized")
+        headers = {"Authorization": f"Bearer {token}"}
+        expect_problem(await anonymous.get(f"{V1}/{path}", headers=headers), 401, "unauthorized")
+    refused = await anonymous.post(f"{V1}/rooms/lab/events/token", params={"token": token})
+    expect_problem(refused, 401, "unauthorized")
+    text, _, signature = token.partition(".")
+    wrong = [
+        "",
+        "x",
+        token[:-1],
+        token + "0",
+        f"{text}.",
+        f".{signature}",
+        f"{text[:-1]}.{signature}",
+        "é",
+        "x" * 9999,
+    ]
+    for each in wrong:
+        response = await anonymous.get(f"{V1}/rooms/lab/events", params={"token": each})
+        expect_problem(response, 401, "unauthorized")
+    await anonymous.aclose()
+
+
+async def test_a_token_expires(timed: Any, clock: Any) -> None:
+    """After some minutes it is refused, by the database's time."""
+    caller = Identity("ada", is_superuser=False)
+    made = await timed.runtime.write(stream_tokens.issue, "room:lab", caller, "lab")
+    read = timed.runtime.database.read
+    owner = await read(stream_tokens.verify, "room:lab", made.token)
+    assert (owner.caller, owner.room_id, owner.seconds) == (caller, "lab", 1800)
+    clock.advance(299)
+    assert (await read(stream_tokens.verify, "room:lab", made.token)).seconds == 1501
+    clock.advance(1)
+    with pytest.raises(stream_tokens.Unauthorized):
+        await read(stream_tokens.verify, "room:lab", made.token)
+
+
+@on_sqlite
+async def test_a_revoked_token_ends_its_streams(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those opened with the bearer token, and those opened with a stream token of its user."""
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(tokens, "_CACHE_SECONDS", 0.0)
+    app, client = local
+    app.state.joblib.identity._cached.clear()
+    database = app.state.joblib.runtime.database
+    text = tokens.new_token()
+    await database.write(token_store.add, "ada", tokens.digest(text), is_superuser=False)
+    headers = {"Authorization": f"Bearer {text}"}
+    async with httpx.AsyncClient(base_url=client.base_url, headers=headers, timeout=30) as ada:
+        token = await token_of(ada, "rooms/lab")
+        anonymous = httpx.AsyncClient(base_url=client.base_url, timeout=30)
+        readers = [Reader(ada, "rooms/lab"), Reader(anonymous, "rooms/lab", token=token)]
+        other = Reader(client, "rooms/lab")
+        for reader in (*readers, other):
+            await reader.until(1)
+        await database.write(token_store.remove, "ada")
+        for reader in readers:
+            await reader.ended()
+        assert len(app.state.joblib.streams) == 1
+        await other.close()
+        await anonymous.aclose()
+
+
+class House:
+    """A host: users are named in a header, and some rooms are closed."""
+
+    def __init__(self) -> None:
+        self.closed = {"den"}
+
+    async def user(self, x_user: Annotated[str, Header()]) -> Identity:
+        """Return the user."""
+        return Identity(x_user, is_superuser=False)
+
+    async def readable_room(self, room_id: str, x_user: Annotated[str, Header()]) -> str:
+        """Refuse closed rooms."""
+        if room_id in self.closed and x_user != "ada":
+            raise HTTPException(403, "closed")
+        return room_id
+
+
+@pytest.fixture
+async def host(database_url: str) -> AsyncIterator[tuple[House, JobLib, httpx.AsyncClient]]:
+    """Serve a host with guarded rooms; the client is a user without rights."""
+    house, app, engine = House(), FastAPI(), open_engine(database_url)
+    joblib = JobLib(
+        session_maker=open_sessions(engine), identity=house.user, readable_room=house.readable_room
+    )
+    joblib.mount(app)
+    async with serving(app, "-") as client:
+        client.headers["X-User"] = "bob"
+        yield house, joblib, client
+    await engine.dispose()
+
+
+async def test_guards_of_a_host(
+    host: tuple[House, JobLib, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guard of rooms decides about streams and their tokens, also while a stream is open."""
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.05)
+    house, joblib, client = host
+    job = await register(client, room="lab")
+    task = await submit(client, job, "lab")
+    for path, method in (("events", "GET"), ("events/token", "POST")):
+        refused = await client.request(method, f"{V1}/rooms/den/{path}", headers=STREAM)
+        assert refused.status_code == 403, refused.text
+    readers = [Reader(client, "rooms/lab"), Reader(client, f"tasks/{task['id']}")]
+    ada = httpx.AsyncClient(base_url=client.base_url, headers={"X-User": "ada"}, timeout=30)
+    for_ada = Reader(ada, "rooms/den")
+    for reader in (*readers, for_ada):
+        await reader.until(1)
+    house.closed.add("lab")
+    for reader in readers:
+        await reader.ended()
+    joblib.disconnect_user("ada")
+    await for_ada.ended()
+    token = await token_of(ada, "rooms/den")
+    anonymous = httpx.AsyncClient(base_url=client.base_url, timeout=30)
+    reader = Reader(anonymous, "rooms/den", token=token)
+    await reader.until(1)
+    joblib.disconnect_user("ada")
+    await reader.ended()
+    await ada.aclose()
+    await anonymous.aclose()
+
+
+def test_the_access_log_shows_no_token(sqlite_url: str) -> None:
+    """The server's log of requests has the path of a stream without its token."""
+    port = free_port()
+    environment = {**os.environ, "ZNDRAW_JOBLIB_ADMIN_TOKEN": ADMIN_TOKEN}
+    command = [sys.executable, "-m", "zndraw_joblib", "serve", "--port", str(port), "--access-log"]
+    server = subprocess.Popen(
+        [*command, "--database-url", sqlite_url], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        transport = httpx.HTTPTransport(retries=20)
+        with httpx.Client(base_url=url, transport=transport, timeout=20) as client:
+            headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+            token = client.post(f"{V1}/rooms/lab/events/token", headers=headers).json()["token"]
+            for path in ("rooms/lab/events", "rooms/den/events", "rooms/lab/tasks"):
+                client.get(f"{V1}/{path}", params={"after": "", "token": token})
+    finally:
+        server.send_signal(signal.SIGINT)
+        _, log = server.communicate(timeout=20)
+    assert len(re.findall(r"GET /v1/joblib/rooms/\w+/(?:events|tasks)\?after= ", log)) == 3, log
+    assert token not in log
+    assert "token=" not in log

@@ -1,0 +1,239 @@
+"""Many readers, readers that stop reading, and how streams end."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from conftest import ADMIN_TOKEN
+from databases import on_sqlite
+from fastapi import FastAPI
+from rest import V1, claim, expect_problem, register, submit
+from servers import ServerProcess
+from waiting import until
+
+from streams.conftest import serving
+from streams.sse import STREAM, Reader
+from zndraw_joblib.server.app import create_app
+from zndraw_joblib.server.http import event_stream
+from zndraw_joblib.server.settings import ServerSettings
+
+Local = tuple[FastAPI, httpx.AsyncClient]
+READERS = 1000
+
+
+def request(path: str, token: str = ADMIN_TOKEN) -> bytes:
+    """Return the request of a stream as bytes."""
+    lines = (f"GET {V1}/{path}/events HTTP/1.1", "Host: test", f"Authorization: Bearer {token}")
+    return "\r\n".join([*lines, "Accept: text/event-stream", "", ""]).encode()
+
+
+async def test_a_thousand_readers_of_one_room(database_url: str) -> None:
+    """Each of them gets each event once, in order."""
+    with ServerProcess(database_url) as process:
+        async with process.client() as client:
+            job = await register(client)
+            address = urlsplit(process.url)
+            streams = [await asyncio.open_connection(address.hostname, address.port) for _ in range(READERS)]
+            for _, writer in streams:
+                writer.write(request("rooms/lab", str(process.token)))
+            async with asyncio.timeout(60):
+                for reader, _ in streams:
+                    await reader.readuntil(b"event: snapshot")
+                tasks = [(await submit(client, job))["id"] for _ in range(10)]
+                for reader, _ in streams:
+                    text = await reader.readuntil(f'"id":"{tasks[-1]}"'.encode())
+                    found = [part[:36].decode() for part in text.split(b'"task_id":"')[1:]]
+                    assert found == tasks
+            for _, writer in streams:
+                writer.close()
+
+
+async def progress_until(client: httpx.AsyncClient, is_over: Callable[[], bool]) -> int:
+    """Let a task report large progress until a condition holds; return how often it did."""
+    job = await register(client)
+    await submit(client, job)
+    held = await claim(client, job["worker_id"])
+    assert held is not None
+    for sent in range(5000):
+        if is_over():
+            return sent
+        body = {"attempt": 1, "progress": {"current": sent, "data": {"text": "x" * 15_000}}}
+        response = await client.patch(f"{V1}/tasks/{held['id']}", json=body)
+        assert response.status_code == 200, response.text
+    raise AssertionError("the condition did not hold")
+
+
+@on_sqlite
+@pytest.mark.parametrize("http", ["httptools", "h11"])
+async def test_a_reader_that_stops_reading_is_cut_off(
+    settings: ServerSettings, http: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its connection is dropped with what it did not read; others get all events meanwhile."""
+    settings.stream_send_timeout_seconds = 0.5
+    caplog.set_level("INFO", "zndraw_joblib")
+    app = create_app(settings)
+    async with serving(app, ADMIN_TOKEN, http) as client:
+        stopped = socket.create_connection((client.base_url.host, client.base_url.port or 0))
+        stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stopped.sendall(request("rooms/lab"))
+        connections = app.state.server.server_state.connections
+        await until(lambda: stopped.getsockname() in [each.client for each in connections])
+        other = Reader(client, "rooms/lab")
+        await other.until(1)
+        await until(lambda: len(app.state.joblib.streams) == 2)
+        sent = await progress_until(client, lambda: len(app.state.joblib.streams) == 1)
+        got = await other.until(3 + sent)
+        assert [each.data["data"]["progress"]["current"] for each in got[3:]] == list(range(sent))
+        await other.close()
+        # Otherwise the server would keep the unsent bytes until the client reads them.
+        await until(lambda: stopped.getsockname() not in [each.client for each in connections])
+        stopped.close()
+    assert "stream_send_timeout_seconds" in caplog.text
+
+
+@on_sqlite
+async def test_the_number_of_streams_is_bounded(local: Local) -> None:
+    """One caller has a bound of its own; more streams of a process are refused, and closed ones are free."""
+    app, client = local
+    app.state.joblib.settings.max_streams_per_user = 2
+    readers = [Reader(client, "rooms/lab"), Reader(client, "rooms/den")]
+    for reader in readers:
+        await reader.until(1)
+    refused = await client.get(f"{V1}/rooms/lab/events", headers=STREAM)
+    assert "max_streams_per_user" in expect_problem(refused, 429, "too-many-requests")["detail"]
+    app.state.joblib.settings.max_streams = 2
+    refused = await client.get(f"{V1}/rooms/lab/events")
+    assert "max_streams" in expect_problem(refused, 503, "service-unavailable")["detail"]
+    await readers[0].close()
+    await until(lambda: len(app.state.joblib.streams) == 1)
+    assert (await client.get(f"{V1}/rooms/lab/events")).status_code == 200
+    await readers[1].close()
+
+
+@on_sqlite
+async def test_an_idle_stream_has_comments(local: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxies close connections without traffic, so the server sends a comment now and then."""
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.05)
+    _, client = local
+    async with (
+        asyncio.timeout(20),
+        client.stream("GET", f"{V1}/rooms/lab/events", headers=STREAM) as response,
+    ):
+        comments = 0
+        async for line in response.aiter_lines():
+            comments += line == ": ping"
+            if comments == 3:
+                break
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["cache-control"] == "no-store"
+
+
+async def test_a_server_that_stops_ends_its_streams(database_url: str) -> None:
+    """SIGINT ends the streams, so that the server does not wait for them; a client continues elsewhere."""
+    with ServerProcess(database_url) as process:
+        async with process.client() as client:
+            reader = Reader(client, "rooms/lab")
+            await reader.until(1)
+            process.interrupt()
+            [snapshot] = await reader.ended()
+            async with asyncio.timeout(20):
+                await asyncio.to_thread(process.process.wait)
+    with ServerProcess(database_url) as process:
+        async with process.client() as client:
+            job = await register(client)
+            task = await submit(client, job)
+            reader = Reader(client, "rooms/lab", snapshot.id)
+            [event] = await reader.until(1)
+            assert event.data["task_id"] == task["id"]
+            with suppress(httpx.HTTPError):
+                await reader.close()
+
+
+class Collector:
+    """Reads a stream from several servers in turn, and continues after the last event that it got."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.events: list[Any] = []
+        self.last: int | None = None
+
+    async def read(self, client: httpx.AsyncClient, count: int) -> None:
+        """Read until there are so many events, or the connection ends."""
+        reader = Reader(client, self.path, self.last)
+        with suppress(httpx.HTTPError, AssertionError):
+            await reader.until(count)
+        with suppress(httpx.HTTPError, AssertionError):
+            await reader.close()
+        for event in reader.events:
+            self.last = event.id
+            assert event.event != "resync"
+            self.events += [event] if event.event != "snapshot" else []
+
+
+class Writers:
+    """Submits one task after another, each with a key, to servers that may be killed; repeats a lost one."""
+
+    def __init__(self, servers: list[ServerProcess], job: dict[str, Any]) -> None:
+        self.made: list[str] = []
+        self.is_over = False
+        self._servers = servers
+        self._url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+
+    async def run(self) -> None:
+        """Submit until `is_over`."""
+        number = 0
+        while not self.is_over:
+            number += 1
+            headers = {"Idempotency-Key": f"task-{number}"}
+            await until(partial(self._submit, number, headers), interval=0.05)
+
+    async def _submit(self, number: int, headers: dict[str, str]) -> bool:
+        with suppress(httpx.HTTPError):
+            async with self._servers[number % len(self._servers)].client() as client:
+                response = await client.post(self._url, json={"payload": {}}, headers=headers, timeout=20)
+                if response.status_code == 202:
+                    self.made.append(response.json()["id"])
+                    return True
+        return False
+
+
+async def test_readers_continue_without_a_gap_while_servers_are_killed(kind: str, database_url: str) -> None:
+    """Over servers that are killed one after another, a reader gets each event once, in order."""
+    servers = [ServerProcess(database_url) for _ in range(2 if kind == "postgresql" else 1)]
+    collector = Collector("rooms/lab")
+    async with servers[0].client() as client:
+        writers = Writers(servers, await register(client))
+        await collector.read(client, 1)
+    writing = asyncio.create_task(writers.run())
+    for turn in range(3):
+        victim = turn % len(servers)
+        async with servers[victim].client() as client:
+            reading = asyncio.create_task(collector.read(client, 10**6))
+            before = len(writers.made)
+            await until(lambda before=before: len(writers.made) > before + 5)
+            servers[victim].process.kill()
+            servers[victim].process.wait(10)
+            await reading
+        servers[victim] = ServerProcess(database_url)
+    writers.is_over = True
+    await writing
+    async with servers[0].client() as client:
+        rest = await client.get(f"{V1}/rooms/lab/events", params={"after": collector.last})
+    for server in servers:
+        server.__exit__(None, None, None)
+    check_complete([event.data for event in collector.events] + rest.json()["events"], writers.made)
+
+
+def check_complete(events: list[Any], made: list[str]) -> None:
+    """Assert that each of these tasks has one event, and that the numbers are consecutive."""
+    numbers = [event["n"] for event in events]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    tasks = [event["task_id"] for event in events]
+    assert len(set(tasks)) == len(tasks)
+    assert set(tasks) == set(made)

@@ -1,0 +1,221 @@
+"""What is written while a room is watched, and what it costs while none is."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from databases import every_kind, on_postgresql, on_sqlite
+from replica import OWNER, SUBMITTER, OpenReplica, Replica
+from waiting import until
+
+from zndraw_joblib.contract.messages import JobResponse, TaskSubmitRequest
+from zndraw_joblib.contract.names import parse_job_name
+from zndraw_joblib.server.service import streams, tasks
+from zndraw_joblib.server.service.streams import Part
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.postgres import PostgresDatabase
+from zndraw_joblib.server.store.stream_tables import RoomEvent, RoomStream
+from zndraw_joblib.server.streams.streams import Streams
+
+TIMEOUT = 30.0
+events, rooms = RoomEvent.__table__, RoomStream.__table__
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[list[Streams]]:
+    """Return a list of streams to stop at the end."""
+    made: list[Streams] = []
+    yield made
+    for each in made:
+        await each.stop()
+
+
+def seen(part: Part) -> list[Any]:
+    """Return the ids of the tasks in the snapshot of a room."""
+    snapshot: Any = part.snapshot
+    return [task.id for task in snapshot.tasks]
+
+
+async def submit_some(replica: Replica, job: JobResponse, room: str, count: int) -> list[Any]:
+    """Submit tasks one after another; return their ids."""
+    return [(await replica.submit(job, room=room)).id for _ in range(count)]
+
+
+@every_kind
+async def test_readers_register_among_writers(
+    replica: Replica, open_replica: OpenReplica, opened: list[Streams]
+) -> None:
+    """Each task is in the snapshot or in one event, never in both, whichever server the reader asks."""
+    pair = [replica, open_replica()]
+    opened += [Streams(each.runtime) for each in pair]
+    job = await replica.register()
+    for number in range(6):
+        room = f"room-{number}"
+        writing = [asyncio.create_task(submit_some(pair[n % 2], job, room, 12)) for n in range(4)]
+        found = opened[number % 2]
+        async with asyncio.timeout(TIMEOUT), found.reader(OWNER, room) as reader:
+            part = await found.read(reader, room, None)
+            made = {task_id for ids in await asyncio.gather(*writing) for task_id in ids}
+            first, got = part.next, list(seen(part))
+            while len(got) < len(made):
+                if not reader.has_new:
+                    await reader.wait(TIMEOUT)
+                entries = reader.take()
+                if entries is None:
+                    part = await found.read(reader, room, reader.position)
+                    got += [item.task_id for item in part.events]
+                else:
+                    got += [entry.task_id for entry in entries]
+        assert len(got) == len(made)
+        assert set(got) == made
+        numbers = [row.n for row in await replica.rows(events, events.c.room_id == room, events.c.n > first)]
+        assert sorted(numbers) == list(range(first + 1, first + 1 + len(numbers)))
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
+async def test_a_reader_waits_for_transactions_that_do_not_know_it(
+    replica: Replica, opened: list[Streams]
+) -> None:
+    """A transaction that saw no watched room writes no event; the reader's snapshot has what it commits."""
+    opened.append(Streams(replica.runtime))
+    job = await replica.register()
+    item = replica.dispatcher.submission(
+        SUBMITTER, "lab", parse_job_name(job.full_name), TaskSubmitRequest(payload={})
+    )
+    has_written, may_commit = asyncio.Event(), asyncio.Event()
+
+    async def slow(tx: Transaction) -> Any:
+        [task] = await tasks.submit_all(tx, [item])
+        has_written.set()
+        await may_commit.wait()
+        return task
+
+    writing = asyncio.create_task(replica.runtime.write(slow))
+    async with asyncio.timeout(TIMEOUT), asyncio.TaskGroup() as group:
+        await has_written.wait()
+
+        async def read() -> Part:
+            async with opened[0].reader(OWNER, "lab") as reader:
+                return await opened[0].read(reader, "lab", None)
+
+        reading = group.create_task(read())
+        await until(lambda: replica.rows(rooms))
+        # The room is registered, and the transaction that does not know it is under way.
+        assert not (await asyncio.wait([reading], timeout=0.3))[0]
+        may_commit.set()
+        task = await writing
+    assert seen(reading.result()) == [task.id]
+    assert await replica.rows(events) == []
+
+
+@on_postgresql
+async def test_unwatched_rooms_cost_no_statement(
+    replica: Replica, opened: list[Streams], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL submits, claims and reports run the statements that they run without event streams."""
+    opened.append(Streams(replica.runtime))
+    job, limited = await replica.register(), await replica.register("Limited", timeout_seconds=60)
+    execute, ran = PostgresDatabase._execute, []
+
+    async def recorded(database: Any, connection: Any, statement: Any, given: Any = None) -> Any:
+        ran.append(str(statement))
+        return await execute(database, connection, statement, given)
+
+    async def live() -> None:
+        await replica.submit(job)
+        await replica.submit(job, priority=1)
+        for outcome in ("completed", "failed"):
+            task = await replica.start(job.worker_id)
+            await replica.report(
+                task.id, outcome, attempt=1, **({"error": "no"} if outcome == "failed" else {})
+            )
+
+        await replica.submit(limited)
+        task = await replica.start(limited.worker_id)
+        await replica.report(task.id, "completed", attempt=1)
+        await replica.runtime.submit_all([replica.dispatcher.submission(*each) for each in both])
+
+    names = [parse_job_name(each.full_name) for each in (job, limited)]
+    both = [(SUBMITTER, "lab", name, TaskSubmitRequest(payload={})) for name in names]
+    monkeypatch.setattr(PostgresDatabase, "_execute", recorded)
+    await live()
+    assert not [sql for sql in ran if sql.lstrip().startswith("SELECT joblib_room_stream")]
+    assert not [sql for sql in ran if "joblib_room_event" in sql]
+    assert await replica.rows(events) == []
+    # The same in a watched room has events.
+    async with opened[0].reader(OWNER, "lab"):
+        await live()
+    assert len(await replica.rows(events)) == 14
+
+
+@on_sqlite
+async def test_unwatched_rooms_cost_one_small_statement_on_sqlite(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On SQLite a transaction that changes tasks asks whether any room is watched, and nothing else."""
+    job = await replica.register()
+    execute, ran = Transaction.execute, []
+
+    async def recorded(tx: Transaction, statement: Any, parameters: Any = None) -> Any:
+        if "joblib_room" in str(statement) and "joblib_room_queue" not in str(statement):
+            ran.append(" ".join(str(statement).split()))
+        return await execute(tx, statement, parameters)
+
+    monkeypatch.setattr(Transaction, "execute", recorded)
+    await replica.submit(job)
+    task = await replica.start(job.worker_id)
+    await replica.report(task.id, "completed", attempt=1)
+    asked = [sql for sql in ran if "joblib_room_count" not in sql]
+    assert len(asked) == 4
+    assert {sql.split(" FROM ")[1].split()[0] for sql in asked} == {"joblib_room_stream"}
+
+
+async def test_the_log_is_bounded(replica: Replica, opened: list[Streams]) -> None:
+    """Writers delete the oldest events beyond the bounds in number and in bytes."""
+    opened.append(Streams(replica.runtime))
+    job = await replica.register()
+    replica.runtime.settings.max_room_events = 20
+    async with opened[0].reader(OWNER, "lab") as reader:
+        start = (await opened[0].read(reader, "lab", None)).next
+        await submit_some(replica, job, "lab", 50)
+        [room] = await replica.rows(rooms)
+        kept = await replica.rows(events)
+        assert room.last_n == start + 50
+        assert 20 <= len(kept) <= 22
+        assert sorted(row.n for row in kept) == list(range(room.first_n + 1, room.last_n + 1))
+        assert room.size == sum(row.size for row in kept) == sum(len(row.data) for row in kept)
+        part = await opened[0].read(reader, "lab", start)
+        assert part.resync is not None
+        assert len(seen(part)) == 50
+        await replica.execute(rooms.update().values(max_bytes=1000))
+        await submit_some(replica, job, "lab", 1)
+        [room] = await replica.rows(rooms)
+        assert 0 < room.size <= 1000
+
+
+async def test_old_events_and_rooms_without_readers_are_deleted(timed: Replica, clock: Any) -> None:
+    """The sweeper deletes events after their time, and all of a room that was not watched for that time."""
+    job = await timed.register()
+    bounds = streams.bounds(timed.runtime.settings)
+    await timed.runtime.write(streams.watch, "lab", bounds)
+    await timed.submit(job)
+    clock.advance(600)
+    start = await timed.runtime.write(streams.watch, "lab", bounds)
+    task = await timed.submit(job)
+    clock.advance(400)
+    keep = timedelta(seconds=900)
+    pruned, room = await timed.runtime.write(streams.prune, keep, "")
+    assert (pruned, room) == ((1, True), "lab")
+    assert [row.task_id for row in await timed.rows(events)] == [task.id]
+    assert (await timed.runtime.database.read_snapshot(streams.read, "lab", None, start.last)).resync is None
+    first = await timed.runtime.database.read_snapshot(streams.read, "lab", None, start.last - 1)
+    assert first.resync is not None
+    clock.advance(600)
+    pruned, room = await timed.runtime.write(streams.prune, keep, "")
+    assert (pruned.deleted, room) == (2, "lab")
+    assert await timed.rows(events) == await timed.rows(rooms) == []
+    assert await timed.runtime.write(streams.prune, keep, room) == ((0, False), "")
+    # A later log has greater numbers.
+    assert (await timed.runtime.write(streams.watch, "lab", bounds)).first > start.last
