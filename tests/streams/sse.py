@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import httpx
 from rest import V1
 
+# The token of `tests/conftest.py`, which cannot be imported beside other conftest modules.
+ADMIN_TOKEN = "admin-token-of-the-tests"
 STREAM = {"Accept": "text/event-stream"}
 TIMEOUT = 30.0
 

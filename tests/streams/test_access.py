@@ -10,14 +10,13 @@ from typing import Annotated, Any
 
 import httpx
 import pytest
-from conftest import ADMIN_TOKEN
 from databases import on_sqlite
 from fastapi import FastAPI, Header, HTTPException
 from rest import V1, expect_problem, register, submit
 from servers import free_port
 
 from streams.conftest import serving
-from streams.sse import STREAM, Reader
+from streams.sse import ADMIN_TOKEN, STREAM, Reader
 from zndraw_joblib import Identity, JobLib
 from zndraw_joblib.server.http import event_stream, tokens
 from zndraw_joblib.server.service import stream_tokens

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from conftest import ADMIN_TOKEN
 from databases import on_sqlite
 from fastapi import FastAPI
 from rest import V1, claim, expect_problem, register, submit
@@ -18,7 +17,7 @@ from servers import ServerProcess
 from waiting import until
 
 from streams.conftest import serving
-from streams.sse import STREAM, Reader
+from streams.sse import ADMIN_TOKEN, STREAM, Reader
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.http import event_stream
 from zndraw_joblib.server.settings import ServerSettings
