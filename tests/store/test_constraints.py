@@ -9,6 +9,7 @@ from replica import Replica
 from sqlalchemy import CheckConstraint, delete, update
 from sqlalchemy.exc import IntegrityError
 
+from zndraw_joblib.server.store.result_tables import TaskResultTotal
 from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink, metadata
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -67,6 +68,12 @@ async def test_a_count_of_pending_tasks_is_never_negative(replica: Replica) -> N
             await replica.execute(change)
 
 
+async def test_the_size_of_all_results_is_never_negative(replica: Replica) -> None:
+    """A wrong size aborts its transaction."""
+    with pytest.raises(IntegrityError, match="ck_joblib_task_result_total_size_counts"):
+        await replica.add(TaskResultTotal.__table__, [{"id": 2, "size": -1}])
+
+
 def test_every_check_is_tested() -> None:
     """A new CHECK needs invalid rows in this file."""
     checks = {
@@ -75,8 +82,11 @@ def test_every_check_is_tested() -> None:
         for constraint in table.constraints
         if isinstance(constraint, CheckConstraint) and constraint.name
     }
-    assert checks == {"ck_joblib_job_pending_counts", "ck_joblib_job_scheduled_counts"} | {
-        f"ck_joblib_task_{name}" for name in BAD_TASKS
+    assert checks == {
+        "ck_joblib_job_pending_counts",
+        "ck_joblib_job_scheduled_counts",
+        "ck_joblib_task_result_total_size_counts",
+        *[f"ck_joblib_task_{name}" for name in BAD_TASKS],
     }
 
 

@@ -333,7 +333,9 @@ def _family(root: type[ProblemException]) -> list[type[ProblemException]]:
 
 
 PROBLEMS = {cls.problem_id(): cls for cls in _family(ProblemException) if cls is not ProblemException}
-_BY_STATUS = {cls.status: cls for cls in reversed(PROBLEMS.values())} | {400: InvalidRequest}
+# A 410 of a host has nothing to do with results.
+_BY_STATUS = {cls.status: cls for cls in reversed(PROBLEMS.values()) if cls is not ResultExpired}
+_BY_STATUS |= {400: InvalidRequest}
 
 
 def is_own_type(uri: object) -> bool:
