@@ -1,4 +1,4 @@
-"""A database that refuses to write: requests are told why, and the server says that it is not ready."""
+"""A database that refuses to write: requests fail with the reason, and the server is not ready."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any

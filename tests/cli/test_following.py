@@ -28,7 +28,7 @@ from zndraw_joblib import Category, Extension, JobPolicy
 from zndraw_joblib.contract.policy import Backoff, RetryOn
 
 
-class Tell(Extension):
+class Report(Extension):
     """Report progress, print, wait until the file `gate` exists, and end as `then` says."""
 
     category: ClassVar[Category] = Category.ANALYSIS
@@ -52,14 +52,14 @@ class Tell(Extension):
 
 
 @pytest.fixture(scope="module")
-def telling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def reporting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Return a server and a worker with JOBS."""
-    folder = tmp_path_factory.mktemp("telling")
-    (folder / "telling_jobs.py").write_text(JOBS)
+    folder = tmp_path_factory.mktemp("reporting")
+    (folder / "report_jobs.py").write_text(JOBS)
     program = Program(folder)
     with RunningServer(program) as server, server.connect() as connection:
         program.env["ZNDRAW_JOBLIB_URL"] = server.url
-        worker = program.start("worker", "telling_jobs.py", "--concurrency", "4")
+        worker = program.start("worker", "report_jobs.py", "--concurrency", "4")
         client = JobClient(RestApi(connection))
         wait_until(lambda: client.jobs().total == 1 or worker.poll())
         yield Stack(program, server, client)
@@ -102,12 +102,12 @@ class OnTerminal:
 def submit(stack: Stack, *values: str) -> str:
     """Submit a task and return its id."""
     payload = dict(value.split("=") for value in values)
-    return stack.client.submit("@global:analysis:Tell", payload, room="lab")
+    return stack.client.submit("@global:analysis:Report", payload, room="lab")
 
 
-def test_a_terminal_shows_the_bar_and_the_last_lines(telling: Stack, tmp_path: Path) -> None:
+def test_a_terminal_shows_the_bar_and_the_last_lines(reporting: Stack, tmp_path: Path) -> None:
     """They disappear at the end; standard output has only the result."""
-    command = OnTerminal(telling, "submit", "Tell", f"gate={tmp_path / 'gate'}", "--wait")
+    command = OnTerminal(reporting, "submit", "Report", f"gate={tmp_path / 'gate'}", "--wait")
     command.read_until("3/8 frames")
     command.read_until("careful")
     assert "running: relaxing" in command.shown
@@ -118,48 +118,50 @@ def test_a_terminal_shows_the_bar_and_the_last_lines(telling: Stack, tmp_path: P
     assert "completed in" in command.shown
 
 
-def test_a_pipe_gets_only_the_result(telling: Stack) -> None:
+def test_a_pipe_gets_only_the_result(reporting: Stack) -> None:
     """Standard error has one note at the end: no bar and no log."""
-    done = telling.program.run("submit", "Tell", "--wait")
+    done = reporting.program.run("submit", "Report", "--wait")
     assert (done.code, json.loads(done.out)) == (0, {"frames": 8})
     assert re.fullmatch(r"Task \S+ completed[^\n]*\.\n", done.err)
 
 
-def test_a_failure_prints_the_traceback_of_the_job(telling: Stack) -> None:
+def test_a_failure_prints_the_traceback_of_the_job(reporting: Stack) -> None:
     """It has the job's own frames and comes before the error line."""
-    with telling.program.start("submit", "Tell", "then=fail", "--wait") as process:
+    with reporting.program.start("submit", "Report", "then=fail", "--wait") as process:
         out, err = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, out) == (1, "")
     *lines, last = err.splitlines()
     assert lines[0].startswith("Traceback")
-    assert "telling_jobs.py" in err
+    assert "report_jobs.py" in err
     assert "zndraw_joblib/" not in err
     assert lines[-1] == "ValueError: attempt 2"
     assert last.endswith("failed: ValueError: attempt 2")
 
 
-def test_a_timeout_ends_only_the_waiting(telling: Stack, tmp_path: Path) -> None:
+def test_a_timeout_ends_only_the_waiting(reporting: Stack, tmp_path: Path) -> None:
     """The exit code is 124, and the message says how to follow the task."""
     gate = tmp_path / "gate"
-    error = telling.program.error_of("submit", "Tell", f"gate={gate}", "--wait", "--timeout", "2", code=124)
+    error = reporting.program.error_of(
+        "submit", "Report", f"gate={gate}", "--wait", "--timeout", "2", code=124
+    )
     task_id = re.search(r"'zndraw-joblib task (\S+) --follow' follows it", error)
     assert task_id is not None
     assert f"Task {task_id[1]} is running after 2 s. The task goes on" in error
     gate.touch()
-    assert telling.client.wait_for(task_id[1], TIMEOUT).status == "completed"
+    assert reporting.client.wait_for(task_id[1], TIMEOUT).status == "completed"
 
 
-def test_the_command_says_why_a_task_waits(telling: Stack) -> None:
+def test_the_command_says_why_a_task_waits(reporting: Stack) -> None:
     """A paused job, and a job without a worker; on a pipe too, each once, with the remedy."""
-    with telling.server.connect() as api:
+    with reporting.server.connect() as api:
         url = f"{api.base_url}/v1/joblib/rooms/idle/jobs"
         body = {"category": "analysis", "name": "Idle"}
         job = api.http.put(url, json=body, headers=api.get_headers()).json()
-        telling.program.ok("submit", "idle:analysis:Idle")  # or the job would end with its worker
-        telling.program.ok("pause", "idle:analysis:Idle")
+        reporting.program.ok("submit", "idle:analysis:Idle")  # or the job would end with its worker
+        reporting.program.ok("pause", "idle:analysis:Idle")
         path = f"{api.base_url}/v1/joblib/workers/{job['worker_id']}"
         assert api.http.delete(path, headers=api.get_headers()).status_code == 204
-    done = telling.program.run("submit", "idle:analysis:Idle", "--wait", "--timeout", "1")
+    done = reporting.program.run("submit", "idle:analysis:Idle", "--wait", "--timeout", "1")
     assert (done.code, done.out) == (124, "")
     paused, unserved, error = done.err.splitlines()
     assert "is paused; 'zndraw-joblib resume idle:analysis:Idle' resumes it." in paused
@@ -168,13 +170,13 @@ def test_the_command_says_why_a_task_waits(telling: Stack) -> None:
 
 
 @pytest.mark.parametrize("command", ["submit", "task"])
-def test_ctrl_c_ends_only_the_following(telling: Stack, tmp_path: Path, command: str) -> None:
+def test_ctrl_c_ends_only_the_following(reporting: Stack, tmp_path: Path, command: str) -> None:
     """The exit code is 130; the message says how to continue."""
     gate = tmp_path / "gate"
-    arguments = ["submit", "Tell", f"gate={gate}", "--wait"]
+    arguments = ["submit", "Report", f"gate={gate}", "--wait"]
     if command == "task":
-        arguments = ["task", submit(telling, f"gate={gate}"), "--follow"]
-    terminal = OnTerminal(telling, *arguments)
+        arguments = ["task", submit(reporting, f"gate={gate}"), "--follow"]
+    terminal = OnTerminal(reporting, *arguments)
     terminal.read_until("3/8 frames")
     terminal.process.send_signal(signal.SIGINT)
     code, _ = terminal.end()
@@ -182,14 +184,14 @@ def test_ctrl_c_ends_only_the_following(telling: Stack, tmp_path: Path, command:
     found = re.search(r"The task goes on: 'zndraw-joblib task (\S+) --follow' follows it", terminal.shown)
     assert found is not None
     gate.touch()
-    assert telling.client.wait_for(found[1], TIMEOUT).status == "completed"
+    assert reporting.client.wait_for(found[1], TIMEOUT).status == "completed"
 
 
-def test_follow_prints_each_line_once(telling: Stack, tmp_path: Path) -> None:
+def test_follow_prints_each_line_once(reporting: Stack, tmp_path: Path) -> None:
     """Of both attempts, while the task runs; the exit code is that of the failed task."""
     gate = tmp_path / "gate"
-    task_id = submit(telling, f"gate={gate}", "then=fail")
-    with telling.program.start("task", task_id, "--follow") as process:
+    task_id = submit(reporting, f"gate={gate}", "then=fail")
+    with reporting.program.start("task", task_id, "--follow") as process:
         assert process.stdout is not None
         assert process.stdout.readline().endswith("\tinfo\tstdout\tfirst line of attempt 1\n")
         gate.touch()
@@ -207,12 +209,12 @@ def test_follow_prints_each_line_once(telling: Stack, tmp_path: Path) -> None:
     assert "Attempt 2 begins." in err
 
 
-def test_the_story_of_each_attempt_is_kept(telling: Stack) -> None:
+def test_the_details_of_each_attempt_are_kept(reporting: Stack) -> None:
     """`--logs --attempt` prints its lines; the history has its error, its progress and the lines' number."""
-    task_id = submit(telling, "then=fail")
-    assert telling.client.wait_for(task_id, TIMEOUT).status == "failed"
+    task_id = submit(reporting, "then=fail")
+    assert reporting.client.wait_for(task_id, TIMEOUT).status == "failed"
     task = ["task", task_id]
-    first, last, as_json, history, shown, result = telling.program.run_all(
+    first, last, as_json, history, shown, result = reporting.program.run_all(
         [
             [*task, "--logs", "--attempt", "1"],
             [*task, "--logs"],
@@ -226,8 +228,8 @@ def test_the_story_of_each_attempt_is_kept(telling: Stack) -> None:
     assert "line of attempt 2" in last.out.splitlines()[0]
     assert [line["n"] for line in json.loads(as_json.out)] == [1, 2, 3]
     header, *rows = (line.split("\t") for line in history.out.splitlines())
-    told = [dict(zip(header, row, strict=True)) for row in rows]
-    ends = [(row["attempt"], row["progress"], row["lines"], row["error"]) for row in told if row["lines"]]
+    found = [dict(zip(header, row, strict=True)) for row in rows]
+    ends = [(row["attempt"], row["progress"], row["lines"], row["error"]) for row in found if row["lines"]]
     assert ends == [
         (number, "3/8 frames (38%), relaxing", "3", f"ValueError: attempt {number}") for number in "12"
     ]
@@ -237,26 +239,26 @@ def test_the_story_of_each_attempt_is_kept(telling: Stack) -> None:
     assert "failed, so it has no result" in result.err
 
 
-def test_an_inline_result_is_json(telling: Stack, tmp_path: Path) -> None:
+def test_an_inline_result_is_json(reporting: Stack, tmp_path: Path) -> None:
     """A task that has not ended has none, and the error says how to wait."""
     gate = tmp_path / "gate"
-    task_id = submit(telling, f"gate={gate}")
-    assert "--follow' waits for its end" in telling.program.error_of("task", task_id, "--result")
+    task_id = submit(reporting, f"gate={gate}")
+    assert "--follow' waits for its end" in reporting.program.error_of("task", task_id, "--result")
     gate.touch()
-    telling.client.wait_for(task_id, TIMEOUT)
-    assert json.loads(telling.program.ok("task", task_id, "--result")) == {"frames": 8}
+    reporting.client.wait_for(task_id, TIMEOUT)
+    assert json.loads(reporting.program.ok("task", task_id, "--result")) == {"frames": 8}
 
 
-def test_a_stored_result_is_written_as_it_is(telling: Stack) -> None:
+def test_a_stored_result_is_written_as_it_is(reporting: Stack) -> None:
     """Its bytes go to standard output, also with `submit --wait`."""
-    task_id = submit(telling, "then=bytes")
-    telling.client.wait_for(task_id, TIMEOUT)
-    for command in (["task", task_id, "--result"], ["submit", "Tell", "then=bytes", "--wait"]):
+    task_id = submit(reporting, "then=bytes")
+    reporting.client.wait_for(task_id, TIMEOUT)
+    for command in (["task", task_id, "--result"], ["submit", "Report", "then=bytes", "--wait"]):
         done = subprocess.run(
             [sys.executable, "-m", "zndraw_joblib", *command],
-            env=telling.program.env,
+            env=reporting.program.env,
             capture_output=True,
             check=True,
         )
         assert done.stdout == bytes(range(256))
-    assert "256 bytes of application/octet-stream" in telling.program.ok("task", task_id)
+    assert "256 bytes of application/octet-stream" in reporting.program.ok("task", task_id)

@@ -17,7 +17,7 @@ def part(first: int, *texts: str) -> dict[str, Any]:
     return {"first": first, "lines": [{"at": AT, "text": text} for text in texts]}
 
 
-async def tell(client: httpx.AsyncClient, task: dict[str, Any], **fields: Any) -> httpx.Response:
+async def report_details(client: httpx.AsyncClient, task: dict[str, Any], **fields: Any) -> httpx.Response:
     """Report on an attempt without a status."""
     body = {"attempt": task["attempt"], **fields}
     return await client.patch(f"{V1}/tasks/{task['id']}", json=body)
@@ -40,11 +40,11 @@ async def log(client: httpx.AsyncClient, task: dict[str, Any], **query: Any) -> 
     return response.json()
 
 
-async def test_a_task_tells_its_progress_its_log_and_its_failure(client: httpx.AsyncClient) -> None:
+async def test_a_task_has_its_progress_its_log_and_its_failure(client: httpx.AsyncClient) -> None:
     """Readers get the progress with the task, the lines with their numbers, and the traceback."""
     task = await running(client)
     progress = {"current": 1, "total": 4.5, "unit": "frames", "message": "relax", "data": {"e": -1.5}}
-    response = await tell(client, task, progress=progress, log=part(1, "one", "two"))
+    response = await report_details(client, task, progress=progress, log=part(1, "one", "two"))
     assert response.status_code == 200, response.text
     assert response.json()["status"] == "running"
     assert "progress" not in response.json()
@@ -56,8 +56,8 @@ async def test_a_task_tells_its_progress_its_log_and_its_failure(client: httpx.A
     found = await get_task(client, task)
     assert found["failure"] == {**TRACE, "full_traceback": ""}
     history = (await client.get(f"{V1}/tasks/{task['id']}/history")).json()
-    [told] = history["attempts"]
-    assert (told["failure"], told["log_lines"], told["log_dropped"]) == (TRACE, 3, 0)
+    [detail] = history["attempts"]
+    assert (detail["failure"], detail["log_lines"], detail["log_dropped"]) == (TRACE, 3, 0)
     read = await log(client, task)
     assert [(line["n"], line["text"]) for line in read["lines"]] == [(1, "one"), (2, "two"), (3, "three")]
     assert read["lines"][0] == {"n": 1, "at": AT, "text": "one", "level": "info", "source": "log"}
@@ -72,13 +72,13 @@ async def test_a_stale_attempt_gets_the_same_problem(client: httpx.AsyncClient) 
     """A report without a status has the fence of one with a status; repeating it is harmless."""
     task = await running(client)
     for _ in range(2):
-        assert (await tell(client, task, log=part(1, "one"))).status_code == 200
-    stale = await tell(client, {**task, "attempt": 2}, progress={"current": 1})
+        assert (await report_details(client, task, log=part(1, "one"))).status_code == 200
+    stale = await report_details(client, {**task, "attempt": 2}, progress={"current": 1})
     assert expect_problem(stale, 409, "stale-report")["reason"] == "taken over"
-    other = await tell(client, task, worker_id=UNKNOWN_ID, progress={"current": 1})
+    other = await report_details(client, task, worker_id=UNKNOWN_ID, progress={"current": 1})
     expect_problem(other, 409, "stale-report")
     assert (await report(client, task, "completed", attempt=1)).status_code == 200
-    late = expect_problem(await tell(client, task, log=part(2, "late")), 409, "stale-report")
+    late = expect_problem(await report_details(client, task, log=part(2, "late")), 409, "stale-report")
     assert (late["reason"], late["current_status"]) == ("finished", "completed")
     assert [line["text"] for line in (await log(client, task))["lines"]] == ["one"]
 
@@ -102,19 +102,19 @@ async def test_a_stale_attempt_gets_the_same_problem(client: httpx.AsyncClient) 
 async def test_an_invalid_report_is_refused(
     client: httpx.AsyncClient, fields: dict[str, Any], named: str
 ) -> None:
-    """422 names the field; the task tells nothing."""
+    """422 names the field; nothing is stored."""
     task = await running(client)
-    problem = expect_problem(await tell(client, task, **fields), 422, "invalid-request")
+    problem = expect_problem(await report_details(client, task, **fields), 422, "invalid-request")
     assert named in problem["detail"]
     assert "progress" not in await get_task(client, task)
 
 
 @on_sqlite
-async def test_only_the_worker_tells(client: httpx.AsyncClient, as_user: AsUser) -> None:
+async def test_only_the_worker_reports_details(client: httpx.AsyncClient, as_user: AsUser) -> None:
     """A stranger and the submitter get a 403; readers of the room read the log."""
     task = await running(client)
     stranger = await as_user("ada")
-    expect_problem(await tell(stranger, task, progress={"current": 1}), 403, "forbidden")
+    expect_problem(await report_details(stranger, task, progress={"current": 1}), 403, "forbidden")
     assert (await log(stranger, task))["lines"] == []
     response = await (await as_user()).get(f"{V1}/tasks/{task['id']}/log")
     expect_problem(response, 401, "unauthorized")
@@ -132,7 +132,7 @@ async def test_the_log_of_no_attempt(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_heartbeat_carries_progress_and_log(client: httpx.AsyncClient) -> None:
-    """The tasks that it names tell what they did."""
+    """It may have the details of the tasks that it names."""
     task = await running(client)
     named = {"id": task["id"], "attempt": 1, "progress": {"current": 3}, "log": part(1, "one")}
     for _ in range(2):
@@ -145,7 +145,7 @@ async def test_a_heartbeat_carries_progress_and_log(client: httpx.AsyncClient) -
 
 
 @on_sqlite
-async def test_a_repeated_key_tells_once(client: httpx.AsyncClient) -> None:
+async def test_a_repeated_key_reports_once(client: httpx.AsyncClient) -> None:
     """A report with an Idempotency-Key is applied once, and its repeat gets the same answer."""
     task = await running(client)
     key = {"Idempotency-Key": "one-report"}

@@ -1,4 +1,4 @@
-"""What attempts told is read and written by its key, and costs nothing where no attempt tells anything."""
+"""The details of attempts are read and written by their key, and cost nothing where there are none."""
 
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -29,7 +29,7 @@ LOG = LogPart(first=1, lines=[LogLine(at=datetime(2026, 1, 1, tzinfo=UTC), text=
 
 
 def assert_by_key(plans: list[Plan], *tables: str) -> None:
-    """Check that what attempts told is found by its key, and that these tables are among what is read."""
+    """Check that details are found by their key, and that these tables are among what is read."""
     for plan in plans:
         for table in TABLES:
             assert plan.by(table) <= KEYS, describe(plan)
@@ -38,7 +38,7 @@ def assert_by_key(plans: list[Plan], *tables: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 16])
-async def test_a_report_finds_what_its_attempts_told(explainer: Explainer, count: int) -> None:
+async def test_a_report_finds_the_details_of_its_attempts(explainer: Explainer, count: int) -> None:
     """It reads and writes only rows of its attempts, also where a log is at its bound."""
     update = TaskUpdateRequest(progress=PROGRESS, log=LOG)
     items = [tasks.Report(ADMIN, task_id(RUNNING + turn), update) for turn in range(count)]
@@ -52,14 +52,14 @@ async def test_a_report_finds_what_its_attempts_told(explainer: Explainer, count
     assert_by_key(plans, "joblib_attempt_detail")
 
 
-async def test_a_heartbeat_finds_what_its_tasks_told(explainer: Explainer) -> None:
+async def test_a_heartbeat_finds_the_details_of_its_tasks(explainer: Explainer) -> None:
     """So does a heartbeat with progress and lines."""
     named = [NamedTask(id=task_id(RUNNING), attempt=1, progress=PROGRESS, log=LOG)]
     items = [workers.Heartbeat(OWNER, worker_id(RUNNING % WORKERS), 15, named)]
     assert_by_key(await explainer.plans(partial(workers.heartbeat, items=items)), *TABLES)
 
 
-async def test_readers_find_what_attempts_told(explainer: Explainer) -> None:
+async def test_readers_find_the_details_of_attempts(explainer: Explainer) -> None:
     """A task, a page, a log and a history are read by keys; an earlier attempt's details are deleted so."""
     wanted = task_id(RUNNING)
     assert_by_key(await explainer.plans(partial(tasks.get, task_id=wanted)), "joblib_attempt_detail")
@@ -73,7 +73,7 @@ async def test_readers_find_what_attempts_told(explainer: Explainer) -> None:
     assert_by_key(await explainer.plans(partial(store.forget, seq=RUNNING, newest=1)), *TABLES)
 
 
-async def test_pruning_finds_what_attempts_told(explainer: Explainer) -> None:
+async def test_pruning_finds_the_details_of_attempts(explainer: Explainer) -> None:
     """A batch of old tasks deletes only their rows."""
     work = partial(sweep.prune, keep=timedelta(days=1), after=0)
     assert_by_key(await explainer.plans(work), *TABLES)

@@ -316,16 +316,16 @@ def test_lines_that_did_not_arrive_are_sent_again(
     with server.connect() as own:
         live = LiveReports(RestApi(own), threading.Event())
         live._thread = threading.current_thread()
-        told = with_channel(task, live)
+        writing = with_channel(task, live)
 
         def lose(response: httpx.Response) -> None:
             own.http.event_hooks["response"].clear()
             raise httpx.ReadError("lost")
 
         own.http.event_hooks["response"].append(lose)
-        told.log("one")
+        writing.log("one")
         assert live.send_once() > 0
-        told.log("two")
+        writing.log("two")
         assert live.send_once() == 0
     log = log_of(api, task.task_id)
     assert [(line.n, line.text) for line in log.lines] == [(1, "one"), (2, "two")]

@@ -1,4 +1,4 @@
-"""What an attempt tells is kept for that attempt, once, in order and within bounds."""
+"""The details of an attempt are kept for that attempt, once, in order and within bounds."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,9 @@ def numbered(first: int, last: int) -> LogPart:
     return part(first, map(str, range(first, last + 1)))
 
 
-async def tell(replica: Replica, task: TaskResponse, *, by: Identity = OWNER, **fields: Any) -> TaskResponse:
+async def report(
+    replica: Replica, task: TaskResponse, *, by: Identity = OWNER, **fields: Any
+) -> TaskResponse:
     """Report on the attempt of a task, by default without a status."""
     update = TaskUpdateRequest(**{"attempt": task.attempt, **fields})
     async with asyncio.timeout(TIMEOUT):
@@ -76,15 +78,15 @@ async def test_progress_and_log_of_a_running_task(replica: Replica) -> None:
     replica.events.clear()
     last = Progress(current=2, total=4, unit="frames", message="relax", data={"energy": None})
     lines = [LogLine(at=AT, text='a "quoted" \x00 ü\n', level="warning", source="stderr")]
-    await tell(replica, task, progress=Progress(current=1, message="start", unit="steps"))
-    await tell(replica, task, progress=last, log=LogPart(first=1, lines=lines))
+    await report(replica, task, progress=Progress(current=1, message="start", unit="steps"))
+    await report(replica, task, progress=last, log=LogPart(first=1, lines=lines))
     found = await replica.get(task.id)
     assert (found.progress, found.failure, found.status) == (last, None, TaskStatus.RUNNING)
     [line] = (await log(replica, task.id)).lines
     assert (line.n, LogLine(**line.model_dump())) == (1, lines[0])
-    [told] = (await history(replica, task)).attempts
-    assert (told.attempt, told.progress, told.log_lines, told.log_dropped) == (1, last, 1, 0)
-    assert told.progress_at is not None
+    [detail] = (await history(replica, task)).attempts
+    assert (detail.attempt, detail.progress, detail.log_lines, detail.log_dropped) == (1, last, 1, 0)
+    assert detail.progress_at is not None
     sent = [(event.progress, event.attempt, room) for event, room in replica.events]
     assert sent == [(event.progress, 1, room_of("lab")) for event, _ in replica.events]
     assert [event.progress.current for event, _ in replica.events] == [1, 2]
@@ -92,12 +94,12 @@ async def test_progress_and_log_of_a_running_task(replica: Replica) -> None:
 
 
 async def test_answers_without_progress_have_no_field_for_it(replica: Replica) -> None:
-    """A task that told nothing is serialised as before; so are the answers to a submit, claim and report."""
+    """A task without details is serialised as before; so are the answers to a submit, claim and report."""
     job = await replica.register()
     submitted = await replica.submit(job)
     started = await replica.start(job.worker_id)
     silent = await replica.get(submitted.id)
-    reported = await tell(replica, started, progress=Progress(current=1))
+    reported = await report(replica, started, progress=Progress(current=1))
     for answer in (submitted, started, silent, reported):
         assert not {"progress", "failure", "stored_result"} & answer.model_dump(mode="json").keys()
     assert (await replica.get(submitted.id)).model_dump(mode="json")["progress"]["current"] == 1
@@ -108,7 +110,7 @@ async def test_the_final_progress_is_announced_before_the_end(replica: Replica) 
     task = await replica.running(await replica.register())
     replica.events.clear()
     final = {"progress": Progress(current=4, total=4), "log": numbered(1, 2)}
-    ended = await tell(replica, task, status=TaskStatus.COMPLETED, result=[1], **final)
+    ended = await report(replica, task, status=TaskStatus.COMPLETED, result=[1], **final)
     assert ended.status is TaskStatus.COMPLETED
     assert [type(event) for event, _ in replica.events] == [TaskProgress, TaskStatusEvent]
     assert (await replica.get(task.id)).progress == final["progress"]
@@ -123,11 +125,11 @@ async def test_each_attempt_keeps_its_own(replica: Replica) -> None:
         failure = Failure(
             type="KeyError", traceback=f"job {attempt}", full_traceback=f"all {attempt}", notes=["n"]
         )
-        told = {"log": part(1, [f"line of {attempt}"]), "progress": Progress(current=attempt)}
-        after = await tell(replica, task, status="failed", error="KeyError: 1", failure=failure, **told)
+        fields = {"log": part(1, [f"line of {attempt}"]), "progress": Progress(current=attempt)}
+        after = await report(replica, task, status="failed", error="KeyError: 1", failure=failure, **fields)
         found = await replica.get(task.id)
         assert found.failure == failure.model_copy(update={"full_traceback": ""})
-        assert found.progress == told["progress"]
+        assert found.progress == fields["progress"]
         assert after.status is (TaskStatus.FAILED if attempt == 2 else TaskStatus.PENDING)
         if attempt == 2:
             await replica.act(task_actions.retry, task.id)
@@ -147,13 +149,13 @@ async def test_each_attempt_keeps_its_own(replica: Replica) -> None:
 async def test_repeated_and_overlapping_parts_add_only_new_lines(replica: Replica) -> None:
     """Known numbers are ignored, in whole parts and in parts of them; missing numbers are a gap."""
     task = await replica.running(await replica.register())
-    await tell(replica, task, log=numbered(1, 3))
+    await report(replica, task, log=numbered(1, 3))
     for _ in range(2):
-        await tell(replica, task, log=numbered(1, 3))
-        await tell(replica, task, log=numbered(2, 5))
+        await report(replica, task, log=numbered(1, 3))
+        await report(replica, task, log=numbered(2, 5))
     assert await texts(replica, task) == lines((1, 5))
-    await tell(replica, task, log=numbered(9, 10))
-    await tell(replica, task, log=numbered(6, 7))
+    await report(replica, task, log=numbered(9, 10))
+    await report(replica, task, log=numbered(6, 7))
     assert await texts(replica, task) == lines((1, 5), (9, 10))
     found = await log(replica, task.id)
     assert (found.last, found.dropped, found.next) == (10, 3, None)
@@ -184,42 +186,42 @@ async def test_a_batch_joins_the_reports_of_a_task(replica: Replica) -> None:
     assert (await replica.get(two.id)).progress is None
 
 
-async def test_a_stale_attempt_tells_nothing(replica: Replica) -> None:
+async def test_a_stale_attempt_reports_nothing(replica: Replica) -> None:
     """After the task was claimed again, ended or released, the earlier attempt gets a 409."""
     job = await replica.register()
     task = await replica.running(job)
-    told = {"progress": Progress(current=1), "log": numbered(1, 1)}
+    fields = {"progress": Progress(current=1), "log": numbered(1, 1)}
     await replica.act(task_actions.release, task.id)
     with pytest.raises(StaleReport) as caught:
-        await tell(replica, task, **told)
+        await report(replica, task, **fields)
     assert caught.value.problem.model_dump()["reason"] == "released"
     again = await replica.start(job.worker_id)
     with pytest.raises(StaleReport, match="attempt 1 does not hold it"):
-        await tell(replica, task, **told)
-    await tell(replica, again, status="completed", log=numbered(1, 1))
+        await report(replica, task, **fields)
+    await report(replica, again, status="completed", log=numbered(1, 1))
     for attempt in (task, again):
         with pytest.raises(StaleReport):
-            await tell(replica, attempt, progress=Progress(current=2), log=numbered(2, 2))
+            await report(replica, attempt, progress=Progress(current=2), log=numbered(2, 2))
     # The repeat of the report that ended the task is accepted, and adds nothing.
-    await tell(replica, again, status="completed", log=numbered(1, 5))
+    await report(replica, again, status="completed", log=numbered(1, 5))
     assert await texts(replica, again) == lines((1, 1))
     assert len(await replica.rows(DETAILS)) == 1
 
 
-async def test_only_the_worker_and_superusers_tell(replica: Replica) -> None:
+async def test_only_the_worker_and_superusers_report(replica: Replica) -> None:
     """The submitter may cancel the task, without a log; others may not even that."""
     task = await replica.running(await replica.register())
     for by in (SUBMITTER, STRANGER):
         for status in (None, TaskStatus.CANCELLED):
             with pytest.raises(Forbidden):
-                await tell(replica, task, by=by, status=status, progress=Progress(current=1))
-    await tell(replica, task, by=ADMIN, progress=Progress(current=1))
+                await report(replica, task, by=by, status=status, progress=Progress(current=1))
+    await report(replica, task, by=ADMIN, progress=Progress(current=1))
     assert (await replica.get(task.id)).progress == Progress(current=1)
 
 
 @every_kind
 async def test_heartbeats_carry_progress_and_log(replica: Replica) -> None:
-    """A heartbeat records what its held tasks tell; for others it has a verdict and records nothing."""
+    """A heartbeat records the details of its held tasks; for others it has a verdict and records nothing."""
     job = await replica.register()
     held, lost = [await replica.running(job) for _ in range(2)]
     await replica.act(task_actions.release, lost.id)
@@ -238,8 +240,8 @@ async def test_heartbeats_carry_progress_and_log(replica: Replica) -> None:
     assert (await replica.get(lost.id)).progress is None
 
 
-async def test_another_worker_of_the_owner_cannot_tell_in_its_heartbeat(replica: Replica) -> None:
-    """A heartbeat records only what the tasks of its own worker tell."""
+async def test_another_worker_of_the_owner_cannot_report_in_its_heartbeat(replica: Replica) -> None:
+    """A heartbeat records only the details of tasks of its own worker."""
     job = await replica.register()
     task = await replica.running(job)
     other = await replica.worker()
@@ -271,7 +273,7 @@ async def test_a_log_keeps_its_newest_lines(replica: Replica, small: JobLibSetti
     """Whatever the size of the parts, the newest lines stay, the oldest go, and their number is known."""
     task = await replica.running(await replica.register())
     for first in range(1, 400, count):
-        await tell(replica, task, log=numbered(first, first + count - 1))
+        await report(replica, task, log=numbered(first, first + count - 1))
         number, size = await kept(replica)
         assert number <= 50
         assert size <= 4096
@@ -284,13 +286,13 @@ async def test_a_log_keeps_its_newest_lines(replica: Replica, small: JobLibSetti
 async def test_a_log_is_bounded_by_bytes(replica: Replica, small: JobLibSettings) -> None:
     """Long lines take the place of several; a line that is larger than the whole log is dropped."""
     task = await replica.running(await replica.register())
-    await tell(replica, task, log=part(1, ["ü" * 400] * 3))
-    await tell(replica, task, log=part(4, ["\x00" * 8000, "short"]))
+    await report(replica, task, log=part(1, ["ü" * 400] * 3))
+    await report(replica, task, log=part(4, ["\x00" * 8000, "short"]))
     found = await log(replica, task.id)
     assert [line.n for line in found.lines] == [1, 2, 3, 5]
     assert found.dropped == 1
     for first in range(6, 40):
-        await tell(replica, task, log=part(first, ["x" * 1000]))
+        await report(replica, task, log=part(first, ["x" * 1000]))
         assert (await kept(replica))[1] <= 4096
     found = await log(replica, task.id)
     assert [line.n for line in found.lines] == list(range(found.dropped + 1, 40))
@@ -314,15 +316,15 @@ async def test_the_bound_of_one_log_leaves_others(replica: Replica, small: JobLi
     await kept(replica)
 
 
-async def test_a_task_keeps_what_its_last_attempts_told(replica: Replica) -> None:
-    """With every new attempt that tells something, that of the oldest is deleted."""
+async def test_a_task_keeps_the_details_of_its_last_attempts(replica: Replica) -> None:
+    """With every new attempt that has details, those of the oldest are deleted."""
     job = await replica.register()
     task = await replica.running(job)
     for _ in range(MAX_ATTEMPTS + 2):
-        await tell(replica, task, progress=Progress(current=task.attempt), log=part(1, [str(task.attempt)]))
+        await report(replica, task, progress=Progress(current=task.attempt), log=part(1, [str(task.attempt)]))
         await replica.act(task_actions.release, task.id)
         task = await replica.start(job.worker_id)
-    await tell(replica, task, progress=Progress(current=0))
+    await report(replica, task, progress=Progress(current=0))
     numbers = [each.attempt for each in (await history(replica, task)).attempts]
     assert numbers == list(range(4, task.attempt + 1))
     assert len(numbers) == MAX_ATTEMPTS
@@ -334,7 +336,7 @@ async def test_a_long_log_is_read_in_parts(replica: Replica, settings: JobLibSet
     settings.task_log_max_bytes = 8 * 1024**2
     task = await replica.running(await replica.register())
     for first in range(1, 301, 100):
-        await tell(replica, task, log=part(first, ["x" * 8000] * 100))
+        await report(replica, task, log=part(first, ["x" * 8000] * 100))
     numbers: list[int] = []
     after: int | None = 0
     requests = 0
@@ -347,7 +349,7 @@ async def test_a_long_log_is_read_in_parts(replica: Replica, settings: JobLibSet
 
 
 async def test_the_log_of_an_attempt_that_was_not(replica: Replica) -> None:
-    """It is an error, unlike the empty log of an attempt that told nothing."""
+    """It is an error, unlike the empty log of an attempt without details."""
     job = await replica.register()
     task = await replica.submit(job)
     assert (await log(replica, task.id)).attempt == 0
@@ -359,13 +361,13 @@ async def test_the_log_of_an_attempt_that_was_not(replica: Replica) -> None:
 
 @every_kind
 async def test_pages_have_progress(replica: Replica) -> None:
-    """A page of tasks has what the current attempt of each told."""
+    """A page of tasks has the details of the current attempt of each."""
     job = await replica.register()
     one, two = [await replica.running(job) for _ in range(2)]
-    await tell(replica, one, progress=Progress(current=1))
+    await report(replica, one, progress=Progress(current=1))
     await replica.act(task_actions.release, one.id)
     await replica.start(job.worker_id)
-    await tell(replica, two, progress=Progress(current=2))
+    await report(replica, two, progress=Progress(current=2))
     page = await replica.runtime.database.read(tasks.page, "lab", None, part=tasks.Page(50, 0))
     assert {task.id: task.progress for task in page.items} == {one.id: None, two.id: Progress(current=2)}
 
@@ -376,10 +378,10 @@ async def test_pruned_tasks_take_it_with_them(replica: Replica) -> None:
     job = await replica.register(**TWICE)
     task, other = [await replica.running(job) for _ in range(2)]
     for each in (task, other):
-        await tell(replica, each, progress=Progress(current=1), log=numbered(1, 3))
-    await tell(replica, task, status="failed", error="once", log=numbered(4, 4))
+        await report(replica, each, progress=Progress(current=1), log=numbered(1, 3))
+    await report(replica, task, status="failed", error="once", log=numbered(4, 4))
     again = await replica.start(job.worker_id)
-    await tell(replica, again, status="completed", log=numbered(1, 1))
+    await report(replica, again, status="completed", log=numbered(1, 1))
     later = datetime.now(UTC).replace(year=2100)
     deleted, _ = await replica.runtime.write(store.prune, later, 0, 100)
     assert deleted == 1
@@ -393,7 +395,7 @@ async def test_tasks_with_long_logs_are_pruned_fewer_at_a_time(replica: Replica)
     job = await replica.register()
     found = [await replica.running(job) for _ in range(5)]
     for task, count in zip(found, (1, 60_000, 30_000, 10_000, 10_001), strict=True):
-        await tell(replica, task, progress=Progress(current=1), log=numbered(1, 1), status="completed")
+        await report(replica, task, progress=Progress(current=1), log=numbered(1, 1), status="completed")
         [seq] = [row.seq for row in await replica.rows(Task) if row.id == task.id]
         await replica.execute(update(DETAILS).where(DETAILS.c.task_seq == seq).values(log_lines=count))
     later, after, pruned = datetime.now(UTC).replace(year=2100), 0, []
@@ -419,7 +421,7 @@ async def test_concurrent_reports_of_one_attempt_lose_nothing(pair: Sequence[Rep
         for n in range(1, 11)
     ]
     reports = [
-        tell(pair[n % 2], task, log=numbered(1, n), progress=Progress(current=n)) for n in range(1, 11)
+        report(pair[n % 2], task, log=numbered(1, n), progress=Progress(current=n)) for n in range(1, 11)
     ]
     async with asyncio.timeout(TIMEOUT):
         await asyncio.gather(*beats, *reports)
@@ -428,7 +430,7 @@ async def test_concurrent_reports_of_one_attempt_lose_nothing(pair: Sequence[Rep
 
 
 @pytest.mark.parametrize("fields", [{}, {"error": "x"}, {"failure": {"type": "E"}, "status": "completed"}])
-def test_a_report_tells_something(fields: dict[str, Any]) -> None:
+def test_a_report_has_content(fields: dict[str, Any]) -> None:
     """An empty report is refused, and a failure belongs to the status failed."""
     with pytest.raises(ValueError, match=r"needs a status|only a report with the status 'failed'"):
         TaskUpdateRequest.model_validate(fields)

@@ -433,7 +433,7 @@ async def test_attempts_get_the_tables_of_their_details(empty: AsyncEngine) -> N
 
 
 async def test_rooms_get_the_tables_of_their_events(empty: AsyncEngine) -> None:
-    """The upgrade from 0009 keeps tasks and what they told; a downgrade drops the events alone."""
+    """The upgrade from 0009 keeps tasks and their details; a downgrade drops the events alone."""
     at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
     job_id, task_id = uuid4(), uuid4()
     job = {"id": job_id, "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}

@@ -51,14 +51,14 @@ async def test_a_worker_that_leaves_fails_and_requeues(replica: Replica) -> None
 async def test_reports_of_several_rooms(replica: Replica) -> None:
     """One transaction has progress and a log of a watched room, and the end of a task of another room."""
     job = await replica.register()
-    told = await replica.running(job)
+    detailed = await replica.running(job)
     await replica.submit(job, room="elsewhere")
     ended = await replica.start(job.worker_id)
     await watch(replica, "lab")
     line = LogLine(at=datetime(2026, 1, 2, tzinfo=UTC), text="x")
-    tells = {"progress": Progress(current=1), "log": LogPart(first=1, lines=[line])}
+    fields = {"progress": Progress(current=1), "log": LogPart(first=1, lines=[line])}
     items = [
-        tasks.Report(OWNER, told.id, TaskUpdateRequest(attempt=1, **tells)),
+        tasks.Report(OWNER, detailed.id, TaskUpdateRequest(attempt=1, **fields)),
         tasks.Report(OWNER, ended.id, TaskUpdateRequest(attempt=1, status=TaskStatus.COMPLETED)),
     ]
     await replica.runtime.write(partial(tasks.report, items=items))

@@ -40,7 +40,7 @@ from zndraw_joblib.worker.retry import BUSY, RequestBackoff, unexpected_response
 
 TOKEN_VARIABLE = "ZNDRAW_JOBLIB_TOKEN"  # noqa: S105 - the name of a variable
 _MAX_DETAIL = 500
-# Long enough for most tasks, short enough to tell soon why a task waits.
+# Long enough for most tasks, short enough to show soon why a task waits.
 _FIRST_STATE_SECONDS = 1.0
 
 

@@ -26,7 +26,7 @@ _QUIET_SECONDS = 20.0
 _EXPLAIN_SECONDS = 5.0
 _SHOWN_LINES = 5
 # Takes log lines, and the number of the line before them.
-Tell = Callable[[Sequence[NumberedLine], int], None]
+Show = Callable[[Sequence[NumberedLine], int], None]
 _REMEDIES = {
     "paused": "'zndraw-joblib resume JOB' resumes it",
     "no_worker": "'zndraw-joblib worker FILE' starts one",
@@ -55,14 +55,14 @@ class TaskBar(Progress):
 
     def show(self, task: TaskResponse, reason: str) -> None:
         """Show the state of a task, and why it waits."""
-        told, is_running = task.progress, task.status == TaskStatus.RUNNING
-        message = reason if not is_running else told.message if told else None
+        progress, is_running = task.progress, task.status == TaskStatus.RUNNING
+        message = reason if not is_running else progress.message if progress else None
         self.update(
             self._bar,
             description=one_line(f"{task.status}: {message}" if message else task.status),
-            completed=(told.current if told else None) or 0,
-            total=told.total if told else None,
-            amount=amount_text(told) if told else "",
+            completed=(progress.current if progress else None) or 0,
+            total=progress.total if progress else None,
+            amount=amount_text(progress) if progress else "",
         )
 
     def add(self, lines: Sequence[NumberedLine], _: int = 0) -> None:
@@ -81,15 +81,15 @@ class TaskBar(Progress):
 class LogReader:
     """Reads the log of a task from its current attempt on, each line once."""
 
-    def __init__(self, client: AdminClient, task_id: UUID, tell: Tell) -> None:
+    def __init__(self, client: AdminClient, task_id: UUID, show: Show) -> None:
         self._client = client
         self._task_id = task_id
-        self._tell = tell
+        self._show = show
         self._attempt = 0
         self._after = 0
 
     def read(self, attempt: int) -> None:
-        """Tell the new lines up to an attempt, those of the earlier attempts first."""
+        """Show the new lines up to an attempt, those of the earlier attempts first."""
         while 0 < self._attempt < attempt:
             self._read()
             self._attempt, self._after = self._attempt + 1, 0
@@ -100,7 +100,7 @@ class LogReader:
 
     def _read(self) -> None:
         for lines in self._client.log_parts(self._task_id, self._attempt, self._after):
-            self._tell(lines, self._after)
+            self._show(lines, self._after)
             self._after = lines[-1].n
 
 
@@ -110,11 +110,11 @@ class Waiting:
     def __init__(self, client: AdminClient) -> None:
         self._client = client
         self._next = 0.0
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
         self.reason = ""
 
     def update(self, task: TaskResponse) -> None:
-        """Ask the server why a task waits, but not often; tell each reason that nobody works on it once."""
+        """Ask the server why a task waits, but not often; print each reason that nobody works on it once."""
         if task.status != TaskStatus.PENDING:
             self.reason = ""
             return
@@ -125,8 +125,8 @@ class Waiting:
         reasons = self._client.explain(task.id).reasons
         self.reason = reasons[0].detail if reasons else ""
         for reason in reasons:
-            if (remedy := _REMEDIES.get(reason.code)) and reason.code not in self._told:
-                self._told.add(reason.code)
+            if (remedy := _REMEDIES.get(reason.code)) and reason.code not in self._printed:
+                self._printed.add(reason.code)
                 remedy = remedy.replace("JOB", task.job_name)
                 print_note(f"Task {task.id} waits: {one_line(reason.detail)}; {remedy}.")
 

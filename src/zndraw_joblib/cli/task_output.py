@@ -55,10 +55,10 @@ def print_history(history: TaskHistory, *, as_json: bool) -> None:
         return
     columns = ["at", "status", "attempt", "worker", "until", "reason", "error", "progress", "lines"]
     last = {change.attempt: number for number, change in enumerate(history.transitions)}
-    told = {last[detail.attempt]: detail for detail in history.attempts if detail.attempt in last}
+    detail_at = {last[detail.attempt]: detail for detail in history.attempts if detail.attempt in last}
     rows = []
     for number, change in enumerate(history.transitions):
-        detail = told.get(number)
+        detail = detail_at.get(number)
         rows.append(
             {
                 **change.model_dump(),

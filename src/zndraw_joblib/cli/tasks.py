@@ -85,7 +85,7 @@ WaitSeconds = Annotated[
     ),
 ]
 History = Annotated[
-    bool, typer.Option("--history", help="List the task's status changes and what each attempt told.")
+    bool, typer.Option("--history", help="List the task's status changes and the details of each attempt.")
 ]
 Follow = Annotated[
     bool, typer.Option("--follow", help="Show the progress and print the log until the task ends.")

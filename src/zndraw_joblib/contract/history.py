@@ -1,4 +1,4 @@
-"""The responses that tell what happened to a task: its history, its log, and why it is in its state."""
+"""The responses with what happened to a task: its history, its log, and why it is in its state."""
 
 from datetime import datetime
 from uuid import UUID
@@ -22,7 +22,7 @@ class Transition(BaseModel):
 
 
 class AttemptDetail(BaseModel):
-    """What an attempt told: its last progress, how many lines its log had, and the failure that ended it.
+    """The details of an attempt: its last progress, the number of lines of its log, and its failure.
 
     `log_dropped` counts the lines that are not kept: they were dropped by the worker, or are the oldest of a
     long log.
@@ -37,9 +37,9 @@ class AttemptDetail(BaseModel):
 
 
 class TaskHistory(BaseModel):
-    """All transitions of a task, oldest first, and what its last 20 attempts told.
+    """All transitions of a task, oldest first, and the details of its last 20 attempts.
 
-    An attempt that told nothing is not in `attempts`.
+    An attempt without details is not in `attempts`.
     """
 
     id: UUID

@@ -116,7 +116,7 @@ class JobSummary(BaseModel):
 class NamedTask(BaseModel):
     """A task that a worker believes it holds; `attempt` is the token of its claim.
 
-    `progress` and `log` tell what its job did since the last report, as in a report.
+    `progress` and `log` are what its job did since the last report, as in a report.
     """
 
     id: UUID
@@ -125,7 +125,7 @@ class NamedTask(BaseModel):
     log: LogPart | None = None
 
     @property
-    def tells(self) -> bool:
+    def has_details(self) -> bool:
         """Whether it has progress or lines of the log."""
         return self.progress is not None or self.log is not None
 
@@ -219,8 +219,9 @@ class TaskResponse(BaseModel):
       for a failure that a worker reported, or the last part of a URL under ``/v1/problems/``.
     - `run_at`: when the task enters its queue, because its submitter set a time, or before a retry.
     - `expires_at`: when the task fails if no worker has claimed it; null after the claim.
-    - `progress`, `failure`: what its current or last attempt told, and the exception that ended it, without
-      the full traceback. Only responses to requests that read tasks have them, and only if there are any.
+    - `progress`, `failure`: the last progress of its current or last attempt, and the exception that
+      ended it, without the full traceback. Only responses to requests that read tasks have them, and only if
+      there are any.
     - `stored_result`: the result, if it is kept as bytes.
     """
 
@@ -315,7 +316,7 @@ class TaskUpdateRequest(BaseModel):
         return self
 
     @property
-    def tells(self) -> bool:
+    def has_details(self) -> bool:
         """Whether it has more than a status: progress, lines of the log, or a failure."""
         return self.progress is not None or self.log is not None or self.failure is not None
 

@@ -1,4 +1,4 @@
-"""What a running task tells: its progress, its log, why it failed, and the result that it stored."""
+"""The details of an attempt: its progress, its log, why it failed, and the result that it stored."""
 
 from datetime import datetime
 from enum import StrEnum

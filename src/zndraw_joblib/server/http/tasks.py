@@ -92,7 +92,7 @@ async def get_task(
 
 @router.get("/tasks/{task_id}/history", response_model=TaskHistory)
 async def get_history(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
-    """List all transitions of a task, and what its last 20 attempts told, oldest first."""
+    """List all transitions of a task, and the details of its last 20 attempts, oldest first."""
     await _check_readable(request, runtime, task_id)
     return json_response(await runtime.database.read(task_history.history, task_id=task_id))
 

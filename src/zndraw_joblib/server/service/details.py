@@ -1,4 +1,4 @@
-"""Record what a running attempt tells, its progress, its log and its failure, and return it to readers."""
+"""Record the progress, the log and the failure of an attempt, and return it to readers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from zndraw_joblib.server.store.tasks import TaskRecord
 from zndraw_joblib.server.store.tasks import details as store
 from zndraw_joblib.server.store.tasks.details import Change, Detail, LogCounts, Part
 
-# A task keeps what this many of its attempts told.
+# A task keeps the details of this many of its attempts.
 MAX_ATTEMPTS = 20
 # A log at its bound loses its oldest quarter, so that not every new part deletes one.
 _KEPT_QUARTERS = 3
@@ -57,8 +57,8 @@ Line = tuple[int, bytes]
 
 
 @dataclass
-class Told:
-    """What a held attempt of a task tells in one transaction."""
+class Reported:
+    """What one transaction stores of a held attempt: its last progress, its failure, and lines of its log."""
 
     task: TaskRecord
     progress: Progress | None = None
@@ -84,23 +84,23 @@ async def record(
     reports: Iterable[tuple[TaskRecord, TaskUpdateRequest | NamedTask]],
     limits: LogLimits = DEFAULT_LIMITS,
 ) -> None:
-    """Store what held attempts tell, in order. The caller has locked their tasks and checked the fences.
+    """Store the details in reports, in order. The caller has locked the tasks and checked the fences.
 
     Lines that the log has are ignored. Beyond `limits` the oldest lines are deleted.
     """
-    told: dict[int, Told] = {}
+    reported: dict[int, Reported] = {}
     for task, report in reports:
-        told.setdefault(task.seq, Told(task)).add(report)
-    if not told:
+        reported.setdefault(task.seq, Reported(task)).add(report)
+    if not reported:
         return
-    added = await _add_lines(tx, [each for each in told.values() if each.parts], limits)
+    added = await _add_lines(tx, [each for each in reported.values() if each.parts], limits)
     now = await tx.now()
     changes = [
-        _change(each, added.get(seq), now) for seq, each in told.items() if seq in added or each.is_more
+        _change(each, added.get(seq), now) for seq, each in reported.items() if seq in added or each.is_more
     ]
     if changes:
         await store.write(tx, changes)
-    for seq, each in told.items():
+    for seq, each in reported.items():
         if each.task.attempt > MAX_ATTEMPTS:
             await store.forget(tx, seq, each.task.attempt - MAX_ATTEMPTS)
         if each.progress is not None:
@@ -109,14 +109,16 @@ async def record(
             tx.record_unknown()
 
 
-async def _add_lines(tx: Transaction, told: Sequence[Told], limits: LogLimits) -> dict[int, LogCounts]:
+async def _add_lines(
+    tx: Transaction, reported: Sequence[Reported], limits: LogLimits
+) -> dict[int, LogCounts]:
     """Add the new lines of logs; return the changes of their counts by the `seq` of the tasks."""
-    if not told:
+    if not reported:
         return {}
-    known = await store.log_counts(tx, {each.task.seq: each.task.attempt for each in told})
+    known = await store.log_counts(tx, {each.task.seq: each.task.attempt for each in reported})
     changes: dict[int, LogCounts] = {}
     new: list[tuple[int, int, Part]] = []
-    for each in told:
+    for each in reported:
         seq, before = each.task.seq, known.get(each.task.seq, LogCounts())
         lines = list(_new_lines(each.parts, before.last))
         if lines:
@@ -127,7 +129,7 @@ async def _add_lines(tx: Transaction, told: Sequence[Told], limits: LogLimits) -
             kept = sum(part.last - part.first + 1 for part in parts)
             changes[seq] = LogCounts(lines[-1][0] - before.last, kept, sum(part.size for part in parts))
     await store.add_parts(tx, new)
-    for each in told:
+    for each in reported:
         seq, before = each.task.seq, known.get(each.task.seq, LogCounts())
         added = changes.get(seq)
         if added and (before.lines + added.lines > limits.lines or before.size + added.size > limits.size):
@@ -179,12 +181,12 @@ def _part(last: int, texts: Sequence[bytes]) -> Part:
     return Part(last - len(texts) + 1, last, len(lines), lines.decode())
 
 
-def _change(told: Told, added: LogCounts | None, now: datetime) -> Change:
-    progress, failure = told.progress, told.failure
+def _change(reported: Reported, added: LogCounts | None, now: datetime) -> Change:
+    progress, failure = reported.progress, reported.failure
     added = added or LogCounts()
     return Change(
-        task_seq=told.task.seq,
-        attempt=told.task.attempt,
+        task_seq=reported.task.seq,
+        attempt=reported.task.attempt,
         progress=None if progress is None else progress.model_dump(exclude_defaults=True),
         progress_at=None if progress is None else now,
         failure=None if failure is None else failure.model_dump(exclude={"full_traceback"}),
@@ -207,28 +209,28 @@ def _progress_emission(task: TaskRecord, progress: Progress) -> Emission:
     return Emission(event, room_of(task.room_id))
 
 
-def attempt_detail(told: Detail) -> AttemptDetail:
-    """Return what an attempt told as the history of its task contains it."""
+def attempt_detail(detail: Detail) -> AttemptDetail:
+    """Return the details of an attempt as the history of its task contains them."""
     return AttemptDetail(
-        attempt=told.attempt,
-        progress=progress_of(told),
-        progress_at=told.progress_at,
-        log_lines=told.log_last,
-        log_dropped=told.log_last - told.log_lines,
-        failure=failure_of(told),
+        attempt=detail.attempt,
+        progress=progress_of(detail),
+        progress_at=detail.progress_at,
+        log_lines=detail.log_last,
+        log_dropped=detail.log_last - detail.log_lines,
+        failure=failure_of(detail),
     )
 
 
-def progress_of(told: Detail | None) -> Progress | None:
-    """Return the progress of an attempt, None if it told none."""
-    return None if told is None or told.progress is None else Progress.model_validate(told.progress)
+def progress_of(detail: Detail | None) -> Progress | None:
+    """Return the progress of an attempt, None if it reported none."""
+    return None if detail is None or detail.progress is None else Progress.model_validate(detail.progress)
 
 
-def failure_of(told: Detail | None) -> Failure | None:
+def failure_of(detail: Detail | None) -> Failure | None:
     """Return the failure that ended an attempt, with the full traceback if that was read."""
-    if told is None or told.failure is None:
+    if detail is None or detail.failure is None:
         return None
-    return Failure.model_validate({**told.failure, "full_traceback": told.full_traceback or ""})
+    return Failure.model_validate({**detail.failure, "full_traceback": detail.full_traceback or ""})
 
 
 async def log(tx: Transaction, task_id: UUID, attempt: int | None, after: int, limit: int) -> TaskLog:

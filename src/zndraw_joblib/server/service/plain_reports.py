@@ -55,7 +55,7 @@ def _steps(items: Sequence["Report"]) -> dict[UUID, Step | None]:
 
 def _step(item: "Report") -> Step | None:
     update = item.update
-    if update.status not in _SOURCES or item.key is not None or update.error or update.tells:
+    if update.status not in _SOURCES or item.key is not None or update.error or update.has_details:
         return None
     if update.attempt is not None and not 0 <= update.attempt <= _MAX_ATTEMPT:
         return None

@@ -90,7 +90,7 @@ def decide(
     """
     roles = roles_of(caller, task)
     target = report.status
-    if roles == {Role.SUBMITTER} and (target != TaskStatus.CANCELLED or report.tells):
+    if roles == {Role.SUBMITTER} and (target != TaskStatus.CANCELLED or report.has_details):
         raise Forbidden("Not authorized to update this task: its submitter may only cancel it")
     if _has_caused_retry(task, report):
         return task

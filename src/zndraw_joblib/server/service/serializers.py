@@ -47,12 +47,12 @@ def page_response(
 def task_response(
     task: TaskRecord,
     position: int | None = None,
-    told: Detail | None = None,
+    detail: Detail | None = None,
     stored: StoredResult | None = None,
 ) -> TaskResponse:
     """Return a task as responses contain it.
 
-    It has what its attempt `told`, and its `stored` result, if they were read.
+    It has the `detail` of its attempt and its `stored` result, if they were read.
     """
     values = {
         "id": task.id,
@@ -73,8 +73,8 @@ def task_response(
         "priority": -task.lane,
         "run_at": task.run_at if task.status is TaskStatus.PENDING else None,
         "expires_at": task.expires_at,
-        "progress": told and details.progress_of(told),
-        "failure": told and details.failure_of(told),
+        "progress": detail and details.progress_of(detail),
+        "failure": detail and details.failure_of(detail),
         "stored_result": stored,
     }
     return construct(TaskResponse, values, _FIELDS)

@@ -19,9 +19,9 @@ from zndraw_joblib.server.store.tasks.positions import positions
 
 
 async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
-    """Return all transitions of a task, and what its attempts told, oldest first. Raises `TaskNotFound`."""
+    """Return the transitions of a task and the details of its attempts, oldest first; or raise `TaskNotFound`."""
     task = await _existing(tx, task_id)
-    told = [details.attempt_detail(each) for each in await detail_store.of_task(tx, task.seq)]
+    attempts = [details.attempt_detail(each) for each in await detail_store.of_task(tx, task.seq)]
     transitions = [Transition(at=task.created_at, status=TaskStatus.PENDING, attempt=0, reason="submitted")]
     for attempt in await store.attempts_of(tx, task.seq):
         transitions += _transitions(attempt)
@@ -36,7 +36,7 @@ async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
                 run_at=attempt.run_at,
             )
         )
-    return TaskHistory(id=task_id, transitions=transitions + _transitions(task), attempts=told)
+    return TaskHistory(id=task_id, transitions=transitions + _transitions(task), attempts=attempts)
 
 
 def _transitions(attempt: TaskRecord | AttemptRecord) -> list[Transition]:

@@ -244,8 +244,8 @@ async def report(
         results.append(after)
     moves: list[Move] = [(task, after) for task, _, after in decided if after is not task]
     await store.move(tx, moves)
-    told = [(task, update) for task, update, _ in decided if update.tells and task.status in HELD]
-    await details.record(tx, told, limits)
+    detailed = [(task, update) for task, update, _ in decided if update.has_details and task.status in HELD]
+    await details.record(tx, detailed, limits)
     await job_service.restore_needed(tx, [after for _, after in moves])
     found_at = await positions(tx, [task for task in results if isinstance(task, TaskRecord)])
     for _, after in moves:
@@ -292,9 +292,9 @@ async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
     found = await detail_store.by_id(tx, task_id)
     if found is None:
         raise TaskNotFound(f"Task {task_id} not found")
-    task, told = found
+    task, detail = found
     found_at, stored = await positions(tx, [task]), await task_results.current(tx, [task])
-    return serializers.task_response(task, found_at.get(task.id), told, stored.get(task.id))
+    return serializers.task_response(task, found_at.get(task.id), detail, stored.get(task.id))
 
 
 async def page(
@@ -302,10 +302,10 @@ async def page(
 ) -> PaginatedResponse[TaskResponse]:
     """Return one page of a room's tasks, optionally of one status and of one job."""
     found, total = await read.page(tx, room_id, status, part=part, job_id=job)
-    found_at, told = await positions(tx, found), await detail_store.current(tx, found)
+    found_at, detail_of = await positions(tx, found), await detail_store.current(tx, found)
     stored = await task_results.current(tx, found)
     items = [
-        serializers.task_response(task, found_at.get(task.id), told.get(task.id), stored.get(task.id))
+        serializers.task_response(task, found_at.get(task.id), detail_of.get(task.id), stored.get(task.id))
         for task in found
     ]
     return serializers.page_response(PaginatedResponse[TaskResponse], items, total, part)

@@ -92,7 +92,7 @@ async def heartbeat(
     workers = await store.lock(tx, list(dict.fromkeys(item.worker_id for item in items)))
     problems = [_problem(item, workers.get(item.worker_id)) for item in items]
     valid = [item for item, problem in zip(items, problems, strict=True) if problem is None]
-    await _record_told(tx, valid, limits())
+    await _record_details(tx, valid, limits())
     states = await _states(tx, valid)
     await store.heartbeat(tx, [item.worker_id for item in valid])
     for item in valid:
@@ -106,15 +106,15 @@ async def heartbeat(
     ]
 
 
-async def _record_told(tx: Transaction, items: Sequence[Heartbeat], limits: LogLimits) -> None:
-    """Record what held tasks tell. A task that the worker does not hold gets its verdict instead."""
-    told = [(item.worker_id, task) for item in items for task in item.named or () if task.tells]
-    if told:
-        found = await task_store.lock(tx, list({task.id for _, task in told}), 0)
+async def _record_details(tx: Transaction, items: Sequence[Heartbeat], limits: LogLimits) -> None:
+    """Record the details of held tasks. A task that the worker does not hold gets its verdict instead."""
+    detailed = [(item.worker_id, task) for item in items for task in item.named or () if task.has_details]
+    if detailed:
+        found = await task_store.lock(tx, list({task.id for _, task in detailed}), 0)
         held = {
             (id_, task.worker_id, task.attempt): task for id_, task in found.items() if task.status in HELD
         }
-        tokens = [(held.get((task.id, worker_id, task.attempt)), task) for worker_id, task in told]
+        tokens = [(held.get((task.id, worker_id, task.attempt)), task) for worker_id, task in detailed]
         await details.record(tx, [(task, named) for task, named in tokens if task is not None], limits)
 
 

@@ -136,7 +136,7 @@ class Transaction:
         self._is_watched = bool(self._is_watched) or is_watched
 
     def record_unknown(self) -> None:
-        """Record that there is an event of a room of which no statement has told whether it is watched."""
+        """Record that there is an event of a room that no statement has checked for readers."""
         self._must_ask = True
 
     async def append_events(self) -> None:
@@ -150,7 +150,7 @@ class Transaction:
         emissions += [emission for make in self._more_emissions for emission in make()]
         new = [event for emission in emissions if (event := _event_of(emission)) is not None]
         new += [make() for make in self._events]
-        # What a task tells comes before its end.
+        # The details of an attempt come before its end.
         new.sort(key=_is_end)
         if new:
             for room_id in await room_events.append(self.execute, new, await self.now()):

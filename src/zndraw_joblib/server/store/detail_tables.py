@@ -1,4 +1,4 @@
-"""The tables of what an attempt tells while it runs, and why it failed. Most attempts have no row."""
+"""The tables of the details of attempts: progress, log and failure. Most attempts have no row."""
 
 from datetime import datetime
 from typing import Any

@@ -256,7 +256,7 @@ class Follower:
                 reader.notify(first)
 
     def _restart(self, last: int) -> None:
-        """Continue after a number; clients read the database, which tells them what they have missed."""
+        """Continue after a number; clients read the database, which has what they have missed."""
         self.last = last
         self._clear()
         for reader in self.readers:

@@ -1,4 +1,4 @@
-"""What attempts told: their progress, their logs and their failures. Writers hold the locks of the tasks."""
+"""The details of attempts: progress, logs and failures. Writers hold the locks of the tasks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 class Detail(NamedTuple):
-    """What an attempt told. The full traceback is None where it was not read."""
+    """The details of an attempt. The full traceback is None where it was not read."""
 
     attempt: int
     progress: dict[str, Any] | None
@@ -52,7 +52,7 @@ class Detail(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What an attempt told now: None leaves a value as it is, and the numbers are added to the counts."""
+    """A change of an attempt's details: None leaves a value as it is; numbers are added to the counts."""
 
     task_seq: int
     attempt: int
@@ -98,23 +98,23 @@ _PARTS = (
 
 
 async def current(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID, Detail]:
-    """Return what the current or last attempts of these tasks told, by the ids of those that did."""
+    """Return the details of the current or last attempts of tasks, by the ids of the tasks that have any."""
     wanted = {(task.seq, task.attempt): task.id for task in records if task.attempt}
     rows = await _select(tx, _OF_TASKS, list(wanted))
     return {wanted[seq, rest[0]]: Detail(*rest) for seq, *rest in rows if (seq, rest[0]) in wanted}
 
 
 async def by_id(tx: Transaction, task_id: UUID) -> tuple[TaskRecord, Detail | None] | None:
-    """Return a task, and what its current or last attempt told."""
+    """Return a task, and the details of its current or last attempt."""
     row = (await tx.execute(_BY_ID, {"task": task_id})).one_or_none()
     if row is None:
         return None
-    record, told = row[: -len(_COLUMNS)], row[-len(_COLUMNS) :]
-    return record_of(record), None if told[0] is None else Detail(*told)
+    record, detail = row[: -len(_COLUMNS)], row[-len(_COLUMNS) :]
+    return record_of(record), None if detail[0] is None else Detail(*detail)
 
 
 async def of_task(tx: Transaction, seq: int) -> list[Detail]:
-    """Return what the attempts of a task told, oldest first, with the full tracebacks."""
+    """Return the details of the attempts of a task, oldest first, with the full tracebacks."""
     rows = await tx.execute(_ALL.order_by(details.c.attempt), {"seq": seq})
     return [Detail(*row) for row in rows]
 
@@ -191,7 +191,7 @@ async def trim_log(
 
 
 def _upsert(made: Any) -> Insert:
-    """Return a statement that adds what attempts told to their rows."""
+    """Return a statement that adds changes to the rows of attempts."""
     replaced = ("progress", "progress_at", "failure", "full_traceback")
     values = {name: func.coalesce(made.excluded[name], details.c[name]) for name in replaced}
     for name in ("log_last", "log_lines", "log_bytes"):
@@ -205,7 +205,7 @@ _UPSERT_MANY = _upsert(_from_list(details))
 
 
 async def write(tx: Transaction, changes: Sequence[Change]) -> None:
-    """Write what attempts of different tasks told."""
+    """Write changes of the details of attempts of different tasks."""
     rows = [change._asdict() for change in changes]
     if tx.is_sqlite:
         await tx.execute(_UPSERT, rows)
@@ -214,7 +214,7 @@ async def write(tx: Transaction, changes: Sequence[Change]) -> None:
 
 
 async def forget(tx: Transaction, seq: int, newest: int) -> None:
-    """Delete what the attempts of a task up to the number `newest` told."""
+    """Delete the details of the attempts of a task up to the number `newest`."""
     for table in (log, details):
         await tx.execute(delete(table).where(table.c.task_seq == seq, table.c.attempt <= newest))
 
@@ -235,7 +235,7 @@ async def first_to_prune(tx: Transaction, seqs: Sequence[int]) -> Sequence[int]:
 
 
 async def prune(tx: Transaction, seqs: Sequence[int]) -> None:
-    """Delete what all attempts of these tasks told, which are close to each other in the order of `seq`."""
+    """Delete the details of all attempts of these tasks, whose values of `seq` are close to each other."""
     for table in (log, details):
         # As for `_LINES_OF_TASKS`.
         is_near = table.c.task_seq.between(min(seqs), max(seqs))

@@ -16,23 +16,23 @@ import sys, httpx
 
 client = httpx.Client(base_url=sys.argv[1], headers={"Authorization": "Bearer " + sys.argv[2]}, timeout=60)
 policy = {"max_attempts": 2, "retry_on": ["worker_lost"], "backoff": {"base_seconds": 0}}
-job = client.put("/v1/joblib/rooms/lab/jobs", json={"category": "modifiers", "name": "Tell", **policy}).json()
+job = client.put("/v1/joblib/rooms/lab/jobs", json={"category": "modifiers", "name": "Run", **policy}).json()
 print("ready", flush=True)
 claim = {"worker_id": job["worker_id"], "start": True}
 response = client.post("/v1/joblib/tasks/claim", json=claim, headers={"Prefer": "wait=60"})
 task = response.raise_for_status().json()["task"]
 
-def tell(first, **fields):
+def report(first, **fields):
     texts = [f"{task['attempt']}.{n}" for n in (first, first + 1)]
     lines = [{"at": "2026-01-01T00:00:00Z", "text": text} for text in texts]
     log = {"first": first, "lines": lines}
     body = {"attempt": task["attempt"], "progress": {"current": first}, "log": log}
     client.patch(f"/v1/joblib/tasks/{task['id']}", json=body | fields).raise_for_status()
 
-tell(1)
-print("told", flush=True)
+report(1)
+print("reported", flush=True)
 sys.stdin.readline()
-tell(3, status="completed")
+report(3, status="completed")
 """
 
 
@@ -53,12 +53,12 @@ async def kill_a_worker(database_url: str) -> None:
 
             first = await start_worker(server)
             assert await first.stdout.readline() == b"ready\n"
-            task = (await client.post(f"{V1}/rooms/lab/tasks/lab:modifiers:Tell", json={})).json()
-            assert await first.stdout.readline() == b"told\n"
+            task = (await client.post(f"{V1}/rooms/lab/tasks/lab:modifiers:Run", json={})).json()
+            assert await first.stdout.readline() == b"reported\n"
             first.send_signal(signal.SIGKILL)
             await first.wait()
             second = await start_worker(server)
-            assert [await second.stdout.readline() for _ in range(2)] == [b"ready\n", b"told\n"]
+            assert [await second.stdout.readline() for _ in range(2)] == [b"ready\n", b"reported\n"]
             stale = {
                 "attempt": 1,
                 "log": {"first": 3, "lines": [{"at": "2026-01-01T00:00:00Z", "text": "x"}]},
@@ -79,7 +79,7 @@ async def kill_a_worker(database_url: str) -> None:
 
 
 @pytest.mark.timeout(180)  # a busy machine needs half a minute to start a server
-async def test_each_attempt_keeps_what_it_told_before_its_worker_was_killed(
+async def test_each_attempt_keeps_what_it_reported_before_its_worker_was_killed(
     sqlite_url: str, postgres_url: str
 ) -> None:
     """The next attempt has a log of its own, and the killed one adds nothing to either."""
