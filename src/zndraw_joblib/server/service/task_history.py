@@ -19,7 +19,7 @@ from zndraw_joblib.server.store.tasks.positions import positions
 
 
 async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
-    """Return the transitions of a task and the details of its attempts, oldest first; or raise `TaskNotFound`."""
+    """Return a task's transitions and the details of its attempts, oldest first. Raises `TaskNotFound`."""
     task = await _existing(tx, task_id)
     attempts = [details.attempt_detail(each) for each in await detail_store.of_task(tx, task.seq)]
     transitions = [Transition(at=task.created_at, status=TaskStatus.PENDING, attempt=0, reason="submitted")]
