@@ -18,6 +18,7 @@ from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
 from sdk.talking import Talk, TalkLater, execute
 from zndraw_joblib.contract.history import TaskHistory, TaskLog
+from zndraw_joblib.contract.messages import TaskUpdateRequest
 from zndraw_joblib.contract.progress import LogLevel, LogSource
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.api import Connection, connect
@@ -288,6 +289,134 @@ def test_a_task_that_was_claimed_by_hand_reports_too(worker: Make, api: Connecti
     found = manager.get_task(task.task_id)
     assert found.progress is not None
     assert (found.progress.current, found.progress.total) == (2, 2)
+
+
+def sent_by_hand(manager: JobManager, room: str) -> tuple[ClaimedTask, LiveReports]:
+    """Return a task whose content only heartbeats and `send_once` send."""
+    task = claimed(manager, room)
+    live = manager._active().registrations._live
+    # The thread that would send it is over.
+    live._thread = threading.Thread(target=lambda: None)
+    live._thread.start()
+    live._thread.join()
+    return with_channel(task, live), live
+
+
+@pytest.fixture
+def by_heartbeat(worker: Make, room: str) -> tuple[JobManager, ClaimedTask, LiveReports]:
+    """Return a worker's task whose content heartbeats carry: a first report has arrived."""
+    manager = worker()
+    task, live = sent_by_hand(manager, room)
+    task.log("first")
+    live.send_once()
+    return manager, task, live
+
+
+def test_a_heartbeat_carries_what_waits(
+    by_heartbeat: tuple[JobManager, ClaimedTask, LiveReports], api: Connection
+) -> None:
+    """It costs no further request, and nothing is sent twice."""
+    manager, task, live = by_heartbeat
+    task.progress(1, 2)
+    task.log("second")
+    with recorded(api, "/tasks/report") as reports, recorded(api, f"/workers/{task.worker_id}") as heartbeats:
+        manager.heartbeat()
+        live.send_once()
+        manager.heartbeat()
+    assert reports == []
+    named = [each["tasks"][0] for each in heartbeats]
+    assert [line["text"] for line in named[0]["log"]["lines"]] == ["second"]
+    assert [set(each) for each in named] == [{"id", "attempt", "progress", "log"}, {"id", "attempt"}]
+    assert texts(api, task.task_id) == ["first", "second"]
+    found = manager.get_task(task.task_id)
+    assert found.progress is not None
+    assert (found.progress.current, found.progress.total) == (1, 2)
+
+
+def test_what_a_lost_heartbeat_carried_is_sent_again(
+    by_heartbeat: tuple[JobManager, ClaimedTask, LiveReports], api: Connection
+) -> None:
+    """Although it had arrived: its response was lost."""
+    manager, task, live = by_heartbeat
+    task.log("second")
+
+    def lose(response: httpx.Response) -> None:
+        api.http.event_hooks["response"].remove(lose)
+        raise httpx.ReadError("lost")
+
+    api.http.event_hooks["response"].append(lose)
+    with pytest.raises(httpx.ReadError):
+        manager.heartbeat()
+    task.log("third")
+    with recorded(api, "/tasks/report") as reports:
+        live.send_once()
+    assert [line["text"] for line in reports[0]["reports"][0]["log"]["lines"]] == ["second", "third"]
+    assert [(line.n, line.text) for line in log_of(api, task.task_id).lines] == [
+        (1, "first"),
+        (2, "second"),
+        (3, "third"),
+    ]
+
+
+def test_a_heartbeat_without_its_content_if_that_is_refused(
+    worker: Make, room: str, server: LiveServer, api: Connection
+) -> None:
+    """By a proxy that limits bodies; the content waits for a report."""
+    with Proxy(server.url) as proxy, connect(proxy.url, TOKEN) as behind:
+        manager = worker(at=behind)
+        task, live = sent_by_hand(manager, room)
+        task.log("first")
+        live.send_once()
+        proxy.limit_body(1000, raw("413 Content Too Large", b"no", "text/plain"))
+        task.log("x" * 2000)
+        with recorded(behind, f"/workers/{task.worker_id}") as heartbeats:
+            manager.heartbeat()
+        assert [len(each["tasks"][0]) for each in heartbeats] == [3, 2]
+        assert texts(api, task.task_id) == ["first"]
+        proxy.limit_body(10_000, b"")
+        live.send_once()
+        assert texts(api, task.task_id) == ["first", "x" * 2000]
+
+
+def test_a_heartbeat_carries_nothing_before_a_report_arrived(
+    worker: Make, api: Connection, room: str
+) -> None:
+    """A server that is too old would accept the heartbeat, and forget its content."""
+    manager = worker()
+    task, live = sent_by_hand(manager, room)
+    task.log("first")
+    manager.heartbeat()
+    assert texts(api, task.task_id) == []
+    live.send_once()
+    assert texts(api, task.task_id) == ["first"]
+
+
+def test_a_heartbeat_leaves_invalid_content_to_a_report(
+    by_heartbeat: tuple[JobManager, ClaimedTask, LiveReports], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker stays, and says what was refused."""
+    manager, task, live = by_heartbeat
+    task.channel.set_progress({"unit": "u" * 100})
+    manager.heartbeat()
+    assert task.channel.take() is not None
+    live.send_once()
+    assert task.channel.take() is None
+    assert "unit" in caplog.text
+
+
+def test_the_log_of_a_lost_task_ends_with_a_heartbeat(
+    by_heartbeat: tuple[JobManager, ClaimedTask, LiveReports], api: Connection
+) -> None:
+    """Its verdict closes the channel: nothing is reported any more."""
+    manager, task, live = by_heartbeat
+    RestApi(api).report_task(task.task_id, TaskUpdateRequest(status=TaskStatus.CANCELLED))
+    task.log("late")
+    manager.heartbeat()
+    task.log("later")
+    with recorded(api, "/tasks/report") as reports:
+        live.send_once()
+    assert reports == []
+    assert texts(api, task.task_id) == ["first"]
 
 
 def test_a_lost_task_reports_nothing_more(worker: Make, api: Connection, room: str) -> None:

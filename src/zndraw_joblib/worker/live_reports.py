@@ -2,10 +2,14 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from uuid import UUID
 
+from pydantic import ValidationError
+
 from zndraw_joblib.contract.capture import outside_tasks
+from zndraw_joblib.contract.messages import NamedTask, Verdict, WorkerResponse
 from zndraw_joblib.contract.problems import InvalidRequest
 from zndraw_joblib.contract.task_channel import LiveReport, TaskChannel
 from zndraw_joblib.worker.reports import is_content_refused, is_gone, report_json
@@ -19,6 +23,8 @@ INTERVAL_SECONDS = 0.5
 _UNKNOWN_SECONDS = 300.0
 _MAX_REQUEST_BYTES = 1024 * 1024
 _MAX_REPORTS = 500
+# A heartbeat must not take long.
+_MAX_HEARTBEAT_BYTES = 256 * 1024
 
 
 _Taken = tuple[TaskChannel, LiveReport]
@@ -27,8 +33,9 @@ _Taken = tuple[TaskChannel, LiveReport]
 class LiveReports:
     """Sends what channels hold, in one request for all of them, half a second after the request before.
 
-    What belongs to a task that ends is sent with its outcome. A server that does not know such reports gets
-    none for 5 minutes. The thread starts with the first content, and ends when `stop` is set.
+    A heartbeat that is due meanwhile carries it. What belongs to a task that ends is sent with its outcome. A
+    server that does not know such reports gets none for 5 minutes. The thread starts with the first content,
+    and ends when `stop` is set.
     """
 
     def __init__(self, rest: RestApi, stop: threading.Event, *, captures: bool = False) -> None:
@@ -41,6 +48,8 @@ class LiveReports:
         self._waiting: dict[TaskChannel, None] = {}
         self._backoff = RequestBackoff()
         self._warned = False
+        # An older server accepts a heartbeat with such fields, and ignores them.
+        self._is_known = False
 
     def channel(self, task_id: str, attempt: int, worker_id: UUID) -> TaskChannel:
         """Return the channel of an attempt; with `captures` it also gets what the job prints."""
@@ -57,6 +66,36 @@ class LiveReports:
                 # It starts in a thread of the job, whose output it must not take for its own.
                 outside_tasks(self._thread.start)
         self._arrived.set()
+
+    def send_heartbeat(
+        self, named: Sequence[NamedTask], send: Callable[[Sequence[NamedTask]], WorkerResponse]
+    ) -> WorkerResponse:
+        """Send a heartbeat that names tasks, with what waits of them, and return its response.
+
+        If the server refuses the content, the heartbeat is sent without it.
+        """
+        taken = self._take(_MAX_HEARTBEAT_BYTES) if self._is_known else []
+        carried: dict[int, _Taken] = {}
+        tasks = list(named)
+        for place, task, each in _named_with_content(named, taken):
+            tasks[place], carried[place] = task, each
+        try:
+            try:
+                response = send(tasks)
+            except Exception as error:
+                if not (carried and is_content_refused(error)):
+                    raise
+                return send(named)
+            for place, verdict in enumerate(response.tasks):
+                if place in carried:
+                    channel, report = carried[place]
+                    channel.acknowledge(report)
+                    if verdict.verdict != Verdict.CONTINUE:
+                        channel.close()
+        finally:
+            for channel, _ in taken:
+                channel.notice_again()
+        return response
 
     def end(self, seconds: float) -> None:
         """Wait for the end of the thread, at most `seconds`; `stop` was set."""
@@ -89,11 +128,11 @@ class LiveReports:
             channel.notice_again()
         return pause
 
-    def _take(self) -> list[_Taken]:
+    def _take(self, max_bytes: int = _MAX_REQUEST_BYTES) -> list[_Taken]:
         """Return one report of each channel, as many as fit into a request; the others wait."""
         taken: list[_Taken] = []
         size = 0
-        while size < _MAX_REQUEST_BYTES and len(taken) < _MAX_REPORTS:
+        while size < max_bytes and len(taken) < _MAX_REPORTS:
             with self._lock:
                 channel = next(iter(self._waiting), None)
                 if channel is None:
@@ -114,6 +153,7 @@ class LiveReports:
         results: Sequence[Exception | None]
         try:
             results = self._rest.report_tasks(taken[0][0].worker_id, reports)
+            self._is_known = True
         except Exception as error:
             if not is_content_refused(error) or needs_status(error):
                 raise
@@ -127,6 +167,7 @@ class LiveReports:
 
     def _pause_after(self, error: BaseException, count: int) -> float:
         if is_missing(error) or needs_status(error):
+            self._is_known = False
             if not self._warned:
                 log.warning("The server is too old for the progress and the log of tasks that run")
             self._warned = True
@@ -134,6 +175,19 @@ class LiveReports:
         pause = self._backoff.after(error)
         log.info("Reporting progress: %s; again in %.1f s (tasks=%d)", describe(error), pause, count)
         return pause
+
+
+def _named_with_content(
+    named: Sequence[NamedTask], taken: Sequence[_Taken]
+) -> Iterator[tuple[int, NamedTask, _Taken]]:
+    """Yield the named tasks with their content, unless the server would refuse it, and their places."""
+    places = {(str(task.id), task.attempt): place for place, task in enumerate(named)}
+    for channel, report in taken:
+        place = places.get((channel.task_id, channel.attempt))
+        if place is not None:
+            with suppress(ValidationError):
+                task = NamedTask(id=named[place].id, attempt=channel.attempt, **report.fields)
+                yield place, task, (channel, report)
 
 
 def _apply(channel: TaskChannel, report: LiveReport, refusal: Exception | None) -> None:

@@ -2,17 +2,24 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypedDict, TypeVar
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import HeartbeatRequest, JobRegisterRequest, JobResponse, WorkerResponse
+from zndraw_joblib.contract.messages import (
+    HeartbeatRequest,
+    JobRegisterRequest,
+    JobResponse,
+    NamedTask,
+    WorkerResponse,
+)
 from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.contract.problems import WorkerNotFound
 from zndraw_joblib.contract.providers import ProviderRegisterRequest, ProviderResponse
 from zndraw_joblib.worker.client import category_of
+from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi, validated
 from zndraw_joblib.worker.retry import describe, is_transient, problem_of
@@ -109,7 +116,7 @@ class Registrations:
     """The worker as the server knows it: one id, its jobs and its providers. Thread-safe.
 
     `limits` may have `max_tasks`, how many tasks the worker holds at once. `drain` is called when the server
-    asks the worker to leave; it must return at once.
+    asks the worker to leave; it must return at once. Heartbeats carry what waits in `live`.
     """
 
     def __init__(
@@ -119,6 +126,7 @@ class Registrations:
         held: HeldTasks,
         limits: dict[str, Any],
         drain: Callable[[], None],
+        live: LiveReports,
     ) -> None:
         self.drain = drain
         self.worker_id: UUID | None = None
@@ -130,6 +138,7 @@ class Registrations:
         self._subscriptions = subscriptions
         self._held = held
         self._limits = limits
+        self._live = live
         self._lock = threading.RLock()
 
     def worker(self) -> UUID:
@@ -210,9 +219,13 @@ class Registrations:
         Register everything again if the server does not know the worker; return None then.
         """
         worker_id, named = self.worker(), self._held.to_name()
+
+        def send(tasks: Sequence[NamedTask]) -> WorkerResponse:
+            request = HeartbeatRequest(tasks=list(tasks), **self._limits)
+            return self._rest.heartbeat(worker_id, request, timeout)
+
         try:
-            request = HeartbeatRequest(tasks=named, **self._limits)
-            response = self._rest.heartbeat(worker_id, request, timeout)
+            response = self._live.send_heartbeat(named, send)
         except Exception as error:
             if not self.renew_if_unknown(worker_id, error):
                 raise

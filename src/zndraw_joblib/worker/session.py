@@ -77,9 +77,9 @@ class Session:
         self._subscriptions = subscriptions
         self._held = held
         self._rest = rest
-        self.registrations = Registrations(rest, subscriptions, held, config.limits, self.drain)
-        self.reports = Reports(rest, held, self.stop)
         self._live = LiveReports(rest, self.stop, captures=config.capture_output)
+        self.registrations = Registrations(rest, subscriptions, held, config.limits, self.drain, self._live)
+        self.reports = Reports(rest, held, self.stop)
         self.tasks = TaskPoller(rest, self.registrations, self.reports, held, subscriptions.wake, self._live)
         self.providers = ProviderPoller(
             rest, self.registrations, subscriptions.wake_providers, self.stop, config.pace
