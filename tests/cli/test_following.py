@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sdk.proxy import Proxy, raw
 from waiting import wait_until
 
 from cli.conftest import Stack
 from cli.program import TIMEOUT, Program, RunningServer
+from zndraw_joblib.contract.problems import PROBLEM_MEDIA_TYPE as PROBLEM
 from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 
@@ -207,6 +209,93 @@ def test_follow_prints_each_line_once(reporting: Stack, tmp_path: Path) -> None:
         ["info", "stdout", "last line"],
     ]
     assert "Attempt 2 begins." in err
+
+
+class Recorder:
+    """A rule of a proxy: remembers the requests, and answers those whose path ends with `refused`."""
+
+    def __init__(self, refused: str = "", answer: bytes = b"", most: int = 10**9) -> None:
+        self.paths: list[str] = []
+        self._refused, self._answer, self._most = refused, answer, most
+
+    def __call__(self, method: str, path: str) -> bytes | None:
+        """Return the answer, at most `most` times."""
+        self.paths.append(path.rpartition("/")[2])
+        if self._refused and path.endswith(self._refused) and self._most:
+            self._most -= 1
+            return self._answer
+        return None
+
+
+def follow_through(reporting: Stack, gate: Path, rule: Recorder) -> list[str]:
+    """Follow a task behind a proxy, and open its gate after its first lines; return all lines."""
+    task_id = submit(reporting, f"gate={gate}")
+    access = {"TOKEN": reporting.server.token or "", "LOG_LEVEL": "ERROR"}
+    with (
+        Proxy(reporting.server.url, rule) as proxy,
+        reporting.program.start("task", task_id, "--follow", URL=proxy.url, **access) as process,
+    ):
+        assert process.stdout is not None
+        lines = [process.stdout.readline(), process.stdout.readline()]
+        gate.touch()
+        lines += process.stdout.readlines()
+    assert process.returncode == 0
+    return [line.rstrip("\n").rpartition("\t")[2] for line in lines]
+
+
+LINES = ["first line of attempt 1", "careful ", "last line"]
+
+
+def test_a_task_is_followed_by_its_events(reporting: Stack, tmp_path: Path) -> None:
+    """They bring the lines and the end: the log is requested when the stream begins, and no more."""
+    rule = Recorder()
+    assert follow_through(reporting, tmp_path / "gate", rule) == LINES
+    assert rule.paths.count("events") >= 2
+    assert rule.paths.count("log") <= 2
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "405 Method Not Allowed"])
+def test_a_server_without_events_is_polled(reporting: Stack, tmp_path: Path, status: str) -> None:
+    """It is asked for events once."""
+    rule = Recorder("/events", raw(status, b'{"detail":"none"}', "application/json"))
+    assert follow_through(reporting, tmp_path / "gate", rule) == LINES
+    assert rule.paths.count("events") == 1
+
+
+def test_a_cut_does_not_repeat_or_lose_a_line(reporting: Stack, tmp_path: Path) -> None:
+    """The connection ends twice without an answer; the stream continues."""
+    rule = Recorder("/events", b"", most=2)
+    assert follow_through(reporting, tmp_path / "gate", rule) == LINES
+    assert rule.paths.count("events") >= 3
+
+
+def test_too_many_streams_are_no_reason_to_stop(reporting: Stack, tmp_path: Path) -> None:
+    """The task is polled meanwhile."""
+    body = {"type": "/v1/problems/too-many-requests", "title": "Too Many Requests", "status": 429}
+    rule = Recorder("/events", raw("429 Too Many Requests", json.dumps(body).encode(), PROBLEM))
+    assert follow_through(reporting, tmp_path / "gate", rule) == LINES
+
+
+def test_a_task_is_followed_over_a_crash_of_the_server(tmp_path: Path) -> None:
+    """Each line is printed once, with those that the worker reports to the next server."""
+    (tmp_path / "report_jobs.py").write_text(JOBS)
+    program, gate = Program(tmp_path), tmp_path / "gate"
+    with RunningServer(program) as server, server.connect() as connection:
+        program.env |= {"ZNDRAW_JOBLIB_URL": server.url, "ZNDRAW_JOBLIB_TOKEN": server.token or ""}
+        with program.start("worker", "report_jobs.py") as worker:
+            client = JobClient(RestApi(connection))
+            wait_until(lambda: client.jobs().total == 1 or worker.poll())
+            task_id = client.submit("@global:analysis:Report", {"gate": str(gate)}, room="lab")
+            with program.start("task", task_id, "--follow") as process:
+                assert process.stdout is not None
+                lines = [process.stdout.readline(), process.stdout.readline()]
+                server.stop(signal.SIGKILL)
+                gate.touch()
+                with RunningServer(program, port=server.port):
+                    lines += process.stdout.readlines()
+            worker.kill()
+    assert [line.rstrip("\n").rpartition("\t")[2] for line in lines] == LINES
+    assert process.returncode == 0
 
 
 def test_the_details_of_each_attempt_are_kept(reporting: Stack) -> None:

@@ -31,9 +31,10 @@ from zndraw_joblib.contract.messages import (
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import ProblemException, Unauthorized
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.contract.streams import TaskEvents
 from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.batches import chunks
-from zndraw_joblib.worker.client import Attempt, JobClient
+from zndraw_joblib.worker.client import Attempt, JobClient, ReadTask
 from zndraw_joblib.worker.responses import UnexpectedResponse
 from zndraw_joblib.worker.rest import Model, RestApi, quoted
 from zndraw_joblib.worker.retry import BUSY, RequestBackoff, unexpected_response_of
@@ -41,7 +42,7 @@ from zndraw_joblib.worker.retry import BUSY, RequestBackoff, unexpected_response
 TOKEN_VARIABLE = "ZNDRAW_JOBLIB_TOKEN"  # noqa: S105 - the name of a variable
 _MAX_DETAIL = 500
 # Long enough for most tasks, short enough to show soon why a task waits.
-_FIRST_STATE_SECONDS = 1.0
+_FIRST_STATE_SECONDS, _STATE_SECONDS = 1.0, 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +67,36 @@ class AdminClient(JobClient):
         """Submit tasks, each encoded by `task_body`; yield the ids or problems of each request."""
         return self._submit_chunks(chunks(bodies), key)
 
-    def states(self, task_id: UUID, seconds: float, timeout: float | None) -> Iterator[TaskResponse]:
-        """Yield a task now or soon, then every `seconds`, and when it has ended; then stop.
+    def states(
+        self, task_id: UUID, timeout: float | None, read: ReadTask | None = None
+    ) -> Iterator[TaskResponse]:
+        """Yield a task now or soon, after each request that `read` sends, and when it has ended; then stop.
 
-        It continues while the server restarts. Raises TimeoutError after `timeout` seconds.
+        By default the task is requested every 20 s. It continues while the server restarts. Raises
+        TimeoutError after `timeout` seconds.
         """
         deadline = time.monotonic() + (inf if timeout is None else timeout)
         backoff, wait = RequestBackoff(), _FIRST_STATE_SECONDS
         while True:
             left = max(0.0, deadline - time.monotonic())
-            task, pause = self._poll_task(str(task_id), min(left, wait), backoff)
+            task, pause = self._poll_task(str(task_id), min(left, wait), backoff, read)
             if task is not None:
                 yield task
                 if task.status in TERMINAL:
                     return
-                wait = seconds
+                wait = _STATE_SECONDS
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError
             time.sleep(min(pause, left))
+
+    def read_task(self, task_id: UUID, wait: int) -> tuple[TaskResponse, int]:
+        """Return a task at its end, after `wait` seconds at most, and how long the server agreed to wait."""
+        return self._rest.get_task(str(task_id), wait)
+
+    def task_events(self, task_id: UUID, after: int | None, wait: int) -> tuple[TaskEvents, int]:
+        """Return the next events of a task, and how many seconds the server agreed to wait for one."""
+        return self._rest.task_events(str(task_id), after, wait)
 
     def log_parts(self, task_id: UUID, attempt: int | None, after: int) -> Iterator[list[NumberedLine]]:
         """Yield the lines of an attempt's log after a number, by default of the current or last attempt."""

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 from rich.console import RenderableType
@@ -14,19 +14,16 @@ from zndraw_joblib.cli.client import AdminClient
 from zndraw_joblib.cli.display import console, one_line, print_note
 from zndraw_joblib.cli.errors import CommandError
 from zndraw_joblib.cli.task_output import amount_text, line_text, print_lines
+from zndraw_joblib.cli.task_stream import TaskStream
 from zndraw_joblib.contract.history import NumberedLine
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.worker.retry import describe, is_unreachable
+from zndraw_joblib.worker.retry import is_unreachable
 
 # The exit code of timeout(1).
 EXIT_TIMEOUT = 124
-_LIVE_SECONDS = 1.0
-_QUIET_SECONDS = 20.0
 _EXPLAIN_SECONDS = 5.0
 _SHOWN_LINES = 5
-# Takes log lines, and the number of the line before them.
-Show = Callable[[Sequence[NumberedLine], int], None]
 _REMEDIES = {
     "paused": "'zndraw-joblib resume JOB' resumes it",
     "no_worker": "'zndraw-joblib worker FILE' starts one",
@@ -78,32 +75,6 @@ class TaskBar(Progress):
         yield self.make_tasks_table(self.tasks)
 
 
-class LogReader:
-    """Reads the log of a task from its current attempt on, each line once."""
-
-    def __init__(self, client: AdminClient, task_id: UUID, show: Show) -> None:
-        self._client = client
-        self._task_id = task_id
-        self._show = show
-        self._attempt = 0
-        self._after = 0
-
-    def read(self, attempt: int) -> None:
-        """Show the new lines up to an attempt, those of the earlier attempts first."""
-        while 0 < self._attempt < attempt:
-            self._read()
-            self._attempt, self._after = self._attempt + 1, 0
-            print_note(f"Attempt {self._attempt} begins.")
-        self._attempt = attempt
-        if attempt:
-            self._read()
-
-    def _read(self) -> None:
-        for lines in self._client.log_parts(self._task_id, self._attempt, self._after):
-            self._show(lines, self._after)
-            self._after = lines[-1].n
-
-
 class Waiting:
     """Finds out why a task waits."""
 
@@ -122,7 +93,12 @@ class Waiting:
         if now < self._next:
             return
         self._next = now + _EXPLAIN_SECONDS
-        reasons = self._client.explain(task.id).reasons
+        try:
+            reasons = self._client.explain(task.id).reasons
+        except Exception as error:
+            if not is_unreachable(error):
+                raise
+            return
         self.reason = reasons[0].detail if reasons else ""
         for reason in reasons:
             if (remedy := _REMEDIES.get(reason.code)) and reason.code not in self._printed:
@@ -142,11 +118,11 @@ def follow(
     task = waiting = None
     try:
         with TaskBar() as bar:
-            is_live = prints_lines or not bar.disable
             waiting = Waiting(client)
-            log = LogReader(client, task_id, print_lines if prints_lines else bar.add)
-            for task in client.states(task_id, _LIVE_SECONDS if is_live else _QUIET_SECONDS, timeout):
-                _look(task, waiting, log if is_live else None)
+            is_live = prints_lines or not bar.disable
+            stream = TaskStream(client, task_id, print_lines if prints_lines else bar.add)
+            for task in client.states(task_id, timeout, stream.read if is_live else None):
+                waiting.update(task)
                 bar.show(task, waiting.reason)
                 if task.status in TERMINAL:
                     return task
@@ -162,25 +138,8 @@ def follow(
         raise
 
 
-def _look(task: TaskResponse, waiting: Waiting, log: LogReader | None) -> None:
-    """Read what there is besides the task; without a server, that is done the next time."""
-    try:
-        waiting.update(task)
-        if log is not None:
-            log.read(task.attempt)
-    except Exception as error:
-        if not is_unreachable(error):
-            raise
-        if task.status in TERMINAL:
-            print_note(f"The end of the log could not be read: {describe(error)}. {_how_to_read(task.id)}.")
-
-
 def _how_to_go_on(task_id: UUID) -> str:
     return (
         f"The task goes on: 'zndraw-joblib task {task_id} --follow' follows it, "
         f"'zndraw-joblib cancel {task_id}' cancels it"
     )
-
-
-def _how_to_read(task_id: UUID) -> str:
-    return f"'zndraw-joblib task {task_id} --logs' prints it"

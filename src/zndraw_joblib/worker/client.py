@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 _WAIT_SECONDS = 20.0
 _POLL_PAUSE_SECONDS = 0.25
+# Takes the seconds to wait for a change of a task; returns it, and how many the server agreed to wait.
+ReadTask = Callable[[int], tuple[TaskResponse, int]]
 _LONGEST_PROVIDER_PAUSE_SECONDS = 2.0
 _MAX_REFUSALS = 4
 # Each request of one call has a key of its own, made from the key of the call.
@@ -353,12 +355,12 @@ class JobClient(ResultReader):
         return GLOBAL
 
     def _poll_task(
-        self, task_id: str, wait: float, backoff: RequestBackoff
+        self, task_id: str, wait: float, backoff: RequestBackoff, read: ReadTask | None = None
     ) -> tuple[TaskResponse | None, float]:
         """Return the task and the pause before the next request; 0 when the server itself waited."""
         began = time.monotonic()
         try:
-            task, applied = self._rest.get_task(task_id, round(wait))
+            task, applied = (read or partial(self._rest.get_task, task_id))(round(wait))
         except Exception as error:
             if not is_unreachable(error):
                 raise

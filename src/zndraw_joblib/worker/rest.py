@@ -11,7 +11,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
-from zndraw_joblib.contract import batches, messages, progress, providers
+from zndraw_joblib.contract import batches, messages, progress, providers, streams
 from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY, format_key
 from zndraw_joblib.contract.outcomes import encode
 from zndraw_joblib.contract.problems import ProblemException, problem_for
@@ -202,6 +202,12 @@ class RestApi:
         """Return a task and how many seconds the server agreed to wait for its end."""
         response = self._send("GET", f"/tasks/{quoted(task_id)}", wait=wait)
         return _parse(messages.TaskResponse, response), _applied_wait(response)
+
+    def task_events(self, task_id: str, after: int | None, wait: int = 0) -> tuple[streams.TaskEvents, int]:
+        """Return the events of a task after a position, and how many seconds the server agreed to wait."""
+        query = "" if after is None else f"?after={after}"
+        response = self._send("GET", f"/tasks/{quoted(task_id)}/events{query}", wait=wait)
+        return _parse(streams.TaskEvents, response), _applied_wait(response)
 
     def get(self, path: str, model: type[Model], **query: Any) -> Model:
         """Return the resource at `path`, whose parts must be quoted; a query value None is left out."""
