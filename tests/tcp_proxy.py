@@ -10,10 +10,13 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class TcpProxy:
-    """Forwards connections to a port of this machine, until `silence`. With `tls` its clients speak TLS."""
+    """Forwards connections to `target_port` of this machine, until `silence` or `cut`.
+
+    With `tls` its clients speak TLS.
+    """
 
     def __init__(self, target_port: int, tls: ssl.SSLContext | None = None) -> None:
-        self._target_port = target_port
+        self.target_port = target_port
         self._tls = tls
         self._pumps: set[asyncio.Task[None]] = set()
         self._writers: list[asyncio.StreamWriter] = []
@@ -29,9 +32,7 @@ class TcpProxy:
             yield self
         finally:
             server.close()
-            self.silence()
-            for writer in self._silent:
-                writer.transport.abort()
+            self.cut()
 
     def silence(self) -> int:
         """Forward nothing on the open connections from now on; return their number. New ones work."""
@@ -42,11 +43,23 @@ class TcpProxy:
         self._writers = []
         return count
 
+    def cut(self) -> int:
+        """Close the open connections at once; return their number. New ones work."""
+        count = self.silence()
+        for writer in self._silent:
+            writer.transport.abort()
+        self._silent = []
+        return count
+
     async def _open_target(self) -> Streams:
-        return await asyncio.open_connection("127.0.0.1", self._target_port)
+        return await asyncio.open_connection("127.0.0.1", self.target_port)
 
     async def _accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        server, to_server = await self._open_target()
+        try:
+            server, to_server = await self._open_target()
+        except OSError:
+            to_client.transport.abort()
+            return
         self._writers += [to_client, to_server]
         for source, sink in ((client, to_server), (server, to_client)):
             pump = asyncio.create_task(_pump(source, sink))

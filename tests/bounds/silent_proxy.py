@@ -29,7 +29,7 @@ class SilentProxy(TcpProxy):
         return address.render_as_string(hide_password=False)
 
     async def _open_target(self) -> Streams:
-        return await asyncio.open_unix_connection(f"{self._url.query['host']}/.s.PGSQL.{self._target_port}")
+        return await asyncio.open_unix_connection(f"{self._url.query['host']}/.s.PGSQL.{self.target_port}")
 
     async def _accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         if self._requested_tls is not None:

@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +17,7 @@ from waiting import until
 
 from streams.conftest import serving
 from streams.sse import ADMIN_TOKEN, STREAM, Reader
+from streams.writers import Writers
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.http import event_stream
 from zndraw_joblib.server.settings import ServerSettings
@@ -173,33 +173,6 @@ class Collector:
             self.last = event.id
             assert event.event != "resync"
             self.events += [event] if event.event != "snapshot" else []
-
-
-class Writers:
-    """Submits one task after another, each with a key, to servers that may be killed; repeats a lost one."""
-
-    def __init__(self, servers: list[ServerProcess], job: dict[str, Any]) -> None:
-        self.made: list[str] = []
-        self.is_over = False
-        self._servers = servers
-        self._url = f"{V1}/rooms/lab/tasks/{job['full_name']}"
-
-    async def run(self) -> None:
-        """Submit until `is_over`."""
-        number = 0
-        while not self.is_over:
-            number += 1
-            headers = {"Idempotency-Key": f"task-{number}"}
-            await until(partial(self._submit, number, headers), interval=0.05)
-
-    async def _submit(self, number: int, headers: dict[str, str]) -> bool:
-        with suppress(httpx.HTTPError):
-            async with self._servers[number % len(self._servers)].client() as client:
-                response = await client.post(self._url, json={"payload": {}}, headers=headers, timeout=20)
-                if response.status_code == 202:
-                    self.made.append(response.json()["id"])
-                    return True
-        return False
 
 
 async def test_readers_continue_without_a_gap_while_servers_are_killed(kind: str, database_url: str) -> None:

@@ -91,10 +91,13 @@ def _add_cors(app: FastAPI, settings: ServerSettings) -> None:
         allow_origins=settings.cors_origins,
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         allow_headers=[
-            *("Authorization", "Content-Type", IDEMPOTENCY_KEY, "If-None-Match", "Last-Event-ID", "Prefer"),
-            *(REQUEST_HASH, RESULT_STATUS, WORKER_ID),
+            *("Authorization", "Content-Type", "If-None-Match", "If-Range", "Range"),
+            *("Last-Event-ID", "Prefer", IDEMPOTENCY_KEY, REQUEST_HASH, RESULT_STATUS, WORKER_ID),
         ],
-        expose_headers=["ETag", "Location", "Preference-Applied", "Retry-After"],
+        expose_headers=[
+            *("Accept-Ranges", "Content-Disposition", "Content-Range", "ETag"),
+            *("Location", "Preference-Applied", "Retry-After"),
+        ],
     )
 
 
