@@ -24,9 +24,11 @@ from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store.tables import Job, Task
 
 pytestmark = pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
+# Autovacuum may visit the database at any time.
 _OTHERS = """
     SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle'
+        AND backend_type = 'client backend'
 """
 
 
