@@ -186,14 +186,23 @@ async def new_database(kind: str, database_url: str, settings: ServerSettings) -
 
 
 @pytest.fixture
+def recheck_seconds() -> tuple[float, float]:
+    """Return the first and the longest interval of the recheck for lost wake-ups."""
+    return 1.0, 5.0
+
+
+@pytest.fixture
 async def open_replica(
-    new_database: OpenDatabase, engine: AsyncEngine, settings: ServerSettings
+    new_database: OpenDatabase,
+    engine: AsyncEngine,
+    settings: ServerSettings,
+    recheck_seconds: tuple[float, float],
 ) -> AsyncIterator[OpenReplica]:
     """Return a function that starts a replica on the test's database. At the end its writes finish."""
     opened: list[Replica] = []
 
     def open_it() -> Replica:
-        opened.append(Replica(new_database(None), engine, settings))
+        opened.append(Replica(new_database(None), engine, settings, recheck_seconds))
         return opened[-1]
 
     yield open_it
@@ -209,10 +218,14 @@ def replica(open_replica: OpenReplica) -> Replica:
 
 @pytest.fixture
 async def timed(
-    new_database: OpenDatabase, engine: AsyncEngine, settings: ServerSettings, clock: ManualClock
+    new_database: OpenDatabase,
+    engine: AsyncEngine,
+    settings: ServerSettings,
+    clock: ManualClock,
+    recheck_seconds: tuple[float, float],
 ) -> AsyncIterator[Replica]:
     """Return a replica whose time is that of `clock`."""
-    replica = Replica(new_database(clock), engine, settings)
+    replica = Replica(new_database(clock), engine, settings, recheck_seconds)
     yield replica
     await replica.runtime.finish()
 

@@ -1,14 +1,16 @@
 """`Replica`, one server process without HTTP and with short methods for requests, and a manual clock."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Executable, insert, select
+from sqlalchemy import Executable, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
+from waiting import until
 
 from zndraw_joblib.contract.events import Emission, TaskStatusEvent
 from zndraw_joblib.contract.messages import (
@@ -66,11 +68,12 @@ class ManualClock:
 class Replica:
     """A runtime on a database. `events` has what it published; `engine` bypasses the code under test."""
 
-    # The first and the longest interval of the recheck for lost wake-ups.
-    recheck_seconds = (1.0, 5.0)
-
     def __init__(
-        self, database: Database, engine: AsyncEngine, settings: JobLibSettings | None = None
+        self,
+        database: Database,
+        engine: AsyncEngine,
+        settings: JobLibSettings | None = None,
+        recheck_seconds: tuple[float, float] = (1.0, 5.0),
     ) -> None:
         self.engine = engine
         self.events: list[Emission] = []
@@ -81,7 +84,7 @@ class Replica:
             settings or JobLibSettings(),
             publish=self._publish,
             on_due=self._schedule,
-            recheck_seconds=self.recheck_seconds,
+            recheck_seconds=recheck_seconds,
         )
         self.scheduler = Scheduler(self.runtime.write)
         self.dispatcher = Dispatcher(self.runtime, lambda: self.registry)
@@ -108,6 +111,14 @@ class Replica:
         """Execute one statement directly in the database, and commit it."""
         async with self.engine.begin() as connection:
             return await connection.execute(statement)
+
+    @asynccontextmanager
+    async def missing(self, table: Any) -> AsyncIterator[None]:
+        """Let a table be missing: each statement that uses it fails in the database."""
+        name = table.name
+        await self.execute(text(f"ALTER TABLE {name} RENAME TO {name}_away"))
+        yield
+        await self.execute(text(f"ALTER TABLE {name}_away RENAME TO {name}"))
 
     async def add(self, table: Any, rows: Sequence[dict[str, Any]]) -> None:
         """Insert rows directly into the database."""
@@ -342,6 +353,17 @@ class InternalExecutor:
         if self.on_call is not None:
             await self.on_call(UUID(task_id))
         return None
+
+
+async def wait_until_waiting(replica: Replica, count: int) -> None:
+    """Wait until that many requests wait, and each would notice a wake-up."""
+    waiters = replica.runtime.waiters
+
+    def do_wait() -> bool:
+        queues = waiters._queues.values()
+        return len(waiters) >= count and all(waiter._future is not None for one in queues for waiter in one)
+
+    await until(do_wait)
 
 
 def internal(name: str = "Render") -> JobName:

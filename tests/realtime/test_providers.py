@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -96,23 +97,6 @@ async def test_a_pending_request_is_sent_to_a_socket_that_joins(server: LiveServ
     [request] = await wait_for_requests(socket)
     await upload(rest, provider, request["request_id"], b"late")
     assert (await request_task).content == b"late"
-
-
-async def test_a_request_during_a_join_is_sent(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker counts as connected before its socket is in the room; then the socket gets the request."""
-    rest, socket = await server.rest(), await server.connect()
-    provider = await register_provider(rest)
-    assert server.rooms is not None
-    enter_room = server.rooms.sio.enter_room
-
-    async def enter_late(sid: str, room: str) -> None:
-        if room == f"providers:{NAME}":
-            assert (await rest.get(URL, headers={"Prefer": "wait=0"})).status_code == 504
-        await enter_room(sid, room)
-
-    monkeypatch.setattr(server.rooms.sio, "enter_room", enter_late)
-    assert await join(socket, provider) == {}
-    await wait_for_requests(socket)
 
 
 async def _waits(server: LiveServer, provider: Any) -> bool:
@@ -253,9 +237,9 @@ async def test_a_disconnected_worker_loses_its_providers(
     assert names(await front.new_events()) == ["providers_invalidate"]
 
 
-@pytest.fixture
-async def host(sqlite_url: str) -> AsyncIterator[tuple[LiveServer, socketio.AsyncServer]]:
-    """Serve an app whose own handler lets sockets join the rooms of providers."""
+@asynccontextmanager
+async def serve_host(url: str, sio: socketio.AsyncServer) -> AsyncIterator[LiveServer]:
+    """Serve an app with its own Socket.IO server."""
     from fastapi import FastAPI
 
     from zndraw_joblib import JobLib, JobLibSettings, register_socketio_handlers
@@ -264,17 +248,12 @@ async def host(sqlite_url: str) -> AsyncIterator[tuple[LiveServer, socketio.Asyn
     from zndraw_joblib.server.store.engine import open_engine, open_sessions
     from zndraw_joblib.server.store.sessions import SessionDatabase
 
-    engine = open_engine(sqlite_url)
+    engine = open_engine(url)
     await schema.prepare(SessionDatabase(open_sessions(engine)))
-    app, sio = FastAPI(), socketio.AsyncServer(async_mode="asgi", cors_allowed_origins=[])
+    app = FastAPI()
 
     async def identity() -> Identity:
         return Identity("ada", is_superuser=True)
-
-    @sio.on("join_provider_room")
-    async def join_room(sid: str, data: dict[str, str]) -> dict[str, str]:
-        await sio.enter_room(sid, f"providers:{data['provider_name']}")
-        return {"by": "the host"}
 
     joblib = JobLib(
         session_maker=open_sessions(engine), identity=identity, settings=JobLibSettings(), tsio=sio
@@ -282,8 +261,49 @@ async def host(sqlite_url: str) -> AsyncIterator[tuple[LiveServer, socketio.Asyn
     joblib.mount(app)
     register_socketio_handlers(sio, joblib)
     async with serve(socketio.ASGIApp(sio, app), app, "any") as server:
-        yield server, sio
+        yield server
     await engine.dispose()
+
+
+class LateServer(socketio.AsyncServer):  # type: ignore[misc]
+    """A Socket.IO server that adds a socket to a provider's room when the test allows it."""
+
+    def __init__(self) -> None:
+        super().__init__(async_mode="asgi")
+        self.is_entering, self.may_enter = asyncio.Event(), asyncio.Event()
+
+    async def enter_room(self, sid: str, room: str, namespace: str | None = None) -> None:
+        """Add a socket to a room."""
+        if room == f"providers:{NAME}":
+            self.is_entering.set()
+            await self.may_enter.wait()
+        await super().enter_room(sid, room, namespace)
+
+
+async def test_a_request_during_a_join_is_sent(sqlite_url: str) -> None:
+    """The worker counts as connected before its socket is in the room; then the socket gets the request."""
+    async with serve_host(sqlite_url, sio := LateServer()) as server:
+        rest, socket = await server.rest(), await server.connect()
+        joining = asyncio.create_task(join(socket, await register_provider(rest)))
+        await sio.is_entering.wait()
+        assert (await rest.get(URL, headers={"Prefer": "wait=0"})).status_code == 504
+        sio.may_enter.set()
+        assert await joining == {}
+        await wait_for_requests(socket)
+
+
+@pytest.fixture
+async def host(sqlite_url: str) -> AsyncIterator[tuple[LiveServer, socketio.AsyncServer]]:
+    """Serve an app whose own handler lets sockets join the rooms of providers."""
+    sio = socketio.AsyncServer(async_mode="asgi", cors_allowed_origins=[])
+
+    @sio.on("join_provider_room")
+    async def join_room(sid: str, data: dict[str, str]) -> dict[str, str]:
+        await sio.enter_room(sid, f"providers:{data['provider_name']}")
+        return {"by": "the host"}
+
+    async with serve_host(sqlite_url, sio) as server:
+        yield server, sio
 
 
 async def test_a_host_may_handle_the_rooms_of_providers(

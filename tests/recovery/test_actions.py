@@ -6,10 +6,20 @@ from uuid import UUID, uuid4
 
 import pytest
 from databases import every_kind
-from replica import ADMIN, OWNER, STRANGER, SUBMITTER, InternalExecutor, ManualClock, Replica, internal
+from replica import (
+    ADMIN,
+    OWNER,
+    STRANGER,
+    SUBMITTER,
+    InternalExecutor,
+    ManualClock,
+    Replica,
+    internal,
+    wait_until_waiting,
+)
 from seeds import add_tasks, task
 
-from recovery.test_time_limits import LONG, no_recheck, wait_until_waiting  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, recheck_seconds  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import JobsInvalidate, TaskAvailable, TaskStatusEvent, room_of, workers_of
 from zndraw_joblib.contract.messages import TaskResponse, Verdict
 from zndraw_joblib.contract.names import INTERNAL

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 from databases import every_kind
-from replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica
+from replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica, wait_until_waiting
 
-from recovery.test_time_limits import LONG, no_recheck, wait_until_waiting  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, recheck_seconds  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import JobsInvalidate
 from zndraw_joblib.contract.messages import EmptyReason
 from zndraw_joblib.contract.problems import Forbidden, JobNotFound, WorkerNotFound

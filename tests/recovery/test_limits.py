@@ -8,16 +8,15 @@ from uuid import UUID
 
 import pytest
 from databases import every_kind, on_postgresql
-from replica import ADMIN, OWNER, SUBMITTER, ManualClock, Replica
+from replica import ADMIN, OWNER, SUBMITTER, ManualClock, Replica, wait_until_waiting
 from sqlalchemy import delete, func, select
 
-from recovery.test_time_limits import LONG, no_recheck, wait_until_waiting  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, recheck_seconds  # noqa: F401 - a fixture
 from zndraw_joblib.contract.messages import EmptyReason, JobResponse, TaskResponse
-from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
+from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.service import claims, task_actions
-from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service.claims import Claim, ClaimResult
 from zndraw_joblib.server.store import database
 from zndraw_joblib.server.store.tables import RoomQueue, Task
@@ -404,20 +403,16 @@ async def test_a_room_is_counted_over_jobs_and_replicas(pair: list[Replica]) -> 
 
 @every_kind
 async def test_a_failing_read_after_the_commit_fails_no_report(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    replica: Replica, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The report is answered with the ended task; a log line names what did not happen."""
     replica.runtime.settings.room_max_in_flight = 1
     job = await replica.register()
     await replica.submit(job)
     held = await replica.start(job.worker_id)
-
-    async def fail(_: Any, room_ids: Any) -> None:
-        raise ServiceUnavailable("Database unavailable")
-
-    monkeypatch.setattr(job_service, "pending_in_rooms", fail)
-    assert (await replica.report(held.id, TaskStatus.COMPLETED)).status is TaskStatus.COMPLETED
-    await replica.runtime.finish()
+    async with replica.missing(RoomQueue.__table__):
+        assert (await replica.report(held.id, TaskStatus.COMPLETED)).status is TaskStatus.COMPLETED
+        await replica.runtime.finish()
     assert "Claims were not woken for freed room slots" in caplog.text
 
 

@@ -6,9 +6,9 @@ from uuid import UUID, uuid4
 
 import pytest
 from databases import every_kind
-from replica import OWNER, ManualClock, Replica
+from replica import OWNER, ManualClock, Replica, wait_until_waiting
 
-from recovery.test_time_limits import LONG, no_recheck, wait_until_waiting  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, recheck_seconds  # noqa: F401 - a fixture
 from zndraw_joblib.contract.messages import EmptyReason
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus

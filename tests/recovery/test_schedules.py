@@ -6,10 +6,10 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from databases import every_kind
 from pydantic import ValidationError
-from replica import SUBMITTER, ManualClock, OpenReplica, Replica
+from replica import SUBMITTER, ManualClock, OpenReplica, Replica, wait_until_waiting
 from seeds import seconds
 
-from recovery.test_time_limits import LONG, no_recheck, wait_until_waiting  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, recheck_seconds  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import TaskAvailable
 from zndraw_joblib.contract.messages import EmptyReason, TaskSubmitRequest
 from zndraw_joblib.contract.status import TaskStatus

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from databases import every_kind
-from replica import ADMIN, InternalExecutor, ManualClock, Replica, internal
+from replica import ADMIN, InternalExecutor, ManualClock, Replica, internal, wait_until_waiting
 
 from zndraw_joblib.contract.events import Emission, TaskAvailable, TaskStatusEvent, room_of, workers_of
 from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
@@ -17,19 +17,10 @@ LONG = 15.0
 MOMENT = 0.000001
 
 
-@pytest.fixture(autouse=True)
-def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def recheck_seconds() -> tuple[float, float]:
     """Disable the periodic recheck, which would hide a lost wake-up."""
-    monkeypatch.setattr(Replica, "recheck_seconds", (3600.0, 3600.0))
-
-
-async def wait_until_waiting(replica: Replica, count: int) -> None:
-    """Wait until `count` claims wait."""
-    async with asyncio.timeout(LONG):
-        while len(replica.runtime.waiters) < count or any(  # noqa: ASYNC110 - there is no event to await
-            waiter._future is None for queue in replica.runtime.waiters._queues.values() for waiter in queue
-        ):
-            await asyncio.sleep(0.002)
+    return 3600.0, 3600.0
 
 
 def state_of(task: TaskResponse) -> tuple[TaskStatus, str | None, str | None]:

@@ -20,10 +20,10 @@ LONG_POLL = 60.0
 SOON = 20.0
 
 
-@pytest.fixture(autouse=True)
-def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def recheck_seconds() -> tuple[float, float]:
     """Disable the periodic recheck, which would hide a lost wake-up."""
-    monkeypatch.setattr(Replica, "recheck_seconds", (3600.0, 3600.0))
+    return 3600.0, 3600.0
 
 
 @pytest.fixture

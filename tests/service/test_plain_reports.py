@@ -184,11 +184,9 @@ async def test_the_start_of_a_job_with_a_time_limit_sets_the_deadline(replica: R
 
 @every_kind
 @pytest.mark.parametrize("policy", [{"max_in_flight": 1}, {}], ids=["job", "worker"])
-async def test_an_end_wakes_a_claim_that_waits_for_a_slot(
-    replica: Replica, policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("recheck_seconds", [(3600.0, 3600.0)], ids=["no-recheck"])
+async def test_an_end_wakes_a_claim_that_waits_for_a_slot(replica: Replica, policy: dict[str, Any]) -> None:
     """Of a job with a concurrency limit, or of a worker that holds as many tasks as it may."""
-    monkeypatch.setattr(replica.runtime.recheck, "start", lambda: None)
     job = await replica.register(**policy)
     assert job.worker_id is not None
     if not policy:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from databases import every_kind
-from replica import OWNER, SUBMITTER, ManualClock, OpenReplica, Replica
+from replica import OWNER, SUBMITTER, ManualClock, OpenReplica, Replica, wait_until_waiting
 from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -19,31 +19,22 @@ from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.problems import ServiceUnavailable, WorkerNotFound
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import job_key
-from zndraw_joblib.server.store.tables import Task, Worker
+from zndraw_joblib.server.store.tables import Job, Task, Worker
 
 LONG = 15.0
 AT_ONCE = 2.0
 
 
-@pytest.fixture(autouse=True)
-def no_recheck(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def recheck_seconds() -> tuple[float, float]:
     """Disable the periodic recheck, which would hide a lost wake-up."""
-    monkeypatch.setattr(Replica, "recheck_seconds", (3600.0, 3600.0))
+    return 3600.0, 3600.0
 
 
 async def soon(awaitable: Awaitable[Any]) -> Any:
     """Return a result that must be available at once."""
     async with asyncio.timeout(AT_ONCE):
         return await awaitable
-
-
-async def wait_until_waiting(replica: Replica, count: int) -> None:
-    """Return once that many requests wait."""
-    async with asyncio.timeout(AT_ONCE):
-        while len(replica.runtime.waiters) < count or any(  # noqa: ASYNC110 - there is no event to await
-            waiter._future is None for queue in replica.runtime.waiters._queues.values() for waiter in queue
-        ):
-            await asyncio.sleep(0.002)
 
 
 def start_waiting(
@@ -433,11 +424,9 @@ async def test_the_re_check_finds_what_another_process_did(replica: Replica) -> 
     assert (await soon(wait)).status is TaskStatus.FAILED
 
 
-async def test_the_recheck_runs_while_a_request_waits(
-    open_replica: OpenReplica, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("recheck_seconds", [(0.02, 0.02)])
+async def test_the_recheck_runs_while_a_request_waits(open_replica: OpenReplica) -> None:
     """A waiter gets what another process submitted without a wake-up, again and again."""
-    monkeypatch.setattr(Replica, "recheck_seconds", (0.02, 0.02))
     here, there = open_replica(), open_replica()
     job = await here.register()
     for _ in range(2):
@@ -447,28 +436,17 @@ async def test_the_recheck_runs_while_a_request_waits(
         assert (await soon(claim)).id == submitted.id
 
 
-async def test_no_error_ends_the_recheck(
-    open_replica: OpenReplica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An unexpected error is logged, and the next round checks again."""
-    monkeypatch.setattr(Replica, "recheck_seconds", (0.01, 0.01))
-    replica = open_replica()
-    checked, rounds = asyncio.Event(), 0
-
-    async def recheck() -> None:
-        nonlocal rounds
-        rounds += 1
-        if rounds == 1:
-            raise ValueError("unexpected")
-        checked.set()
-
-    monkeypatch.setattr(replica.runtime.recheck, "run", recheck)
-    job = await replica.register()
-    claim = start_waiting(replica, job.worker_id)
-    async with asyncio.timeout(LONG):
-        await checked.wait()
-    assert "Did not re-check waiting requests: ValueError" in caplog.text
-    claim.cancel()
+@pytest.mark.parametrize("recheck_seconds", [(0.01, 0.01)])
+async def test_no_error_ends_the_recheck(open_replica: OpenReplica, caplog: pytest.LogCaptureFixture) -> None:
+    """A failure of the database is logged, and a later round checks again."""
+    here, there = open_replica(), open_replica()
+    job = await here.register()
+    claim = start_waiting(here, job.worker_id)
+    await wait_until_waiting(here, 1)
+    async with here.missing(Job.__table__):
+        await until(lambda: "Did not re-check waiting requests" in caplog.text)
+    submitted = await there.submit(job)
+    assert (await soon(claim)).id == submitted.id
 
 
 async def test_an_event_is_published_after_its_commit(replica: Replica) -> None:
