@@ -61,13 +61,16 @@ async def resolve_access(request: Request) -> StreamAccess:
         if not await is_valid():
             raise Unauthorized("The caller of the stream token has no access any more")
         return StreamAccess(owner.caller, owner.room_id, task_id, is_valid, owner.seconds)
-    caller, room_id = await _readable_by_caller(request, task_id)
+    caller = await current_identity(request)
+    # The room of a task does not change, so the checks while the stream is open read no task.
+    task_room = None if task_id is None else (await queue.runtime.get_task(task_id)).room_id
+    room_id = await _readable_room(request, task_room)
 
     async def is_allowed() -> bool:
         # Each check gets a copy, because a host's dependencies may store values in the request.
         copy = Request(dict(request.scope), _no_body)
         try:
-            return await _readable_by_caller(copy, task_id) == (caller, room_id)
+            return await current_identity(copy) == caller and await _readable_room(copy, task_room) == room_id
         except Exception as error:
             if as_problem(error).problem.status < 500:
                 return False
@@ -76,13 +79,12 @@ async def resolve_access(request: Request) -> StreamAccess:
     return StreamAccess(caller, room_id, task_id, is_allowed)
 
 
-async def _readable_by_caller(request: Request, task_id: UUID | None) -> tuple[Identity, str]:
-    caller, queue = await current_identity(request), queue_state(request)
-    if task_id is None:
-        return caller, await queue.guards.room(request, verify_readable_room)
-    room_id = (await queue.runtime.get_task(task_id)).room_id
-    await check_readable(request, room_id)
-    return caller, room_id
+async def _readable_room(request: Request, task_room: str | None) -> str:
+    """Return the room that the caller may read: the given one, or the one in the path."""
+    if task_room is None:
+        return await queue_state(request).guards.room(request, verify_readable_room)
+    await check_readable(request, task_room)
+    return task_room
 
 
 async def _no_body() -> dict[str, Any]:
