@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -51,6 +52,30 @@ async def test_a_thousand_readers_of_one_room(database_url: str) -> None:
                     assert found == tasks
             for _, writer in streams:
                 writer.close()
+
+
+async def test_an_idle_stream_keeps_no_snapshot(local: Local) -> None:
+    """Its memory does not depend on the size of the snapshot that it has sent."""
+    _, client = local
+    size, count = 500_000, 20
+    task = await submit(client, await register(client), text="x" * size)
+    streams = [
+        await asyncio.open_connection(client.base_url.host, client.base_url.port, limit=2 * size)
+        for _ in range(count)
+    ]
+    tracemalloc.start()
+    try:
+        for reader, writer in streams:
+            writer.write(request(f"tasks/{task['id']}"))
+            await reader.readuntil(b"event: snapshot")
+            await reader.readuntil(b"\n\n")
+        # Sooner than the first keep-alive.
+        most = event_stream.KEEP_ALIVE_SECONDS * 0.7
+        await until(lambda: tracemalloc.get_traced_memory()[0] < size * count / 4, most)
+    finally:
+        tracemalloc.stop()
+    for _, writer in streams:
+        writer.close()
 
 
 async def progress_until(client: httpx.AsyncClient, is_over: Callable[[], bool]) -> int:

@@ -83,12 +83,10 @@ class EventStream(Response):
     async def _serve(self, receive: Receive, send: Send) -> None:
         wanted = self._wanted
         async with self._streams.reader(wanted.caller, wanted.room_id, wanted.task_id) as reader:
-            first = await self._streams.read(reader, wanted.room_id, wanted.after)
             gone = asyncio.ensure_future(_disconnected(receive))
             gone.add_done_callback(reader.close)
             try:
-                await self._start(send)
-                await self._stream(reader, first, send)
+                await self._stream(reader, send)
                 if not gone.done():
                     await self._send(send, b"", more_body=False)
             finally:
@@ -104,12 +102,14 @@ class EventStream(Response):
         # Then uvicorn knows that the connection is lost, and logs no incomplete response.
         await asyncio.sleep(0)
 
-    async def _stream(self, reader: Reader, first: Part, send: Send) -> None:
+    async def _stream(self, reader: Reader, send: Send) -> None:
+        text, is_over = await self._read(reader, self._wanted.after)
+        await self._start(send)
         opened = checked = time.monotonic()
-        text, is_over = _sent(reader, first)
         while True:
             if text:
                 await self._send(send, text)
+            text = b""  # an idle stream keeps no snapshot in memory
             if is_over or reader.is_closed:
                 return
             now = time.monotonic()
@@ -130,10 +130,13 @@ class EventStream(Response):
             return (b"" if reader.has_new or reader.is_closed else KEEPALIVE_COMMENT), False
         entries = reader.take()
         if entries is None:
-            return _sent(reader, await self._streams.read(reader, self._wanted.room_id, reader.position))
+            return await self._read(reader, reader.position)
         is_end = reader.task_id is not None and bool(entries) and entries[-1].is_end
         end = [_end(reader.position)] if is_end else []
         return b"".join([*(entry.sse for entry in entries), *end]), is_end
+
+    async def _read(self, reader: Reader, after: int | None) -> tuple[bytes, bool]:
+        return _sent(reader, await self._streams.read(reader, self._wanted.room_id, after))
 
     async def _start(self, send: Send) -> None:
         self._has_started = True
