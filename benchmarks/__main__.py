@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks import (
     batches,
     dead_workers,
+    event_streams,
     many_clients,
     pending,
     providers,
@@ -35,11 +36,14 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "dead-workers": dead_workers.run,
     "rooms": rooms.run,
     "replicas": replicas.run,
+    "streams": event_streams.run,
 }
+# Sections that run only if they are named, because they take longer.
+ON_REQUEST = {"streams"}
 
 
 def main() -> None:
-    """Run the given sections, by default all but the peers, on the given databases."""
+    """Run the given sections on the given databases."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"sections and databases: {_names()}")
     parser.add_argument("--seconds", type=float, default=0.3, help="duration of one measurement")
@@ -62,7 +66,8 @@ def main() -> None:
 
 
 def _run_sections(report: Report, arguments: argparse.Namespace) -> None:
-    sections = [name for name in SECTIONS if name in arguments.names] or list(SECTIONS)
+    default = [name for name in SECTIONS if name not in ON_REQUEST]
+    sections = [name for name in SECTIONS if name in arguments.names] or default
     kinds = [name for name in DATABASES if name in arguments.names] or list(DATABASES)
     print(
         "The load generator, the database and the server share the cores. Each rate is the median of "

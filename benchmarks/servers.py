@@ -77,7 +77,10 @@ def _run() -> None:
             return {"ok": True}
     else:
         settings = ServerSettings(
-            database_url=arguments.database_url, admin_token=TOKEN, long_poll_max_wait_seconds=600
+            database_url=arguments.database_url,
+            admin_token=TOKEN,
+            long_poll_max_wait_seconds=600,
+            max_streams_per_user=10_000,
         )
         app = create_app(settings, realtime=arguments.kind != "no-events")
     allow_many_connections()
