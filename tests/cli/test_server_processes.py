@@ -18,9 +18,9 @@ import pytest
 from waiting import wait_until
 
 from cli.program import TIMEOUT, Program, RunningServer
-from zndraw_joblib.cli.options import LogConfig, LogLevel
 from zndraw_joblib.cli.server import serve
 from zndraw_joblib.cli.server.processes import ChildConfig
+from zndraw_joblib.contract.logs import LogConfig, LogLevel
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.rest import RestApi
@@ -29,7 +29,7 @@ from zndraw_joblib.worker.rest import RestApi
 _SERVE_SEVERAL = """
 import socket
 from zndraw_joblib.cli.errors import CommandError
-from zndraw_joblib.cli.options import LogConfig
+from zndraw_joblib.contract.logs import LogConfig
 from zndraw_joblib.cli.server.processes import serve_several
 from zndraw_joblib.server.settings import ServerSettings
 

@@ -1,44 +1,14 @@
-"""Options that several commands share, and the logging that they configure."""
+"""Options that several commands share."""
 
-import logging
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
 
 import typer
 
+from zndraw_joblib.contract.logs import LogFormat, LogLevel
 from zndraw_joblib.contract.messages import MAX_PAGE
 
 DEFAULT_ROOM = "default"
-_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-_FORMAT_WITH_PID = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
-
-
-class LogLevel(StrEnum):
-    """The least severe level that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class LogConfig:
-    """The log level of this package, and whether uvicorn logs requests."""
-
-    level: LogLevel = LogLevel.WARNING
-    access_log: bool = False
-
-    def apply(self, *, with_pid: bool = False) -> None:
-        """Log this package from `level` on, and all libraries from WARNING on."""
-        logging.basicConfig(format=_FORMAT_WITH_PID if with_pid else _FORMAT, level=logging.WARNING)
-        logging.captureWarnings(capture=True)
-        logging.getLogger("zndraw_joblib").setLevel(self.level.upper())
-        if self.access_log:
-            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
-
 
 Url = Annotated[
     str, typer.Option("--url", envvar="ZNDRAW_JOBLIB_URL", metavar="URL", help="The server's URL.")
@@ -54,6 +24,15 @@ Limit = Annotated[
     int, typer.Option("--limit", metavar="N", min=1, max=MAX_PAGE, help="The number of rows to list.")
 ]
 Log = Annotated[LogLevel, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")]
+Format = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        envvar="ZNDRAW_JOBLIB_LOG_FORMAT",
+        metavar="FORMAT",
+        help="text, or json with one object a line.",
+    ),
+]
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(

@@ -10,10 +10,11 @@ from zndraw_joblib.cli.client import AdminClient, open_client
 from zndraw_joblib.cli.display import Row, print_json, print_rows
 from zndraw_joblib.cli.errors import UsageError
 from zndraw_joblib.cli.jobs import find_job
-from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Limit, LogConfig, Room, TaskId, Url
+from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Limit, Room, TaskId, Url
 from zndraw_joblib.cli.payload import check_key, check_payload, parse_object, parse_options, parse_values
 from zndraw_joblib.cli.task_file import checked_file, encoder, submit_file
 from zndraw_joblib.cli.task_output import check_completed, print_history, print_log, print_task, write_result
+from zndraw_joblib.contract.logs import LogConfig
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import RESERVED
 from zndraw_joblib.contract.status import TaskStatus

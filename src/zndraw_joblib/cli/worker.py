@@ -11,7 +11,8 @@ import typer
 from zndraw_joblib.cli.client import Access, find_access, open_client, open_connection
 from zndraw_joblib.cli.display import print_fields, print_json, print_note, print_rows
 from zndraw_joblib.cli.errors import CommandError, UsageError
-from zndraw_joblib.cli.options import AsJson, Limit, Log, LogConfig, LogLevel, Url
+from zndraw_joblib.cli.options import AsJson, Format, Limit, Log, Url
+from zndraw_joblib.contract.logs import LogConfig, LogFormat, LogLevel
 from zndraw_joblib.contract.messages import MAX_BATCH
 from zndraw_joblib.contract.names import GLOBAL, is_name
 from zndraw_joblib.contract.policy import RetryOn
@@ -133,6 +134,7 @@ def worker(  # noqa: PLR0913 - each is an option
     start_timeout: StartTimeout = None,
     url: Url = DEFAULT_URL,
     log_level: Log = LogLevel.INFO,
+    log_format: Format = LogFormat.TEXT,
 ) -> None:
     """Run a worker for the extensions of a module or .py file.
 
@@ -140,7 +142,8 @@ def worker(  # noqa: PLR0913 - each is an option
 
     Ctrl-C lets the running tasks finish; a second Ctrl-C stops at once.
     """
-    LogConfig(log_level).apply()
+    log = LogConfig(log_level, log_format)
+    log.apply()
     policy = _policy(max_attempts, retry_on, timeout, start_timeout)
     access = find_access(url)
     options: RunOptions = {
@@ -150,7 +153,7 @@ def worker(  # noqa: PLR0913 - each is an option
         "capture_output": capture,
     }
     where = (target, access.url, access.token, room)
-    _run(access, ProcessConfig(*where, context, options, policy, log_level.upper()), processes)
+    _run(access, ProcessConfig(*where, context, options, policy, log), processes)
 
 
 def share(
@@ -160,12 +163,13 @@ def share(
     room: ReadersRoom = GLOBAL,
     url: Url = DEFAULT_URL,
     log_level: Log = LogLevel.INFO,
+    log_format: Format = LogFormat.TEXT,
 ) -> None:
     """Let a room list and read a folder until Ctrl-C.
 
     Readers cannot write, and cannot read anything outside the folder.
     """
-    LogConfig(log_level).apply()
+    LogConfig(log_level, log_format).apply()
     if not is_name(name):
         raise UsageError(
             f"--name {name!r} is not a valid name. Use letters, digits, '_', '-' and '.', "

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from zndraw_joblib.contract.logs import create_shared_task
 from zndraw_joblib.contract.problems import ServiceUnavailable
 
 logger = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ class _Queue(Generic[Item, Result]):
 
     def _start(self) -> None:
         if self._waiting and not self._is_gathering and self._running < self._concurrency():
-            task = asyncio.create_task(self._run())
+            task = create_shared_task(self._run())
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
             self._running += 1
@@ -343,7 +344,7 @@ class _Blocked(Generic[Item, Result]):
             # Locks that were not tried separately yet are probably free.
             self._turns.append(lock) if group.tries else self._turns.appendleft(lock)
         if self.task is None or self.task.done():
-            self.task = asyncio.create_task(self._run())
+            self.task = create_shared_task(self._run())
 
     async def _run(self) -> None:
         try:

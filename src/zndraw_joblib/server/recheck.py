@@ -8,6 +8,7 @@ from uuid import UUID
 from weakref import WeakSet
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
+from zndraw_joblib.contract.logs import create_shared_task
 from zndraw_joblib.server.ports import Wake, job_key, requests_key, slot_key, task_key, worker_key
 from zndraw_joblib.server.service import jobs, provider_requests, tasks
 from zndraw_joblib.server.settings import JobLibSettings
@@ -46,7 +47,7 @@ class Recheck:
         loop = asyncio.get_running_loop()
         if loop not in self._loops:
             self._loops.add(loop)
-            loop.create_task(self._run_while_requests_wait())  # noqa: RUF006 - it ends by itself
+            create_shared_task(self._run_while_requests_wait())
 
     async def _run_while_requests_wait(self) -> None:
         # One query, and one heartbeat write, for all waiting requests together. The first round comes before

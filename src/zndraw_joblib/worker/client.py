@@ -365,7 +365,13 @@ class JobClient(ResultReader):
             if not is_unreachable(error):
                 raise
             pause = backoff.after(error)
-            log.warning("Waiting for task %s: %s; trying again in %.1f s", task_id, describe(error), pause)
+            log.warning(
+                "Waiting for task %s: %s; trying again in %.1f s",
+                task_id,
+                describe(error),
+                pause,
+                extra={"task_id": str(task_id)},
+            )
             return None, pause
         backoff.reset()
         server_waited = applied > 0 and time.monotonic() - began > applied / 2

@@ -11,6 +11,7 @@ from zndraw_joblib.contract.codecs import NotSerializable, decode
 from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.failures import failure_of
 from zndraw_joblib.contract.forks import exit_if_forked
+from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.contract.outcomes import error_text, text_of
 from zndraw_joblib.contract.problems import ResultNotSerializable
 from zndraw_joblib.contract.progress import Failure
@@ -76,7 +77,7 @@ def succeeded(task: ClaimedTask, result: Any) -> Outcome:
     except NotSerializable as error:
         return not_serializable(error)
     except BaseException as error:
-        log.error("The result of task %s raised", task.task_id, exc_info=error)
+        log.error("The result of task %s raised", task.task_id, exc_info=error, extra=task_fields(task))
         return _failure(task, error)
 
 
@@ -89,9 +90,13 @@ def not_serializable(error: NotSerializable) -> Outcome:
 def failed(task: ClaimedTask, error: BaseException) -> Outcome:
     """Return the outcome of a task that raised `error`, and log it."""
     if task.cancelled.is_set():
-        log.info("Task %s ended after it was cancelled: %s", task.task_id, describe(error))
+        log.info(
+            "Task %s ended after it was cancelled: %s", task.task_id, describe(error), extra=task_fields(task)
+        )
     else:
-        log.error("Task %s of %s raised", task.task_id, task.job_name, exc_info=error)
+        log.error(
+            "Task %s of %s raised", task.task_id, task.job_name, exc_info=error, extra=task_fields(task)
+        )
     return _failure(task, error)
 
 

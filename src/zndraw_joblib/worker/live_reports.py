@@ -197,7 +197,12 @@ def _apply(channel: TaskChannel, report: LiveReport, refusal: Exception | None) 
     elif is_gone(refusal):
         channel.close()
     elif is_content_refused(refusal):
-        log.warning("Dropped log lines of task %s: %s", channel.task_id, describe(refusal))
+        log.warning(
+            "Dropped log lines of task %s: %s",
+            channel.task_id,
+            describe(refusal),
+            extra={"task_id": channel.task_id},
+        )
         channel.acknowledge(report)
 
 

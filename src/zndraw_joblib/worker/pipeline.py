@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.worker.coroutines import Coroutines
 from zndraw_joblib.worker.execution import Execute, Outcome, make_extension, run_task
 from zndraw_joblib.worker.lookahead import Lookahead
@@ -252,13 +253,19 @@ class Pipeline:
     def _begin(self, task: ClaimedTask, *, is_sure: bool) -> Entry | None:
         """Return what to report of a task that can run now, with its extension; None if it cannot."""
         if task.cancelled.is_set():
-            log.info("Task %s ended before it started here", task.task_id)
+            log.info("Task %s ended before it started here", task.task_id, extra=task_fields(task))
             self._poller.done()
             return None
         cls = self._registrations.class_of(task.job_name)
         extension, fault = make_extension(cls, task)
         if fault is not None:
-            log.error("Task %s of %s cannot run here: %s", task.task_id, task.job_name, fault)
+            log.error(
+                "Task %s of %s cannot run here: %s",
+                task.task_id,
+                task.job_name,
+                fault,
+                extra=task_fields(task),
+            )
             # An invalid payload stays invalid; an unknown job may be known to another worker.
             self._reporter.refuse(task, Outcome(error=fault, retry=cls is None))
             return None
@@ -278,7 +285,9 @@ class Pipeline:
             if self._poller.stopped and is_transient(error):
                 self._hand_back(task)
             else:
-                log.info("Task %s does not start here: %s", task.task_id, describe(error))
+                log.info(
+                    "Task %s does not start here: %s", task.task_id, describe(error), extra=task_fields(task)
+                )
                 self._reports.drop(task)
                 self._poller.done()
             return False

@@ -250,14 +250,20 @@ class Registrations:
         with self._lock:
             if self.has_left or self.worker_id != worker_id:
                 return
-            log.warning("The server does not know worker %s; registering a new one", worker_id)
+            log.warning(
+                "The server does not know worker %s; registering a new one",
+                worker_id,
+                extra={"worker_id": str(worker_id)},
+            )
             self._held.lose_all(worker_id)
             self.worker_id = self._register_all(worker_id)
             for full_name in self.jobs:
                 self._subscriptions.join(full_name, self.worker_id)
             for full_name in self.providers:
                 self._subscriptions.join_provider(full_name, self.worker_id)
-            log.warning("Worker %s replaces worker %s", self.worker_id, worker_id)
+            log.warning(
+                "Worker %s replaces worker %s", self.worker_id, worker_id, extra={"worker_id": str(worker_id)}
+            )
 
     def _check_open(self) -> None:
         if self.has_left:

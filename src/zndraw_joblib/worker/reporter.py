@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.contract.messages import MAX_BATCH
 from zndraw_joblib.worker import retry
 from zndraw_joblib.worker.execution import Outcome
@@ -180,7 +181,12 @@ class Reporter:
                     done.append(sent.entry)
             else:
                 pause = sent.entry.backoff.after(error)
-                log.info("Task %s: a report failed: %s", sent.entry.task.task_id, describe(error))
+                log.info(
+                    "Task %s: a report failed: %s",
+                    sent.entry.task.task_id,
+                    describe(error),
+                    extra=task_fields(sent.entry.task),
+                )
                 self._handle(sent, error, time.monotonic() + pause)
         self._finish(done)
 
@@ -246,10 +252,17 @@ class Reporter:
             is_too_large_for_proxy(error) and failing < retry.TOO_LARGE_SECONDS
         )
         if is_gone(error):
-            log.info("Task %s is no longer held by this worker: %s", task.task_id, describe(error))
+            log.info(
+                "Task %s is no longer held by this worker: %s",
+                task.task_id,
+                describe(error),
+                extra=task_fields(task),
+            )
             task.cancelled.set()
         elif is_refused and sent.live:
-            log.warning("The log of task %s is lost: %s", task.task_id, describe(error))
+            log.warning(
+                "The log of task %s is lost: %s", task.task_id, describe(error), extra=task_fields(task)
+            )
             task.channel.close()
             self._put_back(entry)
             return
@@ -261,7 +274,7 @@ class Reporter:
             self._put_back(entry)
             return
         else:
-            log.warning("Gave up task %s: %s", task.task_id, describe(error))
+            log.warning("Gave up task %s: %s", task.task_id, describe(error), extra=task_fields(task))
         self._finish([entry])
 
     def _put_back(self, entry: Entry, outcome: Outcome | None = None) -> None:

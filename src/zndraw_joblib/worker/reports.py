@@ -14,6 +14,7 @@ from zndraw_joblib.contract.codecs import NotSerializable
 from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.failures import failure_of
 from zndraw_joblib.contract.forks import check_not_forked
+from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.contract.messages import (
     MAX_NAMED_TASKS,
     NamedTask,
@@ -72,7 +73,7 @@ class Reports:
         except NotSerializable as error:
             return self._fail(task, not_serializable(error))
         except BaseException as error:
-            log.error("The result of task %s raised", task.task_id, exc_info=error)
+            log.error("The result of task %s raised", task.task_id, exc_info=error, extra=task_fields(task))
             failed = self.fail(task, error, retry=not isinstance(error, NonRetryable))
             if not isinstance(error, Exception):
                 raise
@@ -96,7 +97,7 @@ class Reports:
 
     def _fail(self, task: ClaimedTask, outcome: Outcome) -> TaskResponse:
         text = outcome.error
-        log.info("Task %s failed: %s", task.task_id, text)
+        log.info("Task %s failed: %s", task.task_id, text, extra=task_fields(task))
         final: dict[str, Any] = {} if outcome.retry else {"retry": False}
         if outcome.error_code is not None:
             final["error_code"] = outcome.error_code
@@ -141,11 +142,13 @@ class Reports:
                 try:
                     self._release(task, left)
                 except Exception as error:
-                    log.info("Task %s was not released: %s", task.task_id, describe(error))
+                    log.info(
+                        "Task %s was not released: %s", task.task_id, describe(error), extra=task_fields(task)
+                    )
                     if is_unreachable(error):
                         return
                 else:
-                    log.info("Task %s was released before it started", task.task_id)
+                    log.info("Task %s was released before it started", task.task_id, extra=task_fields(task))
         finally:
             self._held.remove(*tasks)
 
@@ -170,7 +173,9 @@ class Reports:
         except BaseException as error:
             self._held.abandon_report(task)
             if live is not None and is_content_refused(error):
-                log.warning("The log of task %s is lost: %s", task.task_id, describe(error))
+                log.warning(
+                    "The log of task %s is lost: %s", task.task_id, describe(error), extra=task_fields(task)
+                )
                 task.channel.close()
                 return self._report(task, status, stop=stop, **outcome)
             raise
@@ -186,7 +191,12 @@ class Reports:
                 reports = [report_json(task.channel, each) for each in live[:-1]]
                 self._rest.report_tasks(task.worker_id, reports)
             except Exception as error:
-                log.info("Not all of the log of task %s was sent: %s", task.task_id, describe(error))
+                log.info(
+                    "Not all of the log of task %s was sent: %s",
+                    task.task_id,
+                    describe(error),
+                    extra=task_fields(task),
+                )
         return live[-1] if live else None
 
     def _retry(
@@ -293,7 +303,12 @@ class HeldTasks:
             ended = {token: self._events.pop(token) for token in found}
             self._lock.notify_all()
         for token, event in ended.items():
-            log.info("Task %s %s", token.task_id, reason)
+            log.info(
+                "Task %s %s",
+                token.task_id,
+                reason,
+                extra={"task_id": token.task_id, "worker_id": token.worker_id},
+            )
             event.set()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.contract.outcomes import error_text
 from zndraw_joblib.contract.problems import ResultStoreFull, TaskNotFound
 from zndraw_joblib.contract.results import Content
@@ -39,9 +40,19 @@ class ResultUploads:
                 self._send(task, content)
         except Exception as error:
             if _is_lost(error):
-                log.info("The result of task %s is not needed: %s", task.task_id, describe(error))
+                log.info(
+                    "The result of task %s is not needed: %s",
+                    task.task_id,
+                    describe(error),
+                    extra=task_fields(task),
+                )
                 return done
-            log.warning("The result of task %s was not stored: %s", task.task_id, describe(error))
+            log.warning(
+                "The result of task %s was not stored: %s",
+                task.task_id,
+                describe(error),
+                extra=task_fields(task),
+            )
             return Outcome(error=error_text(_reason(error)))
         finally:
             content.discard()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict, Unpack
 
+from zndraw_joblib.contract.logs import LogConfig
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.task_context import call_run
 from zndraw_joblib.worker.api import ApiManager, connect
@@ -95,7 +96,7 @@ class ProcessConfig:
     context: str | None = None
     options: RunOptions = field(default_factory=RunOptions)
     policy: PolicyOptions = field(default_factory=PolicyOptions)
-    log_level: str = "WARNING"
+    log: LogConfig = field(default_factory=LogConfig)
 
 
 def serve_processes(config: ProcessConfig, count: int) -> int:
@@ -123,10 +124,9 @@ def _after(ended: ChildExit) -> Next:
 
 def _serve_in_child() -> None:
     parent = Parent()
-    config = ProcessConfig(**json.loads(parent.config))
-    logging.basicConfig(format="%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s")
-    logging.captureWarnings(capture=True)
-    logging.getLogger("zndraw_joblib").setLevel(config.log_level)
+    values = json.loads(parent.config)
+    config = ProcessConfig(**{**values, "log": LogConfig.of(values["log"])})
+    config.log.apply(with_pid=True)
     try:
         extensions = load_extensions(config.target)
         context = load_context(config.context) if config.context else None

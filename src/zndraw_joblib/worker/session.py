@@ -155,7 +155,11 @@ class Session:
                 return
             self.tasks.stop()
             self.providers.stop()
-        log.info("The server drains worker %s", self.registrations.worker_id)
+        log.info(
+            "The server drains worker %s",
+            self.registrations.worker_id,
+            extra={"worker_id": str(self.registrations.worker_id)},
+        )
         _start_thread("drain", self._drain)
 
     def _drain(self) -> None:

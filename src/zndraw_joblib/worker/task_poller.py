@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from uuid import UUID
 
+from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
 from zndraw_joblib.worker.execution import make_extension
 from zndraw_joblib.worker.live_reports import LiveReports
@@ -138,10 +139,14 @@ class TaskPoller(Poller[TaskResponse]):
             return None
         if fault is None:
             return task.with_extension(extension)
-        log.error("Task %s of %s cannot run here: %s", task.task_id, task.job_name, fault)
+        log.error(
+            "Task %s of %s cannot run here: %s", task.task_id, task.job_name, fault, extra=task_fields(task)
+        )
         try:
             # An invalid payload stays invalid; an unknown job may be known to another worker.
             self._reports.fail(task, fault, retry=cls is None)
         except Exception as error:
-            log.warning("Task %s could not be failed: %s", task.task_id, describe(error))
+            log.warning(
+                "Task %s could not be failed: %s", task.task_id, describe(error), extra=task_fields(task)
+            )
         return None

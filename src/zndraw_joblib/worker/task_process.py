@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
+from zndraw_joblib.contract.logs import LogConfig, applied_config
 from zndraw_joblib.contract.outcomes import error_text
 from zndraw_joblib.worker.execution import Execute, Outcome, await_task, failed, run_task
 from zndraw_joblib.worker.process_channel import Channel
@@ -97,7 +98,7 @@ class TaskProcess:
 
     def _start(self) -> _Started:
         ours, theirs = socketpair()
-        process = _context.Process(target=_serve, args=(theirs,), name="zndraw-joblib-task")
+        process = _context.Process(target=_serve, args=(theirs, applied_config()), name="zndraw-joblib-task")
         with theirs, _blocked_signals():
             process.start()
         _processes.add(process)
@@ -139,7 +140,7 @@ def _kill_all() -> None:
 atexit.register(_kill_all)
 
 
-def _serve(end: socket) -> None:
+def _serve(end: socket, log_config: LogConfig | None) -> None:
     """Run tasks until the worker closes the connection or ends."""
     # The worker decides what Ctrl-C and SIGTERM to the whole group mean: it lets running tasks finish.
     # Not SIG_IGN: programs that a job starts would inherit it.
@@ -147,6 +148,8 @@ def _serve(end: socket) -> None:
         signal.signal(number, lambda *_: None)
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    if log_config is not None:
+        log_config.apply(with_pid=True)
     channel = Channel(end)
     forwarder = Forwarder(channel.send)
     with suppress(EOFError, OSError), default_signals_in_forks():

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from zndraw_joblib.cli.errors import CommandError
-from zndraw_joblib.cli.options import DatabaseUrl, Log, LogConfig, LogLevel, show_help_without_command
+from zndraw_joblib.cli.options import DatabaseUrl, Format, Log, show_help_without_command
+from zndraw_joblib.contract.logs import LogConfig, LogFormat, LogLevel
 
 token = typer.Typer(
     help="Create, list and revoke the tokens of a server.",
@@ -61,13 +62,14 @@ def _needs_server() -> Iterator[None]:
         ) from error
 
 
-def serve(
+def serve(  # noqa: PLR0913 - each is an option
     *,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     database_url: DatabaseUrl = None,
     workers: Workers = None,
     log_level: Log = LogLevel.INFO,
+    log_format: Format = LogFormat.TEXT,
     access_log: AccessLog = False,
 ) -> None:
     """Run a server until Ctrl-C.
@@ -78,13 +80,17 @@ def serve(
     """
     with _needs_server():
         from zndraw_joblib.cli.server import serve  # noqa: PLC0415 - a worker's install has no server
-    log = LogConfig(log_level, access_log=access_log)
+    log = LogConfig(log_level, log_format, access_log=access_log)
     log.apply()
     serve.run(host, port, database_url, workers, log)
 
 
 def internal_worker(
-    *, concurrency: Concurrency = None, database_url: DatabaseUrl = None, log_level: Log = LogLevel.INFO
+    *,
+    concurrency: Concurrency = None,
+    database_url: DatabaseUrl = None,
+    log_level: Log = LogLevel.INFO,
+    log_format: Format = LogFormat.TEXT,
 ) -> None:
     """Run the internal tasks of servers that use Redis.
 
@@ -94,7 +100,7 @@ def internal_worker(
     """
     with _needs_server():
         from zndraw_joblib.cli.server import internal_worker  # noqa: PLC0415 - see above
-    LogConfig(log_level).apply(with_pid=True)
+    LogConfig(log_level, log_format).apply(with_pid=True)
     internal_worker.run(database_url, concurrency)
 
 

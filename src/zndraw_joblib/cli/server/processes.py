@@ -12,8 +12,8 @@ import uvicorn
 from pydantic import BaseModel, SecretStr
 
 from zndraw_joblib.cli.errors import CommandError, UsageError
-from zndraw_joblib.cli.options import LogConfig
 from zndraw_joblib.cli.server import database
+from zndraw_joblib.contract.logs import LogConfig
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.internal.extensions import CannotLoad
 from zndraw_joblib.server.settings import ServerSettings

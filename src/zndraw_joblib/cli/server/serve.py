@@ -11,10 +11,10 @@ from importlib.metadata import version
 
 from zndraw_joblib.cli.credentials import canonical
 from zndraw_joblib.cli.errors import CommandError, UsageError
-from zndraw_joblib.cli.options import LogConfig
 from zndraw_joblib.cli.server import bootstrap_token, database, processes, settings
 from zndraw_joblib.cli.server.bootstrap_token import BootstrapToken
 from zndraw_joblib.cli.server.file_lock import only_server
+from zndraw_joblib.contract.logs import LogConfig
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.worker.api import DEFAULT_URL

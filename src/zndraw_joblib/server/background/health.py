@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
+from zndraw_joblib.contract.logs import create_shared_task
 from zndraw_joblib.contract.messages import TaskClaimRequest, TaskUpdateRequest
 from zndraw_joblib.contract.names import GLOBAL, JobName
 from zndraw_joblib.contract.problems import NotFound, ProblemException
@@ -36,7 +37,7 @@ class Health:
             return self._cached[1]
         loop = asyncio.get_running_loop()
         if self._running is None or self._running.done() or self._running.get_loop() is not loop:
-            self._running = asyncio.create_task(self._check())
+            self._running = create_shared_task(self._check())
         return await asyncio.shield(self._running)
 
     async def _check(self) -> dict[str, str]:

@@ -289,7 +289,9 @@ class Sweeper:
                 )
             except Exception:
                 cycle.errors += 1
-                logger.exception("Did not remove worker_id=%s", worker_id)
+                logger.exception(
+                    "Did not remove worker_id=%s", worker_id, extra={"worker_id": str(worker_id)}
+                )
 
     def _batches(self, cycle: Cycle) -> list[Batch]:
         limit = self._unnamed_limit() if self._may_expire else None

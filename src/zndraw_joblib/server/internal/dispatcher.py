@@ -113,7 +113,7 @@ class Dispatcher:
         try:
             await _send(mode.handle, task, _SEND_SECONDS)
         except Exception:
-            logger.exception("Did not dispatch task_id=%s", task.id)
+            logger.exception("Did not dispatch task_id=%s", task.id, extra={"task_id": str(task.id)})
             return await self._runtime.write(internal.fail_dispatch, task.id)
         if not mode.exclusive_start:
             await self._confirm(task.id)
@@ -223,7 +223,12 @@ class Dispatcher:
             await self._confirms.put(task_id)
         except Exception as error:
             # At the end of its lease it is sent once more.
-            logger.warning("Did not confirm the dispatch of task_id=%s: %r", task_id, error)
+            logger.warning(
+                "Did not confirm the dispatch of task_id=%s: %r",
+                task_id,
+                error,
+                extra={"task_id": str(task_id)},
+            )
 
     def _log_failure(self, error: Exception) -> None:
         # One warning until a task goes through again.

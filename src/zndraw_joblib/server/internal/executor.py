@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
+from zndraw_joblib.contract.logs import log_fields
 from zndraw_joblib.contract.messages import MAX_NAMED_TASKS, NamedTask, Verdict
 from zndraw_joblib.contract.problems import (
     ContentTooLarge,
@@ -161,7 +162,9 @@ class GuardedExecutor:
         task = await _retry(partial(self._start, task_id))
         self._unstarted.discard(task_id)
         if task is not None and self._is_first(task):
-            await self._run_attempt(cls, payload, task)
+            ids = {"task_id": str(task.id), "job": str(task.job), "worker_id": str(task.worker_id)}
+            with log_fields(**ids):
+                await self._run_attempt(cls, payload, task)
 
     def _is_first(self, task: TaskRecord) -> bool:
         """Return whether this attempt starts here now, and not by a second message or a repeated start."""
@@ -210,7 +213,12 @@ class GuardedExecutor:
             else:
                 raise
         except ProblemException as problem:
-            logger.info("The report of task_id=%s was refused: %s", channel.task_id, problem)
+            logger.info(
+                "The report of task_id=%s was refused: %s",
+                channel.task_id,
+                problem,
+                extra={"task_id": channel.task_id},
+            )
 
     async def _watch(self, context: InternalContext) -> None:
         """Set `cancelled` when the task ends elsewhere. Heartbeats do so too, only later."""
@@ -241,7 +249,9 @@ class GuardedExecutor:
     def _lose(self, worker_id: UUID) -> None:
         if worker_id == self._worker_id:
             logger.warning(
-                "The server removed worker_id=%s; this process registers as a new worker", worker_id
+                "The server removed worker_id=%s; this process registers as a new worker",
+                worker_id,
+                extra={"worker_id": str(worker_id)},
             )
             self._worker_id = None
             for run in self._running.values():

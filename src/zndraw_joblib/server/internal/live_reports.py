@@ -66,13 +66,28 @@ class LiveReports:
                 await self._write(report_of(channel, report))
             except (ServiceUnavailable, *_REFUSALS) as problem:
                 if not isinstance(problem, ServiceUnavailable):
-                    logger.warning("Dropped log lines of task_id=%s: %s", channel.task_id, problem)
+                    logger.warning(
+                        "Dropped log lines of task_id=%s: %s",
+                        channel.task_id,
+                        problem,
+                        extra={"task_id": channel.task_id},
+                    )
                     channel.acknowledge(report)
             except ProblemException as problem:
-                logger.info("The log of task_id=%s has ended: %s", channel.task_id, problem)
+                logger.info(
+                    "The log of task_id=%s has ended: %s",
+                    channel.task_id,
+                    problem,
+                    extra={"task_id": channel.task_id},
+                )
                 channel.close()
             except Exception as error:
-                logger.warning("Did not write the log of task_id=%s: %r", channel.task_id, error)
+                logger.warning(
+                    "Did not write the log of task_id=%s: %r",
+                    channel.task_id,
+                    error,
+                    extra={"task_id": channel.task_id},
+                )
             else:
                 channel.acknowledge(report)
         channel.notice_again()

@@ -40,7 +40,12 @@ class InternalResults:
         except ServiceUnavailable:
             raise
         except InvalidTaskTransition as problem:
-            logger.info("The result of task_id=%s is not needed: %s", task.id, problem)
+            logger.info(
+                "The result of task_id=%s is not needed: %s",
+                task.id,
+                problem,
+                extra={"task_id": str(task.id)},
+            )
         except (ProblemException, OSError) as error:
             outcome = Outcome(error=error_text(f"The result cannot be stored: {error}"))
         await asyncio.to_thread(content.discard)

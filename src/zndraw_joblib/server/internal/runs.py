@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from zndraw_joblib.contract.codecs import NotSerializable, decode
 from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.failures import failure_of
 from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
+from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.contract.outcomes import error_text, text_of
 from zndraw_joblib.contract.problems import ResultNotSerializable
 from zndraw_joblib.contract.progress import Failure
@@ -118,6 +120,7 @@ class RunEnds:
                 "The run of task_id=%s continues after the task has ended: its thread is abandoned and its "
                 "slot freed (abandoned=%d, internal_max_abandoned=%d)",
                 *(task_id, len(self._abandoned), limit),
+                extra={"task_id": task_id},
             )
             return True
         if run not in self._stuck:
@@ -127,12 +130,15 @@ class RunEnds:
                 "are abandoned already (internal_max_abandoned). Restart this process, and let the job check "
                 "`cancelled` or limit its own waits",
                 *(task_id, len(self._abandoned)),
+                extra={"task_id": task_id},
             )
         return False
 
     def _end(self, run: Run) -> None:
         self._abandoned.discard(run)
-        logger.info("The abandoned run of task_id=%s ended", run.context.task_id)
+        logger.info(
+            "The abandoned run of task_id=%s ended", run.context.task_id, extra=task_fields(run.context)
+        )
 
 
 def outcome_of(
@@ -160,7 +166,7 @@ def outcome_of(
         return Outcome(error=text, error_code=ResultNotSerializable.problem_id())
     except BaseException as error:
         exit_if_forked(pid, error)
-        logger.warning("Failed task_id=%s", context.task_id, exc_info=True)
+        logger.warning("Failed task_id=%s", context.task_id, exc_info=True, extra=task_fields(context))
         final = isinstance(error, NonRetryable)
         return Outcome(error=error_text(error), retry=not final, failure=failure_of(error, extension))
 
@@ -188,7 +194,7 @@ def start_thread(name: str, work: Callable[[], Outcome]) -> "asyncio.Future[Outc
             loop.call_soon_threadsafe(finish, outcome)
 
     try:
-        threading.Thread(target=run, name=name, daemon=True).start()
+        threading.Thread(target=copy_context().run, args=(run,), name=name, daemon=True).start()
     except RuntimeError as error:  # the system allows no more threads
         finish(Outcome(error=f"The server cannot start a thread for this task: {error}"))
     return done

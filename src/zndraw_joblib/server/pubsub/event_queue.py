@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from weakref import WeakKeyDictionary
 
 from zndraw_joblib.contract.events import Emission
+from zndraw_joblib.contract.logs import create_shared_task
 from zndraw_joblib.server.pubsub.bounded_queue import BoundedQueue, Bounds
 from zndraw_joblib.server.settings import JobLibSettings
 
@@ -68,7 +69,7 @@ class _LoopQueue:
         for emission in emissions:
             self.waiting.put((publish, emission))
         if self.waiting and (self._publishing is None or self._publishing.done()):
-            self._publishing = asyncio.create_task(self._publish_all(), name="zndraw-joblib events")
+            self._publishing = create_shared_task(self._publish_all(), name="zndraw-joblib events")
 
     async def close(self, seconds: float) -> None:
         publishing = self._publishing

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
+from zndraw_joblib.contract.logs import create_shared_task
 from zndraw_joblib.server.ports import OpenConnection, PubSubConnection, Wake
 from zndraw_joblib.server.pubsub.bounded_queue import BoundedQueue
 from zndraw_joblib.server.settings import JobLibSettings
@@ -215,7 +216,7 @@ class PubSub:
 
     def _begin_recheck(self) -> None:
         if self._rechecking is None or self._rechecking.done():
-            self._rechecking = asyncio.create_task(self._recheck_and_log())
+            self._rechecking = create_shared_task(self._recheck_and_log())
 
     async def _recheck_and_log(self) -> None:
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import redis.asyncio
 
+from zndraw_joblib.contract.logs import create_shared_task
 from zndraw_joblib.server.pubsub.bounded_queue import BoundedQueue
 from zndraw_joblib.server.pubsub.pubsub import PubSub
 from zndraw_joblib.server.pubsub.redis import open_redis, subscribed
@@ -83,7 +84,7 @@ class RedisManager(MessageManager):
         self._messages.put(text)
         if self._sending is None or self._sending.done():
             self._has_messages = asyncio.Event()
-            self._sending = asyncio.create_task(self._send_messages())
+            self._sending = create_shared_task(self._send_messages())
         self._has_messages.set()
 
     async def _send_messages(self) -> None:

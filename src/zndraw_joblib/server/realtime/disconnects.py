@@ -85,7 +85,12 @@ class DisconnectTracker:
             del self._removals[worker_id]
         if not removal.cancelled() and (error := removal.exception()):
             # The sweeper removes it later.
-            logger.warning("Disconnected worker not removed: worker_id=%s error=%r", worker_id, error)
+            logger.warning(
+                "Disconnected worker not removed: worker_id=%s error=%r",
+                worker_id,
+                error,
+                extra={"worker_id": str(worker_id)},
+            )
 
     async def _remove(self, worker_id: UUID, grace: float) -> None:
         since = await self._runtime.database.read(Transaction.now)
@@ -93,4 +98,9 @@ class DisconnectTracker:
         if self._runtime.waiters.has(worker_key(worker_id)):
             return  # a claim of the worker waits
         if await self._runtime.write(workers.remove_if_silent, worker_id, since):
-            logger.info("Disconnected worker removed: worker_id=%s grace_seconds=%g", worker_id, grace)
+            logger.info(
+                "Disconnected worker removed: worker_id=%s grace_seconds=%g",
+                worker_id,
+                grace,
+                extra={"worker_id": str(worker_id)},
+            )

@@ -175,4 +175,5 @@ class Presence:
                     connection.worker_id,
                     connection.name,
                     problem,
+                    extra={"worker_id": str(connection.worker_id)},
                 )

@@ -12,6 +12,7 @@ from fastapi.sse import format_sse_event
 from pydantic_core import from_json
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
+from zndraw_joblib.contract.logs import create_shared_task
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.contract.status import TERMINAL
 from zndraw_joblib.contract.streams import EventKind
@@ -135,7 +136,7 @@ class Follower:
         self.ready: asyncio.Future[None] = self._loop.create_future()
         # Several clients may wait for it, or none.
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
-        self.task = self._loop.create_task(self._run(), name=f"zndraw-joblib events of room {room_id}")
+        self.task = create_shared_task(self._run(), name=f"zndraw-joblib events of room {room_id}")
 
     @property
     def readers(self) -> list[Reader]:

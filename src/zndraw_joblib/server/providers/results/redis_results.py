@@ -11,6 +11,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
+from zndraw_joblib.contract.logs import create_shared_task
 from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
 from zndraw_joblib.server.ports import PART_BYTES
 from zndraw_joblib.server.providers import parts
@@ -96,7 +97,7 @@ class RedisResults:
         """Return the bytes of a key, waiting up to `timeout` seconds for a notification."""
         state = self._state()
         if not state.listeners or state.listeners[-1].done():
-            state.listeners[:] = [asyncio.create_task(self._listen(state.notifier))]
+            state.listeners[:] = [create_shared_task(self._listen(state.notifier))]
         return await state.notifier.wait(key, timeout)
 
     async def notify_key(self, key: str) -> None:

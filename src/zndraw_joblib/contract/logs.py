@@ -1,0 +1,168 @@
+"""Configure the log of a process: its level, its format, and the ids that each record carries."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Coroutine, Mapping
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from zndraw_joblib.contract.task_context import running_task
+
+_TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_TEXT_WITH_PID = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
+_JSON = ("levelname", "name", "message", "process")
+_JSON_NAMES = {
+    "levelname": "level",
+    "name": "logger",
+    "process": "pid",
+    "exc_info": "exception",
+    "stack_info": "stack",
+}
+# uvicorn's own copy of the message.
+_LEFT_OUT = "color_message"
+# What a terminal or a reader of the file takes as the end of a line, or as a command.
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+# The fields of a record that name a task, and the attributes of a task.
+_TASK_FIELDS = {"task_id": "task_id", "worker_id": "worker_id", "job": "job_name"}
+
+_fields: ContextVar[Mapping[str, str]] = ContextVar("zndraw_joblib.log_fields")
+_NONE: Mapping[str, str] = {}
+Result = TypeVar("Result")
+
+
+class LogLevel(StrEnum):
+    """The least severe level that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How a record is written: as a line of text, or as a JSON object on one line."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class log_fields:
+    """Add fields to the records of a block, such as ``task_id``, also in tasks of asyncio that it starts.
+
+    A class, not a generator, because each request pays for it.
+    """
+
+    __slots__ = ("_added", "_token")
+
+    def __init__(self, **added: str) -> None:
+        self._added = added
+
+    def __enter__(self) -> None:
+        self._token: Token[Mapping[str, str]] = _fields.set({**_fields.get(_NONE), **self._added})
+
+    def __exit__(self, *_: object) -> None:
+        _fields.reset(self._token)
+
+
+def create_shared_task(work: Coroutine[Any, Any, Result], name: str | None = None) -> asyncio.Task[Result]:
+    """Return a task of asyncio that works for several requests: its records have no ids of the first one."""
+    token = _fields.set(_NONE)
+    try:
+        return asyncio.create_task(work, name=name)
+    finally:
+        _fields.reset(token)
+
+
+def task_fields(task: Any) -> dict[str, str]:
+    """Return the fields that name a task, its worker and its job, for `extra` of a record."""
+    found = {field: getattr(task, name, None) for field, name in _TASK_FIELDS.items()}
+    return {field: str(value) for field, value in found.items() if value is not None}
+
+
+class LogFields(logging.Filter):
+    """Adds the ids of the request and the task to each record: a filter for a handler.
+
+    The attributes are ``request_id``, ``task_id``, ``worker_id`` and ``job``; a record has those that are
+    known. Those that its call names in `extra` stay.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add the fields, and return true."""
+        task = running_task.get()
+        added = _fields.get(_NONE) if task is None else {**_fields.get(_NONE), **task_fields(task)}
+        for name, value in added.items():
+            record.__dict__.setdefault(name, value)
+        return True
+
+
+class _TextFormatter(logging.Formatter):
+    """Writes a record as one line; a traceback follows it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = _CONTROL.sub(lambda found: _escaped(found[0]), record.message.rstrip("\n"))
+        return super().formatMessage(record)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def _json_formatter() -> logging.Formatter:
+    # Imported here, because most processes write text.
+    from pythonjsonlogger.core import RESERVED_ATTRS  # noqa: PLC0415
+    from pythonjsonlogger.json import JsonFormatter  # noqa: PLC0415
+
+    class JsonLines(JsonFormatter):
+        def add_fields(
+            self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]
+        ) -> None:
+            time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+            log_data["time"] = time.replace("+00:00", "Z")
+            super().add_fields(log_data, record, message_dict)
+
+    return JsonLines(_JSON, rename_fields=_JSON_NAMES, reserved_attrs=[*RESERVED_ATTRS, _LEFT_OUT])
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """The log level of this package, the format, and whether uvicorn logs requests."""
+
+    level: LogLevel = LogLevel.WARNING
+    format: LogFormat = LogFormat.TEXT
+    access_log: bool = False
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "LogConfig":
+        """Return the configuration that another process sent as JSON."""
+        return cls(LogLevel(values["level"]), LogFormat(values["format"]), values["access_log"])
+
+    def apply(self, *, with_pid: bool = False) -> None:
+        """Log this package from `level` on, and all libraries from WARNING on, to standard error.
+
+        A line of text has the process id only `with_pid`.
+        """
+        global _applied  # noqa: PLW0603 - it concerns the process
+        _applied = self
+        handler = logging.StreamHandler()
+        handler.addFilter(LogFields())
+        if self.format == LogFormat.JSON:
+            handler.setFormatter(_json_formatter())
+        else:
+            handler.setFormatter(_TextFormatter(_TEXT_WITH_PID if with_pid else _TEXT))
+        logging.basicConfig(handlers=[handler], level=logging.WARNING)
+        logging.captureWarnings(capture=True)
+        logging.getLogger("zndraw_joblib").setLevel(self.level.upper())
+        if self.access_log:
+            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+
+
+_applied: LogConfig | None = None
+
+
+def applied_config() -> LogConfig | None:
+    """Return the configuration that this process applied, for its child processes; None if it has none."""
+    return _applied
