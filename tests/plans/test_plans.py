@@ -267,7 +267,8 @@ async def test_stale_workers_are_found_by_their_heartbeats(
     column = Task.__table__.metadata.tables["joblib_worker"].c.last_heartbeat
     async with engine.connect() as connection:
         born = (await connection.execute(select(func.min(column)))).scalar_one()
-    find = partial(worker_store.lock_if_stale, cutoff=born + stale * SECOND, limit=sweep.WORKERS_PER_BATCH)
+    size = sweep.batch_size(is_sqlite=engine.dialect.name == "sqlite")
+    find = partial(worker_store.lock_if_stale, cutoff=born + stale * SECOND, limit=size)
     for plan in await explainer.plans(find):
         assert plan.by("joblib_worker") == {"ix_joblib_worker_last_heartbeat"}, describe(plan)
 

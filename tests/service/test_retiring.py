@@ -18,7 +18,6 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.internal.registry import InternalRegistry
 from zndraw_joblib.server.service import sweep
-from zndraw_joblib.server.service.sweep import WORKERS_PER_BATCH
 from zndraw_joblib.server.store.tables import Job, Task, Worker, WorkerJobLink
 from zndraw_joblib.server.store.tasks.records import CHUNK
 
@@ -179,7 +178,8 @@ async def test_a_heartbeat_in_the_future_is_set_to_now(timed: Replica, clock: Ma
 
 async def test_many_silent_workers_expire_in_batches(timed: Replica, clock: ManualClock) -> None:
     """The longest silent expire first, a bounded number in each transaction."""
-    count = WORKERS_PER_BATCH + 50
+    size = sweep.batch_size(is_sqlite=bool(timed.runtime.database.is_sqlite))
+    count = size + 50
     job = await timed.register()
     ids = [uuid4() for _ in range(count)]
     row = {"owner_id": OWNER.id, "created_at": LONG_AGO}
@@ -193,12 +193,25 @@ async def test_many_silent_workers_expire_in_batches(timed: Replica, clock: Manu
     timed.events.clear()
     clock.advance(1)
     first = await timed.runtime.write(lambda tx: sweep.retire_stale(tx, seconds(TIMEOUT)))
-    assert first == WORKERS_PER_BATCH
+    assert first == size
     left = {row.id for row in await timed.rows(workers)}
-    assert left == {job.worker_id, *ids[WORKERS_PER_BATCH:]}
+    assert left == {job.worker_id, *ids[size:]}
     assert await timed.retire_stale(TIMEOUT) == 50
     assert Counter(timed.statuses()) == {TaskStatus.FAILED: count}
     assert [row.id for row in await timed.rows(workers)] == [job.worker_id]
+
+
+async def test_silent_workers_lose_tasks_with_and_without_retries(timed: Replica, clock: ManualClock) -> None:
+    """One batch fails the tasks of one worker and requeues that of another, as often as there are some."""
+    for count in (1, 3):
+        plain = await timed.register("Plain")
+        retried = await timed.register(f"Retried{count}", max_attempts=2)
+        failed = [(await timed.running(plain)).id for _ in range(count)]
+        requeued = (await timed.running(retried)).id
+        clock.advance(TIMEOUT + 1)
+        assert await timed.retire_stale(TIMEOUT) == 2
+        assert {(await timed.get(id_)).status for id_ in failed} == {TaskStatus.FAILED}
+        assert (await timed.get(requeued)).status is TaskStatus.PENDING
 
 
 async def test_one_silent_worker_can_be_removed_alone(timed: Replica, clock: ManualClock) -> None:
@@ -336,7 +349,8 @@ async def test_a_batch_of_workers_holds_a_bounded_number_of_tasks(timed: Replica
         [{**row, "id": id_, "last_heartbeat": LONG_AGO + seconds(order)} for order, id_ in enumerate(ids)],
     )
     held = {"worker_owner_id": OWNER.id}
-    counts = [100, 100, 200]
+    most = sweep.COST_PER_WORKER * sweep.batch_size(is_sqlite=bool(timed.runtime.database.is_sqlite))
+    counts = [most // 2 + 1, most // 2 + 1, most + 1]
     rows = [
         task(job.id, TaskStatus.RUNNING, worker_id=id_, **held)
         for id_, count in zip(ids, counts, strict=True)
@@ -349,7 +363,10 @@ async def test_a_batch_of_workers_holds_a_bounded_number_of_tasks(timed: Replica
     with pytest.raises(sweep.TooManyTasks):
         await timed.runtime.write(short)
     assert {row.id for row in await timed.rows(workers)} == {job.worker_id, ids[2]}
-    assert Counter(row.status for row in await timed.rows(Task.__table__)) == {"failed": 200, "running": 200}
+    assert Counter(row.status for row in await timed.rows(Task.__table__)) == {
+        "failed": counts[0] + counts[1],
+        "running": counts[2],
+    }
     sweeper = Sweeper(timed.runtime.write, timed.runtime.settings, write_short=timed.runtime.write_short)
     with pytest.MonkeyPatch.context() as ready:
         ready.setattr(Sweeper, "grace_remaining", 0.0)

@@ -115,6 +115,7 @@ class Waiters:
         self._queues: dict[str, list[Waiter]] = {}
         self._numbers = itertools.count()
         self._subscribers: list[tuple[str, Callable[[str], None]]] = []
+        self._prefixes: tuple[str, ...] = ()
         self._count = 0
         self.is_closed = False
 
@@ -174,6 +175,7 @@ class Waiters:
     def subscribe(self, prefix: str, notify: Callable[[str], None]) -> None:
         """Call `notify(key)` at each wake-up of a key that begins with `prefix`."""
         self._subscribers.append((prefix, notify))
+        self._prefixes = (*self._prefixes, prefix)
 
     def evict_oldest(self, key: str, most: int) -> None:
         """End the oldest waiters of a key, so that with one more there are at most `most`."""
@@ -192,10 +194,13 @@ class Waiters:
 
     def wake(self, key: str, count: int | None = None) -> int:
         """Wake the first `count` waiters of a key, or all. Return how many more could have been woken."""
-        for prefix, notify in self._subscribers:
-            if key.startswith(prefix):
-                notify(key)
-        queue = self._queues.get(key, [])
+        if key.startswith(self._prefixes):
+            for prefix, notify in self._subscribers:
+                if key.startswith(prefix):
+                    notify(key)
+        queue = self._queues.get(key)
+        if queue is None:
+            return max(0, count or 0)
         present = len(queue)
         for waiter in queue[: present if count is None else max(0, count)]:
             self._remove(waiter)

@@ -196,8 +196,8 @@ def publish_status(
 
 def publish_lost(tx: Transaction, lost: Sequence[LostTask], names: Mapping[UUID, str], error: str) -> None:
     """Do what `publish_status` does for tasks that have failed with their workers."""
+    tx.emit_many(lambda: [_lost_emission(task, names, error) for task in lost])
     for task in lost:
-        tx.emit((task.id, TaskStatus.FAILED), partial(_lost_emission, task, names, error), of_task=True)
         tx.wake(task_key(task.id))
 
 

@@ -22,10 +22,8 @@ from zndraw_joblib.server.store import workers as store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks import Condition, TaskRecord, counts, expiry, room_queues, unnamed
 
-# A heartbeat on SQLite waits for a batch; smaller ones cost more in all.
-WORKERS_PER_BATCH = 64
-# A batch takes fewer workers if they hold more tasks than this; a task that may be retried counts as several.
-_COST_PER_BATCH = 192
+# A batch takes fewer workers if they hold more tasks; a task that may be retried counts as several.
+COST_PER_WORKER = 3
 FIRST_ROOM = room_queues.FIRST
 TASKS_PER_BATCH = 1000
 _RESULT_PARTS = 16
@@ -47,6 +45,14 @@ class Rule(NamedTuple):
     decide: Decide
 
 
+def batch_size(*, is_sqlite: bool) -> int:
+    """Return how many workers to remove in one transaction.
+
+    A heartbeat on SQLite waits for it. On PostgreSQL, each transaction waits for the disk.
+    """
+    return 96 if is_sqlite else 256
+
+
 async def mode(tx: Transaction, default: SweeperMode) -> SweeperMode:
     """Return the mode that a superuser has set for all sweepers, or the default."""
     stored = await runtime_settings.get(tx, _MODE)
@@ -65,7 +71,7 @@ async def count_workers(tx: Transaction, timeout: timedelta) -> tuple[int, int]:
 
 async def stale_workers(tx: Transaction, timeout: timedelta) -> list[UUID]:
     """Lock and return a batch of workers without a heartbeat for `timeout`."""
-    return list(await store.lock_if_stale(tx, await tx.now() - timeout, WORKERS_PER_BATCH))
+    return list(await store.lock_if_stale(tx, await tx.now() - timeout, batch_size(is_sqlite=tx.is_sqlite)))
 
 
 async def retire_stale(
@@ -85,17 +91,19 @@ async def retire_stale(
     """
     if is_first:
         await store.clamp_future_heartbeats(tx, _MAX_CLOCK_JITTER)
-    found = await store.lock_if_stale(tx, await tx.now() - timeout, WORKERS_PER_BATCH, only)
+    size = batch_size(is_sqlite=tx.is_sqlite)
+    found = await store.lock_if_stale(tx, await tx.now() - timeout, size, only)
+    most_cost = COST_PER_WORKER * size
     stale: list[UUID] = []
-    left = _COST_PER_BATCH
+    total = 0
     for worker_id, cost in found.items():
-        left -= cost
-        if left < 0 and stale:
+        if total + cost > most_cost and stale:
             break
-        if left < 0 and is_short:
+        if cost > most_cost and is_short:
             raise TooManyTasks
         stale.append(worker_id)
-    await workers.retire(tx, stale, counts)
+        total += cost
+    await workers.retire(tx, stale, counts, total)
     return len(stale)
 
 
@@ -351,7 +359,7 @@ async def preview(
 ) -> SweeperPreview:
     """Return what a cycle would do now, at most one batch of each kind."""
     now = await tx.now()
-    stale = await store.stale(tx, now - timeout, WORKERS_PER_BATCH)
+    stale = await store.stale(tx, now - timeout, batch_size(is_sqlite=tx.is_sqlite))
     rules = [stuck(now, internal_timeout), paused(now), abandoned(), overdue(now)]
     if unnamed_limit is not None:
         rules.append(not_named(now, unnamed_limit))

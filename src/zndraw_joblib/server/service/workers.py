@@ -207,8 +207,10 @@ async def check_serves(tx: Transaction, worker_id: UUID, name: JobName) -> None:
         raise JobNotFound(f"Worker {worker_id} does not serve {str(name)!r}")
 
 
-async def retire(tx: Transaction, worker_ids: Sequence[UUID], counts: Counts | None = None) -> None:
-    """Remove workers, which the caller has locked.
+async def retire(
+    tx: Transaction, worker_ids: Sequence[UUID], counts: Counts | None = None, cost: int | None = None
+) -> None:
+    """Remove workers, which the caller has locked; `cost` as in `store.lock_if_stale`.
 
     Their tasks fail, or are requeued if the job's policy says so. Their links and provider registrations
     are deleted. Jobs that have no worker and no pending task then are soft-deleted.
@@ -217,7 +219,8 @@ async def retire(tx: Transaction, worker_ids: Sequence[UUID], counts: Counts | N
         return
     error, code = retry_policy.DISCONNECTED, WorkerLost.problem_id()
     lost = await losing.fail_held_by(tx, worker_ids, error, code)
-    held = await expiry.lock_held_by(tx, worker_ids)
+    # A task that may be retried costs more than one, and their workers claim no others.
+    held = [] if cost == len(lost) else await expiry.lock_held_by(tx, worker_ids)
     await providers.remove_workers(tx, worker_ids)
     job_ids = await store.unlink_all(tx, worker_ids)
     locked = await job_store.lock(tx, {*job_ids, *(task.job_id for task in held)})

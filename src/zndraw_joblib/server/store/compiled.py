@@ -4,7 +4,7 @@ These are `SimpleResultMetaData` and attributes of `SQLCompiler`. `tests/store/t
 they change, and `pyproject.toml` sets an upper bound for SQLAlchemy.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement
@@ -103,13 +103,12 @@ class _ResultOf:
 
     def __call__(self, records: Sequence[Any]) -> Rows:
         """Return the rows."""
-        rows = map(list, records)
-        return IteratorResult(self._keys, map(self._converted, rows))
-
-    def _converted(self, row: list[Any]) -> tuple[Any, ...]:
+        if not (records and self._converters):
+            return IteratorResult(self._keys, map(tuple, records))
+        columns: list[Iterable[Any]] = list(zip(*records, strict=True))
         for place, convert in self._converters:
-            row[place] = convert(row[place])
-        return tuple(row)
+            columns[place] = map(convert, columns[place])
+        return IteratorResult(self._keys, zip(*columns, strict=True))
 
 
 def _bind_processor(compiled: SQLCompiler, name: str) -> Convert:

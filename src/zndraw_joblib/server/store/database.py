@@ -158,9 +158,9 @@ class Transaction:
 
     @property
     def emissions(self) -> list[Emission]:
-        """The events to publish after the commit, in order."""
+        """The events to publish after the commit, in order; those without keys first."""
         more = [emission for make in self._more_emissions for emission in make()]
-        return [make() for make in self._emissions.values()] + more
+        return more + [make() for make in self._emissions.values()]
 
     def record_due(self, at: datetime) -> None:
         """Record that a scheduled task is due at a time."""

@@ -27,8 +27,8 @@ class LostTask(NamedTuple):
     room_id: str
     created_at: datetime
     started_at: datetime | None
-    completed_at: datetime
     worker_id: UUID
+    completed_at: datetime
 
 
 async def fail_held_by(tx: Transaction, worker_ids: Sequence[UUID], error: str, code: str) -> list[LostTask]:
@@ -36,14 +36,15 @@ async def fail_held_by(tx: Transaction, worker_ids: Sequence[UUID], error: str, 
 
     On PostgreSQL the other tasks of these workers are locked too: all in one order.
     """
-    given = {"workers": padded(worker_ids), "now": await tx.now(), "error": error, "code": code}
+    now = await tx.now()
+    given = {"workers": padded(worker_ids), "now": now, "error": error, "code": code}
     statement = _FAIL_ON_SQLITE if tx.is_sqlite else _FAIL_ON_POSTGRESQL
     rows = (await tx.execute(statement, given)).all()
     if rows and not tx.is_sqlite:
         tx.record_watched(is_watched=any(row.is_watched for row in rows))
-    found = [LostTask(*row[: len(LostTask._fields)]) for row in rows]
+    found = [LostTask._make((*row[: len(_RETURNED)], now)) for row in rows]
     for task in found:
-        tx.record_freed(task.room_id, task.worker_id)
+        tx.record_freed(task.room_id, None)  # their workers' claims end
     return found
 
 
@@ -67,7 +68,8 @@ def cost_if_lost() -> ColumnElement[int]:
     return case((and_(_HAS_NO_POLICY, _HAS_ONE_ATTEMPT), 1), else_=_RETRY_COST)
 
 
-_FAILING = moving.failing(_IS_OF_WORKERS).returning(*[tasks.c[name] for name in LostTask._fields])
+_RETURNED = [tasks.c[name] for name in LostTask._fields if name != "completed_at"]
+_FAILING = moving.failing(_IS_OF_WORKERS).returning(*_RETURNED)
 _HELD = (
     select(tasks.c.seq, and_(_HAS_NO_POLICY, _HAS_ONE_ATTEMPT).label("has_failed"))
     .where(_IS_OF_WORKERS)
