@@ -16,11 +16,13 @@ from PIL import Image
 
 from sdk import result_jobs
 from sdk.jobs import Add
-from sdk.live import LiveServer
+from sdk.live import TOKEN, LiveServer
+from sdk.proxy import Proxy, Rule
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 from zndraw_joblib.contract.problems import ResultNotFound
 from zndraw_joblib.contract.results import ResultFile
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.api import connect
 from zndraw_joblib.worker.manager import JobManager
 
 Make = Callable[..., JobManager]
@@ -184,6 +186,40 @@ def test_a_refused_result_fails_the_task(own_server: Callable[..., LiveServer], 
         assert task.status == TaskStatus.FAILED
         assert "max_task_result_bytes" in (task.error or "")
         assert manager.result(manager.wait_for(manager.submit(Add(a=10), room=room), 30).id) == bytes(10)
+
+
+@pytest.mark.parametrize("etag", ['"another"', ""])
+def test_a_download_never_mixes_two_results(
+    worker: Make, server: LiveServer, room: str, tmp_path: Path, etag: str
+) -> None:
+    """The connection ends in the middle of one result; meanwhile the task has another one."""
+    content = bytes(range(256)) * 10
+    task = run(worker(lambda task: content), room)
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: 2560\r\nETag: {etag}\r\nConnection: close\r\n\r\n"
+    cut = [head.encode() + b"x" * 1000]
+    rule: Rule = lambda method, path: cut.pop() if cut and path.endswith("/result") else None  # noqa: E731
+    with Proxy(server.url, rule) as proxy, connect(proxy.url, TOKEN) as behind, JobManager(behind) as client:
+        stored = client.download_result(task.id, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == content
+    assert stored.size == len(content)
+
+
+def test_a_download_continues_where_it_was_cut(
+    worker: Make, server: LiveServer, room: str, tmp_path: Path
+) -> None:
+    """The same result, of which the first bytes are there, is not requested again from its beginning."""
+    content = bytes(range(256)) * 10
+    task = run(worker(lambda task: content), room)
+    with server.connect() as api:
+        url = f"{server.url}/v1/joblib/tasks/{task.id}/result"
+        etag = api.http.head(url, headers=api.get_headers()).headers["ETag"]
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: 2560\r\nETag: {etag}\r\nConnection: close\r\n\r\n"
+    # Others than the first bytes of the result, to see which ones are requested.
+    cut = [head.encode() + b"x" * 1000]
+    rule: Rule = lambda method, path: cut.pop() if cut and path.endswith("/result") else None  # noqa: E731
+    with Proxy(server.url, rule) as proxy, connect(proxy.url, TOKEN) as behind, JobManager(behind) as client:
+        client.download_result(task.id, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"x" * 1000 + content[1000:]
 
 
 def test_a_huge_result_needs_little_memory(

@@ -113,6 +113,7 @@ async def test_a_worker_killed_during_an_upload(
         await until(is_free)
         url = f"{V1}/tasks/{task['id']}/result"
         assert (await client.put(url, params={"attempt": 1}, content=bytes(SIZE))).status_code == 200
+        await report(client, task, "completed", attempt=1)
         assert (await client.get(url)).content == bytes(SIZE)
 
 
@@ -141,4 +142,5 @@ async def test_a_server_killed_during_an_upload(
                 return len(files(directory)) == 1 and await total(engine) < SIZE
 
             await until(is_clean)
+            await report(client, task, "completed", attempt=1)
             assert (await client.get(url)).content == b"again"

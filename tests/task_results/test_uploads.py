@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+import pytest
 from rest import V1, claim, get_task, register, report, submit
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -58,6 +59,13 @@ async def expire_all(rows: AsyncEngine) -> None:
     async with rows.begin() as connection:
         past = datetime.now(UTC) - timedelta(seconds=1)
         await connection.execute(update(results).values(expires_at=past))
+
+
+async def check_all(rows: AsyncEngine) -> None:
+    """Let it be time to check whether the attempts of all results have completed."""
+    async with rows.begin() as connection:
+        past = datetime.now(UTC) - timedelta(seconds=1)
+        await connection.execute(update(results).values(check_at=past))
 
 
 async def contents(joblib: JobLib, rows: AsyncEngine, directory: Path | None) -> int:
@@ -111,6 +119,7 @@ async def test_an_uploaded_result_is_returned_as_it_was(
 async def test_ranges(client: httpx.AsyncClient, held: dict[str, Any]) -> None:
     """A range gets 206, and where its bytes are; also across the parts in which they are stored."""
     assert (await upload(client, held)).status_code == 200
+    await report(client, held, "completed", attempt=1)
     end = len(LARGE) - 1
     for wanted, first, last in (
         ("0-0", 0, 0),
@@ -131,6 +140,7 @@ async def test_ranges(client: httpx.AsyncClient, held: dict[str, Any]) -> None:
 async def test_conditional_requests(client: httpx.AsyncClient, held: dict[str, Any]) -> None:
     """A known ETag gets 304; a range gets all bytes after a change, and 416 behind the end."""
     etag = f'"{(await upload(client, held)).json()["etag"]}"'
+    await report(client, held, "completed", attempt=1)
     known = await client.get(path(held), headers={"If-None-Match": f'"other", W/{etag}'})
     assert (known.status_code, known.content, known.headers["etag"]) == (304, b"", etag)
     for if_range, status in ((etag, 206), ('"other"', 200)):
@@ -148,6 +158,7 @@ async def test_conditional_requests(client: httpx.AsyncClient, held: dict[str, A
 async def test_an_empty_result(client: httpx.AsyncClient, held: dict[str, Any]) -> None:
     """It is stored and returned like any other."""
     assert (await upload(client, held, b"")).json()["size"] == 0
+    await report(client, held, "completed", attempt=1)
     got = await client.get(path(held))
     assert (got.status_code, got.content, got.headers["content-length"]) == (200, b"", "0")
     assert (await client.get(path(held), headers={"Range": "bytes=0-"})).status_code == 416
@@ -209,6 +220,8 @@ async def test_another_attempt_hides_the_result_of_the_former(
     assert (await client.get(path(held))).status_code == 404
     await upload(client, held, b"second", attempt=2)
     await upload(client, held, b"repeated", attempt=2)
+    await report(client, held, "running", attempt=2)
+    await report(client, held, "completed", attempt=2)
     assert (await client.get(path(held))).content == b"repeated"
     while (await joblib.task_results.prune()).deleted:
         pass
@@ -249,6 +262,7 @@ async def test_all_results_have_a_limit(
         refused = await upload(client, held, content)
         assert refused.status_code == 507, refused.text
         assert "max_stored_result_bytes" in refused.json()["detail"]
+    await report(client, held, "completed", attempt=1)
     assert (await client.get(path(held))).content == first
     assert await total(joblib) == MIB + task_results.RESULT_BYTES
     assert await contents(joblib, rows, joblib.settings.task_result_directory) == 1
@@ -264,6 +278,7 @@ async def test_concurrent_uploads_never_exceed_the_limit(
     assert {answer.status_code for answer in answers} <= {200, 503, 507}
     assert 1 <= len(stored) <= 3
     assert await total(joblib) <= joblib.settings.max_stored_result_bytes
+    await report(client, held, "completed", attempt=1)
     got = await client.get(path(held))
     assert got.headers["etag"].strip('"') in stored
     assert got.content == got.content[:1] * MIB
@@ -313,6 +328,7 @@ async def test_a_client_that_disconnects_leaves_nothing(
 
     with suppress(ConnectionResetError):
         await upload(client, held, body())
+    await report(client, held, "completed", attempt=1)
     assert (await client.get(path(held))).content == b"before"
     assert await total(joblib) == len(b"before") + task_results.RESULT_BYTES
     assert await contents(joblib, rows, joblib.settings.task_result_directory) == 1
@@ -343,6 +359,7 @@ async def test_provider_results_evict_no_task_result(
     if store_settings.task_result_backend == "database":
         store_settings.result_backend = "database"
     await upload(client, held)
+    await report(client, held, "completed", attempt=1)
     joblib.settings.max_cached_bytes = 1
     for n in range(20):
         await joblib.results.store(f"provider-result:{n}", bytes(MIB), 1000)
@@ -359,6 +376,7 @@ async def test_only_its_worker_may_upload_and_readers_may_read(
     refused = await client.put(path(held), params={"attempt": 1}, content=b"x", headers=headers)
     assert (refused.status_code, refused.json()["type"]) == (403, "/v1/problems/forbidden")
     await upload(client, held, b"mine")
+    await report(client, held, "completed", attempt=1)
     assert (await client.get(path(held), headers=headers)).content == b"mine"
     nobody = await client.get(path(held), headers={"Authorization": ""})
     assert nobody.status_code == 401
@@ -371,6 +389,90 @@ async def test_a_second_job_of_the_same_name_shares_nothing(client: httpx.AsyncC
     for n in range(2):
         task = await claim(client, job["worker_id"])
         assert task is not None
+        await report(client, task, "running", attempt=1)
         await upload(client, task, f"content {n}".encode())
+        await report(client, task, "completed", attempt=1)
     for n, task in enumerate(tasks):
         assert (await client.get(path(task))).content == f"content {n}".encode()
+
+
+@pytest.mark.parametrize("end", ["failed", "released", "running", "claimed again"])
+async def test_only_a_completed_task_has_a_result(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine, end: str
+) -> None:
+    """Otherwise an upload is not returned, and a cycle of the sweeper deletes it unless its attempt runs."""
+    await upload(client, held)
+    if end == "failed":
+        await report(client, held, "failed", attempt=1, error="after the upload")
+    elif end != "running":
+        await client.post(f"{V1}/tasks/{held['id']}/release", json={"attempt": 1})
+    if end == "claimed again":
+        assert await claim(client, held["worker_id"]) is not None
+    for _ in range(2):
+        assert (await client.get(path(held))).json()["type"] == "/v1/problems/result-not-found"
+        assert "stored_result" not in await get_task(client, held)
+        await check_all(rows)
+        await joblib.sweeper.cycle()
+    is_kept = end == "running"
+    assert await contents(joblib, rows, joblib.settings.task_result_directory) == is_kept
+    assert bool(await total(joblib)) == is_kept
+    if is_kept:
+        await report(client, held, "completed", attempt=1)
+        assert (await client.get(path(held))).content == LARGE
+
+
+async def test_the_result_of_a_completed_task_stays(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """It is checked once."""
+    await upload(client, held)
+    await report(client, held, "completed", attempt=1)
+    await check_all(rows)
+    await joblib.sweeper.cycle()
+    assert (await client.get(path(held))).content == LARGE
+    async with rows.connect() as connection:
+        assert (await connection.execute(select(results.c.check_at))).all() == [(None,)]
+
+
+async def test_an_upload_of_unknown_length_reserves_room_as_it_grows(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """It is refused before it has sent more than all results may have; one that fits counts as it is."""
+    joblib.settings.max_stored_result_bytes = 2 * MIB + task_results.RESULT_BYTES
+    totals, sent = [], 0
+
+    async def body(pieces: int) -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(pieces):
+            yield bytes(MIB // 2)
+            sent += 1
+            totals.append(await total(joblib) - task_results.RESULT_BYTES)
+
+    assert (await upload(client, held, body(3))).status_code == 200
+    assert totals == [MIB, MIB, 2 * MIB]
+    assert await total(joblib) == 3 * MIB // 2 + task_results.RESULT_BYTES
+    joblib.settings.max_stored_result_bytes *= 2
+    sent = 0
+    refused = await upload(client, held, body(100))
+    assert (refused.status_code, refused.json()["type"]) == (507, "/v1/problems/result-store-full")
+    assert sent <= 5
+    assert await total(joblib) == 3 * MIB // 2 + task_results.RESULT_BYTES
+
+
+async def test_an_upload_that_stalls_is_refused(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """With a 408 that names the setting; the content is deleted, and another upload succeeds."""
+    joblib.settings.upload_timeout_seconds = 0.2
+    over = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield LARGE
+        await over.wait()
+
+    refused = await upload(client, held, body())
+    assert (refused.status_code, refused.json()["type"]) == (408, "/v1/problems/upload-stalled")
+    assert "upload_timeout_seconds" in refused.json()["detail"]
+    assert await total(joblib) == 0
+    assert await contents(joblib, rows, joblib.settings.task_result_directory) == 0
+    assert (await upload(client, held)).status_code == 200

@@ -36,7 +36,7 @@ from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.batches import chunks
 from zndraw_joblib.worker.client import Attempt, JobClient, ReadTask
 from zndraw_joblib.worker.responses import UnexpectedResponse
-from zndraw_joblib.worker.rest import Model, RestApi, quoted
+from zndraw_joblib.worker.rest import Download, Model, RestApi, quoted
 from zndraw_joblib.worker.retry import BUSY, RequestBackoff, unexpected_response_of
 
 TOKEN_VARIABLE = "ZNDRAW_JOBLIB_TOKEN"  # noqa: S105 - the name of a variable
@@ -111,7 +111,7 @@ class AdminClient(JobClient):
 
     def load_result(self, task_id: UUID, file: IO[bytes]) -> None:
         """Write the bytes of a task's result to a file; after an interruption, continue where it stopped."""
-        load = partial(self._rest.load_task_result, str(task_id), file)
+        load = partial(self._rest.load_task_result, str(task_id), Download(file))
         self._retry(load, f"Reading the result of task {task_id}")
 
     def cancel(self, task_id: UUID) -> TaskResponse:

@@ -170,6 +170,12 @@ class MethodNotAllowed(ProblemException):
     title, status = "Method Not Allowed", 405
 
 
+class UploadStalled(ProblemException, TimeoutError):
+    """No bytes of an upload arrived for too long (setting `upload_timeout_seconds`)."""
+
+    title, status = "Request Timeout", 408
+
+
 class Conflict(ProblemException, ValueError):
     """The request conflicts with the current state."""
 

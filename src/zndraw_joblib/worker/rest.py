@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 from urllib.parse import quote, unquote, urlencode
 from uuid import UUID, uuid5
@@ -25,6 +26,14 @@ _RESPONSE_SECONDS = 30.0
 _POLL_MARGIN_SECONDS = 10.0
 _CLIENT_ERROR = 400
 _MINIMAL_JSON = {"Content-Type": "application/json", "Prefer": "return=minimal"}
+
+
+@dataclass(slots=True)
+class Download:
+    """A file for a result. `etag` is that of the result whose first bytes the file has."""
+
+    file: IO[bytes]
+    etag: str = ""
 
 
 class RestApi:
@@ -147,23 +156,23 @@ class RestApi:
         response = self._send("GET", f"/tasks/{quoted(task_id)}/result")
         return response.content, response.headers.get("Content-Type", "")
 
-    def load_task_result(self, task_id: str, file: IO[bytes]) -> progress.StoredResult:
-        """Append the result of a task to a file, which has the first bytes of it, or none."""
+    def load_task_result(self, task_id: str, download: Download) -> progress.StoredResult:
+        """Load the result of a task into a file; go on if it has the first bytes of the same result."""
+        file = download.file
         url = f"{self.api.base_url.rstrip('/')}{API_PREFIX}/tasks/{quoted(task_id)}/result"
         timeouts = {"timeout": self._timeouts(0, None)}
         start = file.seek(0, os.SEEK_END)
         headers = {**self.api.get_headers(), "Accept-Encoding": "identity"}
-        if start:
-            headers["Range"] = f"bytes={start}-"
+        if start and download.etag:
+            headers |= {"Range": f"bytes={start}-", "If-Range": download.etag}
         with self.api.http.stream("GET", url, headers=headers, extensions=timeouts) as response:
-            if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE and start:
-                file.truncate(0)
             if not response.is_success:
                 response.read()
             self._raise_for_status(response)
             if response.status_code != httpx.codes.PARTIAL_CONTENT:
                 file.truncate(0)
                 file.seek(0)
+                download.etag = response.headers.get("ETag", "")
             for piece in response.iter_bytes():
                 file.write(piece)
         return stored_of(response, file.tell())

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 from zndraw_joblib.contract.progress import StoredResult
 from zndraw_joblib.contract.results import decode_content
-from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.worker.rest import Download, RestApi
 from zndraw_joblib.worker.retry import is_unreachable, retry
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class ResultReader:
         draft = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
         try:
             with draft.open("wb") as file:
-                load = partial(self._rest.load_task_result, str(task_id), file)
+                load = partial(self._rest.load_task_result, str(task_id), Download(file))
                 stored = self._retry(load, f"Downloading the result of task {task_id}")
             draft.replace(target)
         finally:

@@ -1,9 +1,10 @@
 """The bytes of uploads on their way to a result backend: their limits and their ETag."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
-from zndraw_joblib.contract.problems import ContentTooLarge, ServiceUnavailable
+from zndraw_joblib.contract.problems import ContentTooLarge, ServiceUnavailable, UploadStalled
 
 # Uploads under way may together have this many times the limit of one.
 _MAX_UPLOADS = 4
@@ -13,12 +14,14 @@ _ETAG_LENGTH = 32
 class IncomingBytes:
     """The bytes of all uploads of one kind that this server process receives.
 
-    `limit` returns how many bytes one may have; `setting` is the name of that setting.
+    `limit` returns how many bytes one may have; `setting` is the name of that setting. `timeout` returns how
+    many seconds one may pause.
     """
 
-    def __init__(self, limit: Callable[[], int], setting: str) -> None:
+    def __init__(self, limit: Callable[[], int], setting: str, timeout: Callable[[], float]) -> None:
         self._limit = limit
         self._setting = setting
+        self._timeout = timeout
         self._size = 0
 
     async def limited(
@@ -26,11 +29,12 @@ class IncomingBytes:
     ) -> AsyncGenerator[bytes]:
         """Yield the chunks of an upload, and pass each to `update_digest`.
 
-        Raises `ContentTooLarge`, and `ServiceUnavailable` while too many bytes are being uploaded.
+        Raises `ContentTooLarge`, `UploadStalled`, and `ServiceUnavailable` while too many bytes are being
+        uploaded.
         """
         limit, size = self._limit(), 0
         try:
-            async for chunk in chunks:
+            while (chunk := await self._next(chunks)) is not None:
                 size += len(chunk)
                 self._size += len(chunk)
                 if size > limit:
@@ -41,6 +45,17 @@ class IncomingBytes:
                 yield chunk
         finally:
             self._size -= size
+
+    async def _next(self, chunks: AsyncIterator[bytes]) -> bytes | None:
+        seconds = self._timeout()
+        try:
+            async with asyncio.timeout(seconds):
+                return await anext(chunks, None)
+        except TimeoutError as error:
+            raise UploadStalled(
+                f"No bytes of the upload arrived for {seconds:g} s (setting upload_timeout_seconds); send it "
+                "again"
+            ) from error
 
     def too_large(self) -> ContentTooLarge:
         """Return the problem of an upload that is too large."""

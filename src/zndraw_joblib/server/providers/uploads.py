@@ -22,7 +22,10 @@ class Uploads:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._incoming = IncomingBytes(lambda: runtime.settings.max_result_bytes, "max_result_bytes")
+        settings = runtime.settings
+        self._incoming = IncomingBytes(
+            lambda: settings.max_result_bytes, "max_result_bytes", lambda: settings.upload_timeout_seconds
+        )
 
     async def upload(
         self,
@@ -35,8 +38,8 @@ class Uploads:
         """Store the result of a request and wake the callers that wait for it.
 
         `content_length` is 0 if it is unknown. Raises `ContentTooLarge`, which the waiting callers get too,
-        `StaleResult`, and `ServiceUnavailable` while the same result or too many bytes are being uploaded. A
-        result that cannot be stored is requested again.
+        `StaleResult`, `UploadStalled`, and `ServiceUnavailable` while the same result or too many bytes are
+        being uploaded. A result that cannot be stored is requested again.
         """
         keys, limit = cache.cache_keys(provider.name, request_hash), self._runtime.settings.max_result_bytes
         # The lock keeps the bytes of one registration from being stored with the metadata of another.

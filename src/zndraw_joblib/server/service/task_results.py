@@ -24,7 +24,7 @@ from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.room_events import NewEvent
 from zndraw_joblib.server.store.tasks import TaskRecord
 from zndraw_joblib.server.store.tasks import stored_results as store
-from zndraw_joblib.server.store.tasks.stored_results import Deletable, NewResult, ResultRecord
+from zndraw_joblib.server.store.tasks.stored_results import Deletable, NewResult, ResultRecord, Unconfirmed
 
 # An upload whose server has ended is deleted after this time; one that is under way extends it.
 LEASE = timedelta(minutes=10)
@@ -69,6 +69,16 @@ async def begin(tx: Transaction, upload: Upload, key: str, size: int, quota: Quo
     return n
 
 
+async def reserve(tx: Transaction, n: int, more: int, quota: Quota) -> None:
+    """Reserve more bytes for an upload. Raises `ResultStoreFull`, and as `extend`."""
+    try:
+        has_room = await store.reserve(tx, n, more, quota.max_total)
+    except LookupError as error:
+        raise _interrupted() from error
+    if not has_room:
+        raise _full(quota)
+
+
 async def extend(tx: Transaction, n: int) -> None:
     """Keep an upload that is under way. Raises `ServiceUnavailable` if it has expired."""
     if not await store.extend(tx, n, LEASE):
@@ -107,7 +117,7 @@ async def find(tx: Transaction, task_id: UUID) -> FoundResult:
     if task is None:
         raise TaskNotFound(f"Task {task_id} not found")
     record = (await store.of_tasks(tx, [task.seq])).get(task.seq)
-    if record is not None and record.attempt != task.attempt:
+    if record is not None and (record.attempt, TaskStatus.COMPLETED) != (task.attempt, task.status):
         record = None
     elif record is not None and record.expires_at <= await tx.now():
         record = record._replace(content_key=None)
@@ -116,7 +126,7 @@ async def find(tx: Transaction, task_id: UUID) -> FoundResult:
 
 def check(found: FoundResult) -> None:
     """Raise `ResultNotFound` or `ResultExpired` for a task without a result."""
-    if found.stored is None and found.status != TaskStatus.COMPLETED:
+    if found.status != TaskStatus.COMPLETED:
         raise ResultNotFound(f"Task {found.task_id} is {found.status}: it has no result")
     if found.stored is not None and found.stored.content_key is None:
         raise expired(found.stored)
@@ -134,6 +144,17 @@ async def abandon(tx: Transaction, n: int) -> Deletable | None:
     """Let the content of an upload that failed be deleted; None if the upload is a task's result."""
     key = await store.abandon(tx, n)
     return None if key is None else Deletable(n, key)
+
+
+async def to_check(tx: Transaction) -> list[Unconfirmed]:
+    """Return a batch of results whose attempts may be over without having completed."""
+    return await store.to_check(tx, _PER_BATCH)
+
+
+async def checked(tx: Transaction, found: list[Unconfirmed]) -> Pruned:
+    """Keep the results of attempts that have completed or run; take away the others."""
+    await store.checked(tx, found)
+    return Pruned(0, len(found) == _PER_BATCH)
 
 
 async def expired_content(tx: Transaction) -> list[Deletable]:

@@ -8,13 +8,15 @@ from sqlmodel import Field
 from zndraw_joblib.server.store.table_base import SEQUENCE, Base, moment
 
 _HAS_CONTENT = text("content_key IS NOT NULL")
+_IS_OPEN = text("check_at IS NOT NULL")
 
 
 class TaskResult(Base, table=True):
     """The stored result of a task; or, without `task_seq`, content that is being uploaded or to be deleted.
 
     The content is `size` bytes under `content_key`, null after it was deleted. It is deleted after
-    `expires_at`; an upload that is under way moves it. Writers hold the lock of the task.
+    `expires_at`; an upload that is under way moves it. At `check_at` it is checked whether the attempt has
+    completed; null once it has. Who gives a result to a task holds the lock of the task.
     """
 
     __tablename__ = "joblib_task_result"
@@ -25,6 +27,7 @@ class TaskResult(Base, table=True):
             sqlite_where=_HAS_CONTENT,
             postgresql_where=_HAS_CONTENT,
         ),
+        Index("ix_joblib_task_result_check", "check_at", sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN),
     )
 
     n: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
@@ -36,6 +39,7 @@ class TaskResult(Base, table=True):
     etag: str = Field(max_length=64)
     filename: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
     expires_at: datetime = moment()
+    check_at: datetime | None = moment(nullable=True)
 
 
 class TaskResultTotal(Base, table=True):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from zndraw_joblib.contract.problems import ServiceUnavailable
+from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
 from zndraw_joblib.server.ports import PART_BYTES
 from zndraw_joblib.server.providers import parts
 
@@ -38,6 +38,8 @@ class FileContent:
             await asyncio.to_thread(draft.replace, path)
         except OSError as error:
             await asyncio.to_thread(_delete, draft)
+            if isinstance(error, ProblemException):  # of the upload, not of the directory
+                raise
             raise _unavailable(error) from error
         except BaseException:
             await asyncio.to_thread(_delete, draft)

@@ -18,11 +18,13 @@ from zndraw_joblib.server.service import task_results
 from zndraw_joblib.server.service.sweep import Pruned
 from zndraw_joblib.server.service.task_results import LEASE, Quota, Upload
 from zndraw_joblib.server.store.results import KEPT
-from zndraw_joblib.server.store.tasks.stored_results import Deletable, NewResult, ResultRecord
+from zndraw_joblib.server.store.tasks.stored_results import Deletable, NewResult, ResultRecord, Unconfirmed
 from zndraw_joblib.server.task_results.selection import content_store
 
 logger = logging.getLogger(__name__)
 _EXTEND_SECONDS = LEASE.total_seconds() / 5
+# An upload of unknown size reserves room in steps.
+_RESERVED_BYTES = 1024 * 1024
 
 
 class ContentInfo(NamedTuple):
@@ -39,12 +41,16 @@ class TaskResults:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         settings = runtime.settings
-        self._incoming = IncomingBytes(lambda: settings.max_task_result_bytes, "max_task_result_bytes")
+        self._incoming = IncomingBytes(
+            lambda: settings.max_task_result_bytes,
+            "max_task_result_bytes",
+            lambda: settings.upload_timeout_seconds,
+        )
 
     async def upload(self, upload: Upload, info: ContentInfo, chunks: AsyncIterator[bytes]) -> StoredResult:
         """Store the content of a task's result, and make it the result while the attempt holds the task.
 
-        Raises `TaskNotFound`, `Forbidden`, `StaleReport`, `ContentTooLarge`,
+        Raises `TaskNotFound`, `Forbidden`, `StaleReport`, `ContentTooLarge`, `UploadStalled`,
         `ResultStoreFull` and `ServiceUnavailable`; then the content is deleted.
         """
         if info.size > self._runtime.settings.max_task_result_bytes:
@@ -61,7 +67,7 @@ class TaskResults:
 
             async with aclosing(self._incoming.limited(chunks, count)) as limited:
                 ttl = round((quota.keep + 2 * LEASE).total_seconds())
-                await self._store.store_stream(key, self._extending(n, limited), ttl)
+                await self._store.store_stream(key, self._reserving(n, info.size, limited), ttl)
             new = NewResult(size, info.content_type, etag_of(digest), info.filename)
             stored: StoredResult = await write(task_results.finish, upload, n, new, quota)
         except BaseException:
@@ -70,9 +76,15 @@ class TaskResults:
             raise
         return stored
 
-    async def _extending(self, n: int, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        extended_at = time.monotonic()
+    async def _reserving(self, n: int, reserved: int, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the chunks of an upload; reserve room for those beyond the announced size, and extend it."""
+        extended_at, size = time.monotonic(), 0
         async for chunk in chunks:
+            size += len(chunk)
+            if size > reserved:
+                more = max(size - reserved, _RESERVED_BYTES)
+                await self._runtime.write(task_results.reserve, n, more, self._quota)
+                reserved += more
             if time.monotonic() > extended_at + _EXTEND_SECONDS:
                 await self._runtime.write(task_results.extend, n)
                 extended_at = time.monotonic()
@@ -96,9 +108,14 @@ class TaskResults:
         return opened[1]
 
     async def prune(self) -> Pruned:
-        """Delete a batch of content that has expired, was replaced, or whose upload failed or stopped."""
+        """Delete a batch of content that has expired, was replaced, or whose upload or attempt failed."""
+        unconfirmed: list[Unconfirmed] = await self._runtime.database.read(task_results.to_check)
+        rest = Pruned(0, may_be_more=False)
+        if unconfirmed:
+            rest = await self._runtime.write(task_results.checked, unconfirmed)
         found: list[Deletable] = await self._runtime.database.read(task_results.expired_content)
-        return await self._delete(found)
+        pruned = await self._delete(found)
+        return Pruned(pruned.deleted, pruned.may_be_more or rest.may_be_more)
 
     async def _delete(self, found: Sequence[Deletable]) -> Pruned:
         for each in found:

@@ -11,15 +11,20 @@ from uuid import UUID
 from sqlalchemy import Executable, and_, bindparam, delete, insert, select, update
 
 from zndraw_joblib.contract.progress import StoredResult
+from zndraw_joblib.contract.status import HELD, TaskStatus
 from zndraw_joblib.server.store.bulk import padded
 from zndraw_joblib.server.store.database import Transaction, dialect
 from zndraw_joblib.server.store.result_tables import TaskResult, TaskResultTotal
+from zndraw_joblib.server.store.tables import Task
 from zndraw_joblib.server.store.tasks.records import TaskRecord
 
 results = TaskResult.__table__
 totals = TaskResultTotal.__table__
 
 _TOTAL_ID = 1
+# A result is kept for an attempt that has not completed at most so much longer than the attempt.
+CHECK_INTERVAL = timedelta(seconds=60)
+_DETACHED = {"task_seq": None, "check_at": None}
 # Added to the size of each result, for its rows.
 RESULT_BYTES = 1024
 
@@ -63,6 +68,17 @@ class Deletable(NamedTuple):
     content_key: str
 
 
+class Unconfirmed(NamedTuple):
+    """The result of an attempt that may not have completed, by the number of its row.
+
+    `status` is that of the task; `is_current`: no later attempt has begun.
+    """
+
+    n: int
+    status: TaskStatus
+    is_current: bool
+
+
 async def begin(tx: Transaction, content_key: str, size: int, max_total: int, lease: timedelta) -> int | None:
     """Insert an upload of about `size` bytes. Return its number, None if there is no room for it.
 
@@ -78,6 +94,16 @@ async def begin(tx: Transaction, content_key: str, size: int, max_total: int, le
     }
     n: int = (await tx.execute(insert(results).returning(results.c.n), [row])).scalar_one()
     return n if await _add(tx, size + RESULT_BYTES, max_total) else None
+
+
+async def reserve(tx: Transaction, n: int, more: int, max_total: int) -> bool:
+    """Reserve more bytes for an upload. Return whether there was room for them.
+
+    Raises LookupError if the upload has expired.
+    """
+    if (await tx.execute(_GROW, {"own": n, "more": more})).first() is None:
+        raise LookupError(f"the upload {n} has expired")
+    return await _add(tx, more, max_total)
 
 
 async def extend(tx: Transaction, n: int, lease: timedelta) -> bool:
@@ -102,6 +128,7 @@ async def finish(
     await detach(tx, [task_seq])
     expires_at = now + keep
     values = {"task_seq": task_seq, "attempt": attempt, **new._asdict(), "expires_at": expires_at}
+    values["check_at"] = now + CHECK_INTERVAL
     await tx.execute(update(results).where(results.c.n == n).values(values))
     if not await _add(tx, new.size - found.size, max_total):
         return None
@@ -112,7 +139,34 @@ async def detach(tx: Transaction, task_seqs: Sequence[int]) -> None:
     """Take the results of these tasks away from them; their content is deleted later."""
     own = results.c.task_seq.in_(padded(task_seqs))
     await tx.execute(delete(results).where(own, results.c.content_key.is_(None)))
-    await tx.execute(update(results).where(own).values(task_seq=None, expires_at=await tx.now()))
+    await tx.execute(update(results).where(own).values(**_DETACHED, expires_at=await tx.now()))
+
+
+async def to_check(tx: Transaction, limit: int) -> list[Unconfirmed]:
+    """Return results of which it is time to check whether their attempts have completed."""
+    rows = await tx.execute(_TO_CHECK.limit(limit), {"now": await tx.now()})
+    return [Unconfirmed(row.n, TaskStatus(row.status), row.attempt == row.current) for row in rows]
+
+
+async def checked(tx: Transaction, found: Sequence[Unconfirmed]) -> None:
+    """Confirm results of completed attempts, check held ones again later, and take others away from tasks.
+
+    An attempt that is over stays so: its task need not be locked.
+    """
+    now = await tx.now()
+    numbers = padded([each.n for each in found])
+    await tx.execute(
+        select(results.c.n).where(results.c.n.in_(numbers)).order_by(results.c.n).with_for_update()
+    )
+    for each in found:
+        if each.is_current and each.status == TaskStatus.COMPLETED:
+            changes: dict[str, Any] = {"check_at": None}
+        elif each.is_current and each.status in HELD:
+            changes = {"check_at": now + CHECK_INTERVAL}
+        else:
+            changes = {**_DETACHED, "expires_at": now}
+        own = and_(results.c.n == each.n, results.c.task_seq.is_not(None))
+        await tx.execute(update(results).where(own).values(changes))
 
 
 async def abandon(tx: Transaction, n: int) -> str | None:
@@ -129,8 +183,10 @@ async def of_tasks(tx: Transaction, task_seqs: Sequence[int]) -> dict[int, Resul
 
 
 async def current(tx: Transaction, tasks: Sequence[TaskRecord]) -> dict[UUID, StoredResult]:
-    """Return the stored results of the current attempts of tasks by id; most tasks have none."""
-    may_have = {task.seq: task for task in tasks if task.attempt and task.result is None}
+    """Return the stored results of completed tasks by id; most tasks have none."""
+    may_have = {
+        task.seq: task for task in tasks if task.status == TaskStatus.COMPLETED and task.result is None
+    }
     found = await of_tasks(tx, list(may_have)) if may_have else {}
     return {
         may_have[seq].id: record.as_message()
@@ -186,6 +242,15 @@ _IS_UPLOAD = and_(
 _IS_ALIVE = results.c.expires_at > bindparam("now")
 _EXTEND = (
     update(results).where(_IS_UPLOAD, _IS_ALIVE).values(expires_at=bindparam("until")).returning(results.c.n)
+)
+_GROW = (
+    update(results).where(_IS_UPLOAD).values(size=results.c.size + bindparam("more")).returning(results.c.n)
+)
+_TO_CHECK = (
+    select(results.c.n, results.c.attempt, Task.__table__.c.status, Task.__table__.c.attempt.label("current"))
+    .join_from(results, Task.__table__, Task.__table__.c.seq == results.c.task_seq)
+    .where(results.c.check_at <= bindparam("now"))
+    .order_by(results.c.check_at)
 )
 _LOCK_UPLOAD = select(results.c.size, results.c.content_key).where(_IS_UPLOAD, _IS_ALIVE).with_for_update()
 _ABANDON = (
