@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from servers import free_port
 
 from cli.conftest import Stack
 from cli.program import Program, RunningServer
@@ -23,6 +24,13 @@ from zndraw_joblib.server.store.engine import open_database
 
 Result = TypeVar("Result")
 URL = "http://127.0.0.1:9999"
+JOB = """
+from zndraw_joblib import Extension
+
+class Early(Extension):
+    category = "analysis"
+    def run(self, vis): ...
+"""
 
 
 async def _in_database(file: Path, work: Callable[[Database], Awaitable[Result]]) -> Result:
@@ -141,3 +149,15 @@ def test_a_configured_token_replaces_the_first_token(program: Program) -> None:
     assert done.code == 0
     assert "first start" not in done.err
     assert not program.credentials.exists()
+
+
+def test_a_worker_started_before_the_first_start_gets_its_token(program: Program) -> None:
+    """It finds the token of the new server, as users start both at the same time."""
+    (program.folder / "early.py").write_text(JOB)
+    port = free_port()
+    with program.start("worker", "early.py", "--url", f"http://127.0.0.1:{port}") as worker:
+        assert worker.stderr is not None
+        assert worker.stderr.readline().startswith("No answer from")
+        with RunningServer(program, port=port):
+            assert worker.stderr.readline().startswith("Serving Early in @global")
+            worker.kill()

@@ -47,6 +47,24 @@ class Check(Extension):
         return self.how
 
 
+class Few(Extension):
+    """A job that takes few items, which its schema does not say."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    items: list[int]
+
+    @field_validator("items")
+    @classmethod
+    def check(cls, items: list[int]) -> list[int]:
+        """Raise for more than 9 items."""
+        if len(items) > 9:
+            raise ValueError("at most 9 items, please")
+        return items
+
+    def run(self, vis: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+
 class CheckProvider(Provider):
     """A provider with the same validator."""
 
@@ -85,6 +103,16 @@ def test_any_error_of_a_validator_is_reported(worker: Make, room: str, how: str)
     name = type(RAISED_BY_VALIDATORS[how]).__name__
     assert (failed.error or "").startswith(f"The payload does not fit Check: {name}")
     assert manager.wait_for(manager.submit(Check(), room=room), 30).result == "well"
+
+
+def test_a_misfit_names_the_field(worker: Make, room: str) -> None:
+    """In one line, with the value, shortened."""
+    manager = worker(run)
+    manager.register(Few, room=room)
+    failed = manager.wait_for(manager.submit(f"{room}:analysis:Few", {"items": list(range(1000))}), 30)
+    assert failed.error == (
+        "The payload does not fit Few: items: at most 9 items, please (it is [0, 1, 2, 3, 4, 5, ...])"
+    )
 
 
 def test_a_lazy_result_may_end_the_retries(worker: Make, room: str) -> None:

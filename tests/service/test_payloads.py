@@ -169,6 +169,22 @@ async def test_a_recursive_schema_is_checked_in_full(replica: Replica) -> None:
     await replica.runtime.finish()
 
 
+def test_an_error_of_alternatives_says_why_each_is_refused() -> None:
+    """With the place in the value; a long value does not hide the reason."""
+    text, number = {"type": "string"}, {"type": "number"}
+    point = {"type": "object", "required": ["x"]}
+    path = {"type": "object", "required": ["x"], "properties": {"x": {"items": number}}}
+    schema = {"properties": {"a": {"anyOf": [text, number]}, "b": {"oneOf": [path, number]}, "c": point}}
+    payload = {"a": None, "b": {"x": [1, "y"]}, "c": ["z" * 5000]}
+    found = payloads.list_errors(to_json(schema).decode(), payload)
+    assert [fault["pointer"] for fault in found] == ["/a", "/b", "/c"]
+    of_a, of_b, of_c = (fault["message"] for fault in found)
+    assert of_a == 'no alternative fits: null is not of type "string"; or null is not of type "number"'
+    assert of_b.startswith('no alternative fits: x/1: "y" is not of type "number"; or {"x":')
+    assert len(of_c) == 1000
+    assert of_c.endswith('zzz"] is not of type "object"')
+
+
 async def test_a_crashed_validator_process_is_replaced(checker: PayloadValidator) -> None:
     """The next check starts a new process."""
     schema = to_json(TREE).decode()

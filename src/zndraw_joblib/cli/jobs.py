@@ -58,7 +58,7 @@ def find_job(client: AdminClient, job: str, room: str | None) -> JobName:
     if not seen:
         raise CommandError(
             f"Room {searched!r} sees no job {job!r}: no worker has registered a job there. "
-            "Start one with 'zndraw-joblib worker', or name another --room"
+            "Start a worker with 'zndraw-joblib worker FILE', or name another --room"
         )
     others = ", ".join(map(str, seen[:_MAX_NAMES])) + (", ..." if len(seen) > _MAX_NAMES else "")
     raise CommandError(

@@ -27,6 +27,8 @@ from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _TEXT = re.compile(r"text/|application/json\b", re.IGNORECASE)
+_JSON = re.compile(r"application/json\b", re.IGNORECASE)
+_MAX_CHARACTERS, _MAX_ITEMS = 200, 20
 _STYLES = {LogLevel.WARNING: "yellow", LogLevel.ERROR: "red", LogLevel.CRITICAL: "bold red"}
 
 
@@ -156,7 +158,9 @@ def check_completed(task: TaskResponse) -> None:
 
 
 def write_result(client: AdminClient, task: TaskResponse) -> None:
-    """Write the result of a task to standard output: inline as JSON, stored bytes as they are.
+    """Write the result of a task to standard output: JSON, or stored bytes as they are.
+
+    On a terminal, long values in JSON are shortened.
 
     Raises `CommandError` if it has none, and before it writes binary content to a terminal.
     """
@@ -171,9 +175,10 @@ def write_result(client: AdminClient, task: TaskResponse) -> None:
             f"'zndraw-joblib task {task.id} --history' shows why"
         )
     if task.stored_result is None:
-        print_json(task.result)
+        _write_value(task.result, task)
         return
-    if sys.stdout.isatty() and not _TEXT.match(task.stored_result.content_type):
+    content_type, is_terminal = task.stored_result.content_type, sys.stdout.isatty()
+    if is_terminal and not _TEXT.match(content_type):
         raise CommandError(
             f"The result is {describe_result(task)}, which a terminal cannot show. "
             f"'zndraw-joblib task {task.id} --result > FILE' writes it to a file"
@@ -181,8 +186,37 @@ def write_result(client: AdminClient, task: TaskResponse) -> None:
     with TemporaryFile() as file:
         client.load_result(task.id, file)
         file.seek(0)
-        copyfileobj(file, sys.stdout.buffer)
+        if is_terminal and _JSON.match(content_type):
+            _write_value(json.load(file), task)
+        else:
+            copyfileobj(file, sys.stdout.buffer)
+
+
+def _write_value(value: Any, task: TaskResponse) -> None:
+    shown = _for_output(value)
+    print_json(shown)
+    if shown != value:
+        how = f"'zndraw-joblib task {task.id} --result > FILE' writes the whole result"
+        print_note(f"Long values are shortened. {how}.")
 
 
 def _inline(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False)
+    return None if value is None else json.dumps(_for_output(value), ensure_ascii=False)
+
+
+def _for_output(value: Any) -> Any:
+    """Return JSON as it is, with long texts and lists shortened for a terminal."""
+    return _shortened(value) if sys.stdout.isatty() else value
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str):
+        more = len(value) - _MAX_CHARACTERS
+        return f"{value[:_MAX_CHARACTERS]}… and {more:,} more characters" if more > 0 else value
+    if isinstance(value, list):
+        items = [_shortened(item) for item in value[:_MAX_ITEMS]]
+        more = len(value) - _MAX_ITEMS
+        return [*items, f"… and {more:,} more items"] if more > 0 else items
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    return value

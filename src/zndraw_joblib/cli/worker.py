@@ -2,6 +2,7 @@
 
 import time
 import traceback
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, cast
 from uuid import UUID
@@ -145,15 +146,14 @@ def worker(  # noqa: PLR0913 - each is an option
     log = LogConfig(log_level, log_format)
     log.apply()
     policy = _policy(max_attempts, retry_on, timeout, start_timeout)
-    access = find_access(url)
     options: RunOptions = {
         "concurrency": concurrency,
         "prefetch": prefetch,
         "executor": executor.value,
         "capture_output": capture,
     }
-    where = (target, access.url, access.token, room)
-    _run(access, ProcessConfig(*where, context, options, policy, log), processes)
+    config = ProcessConfig(target, url, None, room, context, options, policy, log)
+    _run(config, processes)
 
 
 def share(
@@ -179,8 +179,7 @@ def share(
         shared = Folder(folder)
     except (ImportError, OSError, ValueError) as error:
         raise CommandError(f"The folder {folder!r} cannot be shared: {error}") from error
-    access = find_access(url)
-    _wait_for_server(access)
+    access = _wait_for_server(url)
     print_note(f"Sharing {folder} as {name!r} in {room} at {access.url}; Ctrl-C stops it.")
     with open_connection(access, realtime=True) as api, JobManager(api) as manager:
         manager.wait(lambda: share_folder(manager, shared, name=name, room=room))
@@ -234,18 +233,18 @@ def _policy(
     return given
 
 
-def _run(access: Access, config: ProcessConfig, processes: int) -> None:
+def _run(config: ProcessConfig, processes: int) -> None:
     if processes == 1:
-        _run_one(access, config)
+        _run_one(config)
         return
-    _wait_for_server(access)
+    access = _wait_for_server(config.url)
     served = f"{config.target} in {config.room} at {access.url}"
     print_note(f"{processes} processes serve {served}; Ctrl-C stops them.")
-    if serve_processes(config, processes):
+    if serve_processes(replace(config, url=access.url, token=access.token), processes):
         raise typer.Exit(1)
 
 
-def _run_one(access: Access, config: ProcessConfig) -> None:
+def _run_one(config: ProcessConfig) -> None:
     """Run a worker in this process. Raises `CommandError`."""
     try:
         extensions = load_extensions(config.target)
@@ -253,30 +252,36 @@ def _run_one(access: Access, config: ProcessConfig) -> None:
     except CannotLoad as error:
         location = _location(error.__cause__) if isinstance(error, TargetBroken) else ""
         raise CommandError(f"{error}{location}") from error
-    _wait_for_server(access)
+    access = _wait_for_server(config.url)
     names = ", ".join(cls.__name__ for cls in extensions)
     print_note(f"Serving {names} in {config.room} at {access.url}; Ctrl-C stops it.")
     with open_connection(access, realtime=True) as api:
         serve(api, extensions, room=config.room, context=context, policy=config.policy, **config.options)
 
 
-def _wait_for_server(access: Access) -> None:
-    """Wait until the server answers. A wrong URL or token raises `CommandError`."""
+def _wait_for_server(url: str) -> Access:
+    """Wait until the server answers; return the access to it.
+
+    A server that starts for the first time saves a token, which is then used. A wrong URL or token raises
+    `CommandError`.
+    """
     deadline = time.monotonic() + _SERVER_START_SECONDS
     is_first = True
-    with open_connection(access) as api:
-        while True:
+    while True:
+        access = find_access(url)
+        with open_connection(access) as api:
             try:
                 JobClient(RestApi(api)).workers(limit=1)
             except Exception as error:
-                if not is_unreachable(error) or time.monotonic() > deadline:
+                may_succeed = is_unreachable(error) or find_access(url) != access
+                if not may_succeed or time.monotonic() > deadline:
                     raise
             else:
-                return
-            if is_first:
-                print_note(f"No answer from {access.url} yet; retrying for {_SERVER_START_SECONDS:g} s.")
-                is_first = False
-            time.sleep(_RETRY_SECONDS)
+                return access
+        if is_first:
+            print_note(f"No answer from {access.url} yet; retrying for {_SERVER_START_SECONDS:g} s.")
+            is_first = False
+        time.sleep(_RETRY_SECONDS)
 
 
 def _location(error: BaseException | None) -> str:

@@ -25,7 +25,7 @@ class Extension(BaseModel, ABC):
 
     @abstractmethod
     def run(self, vis: Any, **kwargs: Any) -> Any:
-        """Do the work and return the task's result: a JSON value of at most 1 MiB.
+        """Do the work and return the task's result: JSON values, arrays, atoms, images, bytes or files.
 
         `vis` is the context that the worker's host creates for each task, or None. A `run` with an argument
         `task` gets the `TaskContext`, to report progress and to log; `current_task` returns it anywhere.

@@ -3,11 +3,17 @@
 import json
 import math
 from collections.abc import Iterable, Iterator
+from reprlib import Repr
 from typing import Any
+
+from pydantic import ValidationError
 
 from zndraw_joblib.contract.messages import MAX_ERROR_BYTES
 
 _TRUNCATED = " … (truncated)"
+# It shortens values, and does not raise what their `__repr__` raises.
+_short = Repr()
+_short.maxstring = _short.maxother = 200
 
 
 def encode(value: Any) -> bytes:
@@ -53,3 +59,23 @@ def text_of(value: object) -> str:
     # BaseException: this is the last step before a report, which must not depend on a job's code.
     except BaseException as error:
         return f"(str() of this {type(value).__name__} raised {type(error).__name__})"
+
+
+def describe_errors(error: ValidationError) -> str:
+    """Return all errors of a validation in one line, each with its place."""
+    return "; ".join(map(_describe_one, error.errors()))
+
+
+def _describe_one(error: Any) -> str:
+    place = ".".join(map(str, error["loc"]))
+    text = error["msg"].removeprefix("Value error, ")
+    return f"{place}: {text} (it is {_short.repr(error['input'])})" if place else text
+
+
+def misfit_text(cls: type[Any], error: BaseException) -> str:
+    """Return why a job's class cannot be made from a payload, as the text of a failure."""
+    if isinstance(error, ValidationError):
+        reason = describe_errors(error)
+    else:
+        reason = text_of(error) if isinstance(error, ValueError) else error_text(error)
+    return error_text(f"The payload does not fit {cls.__name__}: {reason}")

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache
+from threading import Event
 from time import time
 from typing import Any, TypeVar
 
@@ -31,12 +32,14 @@ class TaskContext:
     """A running task, as its job sees it. All methods are thread-safe, cost microseconds, and never wait.
 
     What is reported reaches the server at most twice a second, and with the end of the task. It has no effect
-    once the task has ended or is lost to this worker, and in a process that the job forked.
+    once the task has ended or is lost to this worker, and in a process that the job forked. `cancelled` is
+    set when the task is cancelled or lost: a job that checks it can stop early.
     """
 
     __slots__ = ()
 
     task_id: str
+    cancelled: Event
     channel: TaskChannel
 
     def progress(

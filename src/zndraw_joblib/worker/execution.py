@@ -12,7 +12,7 @@ from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.failures import failure_of
 from zndraw_joblib.contract.forks import exit_if_forked
 from zndraw_joblib.contract.logs import task_fields
-from zndraw_joblib.contract.outcomes import error_text, text_of
+from zndraw_joblib.contract.outcomes import error_text, misfit_text
 from zndraw_joblib.contract.problems import ResultNotSerializable
 from zndraw_joblib.contract.progress import Failure
 from zndraw_joblib.contract.results import Content, encode_result
@@ -113,5 +113,4 @@ def make_extension(cls: type[Any] | None, task: ClaimedTask) -> tuple[Any, str |
         return cls.model_validate(decode(task.payload)), None
     # BaseException: sys.exit() in a validator ends its task, not the worker.
     except BaseException as error:
-        text = text_of(error) if isinstance(error, ValueError) else describe(error)
-        return None, f"The payload does not fit {cls.__name__}: {text}"
+        return None, misfit_text(cls, error)

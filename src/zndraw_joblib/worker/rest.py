@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 
 from zndraw_joblib.contract import batches, messages, progress, providers, streams
 from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY, format_key
-from zndraw_joblib.contract.outcomes import encode
+from zndraw_joblib.contract.outcomes import describe_errors, encode
 from zndraw_joblib.contract.problems import ProblemException, problem_for
 from zndraw_joblib.contract.results import Content
 from zndraw_joblib.worker.api import API_PREFIX, ApiManager
@@ -361,14 +361,3 @@ def validated(model: type[Model], fields: Mapping[str, Any]) -> Model:
         return model.model_validate(fields)
     except ValidationError as error:
         raise ValueError(describe_errors(error)) from None
-
-
-def describe_errors(error: ValidationError) -> str:
-    """Return all errors of a validation in one line, each with its place."""
-    return "; ".join(map(_describe_one, error.errors()))
-
-
-def _describe_one(error: Any) -> str:
-    place = ".".join(map(str, error["loc"]))
-    text = error["msg"].removeprefix("Value error, ")
-    return f"{place}: {text} (it is {error['input']!r})" if place else text

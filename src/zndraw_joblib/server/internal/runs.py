@@ -17,7 +17,7 @@ from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.failures import failure_of
 from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
 from zndraw_joblib.contract.logs import task_fields
-from zndraw_joblib.contract.outcomes import error_text, text_of
+from zndraw_joblib.contract.outcomes import error_text, misfit_text
 from zndraw_joblib.contract.problems import ResultNotSerializable
 from zndraw_joblib.contract.progress import Failure
 from zndraw_joblib.contract.results import Content, encode_result
@@ -152,8 +152,7 @@ def outcome_of(
     try:
         extension = cls.model_validate(decode(payload))
     except BaseException as error:
-        text = text_of(error) if isinstance(error, ValueError) else error_text(error)
-        return Outcome(error=error_text(f"The payload does not fit {cls.__name__}: {text}"), retry=False)
+        return Outcome(error=misfit_text(cls, error), retry=False)
     pid = os.getpid()
     try:
         with running(context):

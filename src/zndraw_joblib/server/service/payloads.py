@@ -21,6 +21,8 @@ MAX_EFFORT = 2_000_000
 MAX_QUICK_LISTING = 10_000_000
 MAX_LISTING = 100_000_000
 _BYTES_PER_ERROR = 1000
+_MAX_MESSAGE = 1000
+_MAX_ALTERNATIVES = 4
 # The effort of some keywords per byte, in subschemas. The size limit of patterns bounds their states.
 _PATTERN_EFFORT = 1000
 _DECIMAL_EFFORT = 1000
@@ -90,7 +92,26 @@ def list_errors(schema: str, payload: Any) -> list[dict[str, str]]:
 
 def _error(error: jsonschema_rs.ValidationError) -> dict[str, str]:
     pointer = "".join(f"/{str(part).replace('~', '~0').replace('/', '~1')}" for part in error.instance_path)
-    return {"pointer": pointer[:1000], "message": error.message[:1000]}
+    return {"pointer": pointer[:1000], "message": _shortened(_message(error), _MAX_MESSAGE)}
+
+
+def _message(error: jsonschema_rs.ValidationError) -> str:
+    """Return why a value is refused; of alternatives, like `anyOf`, why each of the first ones is."""
+    alternatives = islice(getattr(error.kind, "context", None) or (), _MAX_ALTERNATIVES)
+    reasons = [_reason(faults[0], len(error.instance_path)) for faults in alternatives if faults]
+    return f"no alternative fits: {'; or '.join(reasons)}" if reasons else error.message
+
+
+def _reason(error: jsonschema_rs.ValidationError, depth: int) -> str:
+    place = "/".join(map(str, error.instance_path[depth:]))
+    text = _shortened(error.message, _MAX_MESSAGE // _MAX_ALTERNATIVES - len(place[:100]))
+    return f"{place[:100]}: {text}" if place else text
+
+
+def _shortened(text: str, length: int) -> str:
+    """Return a message of at most `length` characters: it begins with the value, and the reason follows."""
+    begin = length // 4
+    return text if len(text) <= length else f"{text[:begin]} … {text[begin + 3 - length :]}"
 
 
 def raise_if_invalid(found: list[dict[str, str]]) -> None:
