@@ -1,8 +1,6 @@
 """Follow tasks: the bar, the log, why a task waits, and what the command says when it stops."""
 
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
@@ -16,6 +14,7 @@ from waiting import wait_until
 
 from cli.conftest import Stack
 from cli.program import TIMEOUT, Program, RunningServer
+from cli.terminal import OnTerminal
 from zndraw_joblib.contract.problems import PROBLEM_MEDIA_TYPE as PROBLEM
 from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.rest import RestApi
@@ -69,38 +68,6 @@ def reporting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         worker.communicate()
 
 
-class OnTerminal:
-    """A command whose standard error is a terminal."""
-
-    def __init__(self, stack: Stack, *arguments: str) -> None:
-        self._ours, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "zndraw_joblib", *arguments],
-            env={**stack.program.env, "TERM": "xterm", "COLUMNS": "120"},
-            cwd=stack.program.folder,
-            stdout=subprocess.PIPE,
-            stderr=theirs,
-        )
-        os.close(theirs)
-        self.shown = ""
-
-    def read_until(self, text: str) -> None:
-        """Read the terminal until it shows a text."""
-        while text not in self.shown:
-            self.shown += os.read(self._ours, 65536).decode(errors="replace")
-
-    def end(self) -> tuple[int, str]:
-        """Read the terminal until the command has ended. Return its exit code and standard output."""
-        try:
-            while piece := os.read(self._ours, 65536):
-                self.shown += piece.decode(errors="replace")
-        except OSError:  # Linux: all ends of the terminal are closed
-            pass
-        os.close(self._ours)
-        out = self.process.communicate(timeout=TIMEOUT)[0]
-        return self.process.returncode, out.decode()
-
-
 def submit(stack: Stack, *values: str) -> str:
     """Submit a task and return its id."""
     payload = dict(value.split("=") for value in values)
@@ -109,7 +76,7 @@ def submit(stack: Stack, *values: str) -> str:
 
 def test_a_terminal_shows_the_bar_and_the_last_lines(reporting: Stack, tmp_path: Path) -> None:
     """They disappear at the end; standard output has only the result."""
-    command = OnTerminal(reporting, "submit", "Report", f"gate={tmp_path / 'gate'}", "--wait")
+    command = OnTerminal(reporting.program, "submit", "Report", f"gate={tmp_path / 'gate'}", "--wait")
     command.read_until("3/8 frames")
     command.read_until("careful")
     assert "running: relaxing" in command.shown
@@ -178,7 +145,7 @@ def test_ctrl_c_ends_only_the_following(reporting: Stack, tmp_path: Path, comman
     arguments = ["submit", "Report", f"gate={gate}", "--wait"]
     if command == "task":
         arguments = ["task", submit(reporting, f"gate={gate}"), "--follow"]
-    terminal = OnTerminal(reporting, *arguments)
+    terminal = OnTerminal(reporting.program, *arguments)
     terminal.read_until("3/8 frames")
     terminal.process.send_signal(signal.SIGINT)
     code, _ = terminal.end()

@@ -1,0 +1,40 @@
+"""Run a command on a terminal."""
+
+import os
+import pty
+import subprocess
+import sys
+
+from cli.program import TIMEOUT, Program
+
+
+class OnTerminal:
+    """A command whose standard error is a terminal, and with `is_output` its standard output too."""
+
+    def __init__(self, program: Program, *arguments: str, is_output: bool = False) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "zndraw_joblib", *arguments],
+            env={**program.env, "TERM": "xterm", "COLUMNS": "120"},
+            cwd=program.folder,
+            stdout=theirs if is_output else subprocess.PIPE,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        self.shown = ""
+
+    def read_until(self, text: str) -> None:
+        """Read the terminal until it shows a text."""
+        while text not in self.shown:
+            self.shown += os.read(self._ours, 65536).decode(errors="replace")
+
+    def end(self) -> tuple[int, str]:
+        """Read the terminal until the command has ended. Return its exit code and standard output."""
+        try:
+            while piece := os.read(self._ours, 65536):
+                self.shown += piece.decode(errors="replace")
+        except OSError:  # Linux: all ends of the terminal are closed
+            pass
+        os.close(self._ours)
+        out = self.process.communicate(timeout=TIMEOUT)[0]
+        return self.process.returncode, (out or b"").decode()

@@ -1,0 +1,50 @@
+"""The examples as a new user runs them: a server, and workers started from the repository."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from cli.conftest import Stack
+from cli.program import Program, RunningServer
+from waiting import wait_until
+
+from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.worker.rest import RestApi
+
+ROOT = Path(__file__).parents[2]
+Serve = Callable[..., None]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Allow more time for these tests: each of them starts several interpreters."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(150))
+
+
+@contextmanager
+def running(folder: Path, **settings: str) -> Iterator[tuple[Stack, Serve]]:
+    """Run a server; yield it, and a function that starts a worker and waits until there are `jobs` jobs."""
+    program = Program(folder)
+    with RunningServer(program, **settings) as server, server.connect() as connection, ExitStack() as workers:
+        program.env["ZNDRAW_JOBLIB_URL"] = server.url
+        client = JobClient(RestApi(connection))
+
+        def serve(*arguments: str, jobs: int) -> None:
+            worker = program.start("worker", *arguments, folder=ROOT)
+            workers.callback(worker.communicate)
+            workers.callback(worker.send_signal, signal.SIGINT)
+            wait_until(lambda: client.jobs().total >= jobs or worker.poll())
+
+        yield Stack(program, server, client), serve
+
+
+@pytest.fixture(scope="package")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Return a server with a worker for each example."""
+    with running(tmp_path_factory.mktemp("examples")) as (stack, serve):
+        serve("examples.relaxation", jobs=2)
+        serve("examples.image", jobs=4)
+        yield stack
