@@ -115,7 +115,7 @@ WorkersRoom = Annotated[
 ]
 WorkerId = Annotated[UUID, typer.Argument(metavar="WORKER", help="The worker's id.", show_default=False)]
 
-_SERVER_START_SECONDS = 10.0
+_SERVER_START_SECONDS = 30.0
 _RETRY_SECONDS = 0.5
 
 
