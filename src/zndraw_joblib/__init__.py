@@ -46,6 +46,7 @@ _MODULES = {
         "WorkerResponse",
         "WorkerSummary",
     ),
+    "contract.logs": ("LogFields",),
     "contract.names": ("validate_room_id",),
     "contract.problems": (
         "Conflict",

@@ -125,8 +125,9 @@ def test_a_worker_logs_json(stack: Stack, name: str, run: str, options: list[str
 def test_the_access_log_is_json(program: Program) -> None:
     """With --access-log --log-format json, a request is a record of one line."""
     with RunningServer(program, "--access-log", LOG_FORMAT="json") as server:
-        httpx.get(f"{server.url}/health/live")
+        response = httpx.get(f"{server.url}/health/live")
         wait_until(lambda: "/health/live" in server.stderr)
         server.stop()
         record = next(json.loads(line) for line in server.stderr.splitlines() if "/health/live" in line)
     assert (record["logger"], record["level"]) == ("uvicorn.access", "INFO")
+    assert record["request_id"] == response.headers["X-Request-ID"]

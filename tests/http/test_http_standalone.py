@@ -31,6 +31,7 @@ async def test_a_request_gets_the_response_of_all_layers(
                 content = b'{"worker_id": 1}'
                 first = await (await as_user()).request(method, url, content=content, headers=headers)
                 other = await whole.request(method, url, content=content, headers=headers)
+                assert first.headers.pop("X-Request-ID"), (method, url)
                 assert first.status_code == other.status_code, (method, url)
                 assert dict(first.headers) == dict(other.headers), (method, url)
                 assert first.content == other.content, (method, url)
@@ -50,7 +51,11 @@ async def test_cors_applies_to_all_requests(sqlite_url: str) -> None:
             for url in (f"{V1}/workers", f"{V1}/tasks/{UNKNOWN_ID}"):
                 response = await client.get(url)
                 assert response.headers["access-control-allow-origin"] == "http://page", response.text
-            asked = {"Access-Control-Request-Method": "POST"}
+                assert "X-Request-ID" in response.headers["access-control-expose-headers"]
+            asked = {
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "x-request-id",
+            }
             response = await client.options(f"{V1}/rooms/lab/tasks/a:b:c", headers=asked)
             assert response.status_code == 200
             assert "POST" in response.headers["access-control-allow-methods"]

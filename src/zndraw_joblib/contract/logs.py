@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import re
-from collections.abc import Coroutine, Mapping
-from contextvars import ContextVar, Token
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -29,8 +30,9 @@ _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 # The fields of a record that name a task, and the attributes of a task.
 _TASK_FIELDS = {"task_id": "task_id", "worker_id": "worker_id", "job": "job_name"}
 
-_fields: ContextVar[Mapping[str, str]] = ContextVar("zndraw_joblib.log_fields")
 _NONE: Mapping[str, str] = {}
+# What `log_fields` sets, for code that each request pays for.
+fields_here: ContextVar[Mapping[str, str]] = ContextVar("zndraw_joblib.log_fields", default=_NONE)
 Result = TypeVar("Result")
 
 
@@ -50,31 +52,23 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-class log_fields:
-    """Add fields to the records of a block, such as ``task_id``, also in tasks of asyncio that it starts.
-
-    A class, not a generator, because each request pays for it.
-    """
-
-    __slots__ = ("_added", "_token")
-
-    def __init__(self, **added: str) -> None:
-        self._added = added
-
-    def __enter__(self) -> None:
-        self._token: Token[Mapping[str, str]] = _fields.set({**_fields.get(_NONE), **self._added})
-
-    def __exit__(self, *_: object) -> None:
-        _fields.reset(self._token)
+@contextmanager
+def log_fields(**added: str) -> Iterator[None]:
+    """Add fields to the records of a block, such as ``task_id``, also in tasks of asyncio that it starts."""
+    token = fields_here.set({**fields_here.get(), **added})
+    try:
+        yield
+    finally:
+        fields_here.reset(token)
 
 
 def create_shared_task(work: Coroutine[Any, Any, Result], name: str | None = None) -> asyncio.Task[Result]:
     """Return a task of asyncio that works for several requests: its records have no ids of the first one."""
-    token = _fields.set(_NONE)
+    token = fields_here.set(_NONE)
     try:
         return asyncio.create_task(work, name=name)
     finally:
-        _fields.reset(token)
+        fields_here.reset(token)
 
 
 def task_fields(task: Any) -> dict[str, str]:
@@ -93,7 +87,7 @@ class LogFields(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the fields, and return true."""
         task = running_task.get()
-        added = _fields.get(_NONE) if task is None else {**_fields.get(_NONE), **task_fields(task)}
+        added = fields_here.get() if task is None else {**fields_here.get(), **task_fields(task)}
         for name, value in added.items():
             record.__dict__.setdefault(name, value)
         return True

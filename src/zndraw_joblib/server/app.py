@@ -12,11 +12,13 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY
+from zndraw_joblib.contract.logs import fields_here
 from zndraw_joblib.contract.providers import REQUEST_HASH, RESULT_STATUS, WORKER_ID
 from zndraw_joblib.server.http import health
 from zndraw_joblib.server.http.fastapi_internals import has_telemetry
 from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.problems import install_exception_handlers
+from zndraw_joblib.server.http.request_ids import REQUEST_ID, SCOPE_KEY, request_id_of, with_header
 from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.mount import InternalJobs, JobLib
 from zndraw_joblib.server.ports import Identity
@@ -39,7 +41,7 @@ class StandaloneApp(FastAPI):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._queue_first = QueueMiddleware(super().__call__, self)
+        self._queue_first = QueueMiddleware(self._call_layers, self)
 
     @cached_property
     def _has_telemetry(self) -> bool:
@@ -47,10 +49,23 @@ class StandaloneApp(FastAPI):
         return has_telemetry(self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Answer a request; its response, and records of the log, have its id."""
         scope["app"] = self
-        is_direct = scope["type"] == "http" and len(self.user_middleware) == 1 and not self._has_telemetry
-        await (self._queue_first if is_direct else super().__call__)(scope, receive, send)
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        scope[SCOPE_KEY] = request_id = request_id_of(scope)
+        is_direct = len(self.user_middleware) == 1 and not self._has_telemetry
+        # Not `log_fields`, because each request pays for it.
+        token = fields_here.set({"request_id": request_id})
+        try:
+            await (self._queue_first if is_direct else self._call_layers)(scope, receive, send)
+        finally:
+            fields_here.reset(token)
+
+    async def _call_layers(self, scope: Scope, receive: Receive, send: Send) -> None:
+        send = with_header(send, scope.pop(SCOPE_KEY))
+        await super().__call__(scope, receive, send)
 
 
 def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = None) -> FastAPI:
@@ -92,11 +107,12 @@ def _add_cors(app: FastAPI, settings: ServerSettings) -> None:
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         allow_headers=[
             *("Authorization", "Content-Type", "If-None-Match", "If-Range", "Range"),
-            *("Last-Event-ID", "Prefer", IDEMPOTENCY_KEY, REQUEST_HASH, RESULT_STATUS, WORKER_ID),
+            *("Last-Event-ID", "Prefer", IDEMPOTENCY_KEY, REQUEST_HASH, REQUEST_ID, RESULT_STATUS),
+            WORKER_ID,
         ],
         expose_headers=[
             *("Accept-Ranges", "Content-Disposition", "Content-Range", "ETag"),
-            *("Location", "Preference-Applied", "Retry-After"),
+            *("Location", "Preference-Applied", "Retry-After", REQUEST_ID),
         ],
     )
 

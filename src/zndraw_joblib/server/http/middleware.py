@@ -17,6 +17,7 @@ from zndraw_joblib.server.http.fastapi_internals import (
     route_path,
     routes_version,
 )
+from zndraw_joblib.server.http.request_ids import SCOPE_KEY, response_header, with_header
 from zndraw_joblib.server.http.routing import Route
 
 # Path parameters of these kinds are text.
@@ -89,11 +90,16 @@ class QueueMiddleware:
         self._version = routes_version(self._included)
 
     async def _answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = scope.get(SCOPE_KEY)
         try:
             response = await route.respond(Request(scope, receive, send))
         except Exception as error:
+            if request_id is not None:
+                send = with_header(send, request_id)
             await self._handle(error)(scope, receive, send)
         else:
+            if request_id is not None:
+                response.raw_headers.append(response_header(request_id))
             await response(scope, receive, send)
 
     def _handle(self, error: Exception) -> ASGIApp:

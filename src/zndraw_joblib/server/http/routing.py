@@ -23,9 +23,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, BatchReportRequest, BatchSubmitRequest
+from zndraw_joblib.contract.logs import log_fields
 from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
 from zndraw_joblib.server.http.fastapi_internals import add_effects, solve
 from zndraw_joblib.server.http.request_body import BODY, MAX_BODY_BYTES, read_body
+from zndraw_joblib.server.http.request_ids import SCOPE_KEY, given_request_id
 from zndraw_joblib.server.http.state import remember_queue
 from zndraw_joblib.server.problem_responses import as_problem, invalid_part, problem_response
 
@@ -60,9 +62,13 @@ class Route(APIRoute):
 
     async def respond(self, request: Request) -> Response:
         """Return the response to a request. Raises only errors that the host handles."""
-        if b"token=" in request.scope["query_string"]:
-            _hide_token(request.scope)
-        return add_effects(request, await self._handler(request))
+        scope = request.scope
+        if b"token=" in scope["query_string"]:
+            _hide_token(scope)
+        if SCOPE_KEY in scope or (request_id := given_request_id(scope)) is None:
+            return add_effects(request, await self._handler(request))
+        with log_fields(request_id=request_id):
+            return add_effects(request, await self._handler(request))
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler that replaces FastAPI's."""
