@@ -5,15 +5,16 @@ from functools import partial
 from typing import Any
 
 from databases import every_kind
-from replica import OWNER, Replica
+from replica import ADMIN, OWNER, Replica
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from zndraw_joblib import Worker, cleanup_stale_workers, cleanup_worker
-from zndraw_joblib.contract.messages import TaskUpdateRequest
+from zndraw_joblib.contract.messages import TaskActionRequest, TaskUpdateRequest
 from zndraw_joblib.contract.progress import LogLine, LogPart, Progress
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.service import tasks
+from zndraw_joblib.server.service import task_actions, tasks
 from zndraw_joblib.server.store import streams
+from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.room_events import events
 from zndraw_joblib.server.store.streams import Bounds
 
@@ -63,6 +64,25 @@ async def test_reports_of_several_rooms(replica: Replica) -> None:
     ]
     await replica.runtime.write(partial(tasks.report, items=items))
     assert sorted(await recorded(replica)) == ["log", "progress"]
+
+
+@every_kind
+async def test_an_end_and_a_retry_in_one_transaction(replica: Replica) -> None:
+    """Events have the order in which they happened, if a task ends and returns to its queue twice."""
+    task = await replica.running(await replica.register(), by=OWNER)
+    await watch(replica, "lab")
+    line = LogLine(at=datetime(2026, 1, 2, tzinfo=UTC), text="x")
+    failed = TaskUpdateRequest(
+        attempt=1, status=TaskStatus.FAILED, error="no", log=LogPart(first=1, lines=[line])
+    )
+
+    async def work(tx: Transaction) -> None:
+        await tasks.report(tx, [tasks.Report(OWNER, task.id, failed)])
+        for what in (task_actions.retry, task_actions.fail, task_actions.retry):
+            await what(tx, ADMIN, task.id, TaskActionRequest())
+
+    await replica.runtime.write(work)
+    assert await recorded(replica) == ["log", "failed", "pending", "failed", "pending"]
 
 
 @every_kind

@@ -4,13 +4,12 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import ModuleType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from uuid import UUID
 
-from pydantic_core import from_json
 from sqlalchemy import Connection, Executable, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Result as SqlResult
@@ -18,7 +17,6 @@ from sqlalchemy.exc import DBAPIError
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.events import Emission, TaskProgress, TaskStatusEvent
-from zndraw_joblib.contract.status import TERMINAL
 from zndraw_joblib.contract.streams import EventKind
 from zndraw_joblib.server.batcher import RowLocked, locked_problem
 from zndraw_joblib.server.ports import OpenConnection, Wake, events_key
@@ -65,8 +63,7 @@ class Transaction:
         self.is_sqlite = is_sqlite
         self._emissions: dict[object, Callable[[], Emission]] = {}
         self._more_emissions: list[Callable[[], list[Emission]]] = []
-        self._events: list[Callable[[], NewEvent]] = []
-        self._task_events: dict[object, Callable[[], Emission]] = {}
+        self._logged: list[Callable[[], list[NewEvent]]] = []
         self._is_watched: bool | None = None
         self._must_ask = False
         self.wakes: list[Wake] = []
@@ -113,19 +110,20 @@ class Transaction:
     def emit(self, key: object, make: Callable[[], Emission], *, of_task: bool = False) -> None:
         """Record an event to publish after the commit, once per key. `make` runs only if it is published.
 
-        With `of_task` it also belongs to the event log of its room.
+        With `of_task` it also belongs to the event log of its room, each time.
         """
         self._emissions.setdefault(key, make)
         if of_task:
-            self._task_events.setdefault(key, make)
+            self._logged.append(lambda: _events_of([make()]))
 
     def emit_many(self, make: Callable[[], list[Emission]]) -> None:
         """Record events of tasks without keys. `make` runs only if they are published."""
         self._more_emissions.append(make)
+        self._logged.append(lambda: _events_of(make()))
 
     def record_event(self, make: Callable[[], NewEvent]) -> None:
         """Record an event for the event log of a room alone. `make` runs only if the room may be watched."""
-        self._events.append(make)
+        self._logged.append(lambda: [make()])
         self.record_unknown()
 
     def record_watched(self, *, is_watched: bool) -> None:
@@ -140,18 +138,13 @@ class Transaction:
         self._must_ask = True
 
     async def append_events(self) -> None:
-        """Write the events of watched rooms, as the last statements before the commit."""
-        if not (self._task_events or self._more_emissions or self._events):
+        """Write the events of watched rooms in their order, as the last statements before the commit."""
+        if not self._logged:
             return
         must_ask = self._must_ask or self._is_watched is None
         if not self._is_watched and not (must_ask and await room_events.is_any_watched(self.execute)):
             return
-        emissions = [make() for make in self._task_events.values()]
-        emissions += [emission for make in self._more_emissions for emission in make()]
-        new = [event for emission in emissions if (event := _event_of(emission)) is not None]
-        new += [make() for make in self._events]
-        # The details of an attempt come before its end.
-        new.sort(key=_is_end)
+        new = [event for make in self._logged for event in make()]
         if new:
             for room_id in await room_events.append(self.execute, new, await self.now()):
                 self.wake(events_key(room_id))
@@ -184,6 +177,10 @@ class Transaction:
         self.wakes.append(Wake(key, limit))
 
 
+def _events_of(emissions: Iterable[Emission]) -> list[NewEvent]:
+    return [event for emission in emissions if (event := _event_of(emission)) is not None]
+
+
 def _event_of(emission: Emission) -> NewEvent | None:
     event = emission.event
     if isinstance(event, TaskStatusEvent):
@@ -192,10 +189,6 @@ def _event_of(emission: Emission) -> NewEvent | None:
         data = event.model_dump_json(include={"attempt", "progress"}, exclude_none=True)
         return NewEvent(event.room_id, event.id, EventKind.PROGRESS, data)
     return None
-
-
-def _is_end(event: NewEvent) -> bool:
-    return event.kind == EventKind.STATUS and from_json(event.data)["status"] in TERMINAL
 
 
 class Database(ABC):
