@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Annotated, Any
 
 import httpx
@@ -92,9 +93,9 @@ async def test_a_token_expires(timed: Any, clock: Any) -> None:
     made = await timed.runtime.write(stream_tokens.issue, "room:lab", caller, "lab")
     read = timed.runtime.database.read
     owner = await read(stream_tokens.verify, "room:lab", made.token)
-    assert (owner.caller, owner.room_id, owner.seconds) == (caller, "lab", 1800)
+    assert (owner.caller, owner.room_id, owner.seconds) == (caller, "lab", 300)
     clock.advance(299)
-    assert (await read(stream_tokens.verify, "room:lab", made.token)).seconds == 1501
+    assert (await read(stream_tokens.verify, "room:lab", made.token)).seconds == 1
     clock.advance(1)
     with pytest.raises(stream_tokens.Unauthorized):
         await read(stream_tokens.verify, "room:lab", made.token)
@@ -186,6 +187,24 @@ async def test_guards_of_a_host(
     await reader.ended()
     await ada.aclose()
     await anonymous.aclose()
+
+
+async def test_a_stream_of_a_token_ends_with_it(
+    host: tuple[House, JobLib, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No guard of the host is asked about it while it is open; the guard decides about the next token."""
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(stream_tokens, "LIFETIME", timedelta(seconds=3))
+    house, _, client = host
+    token = await token_of(client, "rooms/lab")
+    async with httpx.AsyncClient(base_url=client.base_url, timeout=30) as anonymous:
+        reader = Reader(anonymous, "rooms/lab", token=token)
+        await reader.until(1)
+        house.closed.add("lab")
+        await reader.ended()
+        refused = await anonymous.get(f"{V1}/rooms/lab/events", params={"token": token})
+        expect_problem(refused, 401, "unauthorized")
+    assert (await client.post(f"{V1}/rooms/lab/events/token")).status_code == 403
 
 
 def test_the_access_log_shows_no_token(sqlite_url: str) -> None:

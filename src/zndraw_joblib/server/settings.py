@@ -106,6 +106,7 @@ class JobLibSettings(BaseSettings):
     event_retention_seconds: Annotated[float, Field(ge=1, le=604_800)] = 900
     max_room_events: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     max_room_event_bytes: Annotated[int, Field(ge=MIB)] = 16 * MIB
+    max_watched_rooms: Annotated[int, Field(ge=1)] = 10_000
     max_streams: Annotated[int, Field(ge=0)] = 10_000
     max_streams_per_user: Annotated[int, Field(ge=0)] = 2000
     stream_send_timeout_seconds: Seconds = 30

@@ -9,6 +9,7 @@ from pydantic_core import to_json
 
 from zndraw_joblib.contract.events import TaskStatusEvent
 from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.contract.status import TERMINAL
 from zndraw_joblib.contract.streams import Resync, ResyncReason, RoomSnapshot
 from zndraw_joblib.server.service import tasks
@@ -51,12 +52,23 @@ class Part(NamedTuple):
 def bounds(settings: JobLibSettings) -> Bounds:
     """Return the bounds of a room's events that the settings set."""
     keep = timedelta(seconds=settings.event_retention_seconds)
-    return Bounds(keep, settings.max_room_events, settings.max_room_event_bytes)
+    return Bounds(keep, settings.max_room_events, settings.max_room_event_bytes, settings.max_watched_rooms)
 
 
 async def watch(tx: Transaction, room_id: str, wanted: Bounds) -> Range:
-    """Record the events of a room from the commit on. Return the numbers of those that are kept."""
-    return await store.watch(tx, room_id, wanted)
+    """Record the events of a room from the commit on. Return the numbers of those that are kept.
+
+    Raises `ServiceUnavailable` if too many other rooms are watched.
+    """
+    kept = await store.watch(tx, room_id, wanted)
+    if kept is None:
+        raise ServiceUnavailable(
+            f"The events of {wanted.max_rooms} other rooms are recorded already (max_watched_rooms); close "
+            f"streams that are not needed, and retry {wanted.keep.total_seconds():g} s later "
+            "(event_retention_seconds)",
+            headers={"Retry-After": "60"},
+        )
+    return kept
 
 
 async def transactions_under_way(tx: Transaction, longest: timedelta) -> set[str]:

@@ -19,6 +19,7 @@ from sqlalchemy import (
     or_,
     select,
     table,
+    update,
 )
 
 from zndraw_joblib.contract.names import JobName
@@ -37,11 +38,12 @@ _PRUNED_ROWS = 1000
 
 
 class Bounds(NamedTuple):
-    """For how long a room stays watched, and how many events and bytes are kept of it."""
+    """For how long a room stays watched, how many events and bytes are kept of it, and how many rooms are."""
 
     keep: timedelta
     max_events: int
     max_bytes: int
+    max_rooms: int
 
 
 class Range(NamedTuple):
@@ -74,25 +76,29 @@ class TaskSummary(NamedTuple):
     error: str | None
 
 
-async def watch(tx: Transaction, room_id: str, bounds: Bounds) -> Range:
+_NUMBERS = (streams.c.first_n, streams.c.last_n)
+_KEEP = update(streams).where(streams.c.room_id == bindparam("room")).returning(*_NUMBERS)
+_FIRST_ROOMS = select(streams.c.room_id).limit(bindparam("most", type_=BigInteger())).subquery()
+_COUNT = select(func.count()).select_from(_FIRST_ROOMS)
+
+
+async def watch(tx: Transaction, room_id: str, bounds: Bounds) -> Range | None:
     """Record the events of a room from the commit on, and for `keep` longer. Return what is kept now.
 
-    The numbers of a new log begin at the current time in microseconds, so that no number of an earlier log,
-    which was deleted, means another event.
+    Return None if `max_rooms` others are watched. The numbers of a new log begin at the current time in
+    microseconds, so that no number of an earlier log, which was deleted, means another event.
     """
     now = await tx.now()
-    row = {
-        "room_id": room_id,
-        "watched_until": now + bounds.keep,
-        "max_events": bounds.max_events,
-        "max_bytes": bounds.max_bytes,
-    }
-    first = (now - _EPOCH) // timedelta(microseconds=1)
-    added = dialect(tx).insert(streams).values(**row, first_n=first, last_n=first, size=0)
-    updated = added.on_conflict_do_update(
-        index_elements=["room_id"], set_={name: value for name, value in row.items() if name != "room_id"}
-    )
-    found = (await tx.execute(updated.returning(streams.c.first_n, streams.c.last_n))).one()
+    row = {"watched_until": now + bounds.keep, "max_events": bounds.max_events, "max_bytes": bounds.max_bytes}
+    found = (await tx.execute(_KEEP.values(row), {"room": room_id})).first()
+    if found is None:
+        if (await tx.execute(_COUNT, {"most": bounds.max_rooms})).scalar_one() >= bounds.max_rooms:
+            return None
+        first = (now - _EPOCH) // timedelta(microseconds=1)
+        new = dialect(tx).insert(streams).values(**row, room_id=room_id, first_n=first, last_n=first, size=0)
+        # Another server may have begun to watch the room meanwhile.
+        added = new.on_conflict_do_update(index_elements=["room_id"], set_=row)
+        found = (await tx.execute(added.returning(*_NUMBERS))).one()
     return Range(*found)
 
 
@@ -135,7 +141,7 @@ async def transactions_under_way(tx: Transaction, longest: timedelta) -> set[str
     return set((await tx.execute(_HOLDERS, {"longest": longest})).scalars())
 
 
-_RANGE = select(streams.c.first_n, streams.c.last_n).where(streams.c.room_id == bindparam("room"))
+_RANGE = select(*_NUMBERS).where(streams.c.room_id == bindparam("room"))
 
 
 async def kept(tx: Transaction, room_id: str) -> Range | None:
