@@ -12,11 +12,14 @@ from waiting import until
 
 from zndraw_joblib.contract.messages import JobResponse, TaskSubmitRequest
 from zndraw_joblib.contract.names import parse_job_name
+from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.service import streams, tasks
 from zndraw_joblib.server.service.streams import Part
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.postgres import PostgresDatabase
 from zndraw_joblib.server.store.stream_tables import RoomEvent, RoomStream
+from zndraw_joblib.server.streams import follower
+from zndraw_joblib.server.streams.follower import Reader
 from zndraw_joblib.server.streams.streams import Streams
 
 TIMEOUT = 30.0
@@ -74,27 +77,32 @@ async def test_readers_register_among_writers(
         assert sorted(numbers) == list(range(first + 1, first + 1 + len(numbers)))
 
 
+class SlowSubmit:
+    """A submit that has written its task, and commits after `may_commit`."""
+
+    def __init__(self, replica: Replica, job: JobResponse) -> None:
+        self._item = replica.dispatcher.submission(
+            SUBMITTER, "lab", parse_job_name(job.full_name), TaskSubmitRequest(payload={})
+        )
+        self.has_written, self.may_commit = asyncio.Event(), asyncio.Event()
+        self.writing = asyncio.create_task(replica.runtime.write(self._submit))
+
+    async def _submit(self, tx: Transaction) -> Any:
+        [task] = await tasks.submit_all(tx, [self._item])
+        self.has_written.set()
+        await self.may_commit.wait()
+        return task
+
+
 @pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
 async def test_a_reader_waits_for_transactions_that_do_not_know_it(
     replica: Replica, opened: list[Streams]
 ) -> None:
     """A transaction that saw no watched room writes no event; the reader's snapshot has what it commits."""
     opened.append(Streams(replica.runtime))
-    job = await replica.register()
-    item = replica.dispatcher.submission(
-        SUBMITTER, "lab", parse_job_name(job.full_name), TaskSubmitRequest(payload={})
-    )
-    has_written, may_commit = asyncio.Event(), asyncio.Event()
-
-    async def slow(tx: Transaction) -> Any:
-        [task] = await tasks.submit_all(tx, [item])
-        has_written.set()
-        await may_commit.wait()
-        return task
-
-    writing = asyncio.create_task(replica.runtime.write(slow))
+    slow = SlowSubmit(replica, await replica.register())
     async with asyncio.timeout(TIMEOUT), asyncio.TaskGroup() as group:
-        await has_written.wait()
+        await slow.has_written.wait()
 
         async def read() -> Part:
             async with opened[0].reader(OWNER, "lab") as reader:
@@ -104,10 +112,53 @@ async def test_a_reader_waits_for_transactions_that_do_not_know_it(
         await until(lambda: replica.rows(rooms))
         # The room is registered, and the transaction that does not know it is under way.
         assert not (await asyncio.wait([reading], timeout=0.3))[0]
-        may_commit.set()
-        task = await writing
+        slow.may_commit.set()
+        task = await slow.writing
     assert seen(reading.result()) == [task.id]
     assert await replica.rows(events) == []
+
+
+async def read_tasks(found: Streams, reader: Reader, wanted: set[Any]) -> None:
+    """Read a room until it had these tasks."""
+    got: set[Any] = set()
+    while not wanted <= got:
+        if not reader.has_new:
+            await reader.wait(TIMEOUT)
+        entries = reader.take()
+        if entries is None:
+            part = await found.read(reader, "lab", reader.position)
+            got |= {*(seen(part) if part.snapshot else ()), *(item.task_id for item in part.events)}
+        else:
+            got |= {entry.task_id for entry in entries}
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
+async def test_a_log_that_was_deleted_begins_anew_after_all_writers(
+    replica: Replica, opened: list[Streams], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage in which no server watched the room, a reader misses no task that commits late."""
+    monkeypatch.setattr(follower, "_REGISTER_SECONDS", 0.2)
+    opened.append(found := Streams(replica.runtime))
+    jobs = [await replica.register("Slow"), await replica.register("Quick")]
+    async with asyncio.timeout(TIMEOUT), found.reader(OWNER, "lab") as reader:
+        await found.read(reader, "lab", None)
+        following = found._followers[asyncio.get_running_loop()]["lab"]
+        await replica.execute(rooms.delete())
+        slow = SlowSubmit(replica, jobs[0])
+        await slow.has_written.wait()
+        # As after the time for which the room stays watched.
+        following._touch_at = following._known_until = 0.0
+        following.wake()
+        await until(lambda: replica.rows(rooms))
+        quick = await replica.submit(jobs[1])
+        assert len(await replica.rows(events)) == 1
+        following.wake()
+        await reader.wait(0.5)
+        assert not reader.has_new
+        with pytest.raises(ServiceUnavailable):
+            await found.read(reader, "lab", None)
+        slow.may_commit.set()
+        await read_tasks(found, reader, {quick.id, (await slow.writing).id})
 
 
 @on_postgresql

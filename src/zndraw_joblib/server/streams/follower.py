@@ -88,6 +88,11 @@ class Reader:
         self.position = max(self.position, self._follower.last)
         return [entry for entry in entries if self.task_id in (None, entry.task_id)]
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether what it reads from the database lacks no event; `Follower.is_exact`."""
+        return self._follower.is_exact
+
     def begin_read(self) -> None:
         """Forget what it was notified of, because a read of the database follows."""
         self._unseen = None
@@ -132,11 +137,20 @@ class Follower:
         self._recent_bytes = 0
         self.last = -1
         self._is_woken = asyncio.Event()
-        self._touch_at = self._used_at = 0.0
+        self._touch_at = self._used_at = self._known_until = 0.0
         self.ready: asyncio.Future[None] = self._loop.create_future()
         # Several clients may wait for it, or none.
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         self.task = create_shared_task(self._run(), name=f"zndraw-joblib events of room {room_id}")
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all transactions record their events in the log that clients have read.
+
+        If the log was not touched for too long, the sweeper may have deleted it. Transactions that ran then
+        record nothing, and a server that begins a new log must wait for them.
+        """
+        return time.monotonic() < self._known_until
 
     @property
     def readers(self) -> list[Reader]:
@@ -177,7 +191,8 @@ class Follower:
             backoff = ExponentialBackoff(*self._runtime.recheck.seconds, jitter=0, growth=1.5)
             while self._readers or time.monotonic() < self._used_at + _LINGER_SECONDS:
                 try:
-                    await self._read_new()
+                    if self.is_exact:
+                        await self._read_new()
                     if time.monotonic() >= self._touch_at:
                         await self._watch()
                 except Exception as error:
@@ -203,15 +218,17 @@ class Follower:
             backoff.reset()
             self._is_woken.clear()
 
-    async def _watch(self) -> None:
+    async def _watch(self, *, has_gap: bool = False) -> None:
         """Keep the room watched. Begin anew if the log is new, or lacks events that were not read."""
-        settings = self._runtime.settings
+        settings, asked = self._runtime.settings, time.monotonic()
         bounds = streams.bounds(settings)
         kept = await self._runtime.write_short(streams.watch, self.room_id, bounds)
-        self._touch_at = time.monotonic() + min(_MAX_TOUCH_SECONDS, settings.event_retention_seconds / 4)
-        if self.last < kept.first:
+        if has_gap or self.last < kept.first:
             await self._wait_for_writers()
             self._restart(kept.last)
+        # Not before: until the writers have ended, clients may miss their events.
+        self._touch_at = asked + min(_MAX_TOUCH_SECONDS, settings.event_retention_seconds / 4)
+        self._known_until = asked + bounds.keep.total_seconds()
 
     async def _wait_for_writers(self) -> None:
         """Wait until no transaction is under way that may not know yet that the room is watched."""
@@ -236,9 +253,12 @@ class Follower:
             items = await self._runtime.database.read_short(streams.new_events, self.room_id, self.last)
             if not items:
                 return
-            if items[0].n != self.last + 1:
-                self._restart(items[0].n - 1)
-            self._push(items)
+            if items[0].n == self.last + 1:
+                self._push(items)
+            else:
+                # The oldest events were deleted, or the log was: a new one may lack events.
+                self._known_until = 0.0
+                await self._watch(has_gap=True)
 
     def _push(self, items: list[Item]) -> None:
         new = list(map(entry_of, items))

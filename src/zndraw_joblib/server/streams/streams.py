@@ -65,9 +65,16 @@ class Streams:
                 del self._open[caller.id]
 
     async def read(self, reader: Reader, room_id: str, after: int | None) -> Part:
-        """Return what a client gets first, or next if it has fallen behind: all from the database."""
+        """Return what a client gets first, or next if it has fallen behind: all from the database.
+
+        Raises `ServiceUnavailable` if events may be missing, because the room was not kept watched.
+        """
         reader.begin_read()
         part = await self._runtime.database.read_snapshot(streams.read, room_id, reader.task_id, after)
+        if not reader.is_exact:
+            raise ServiceUnavailable(
+                f"The events of room {room_id!r} were not recorded for some time; retry later", headers=_RETRY
+            )
         reader.position = part.next
         return part
 
