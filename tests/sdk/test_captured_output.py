@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +18,13 @@ from uuid import UUID
 
 import pytest
 
-from zndraw_joblib.contract.capture import CapturedStream, outside_tasks, running
+from sdk.jobs import Add
+from zndraw_joblib.contract.capture import CapturedStream, outside_tasks, running, stop_following_threads
 from zndraw_joblib.contract.progress import LogLevel, LogSource
 from zndraw_joblib.contract.task_channel import TaskChannel
 from zndraw_joblib.contract.task_context import current_task
 from zndraw_joblib.worker.execution import Outcome, await_task, run_task
+from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 Lines = list[tuple[LogSource, str]]
@@ -390,3 +393,124 @@ print(slow.getvalue(), end="")
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "one two\n"
+
+
+@pytest.fixture
+def followed() -> Iterator[None]:
+    """Let a task run before, so that threads are followed; follow them no longer at the end."""
+    stop_following_threads()
+    run(make_task(), lambda: None)
+    yield
+    stop_following_threads()
+
+
+def test_methods_are_restored() -> None:
+    """After the last worker of the process; a task that runs needs them still."""
+    stop_following_threads()
+    methods = threading.Thread.start, ThreadPoolExecutor.submit
+    handlers = list(logging.getLogger("py.warnings").handlers)
+
+    def work() -> None:
+        stop_following_threads()
+        thread = threading.Thread(target=print, args=("followed",))
+        thread.start()
+        thread.join()
+
+    task = make_task()
+    run(task, work)
+    assert lines(task) == [(LogSource.STDOUT, "followed")]
+    assert threading.Thread.start.__wrapped__ is methods[0]  # type: ignore[attr-defined]
+    stop_following_threads()
+    assert (threading.Thread.start, ThreadPoolExecutor.submit) == methods
+    assert logging.getLogger("py.warnings").handlers == handlers
+
+
+def test_a_worker_that_stops_restores_them(worker: Callable[..., JobManager], room: str) -> None:
+    """Its process may go on with other work."""
+    stop_following_threads()
+    methods = threading.Thread.start, ThreadPoolExecutor.submit
+    manager = worker(lambda task: threading.Thread.start is not methods[0])
+    manager.register(Add, room=room)
+    assert manager.wait_for(manager.submit(Add(), room=room), 30).result is True
+    manager.disconnect()
+    assert (threading.Thread.start, ThreadPoolExecutor.submit) == methods
+
+
+@pytest.mark.usefixtures("followed")
+def test_methods_that_others_have_wrapped_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their wrapper is not lost, and tasks are followed under it, once."""
+    calls = []
+    below = ThreadPoolExecutor.submit
+
+    def submit(self: ThreadPoolExecutor, /, *args: Any, **kwargs: Any) -> Any:
+        calls.append(args[0])
+        return below(self, *args, **kwargs)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    stop_following_threads()
+    assert ThreadPoolExecutor.submit is submit
+    task = make_task()
+    with ThreadPoolExecutor(1) as pool:
+        run(task, lambda: pool.submit(print, "followed").result())
+    assert calls == [print]
+    assert lines(task) == [(LogSource.STDOUT, "followed")]
+
+
+@pytest.mark.usefixtures("followed")
+def test_calls_outside_of_tasks_are_as_ever() -> None:
+    """Their exceptions have no frame of the worker, also in a pool that a task used."""
+    with ThreadPoolExecutor(1) as pool:
+        run(make_task(), lambda: pool.submit(int).result())
+        error = pool.submit(int, "x").exception()
+    assert error is not None
+    assert "capture.py" not in "".join(traceback.format_exception(error))
+    with pytest.raises(TypeError, match="submit"):
+        ThreadPoolExecutor.submit(pool)  # type: ignore[call-arg]
+
+
+class Careful(threading.Thread):
+    """A thread whose attributes may not be set."""
+
+    ready = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.ready and not name.startswith("_"):
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+    def run(self) -> None:
+        """Print."""
+        print("careful")
+
+
+def test_subclasses_of_threads_are_followed() -> None:
+    """One that refuses attributes, one whose `run` was replaced, and a timer."""
+    task = make_task()
+
+    def work() -> None:
+        replaced = threading.Thread()
+        replaced.run = lambda: print("replaced", "run" in vars(replaced))  # type: ignore[method-assign]
+        for thread in (Careful(), replaced, threading.Timer(0, print, ["timer"])):
+            thread.start()
+            thread.join()
+
+    run(task, work)
+    assert [text for _, text in lines(task)] == ["careful", "replaced True", "timer"]
+
+
+def test_a_thread_that_does_not_start_stays_as_it_was() -> None:
+    """The error is Python's own, and the thread refers to no task."""
+    thread = threading.Thread(target=print)
+
+    def work() -> None:
+        thread.start()
+        thread.join()
+        thread.start()
+
+    outcome = run(make_task(), work)
+    assert outcome.error == "RuntimeError: threads can only be started once"
+    assert "run" not in vars(thread)

@@ -86,6 +86,39 @@ def test_capturing_can_be_switched_off(start: Start, worker: Make, room: str, ap
     assert texts(api, str(task.id)) == ["done"]
 
 
+CHOOSY = """
+
+class Choosy(Work):
+    policy: ClassVar[JobPolicy] = JobPolicy(retry_on=("worker_lost",))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "reasons"),
+    [
+        (["--max-attempts", "3"], set(RetryOn)),
+        (["--max-attempts", "1"], {"worker_lost"}),
+        ([], {"worker_lost"}),
+    ],
+)
+def test_several_attempts_alone_are_attempts_after_errors(  # noqa: PLR0917 - fixtures
+    start: Start,
+    worker: Make,
+    room: str,
+    api: Connection,
+    tmp_path: Path,
+    options: list[str],
+    reasons: set[str],
+) -> None:
+    """Unless the class says when it is retried."""
+    (tmp_path / "work.py").write_text(JOBS + CHOOSY)
+    start(*options)
+    wait_until(lambda: worker().jobs(room).total == 2)
+    for name, expected in (("Work", reasons), ("Choosy", {"worker_lost"})):
+        job = RestApi(api).get(f"/rooms/{room}/jobs/{quoted(f'{room}:analysis:{name}')}", JobResponse)
+        assert set(job.retry_on) == expected
+
+
 @pytest.mark.parametrize("option", [["--timeout", "-1"], ["--start-timeout", "nan"]])
 def test_an_invalid_policy_is_refused(option: list[str], tmp_path: Path) -> None:
     """Before anything is loaded or registered."""

@@ -74,7 +74,7 @@ MaxAttempts = Annotated[
         metavar="N",
         min=1,
         max=1000,
-        help="How many attempts of a task may fail or exceed its time limit.",
+        help="How many attempts of a task may fail or exceed its time limit; above 1, it is retried.",
         rich_help_panel=_POLICY,
     ),
 ]
@@ -82,7 +82,8 @@ RetryOnOption = Annotated[
     list[RetryOn] | None,
     typer.Option(
         "--retry-on",
-        help="Why a task is tried again; may be repeated. By default only after a lost worker.",
+        help="Why a task is tried again; may be repeated. With --max-attempts it is any of these by default, "
+        "else only a lost worker.",
         rich_help_panel=_POLICY,
     ),
 ]

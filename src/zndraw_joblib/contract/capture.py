@@ -130,28 +130,25 @@ class running:
         self._task = task
 
     def __enter__(self) -> None:
-        if not _follows_threads:
-            _follow_threads()
+        self._pid = os.getpid()
+        _threads.acquire()
         self._token = running_task.set(self._task)
         if self._task.channel.captures:
-            self._pid = os.getpid()
             _streams.acquire()
 
     def __exit__(self, *_: object) -> None:
         running_task.reset(self._token)
         channel = self._task.channel
-        if channel.captures and os.getpid() == self._pid:
-            _streams.release()
+        if os.getpid() == self._pid:
+            _threads.release()
+            if channel.captures:
+                _streams.release()
         channel.finish()
 
 
 def outside_tasks(call: Callable[[], Any]) -> Any:
     """Return what `call` returns; it, and threads that it starts, belong to no task."""
     return Context().run(call)
-
-
-_follow_lock = threading.Lock()
-_follows_threads = False
 
 
 def _call_for_task(task: TaskContext | None, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -162,37 +159,109 @@ def _call_for_task(task: TaskContext | None, fn: Callable[..., Any], /, *args: A
         running_task.reset(token)
 
 
-def _follow_threads() -> None:
-    """Let each thread, and each call in a pool of threads, know the task that started it; log warnings.
+class _Threads:
+    """Lets each thread, and each call in a pool of threads, know the task that started it; logs warnings.
 
-    Python does so itself only with `thread_inherit_context`, from version 3.14 on.
+    Python does so itself only with `thread_inherit_context`, from version 3.14 on. What is called outside of
+    tasks is passed on as it is.
     """
-    global _follows_threads  # noqa: PLW0603 - it concerns the process
-    with _follow_lock:
-        if _follows_threads:
-            return
-        _follows_threads = True
-    logging.getLogger("py.warnings").addHandler(_WarningsHandler())
-    start, submit = threading.Thread.start, ThreadPoolExecutor.submit
 
+    def __init__(self) -> None:
+        self._warnings = _WarningsHandler()
+        self._former: _Methods | None = None
+        self._own: _Methods | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Start anew in a forked process: the thread that it has runs no task of a worker."""
+        self._lock = threading.Lock()
+        self._tasks = 0
+
+    def acquire(self) -> None:
+        """Follow threads while a task runs, which ends with `release`."""
+        with self._lock:
+            self._tasks += 1
+            if self._own is None:
+                logging.getLogger("py.warnings").addHandler(self._warnings)
+                self._former = start, submit = _methods()
+                self._own = _starts_for_task(start), _submits_for_task(submit)
+                _set_methods(self._own)
+
+    def release(self) -> None:
+        """Note that a task has ended."""
+        with self._lock:
+            self._tasks -= 1
+
+    def restore(self) -> None:
+        """Follow threads no longer, unless a task runs or another library has wrapped the same methods."""
+        with self._lock:
+            if self._former is not None and not self._tasks and _methods() == self._own:
+                logging.getLogger("py.warnings").removeHandler(self._warnings)
+                _set_methods(self._former)
+                self._former = self._own = None
+
+
+def _methods() -> "_Methods":
+    return threading.Thread.start, ThreadPoolExecutor.submit
+
+
+def _set_methods(methods: "_Methods") -> None:
+    threading.Thread.start, ThreadPoolExecutor.submit = methods  # type: ignore[assignment,method-assign]
+
+
+_Start = Callable[[threading.Thread], None]
+_Submit = Callable[..., "Future[Any]"]
+_Methods = tuple[_Start, _Submit]
+
+
+def _starts_for_task(start: _Start) -> _Start:
     @wraps(start)
     def start_for_task(self: threading.Thread) -> None:
         task = running_task.get()
-        if task is not None:
-            run = self.run
+        if task is None:
+            start(self)
+            return
+        # Not by `setattr`, which a subclass may define.
+        own, run = vars(self).get("run"), self.run
 
-            def run_for_task() -> None:
-                del self.run  # a thread that refers to itself would live until the garbage collector runs
-                _call_for_task(task, run)
+        def restore() -> None:  # a thread that refers to itself would live until the garbage collector runs
+            vars(self).pop("run", None)
+            if own is not None:
+                vars(self)["run"] = own
 
-            self.run = run_for_task  # type: ignore[method-assign]
-        start(self)
+        def run_for_task() -> None:
+            restore()
+            _call_for_task(task, run)
 
-    @wraps(submit)  # type: ignore[arg-type]
+        vars(self)["run"] = run_for_task
+        try:
+            start(self)
+        except BaseException:
+            restore()
+            raise
+
+    return start_for_task
+
+
+def _submits_for_task(submit: _Submit) -> _Submit:
+    @wraps(submit)
     def submit_for_task(
         self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> "Future[Any]":
-        return submit(self, _call_for_task, running_task.get(), fn, *args, **kwargs)
+        task = running_task.get()
+        if task is None:
+            return submit(self, fn, *args, **kwargs)
+        # A new thread of the pool will serve other tasks, too.
+        return _call_for_task(None, submit, self, _call_for_task, task, fn, *args, **kwargs)  # type: ignore[no-any-return]
 
-    threading.Thread.start = start_for_task  # type: ignore[method-assign]
-    ThreadPoolExecutor.submit = submit_for_task  # type: ignore[method-assign,assignment]
+    return submit_for_task
+
+
+_threads = _Threads()
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_threads.reset)
+
+
+def stop_following_threads() -> None:
+    """Undo what a worker of this process has changed for its tasks, if none runs; call it when it ends."""
+    _threads.restore()

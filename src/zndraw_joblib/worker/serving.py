@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict, Unpack
 
 from zndraw_joblib.contract.logs import LogConfig
+from zndraw_joblib.contract.policy import RetryOn
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.task_context import call_run
 from zndraw_joblib.worker.api import ApiManager, connect
 from zndraw_joblib.worker.loading import CannotLoad, load_context, load_extensions
 from zndraw_joblib.worker.manager import Executor, JobManager
-from zndraw_joblib.worker.registrations import PolicyOptions
+from zndraw_joblib.worker.registrations import PolicyOptions, class_policy, policy_of
 from zndraw_joblib.worker.supervisor import ChildExit, Next, Parent, Supervisor
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -47,16 +48,26 @@ def serve(
     """Register `extensions` as jobs of `room` and run their tasks, until SIGINT or SIGTERM.
 
     `context` returns the `vis` of each task's `run`; it is called with the task if it takes an argument.
-    `policy` sets fields of the policies of all jobs. `options` are those of `JobManager`. A refusal of the
+    `policy` sets fields of the policies of all jobs; several attempts alone mean after any failure, unless a
+    class sets its `retry_on`. `options` are those of `JobManager`. A refusal of the
     server at registration is raised.
     """
     with JobManager(api, execute=Runner(context), **options) as manager:
 
         def register() -> None:
             for cls in extensions:
-                manager.register(cls, room=room, **(policy or {}))
+                manager.register(cls, room=room, **_with_reasons(cls, policy or {}))
 
         manager.wait(register)
+
+
+def _with_reasons(cls: type[Any], policy: PolicyOptions) -> PolicyOptions:
+    if (
+        policy.get("max_attempts", 1) == 1
+        or "retry_on" in class_policy(cls, policy_of(policy)).model_fields_set
+    ):
+        return policy
+    return {**policy, "retry_on": list(RetryOn)}
 
 
 class Runner:

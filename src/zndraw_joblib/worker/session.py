@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
+from zndraw_joblib.contract.capture import stop_following_threads
 from zndraw_joblib.contract.forks import default_signals_in_forks
 from zndraw_joblib.worker.execution import Execute
 from zndraw_joblib.worker.live_reports import LiveReports
@@ -208,6 +209,7 @@ class Session:
                     self._pipeline.join(_JOIN_SECONDS)
         finally:
             self._subscriptions.close()
+            stop_following_threads()
             self.closed.set()
             self.request_end()
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
+from zndraw_joblib.contract.capture import stop_following_threads
 from zndraw_joblib.contract.logs import log_fields
 from zndraw_joblib.contract.messages import MAX_NAMED_TASKS, NamedTask, Verdict
 from zndraw_joblib.contract.problems import (
@@ -132,6 +133,7 @@ class GuardedExecutor:
         if self._owns_runtime:
             await self._runtime.finish()  # events are published, before the pub/sub connection closes
         await _end(loops[2:])
+        stop_following_threads()
 
     def check(self) -> str:
         """Return `ok`, or the reason why no internal task can run here, for a server's health check."""
