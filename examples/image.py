@@ -6,7 +6,8 @@
     zndraw-joblib submit Mandelbrot width=800 height=600 --wait > mandelbrot.png
     zndraw-joblib submit Plot 'y=[3, 1, 2]' title=Energy --wait > plot.png
 
-`GET /v1/joblib/tasks/{id}/result` returns the PNG as `image/png`; a browser shows it.
+`GET /v1/joblib/tasks/{id}/result` returns the PNG as `image/png`; a browser shows it. `run` gets `task`, the
+running task, if it has an argument of this name, and `vis`, what the function of `worker --context` returns.
 """
 
 from typing import Any, ClassVar

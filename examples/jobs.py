@@ -1,4 +1,8 @@
-"""Jobs for `zndraw-joblib worker examples/jobs.py`."""
+"""Jobs for `zndraw-joblib worker examples/jobs.py`.
+
+`run` gets `task`, the running task, if it has an argument of this name, and `vis`, what the function of
+`worker --context` returns; without the option it is None.
+"""
 
 import time
 from typing import Any, ClassVar

@@ -1,0 +1,37 @@
+"""The commands that the examples and the guides show work as they are written."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli.conftest import Stack
+from cli.program import TIMEOUT
+
+from example_jobs.conftest import ROOT
+
+PAGES = ("examples/relaxation.py", "examples/image.py", "docs/how-to/workers.md", "docs/how-to/results.md")
+SUBMITS = r"^ *(zndraw-joblib submit (?:Relax|Mandelbrot|Plot) .+)$"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_submits_work_as_they_are_shown(examples: Stack, tmp_path: Path, page: str) -> None:
+    """In a shell: each completes, and writes its result to the file that it names, or to the terminal."""
+    commands = re.findall(SUBMITS, (ROOT / page).read_text(), re.MULTILINE)
+    assert commands
+    for command in commands:
+        arguments = shlex.join([sys.executable, "-m", "zndraw_joblib"])
+        done = subprocess.run(
+            ["sh", "-c", command.replace("zndraw-joblib", arguments, 1)],
+            cwd=tmp_path,
+            env=examples.program.env,
+            capture_output=True,
+            check=True,
+            timeout=TIMEOUT,
+        )
+        assert b"completed in" in done.stderr
+        _, _, name = command.partition(" > ")
+        result = (tmp_path / name).read_bytes() if name else done.stdout
+        assert result.startswith(b"\x89PNG" if name else b"{")
