@@ -51,7 +51,10 @@ def find_before_removing(*, check_again: bool) -> None:
                 await asyncio.sleep(_POLL_SECONDS)
 
         async def lock(tx: Any, *arguments: Any) -> Any:
-            return await lock_if_stale(tx, *arguments) if check_again else dict.fromkeys(found, 0)
+            if check_again:
+                return await lock_if_stale(tx, *arguments)
+            batch, found[:] = dict.fromkeys(found, 0), []  # an empty batch ends the cycle
+            return batch
 
         workers.lock_if_stale = lock
         try:

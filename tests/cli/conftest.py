@@ -1,7 +1,8 @@
 """The command line in an empty folder, and a server with a worker that several tests share."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,19 +76,28 @@ def program(tmp_path: Path) -> Program:
     return Program(tmp_path)
 
 
-@pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Return one server, and one worker that serves JOBS in @global with a context."""
-    folder = tmp_path_factory.mktemp("stack")
-    (folder / "my_jobs.py").write_text(JOBS)
+@contextmanager
+def serving(folder: Path, jobs: str, names: Sequence[str], *options: str) -> Iterator[Stack]:
+    """Run one server, and one worker that serves a module with jobs of these names in @global."""
+    (folder / "my_jobs.py").write_text(jobs)
     program = Program(folder)
     with RunningServer(program) as server, server.connect() as connection:
         program.env["ZNDRAW_JOBLIB_URL"] = server.url
-        worker = program.start("worker", "my_jobs.py", "--context", "my_jobs:context")
+        worker = program.start("worker", "my_jobs.py", *options)
         client = JobClient(RestApi(connection))
-        wait_until(lambda: client.jobs().total == 4 or worker.poll())
+        wait_until(lambda: client.jobs().total == len(names) or worker.poll())
         yield Stack(program, server, client)
         worker.send_signal(signal.SIGINT)
         stderr = worker.communicate()[1]
         assert worker.returncode == 0
-        assert stderr.startswith(f"Serving Show, Fail, Picky, Twin in @global at {server.url}")
+        assert stderr.startswith(f"Serving {', '.join(names)} in @global at {server.url}")
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Return a server and a worker with JOBS and a context."""
+    options = "--context", "my_jobs:context"
+    with serving(
+        tmp_path_factory.mktemp("stack"), JOBS, ["Show", "Fail", "Picky", "Twin"], *options
+    ) as stack:
+        yield stack

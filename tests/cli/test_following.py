@@ -12,7 +12,7 @@ import pytest
 from sdk.proxy import Proxy, raw
 from waiting import wait_until
 
-from cli.conftest import Stack
+from cli.conftest import Stack, serving
 from cli.program import TIMEOUT, Program, RunningServer
 from cli.terminal import OnTerminal
 from zndraw_joblib.contract.problems import PROBLEM_MEDIA_TYPE as PROBLEM
@@ -55,17 +55,8 @@ class Report(Extension):
 @pytest.fixture(scope="module")
 def reporting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Return a server and a worker with JOBS."""
-    folder = tmp_path_factory.mktemp("reporting")
-    (folder / "report_jobs.py").write_text(JOBS)
-    program = Program(folder)
-    with RunningServer(program) as server, server.connect() as connection:
-        program.env["ZNDRAW_JOBLIB_URL"] = server.url
-        worker = program.start("worker", "report_jobs.py", "--concurrency", "4")
-        client = JobClient(RestApi(connection))
-        wait_until(lambda: client.jobs().total == 1 or worker.poll())
-        yield Stack(program, server, client)
-        worker.send_signal(signal.SIGINT)
-        worker.communicate()
+    with serving(tmp_path_factory.mktemp("reporting"), JOBS, ["Report"], "--concurrency", "4") as stack:
+        yield stack
 
 
 def submit(stack: Stack, *values: str) -> str:
@@ -101,7 +92,7 @@ def test_a_failure_prints_the_traceback_of_the_job(reporting: Stack) -> None:
     assert (process.returncode, out) == (1, "")
     *lines, last = err.splitlines()
     assert lines[0].startswith("Traceback")
-    assert "report_jobs.py" in err
+    assert "my_jobs.py" in err
     assert "zndraw_joblib/" not in err
     assert lines[-1] == "ValueError: attempt 2"
     assert last.endswith("failed: ValueError: attempt 2")

@@ -1,7 +1,6 @@
 """Provider requests during lost responses, restarts, other workers, and a stop."""
 
 import hashlib
-import json
 import logging
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from waiting import wait_until
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from sdk.providers import Call, Echo, Gate
-from sdk.test_lost_responses import bad_gateway, lose_connection, time_out
+from sdk.test_lost_responses import Lose, bad_gateway, lose_connection, lose_one_claim, time_out
 from zndraw_joblib.contract.messages import WorkerResponse
 from zndraw_joblib.contract.problems import ProviderFailed, ProviderNotFound
 from zndraw_joblib.worker.api import Connection
@@ -47,24 +46,11 @@ def send_request(worker: Make, room: str) -> Iterator[SendRequest]:
 
 
 @pytest.mark.parametrize("lose", [lose_connection, time_out, bad_gateway])
-def test_a_claim_is_repeated_with_its_id(
-    worker: Make, room: str, server: LiveServer, lose: Callable[[httpx.Response], None]
-) -> None:
+def test_a_claim_is_repeated_with_its_id(worker: Make, room: str, server: LiveServer, lose: Lose) -> None:
     """No claimed request is lost, and the provider is called once."""
-    ids: list[str] = []
     seen: list[str] = []
-    is_lost = threading.Event()
-
-    def watch(response: httpx.Response) -> None:
-        if response.request.url.path.endswith("/claim"):
-            ids.append(json.loads(response.request.content)["claim_id"])
-            response.read()
-            if response.json().get("request") and not is_lost.is_set():
-                is_lost.set()
-                lose(response)
-
     with server.connect() as api:
-        api.http.event_hooks["response"].append(watch)
+        ids = lose_one_claim(api, "request", lose)
         manager = worker(at=api)
         manager.register_provider(Call, name="one", handler=lambda word: seen.append(word) or b"1", room=room)
         for word in ("a", "b"):

@@ -5,7 +5,7 @@ import re
 import sqlite3
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +18,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, column, func, insert, inspect, select, table, text
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from zndraw_joblib.server.store import idempotency, providers, schema
 from zndraw_joblib.server.store.column_types import UtcDateTime
@@ -49,6 +49,18 @@ async def tables(engine: AsyncEngine) -> set[str]:
     """Return the names of all tables."""
     async with engine.connect() as connection:
         return set(await connection.run_sync(lambda c: inspect(c).get_table_names()))
+
+
+async def add(connection: AsyncConnection, rows: Mapping[str, dict[str, Any]]) -> None:
+    """Insert a row into each table."""
+    for name, row in rows.items():
+        await connection.execute(insert(metadata.tables[name]), row)
+
+
+async def counts(connection: AsyncConnection, names: Iterable[str]) -> list[int]:
+    """Return the number of rows of each table."""
+    selects = [select(func.count()).select_from(table(name)) for name in names]
+    return [(await connection.execute(each)).scalar_one() for each in selects]
 
 
 def migrate(connection: Connection, go: Callable[[Config, str], None], target: str) -> None:
@@ -304,11 +316,7 @@ async def test_a_queue_with_tasks_gets_the_table_of_keys(empty: AsyncEngine) -> 
         assert (await database.write(idempotency.lock, [answer.id]))[0] == ({answer.id: answer}, set())
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0004")
-            counts = [
-                (await connection.execute(select(func.count()).select_from(table(name)))).scalar_one()
-                for name in names
-            ]
-    assert counts == [1, 1]
+            assert await counts(connection, names) == [1, 1]
     assert "joblib_idempotency_key" not in await tables(empty)
 
 
@@ -324,16 +332,13 @@ async def test_a_queue_with_held_tasks_gets_the_table_of_unnamed_tasks(empty: As
     }
     async with empty.begin() as connection:
         await connection.run_sync(migrate, command.upgrade, "0005")
-        for name, row in rows.items():
-            await connection.execute(insert(metadata.tables[name]), row)
+        await add(connection, rows)
     await schema.upgrade(SessionDatabase(open_sessions(empty)))
     mark = {"task_seq": 1, "attempt": 1, "unnamed_since": at}
     async with empty.begin() as connection:
         await connection.execute(insert(metadata.tables["joblib_unnamed_task"]), mark)
         await connection.run_sync(migrate, command.downgrade, "0005")
-        for name in rows:
-            count = select(func.count()).select_from(table(name))
-            assert (await connection.execute(count)).scalar_one() == 1
+        assert await counts(connection, rows) == [1] * len(rows)
     assert "joblib_unnamed_task" not in await tables(empty)
 
 
@@ -413,22 +418,18 @@ async def test_attempts_get_the_tables_of_their_details(empty: AsyncEngine) -> N
     }
     async with empty.begin() as connection:
         await connection.run_sync(migrate, command.upgrade, "0008")
-        for name, row in rows.items():
-            await connection.execute(insert(metadata.tables[name]), row)
+        await add(connection, rows)
     for _ in range(2):
         await schema.upgrade(SessionDatabase(open_sessions(empty)))
         for name in details:
             assert await rows_of(empty, name) == []
         async with empty.begin() as connection:
-            for name, row in details.items():
-                await connection.execute(insert(metadata.tables[name]), row)
+            await add(connection, details)
         detail, part = (1, 2, {"current": 3}, None, 0, 0, 0, None, None), (1, 2, 1, 1, 2, "[]")
         assert [await rows_of(empty, name) for name in details] == [[detail], [part]]
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0008")
-            for name in rows:
-                count = select(func.count()).select_from(table(name))
-                assert (await connection.execute(count)).scalar_one() == 1
+            assert await counts(connection, rows) == [1] * len(rows)
     assert not set(details) & await tables(empty)
 
 
@@ -451,8 +452,7 @@ async def test_rooms_get_the_tables_of_their_events(empty: AsyncEngine) -> None:
     }
     async with empty.begin() as connection:
         await connection.run_sync(migrate, command.upgrade, "0009")
-        for name, row in rows.items():
-            await connection.execute(insert(metadata.tables[name]), row)
+        await add(connection, rows)
     for _ in range(2):
         await schema.upgrade(SessionDatabase(open_sessions(empty)))
         for name, row in added.items():
@@ -462,9 +462,7 @@ async def test_rooms_get_the_tables_of_their_events(empty: AsyncEngine) -> None:
             assert [set(found) for found in await rows_of(empty, name)] == [set(row.values())]
         async with empty.begin() as connection:
             await connection.run_sync(migrate, command.downgrade, "0009")
-            for name in rows:
-                count = select(func.count()).select_from(table(name))
-                assert (await connection.execute(count)).scalar_one() == 1
+            assert await counts(connection, rows) == [1] * len(rows)
     assert not set(added) & await tables(empty)
 
 

@@ -22,6 +22,7 @@ from zndraw_joblib.server.ports import Page, job_key, task_key
 from zndraw_joblib.server.service import details
 from zndraw_joblib.server.service.pydantic_internals import construct
 from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.streams import TaskSummary
 from zndraw_joblib.server.store.tasks import TaskRecord
 from zndraw_joblib.server.store.tasks.append import Appended, NewTask
 from zndraw_joblib.server.store.tasks.details import Detail
@@ -158,7 +159,7 @@ def stepped_response(task: Stepped, report: TaskUpdateRequest) -> TaskResponse:
 
 def publish_changed(tx: Transaction, tasks: Sequence[TaskResponse]) -> None:
     """Publish new statuses to the tasks' rooms after the commit; wake the waiters of ended tasks."""
-    tx.emit_many(lambda: [Emission(_status_event(task), room_of(task.room_id)) for task in tasks])
+    tx.emit_many(lambda: list(map(_response_emission, tasks)))
     for task in tasks:
         if task.status in TERMINAL:
             tx.wake(task_key(task.id))
@@ -170,7 +171,7 @@ def publish_new(tx: Transaction, tasks: Sequence[TaskResponse]) -> None:
     def make() -> list[Emission]:
         found = []
         for task in tasks:
-            found.append(Emission(_status_event(task), room_of(task.room_id)))
+            found.append(_response_emission(task))
             available = TaskAvailable.model_construct(
                 job_name=task.job_name, room_id=task.room_id, task_id=task.id
             )
@@ -218,26 +219,14 @@ def _available_emission(task: TaskRecord) -> Emission:
     return Emission(event, workers_of(str(task.job)))
 
 
-def _status_event(task: TaskResponse) -> TaskStatusEvent:
+def status_event(
+    task: TaskResponse | TaskRecord | TaskSummary, name: str, room_id: str, position: int | None
+) -> TaskStatusEvent:
+    """Return the event with the status of a task, which has this position in its queue."""
     return TaskStatusEvent.model_construct(
         id=task.id,
-        name=task.job_name,
-        room_id=task.room_id,
-        status=task.status,
-        created_at=task.created_at,
-        started_at=task.started_at,
-        completed_at=task.completed_at,
-        queue_position=task.queue_position,
-        worker_id=task.worker_id,
-        error=task.error,
-    )
-
-
-def _status_emission(task: TaskRecord, position: int | None) -> Emission:
-    event = TaskStatusEvent.model_construct(
-        id=task.id,
-        name=str(task.job),
-        room_id=task.room_id,
+        name=name,
+        room_id=room_id,
         status=task.status,
         created_at=task.created_at,
         started_at=task.started_at,
@@ -246,7 +235,15 @@ def _status_emission(task: TaskRecord, position: int | None) -> Emission:
         worker_id=task.worker_id,
         error=task.error,
     )
+
+
+def _response_emission(task: TaskResponse) -> Emission:
+    event = status_event(task, task.job_name, task.room_id, task.queue_position)
     return Emission(event, room_of(task.room_id))
+
+
+def _status_emission(task: TaskRecord, position: int | None) -> Emission:
+    return Emission(status_event(task, str(task.job), task.room_id, position), room_of(task.room_id))
 
 
 def _lost_emission(task: LostTask, names: Mapping[UUID, str], error: str) -> Emission:

@@ -7,12 +7,12 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from zndraw_joblib.contract.events import TaskStatusEvent
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.contract.status import TERMINAL
 from zndraw_joblib.contract.streams import Resync, ResyncReason, RoomSnapshot
 from zndraw_joblib.server.service import tasks
+from zndraw_joblib.server.service.serializers import status_event
 from zndraw_joblib.server.service.sweep import Pruned
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store import streams as store
@@ -108,18 +108,7 @@ async def _is_last(tx: Transaction, room_id: str, task_id: UUID | None, n: int) 
 
 async def _room_snapshot(tx: Transaction, room_id: str) -> RoomSnapshot:
     found = [
-        TaskStatusEvent.model_construct(
-            id=task.id,
-            name=str(task.name),
-            room_id=room_id,
-            status=task.status,
-            created_at=task.created_at,
-            started_at=task.started_at,
-            completed_at=task.completed_at,
-            queue_position=None,
-            worker_id=task.worker_id,
-            error=task.error,
-        )
+        status_event(task, str(task.name), room_id, None)
         for task in await store.newest_tasks(tx, room_id, _SNAPSHOT_TASKS)
     ]
     total = await counts.total(tx, room_id, None, None)
