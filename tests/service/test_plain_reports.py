@@ -18,6 +18,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import idempotency, tasks
 from zndraw_joblib.server.store.postgres import PostgresDatabase
 from zndraw_joblib.server.store.tables import Task
+from zndraw_joblib.server.store.tasks import steps
 
 TASKS = Task.__table__
 RUNNING, COMPLETED = TaskStatus.RUNNING, TaskStatus.COMPLETED
@@ -143,6 +144,25 @@ async def test_a_report_that_is_not_plain_holds_no_other_up(replica: Replica) ->
     ]
     assert [(await replica.get(task.id)).result for task in held] == [0, 1, None, None, None, 5]
     assert (await replica.get(held[4].id)).status is RUNNING
+
+
+@every_kind
+@pytest.mark.parametrize("longest_list", [2, 512])
+async def test_reports_with_the_same_values_are_fenced_alike(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch, longest_list: int
+) -> None:
+    """Values that all reports share are compared with those of each task, however many there are."""
+    monkeypatch.setattr(steps, "CHUNK", longest_list)
+    job, other = await replica.register(), await replica.register()
+    held = [await claimed(replica, job) for _ in range(3)]
+    for wrong in ({"attempt": 2}, {"attempt": 1, "worker_id": other.worker_id}):
+        got = await many(replica, *[report(task.id, RUNNING, **wrong) for task in held])
+        assert {type(each) for each in got} == {StaleReport}
+    for status, result in ((RUNNING, None), (COMPLETED, 7)):
+        common = {"attempt": 1, "worker_id": job.worker_id, "result": result}
+        got = await many(replica, *[report(task.id, status, **common) for task in held])
+        assert [each.status for each in got if isinstance(each, TaskResponse)] == [status] * 3
+    assert [(await replica.get(task.id)).result for task in held] == [7] * 3
 
 
 @every_kind

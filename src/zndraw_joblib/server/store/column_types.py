@@ -13,7 +13,7 @@ from sqlalchemy.types import TypeDecorator
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A point in time in UTC, aware on every database."""
+    """A point in time in UTC, aware on every database. Many rows have the same times."""
 
     impl = SqlDateTime(timezone=True)
     cache_ok = True
@@ -33,6 +33,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return None if value is None else _in_utc(value)
 
 
+@lru_cache(maxsize=4096)
 def _of_sqlite(text: str | None) -> datetime | None:
     return None if text is None else _in_utc(datetime.fromisoformat(text))
 

@@ -3,8 +3,9 @@
 A step has all its conditions in the statement. Steps that need more, such as a deadline, are left to `move`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -30,12 +31,12 @@ from sqlalchemy.dialects import postgresql
 from zndraw_joblib.contract.names import parse_job_name
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import job_key
-from zndraw_joblib.server.store.bulk import arrays, json_rows
+from zndraw_joblib.server.store.bulk import among, arrays, json_rows, padded
 from zndraw_joblib.server.store.column_types import UtcDateTime
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.room_events import is_watched
 from zndraw_joblib.server.store.tables import Job, Task
-from zndraw_joblib.server.store.tasks.records import if_small
+from zndraw_joblib.server.store.tasks.records import CHUNK, if_small
 
 tasks = Task.__table__
 jobs = Job.__table__
@@ -87,15 +88,12 @@ async def step(tx: Transaction, steps: Sequence[Step], most_bytes: int = 0) -> l
     """
     columns = dict(zip(Step._fields, zip(*steps, strict=True), strict=True))
     given: dict[str, Any] = {"most_bytes": most_bytes} if most_bytes else {}
-    statement = _STATEMENTS[tx.is_sqlite, bool(most_bytes)]
     if tx.is_sqlite:
-        rows = (
-            await tx.execute(statement, {**given, "rows": list(columns.values()), "at": await tx.now()})
-        ).all()
+        rows = await _step_on_sqlite(tx, columns, {**given, "at": await tx.now()})
     else:
         given |= {f"all_{name}": list(values) for name, values in columns.items()}
         given |= {"at": await tx.now() if tx.has_own_clock else None, "count": len(steps)}
-        rows = list(await tx.execute_alone(statement, given))
+        rows = list(await tx.execute_alone(_ON_POSTGRESQL[bool(most_bytes)], given))
         if rows:
             tx.record_watched(is_watched=False)
     written = [Stepped(*row) for row in rows]
@@ -105,6 +103,20 @@ async def step(tx: Transaction, steps: Sequence[Step], most_bytes: int = 0) -> l
             if task.max_in_flight is not None:
                 tx.wake(job_key(parse_job_name(task.job_name)), 1)
     return written
+
+
+async def _step_on_sqlite(
+    tx: Transaction, columns: Mapping[str, Sequence[Any]], given: dict[str, Any]
+) -> Sequence[Any]:
+    """Write steps. A value that is the same for all is one parameter: reading it from JSON costs more."""
+    each = {name: values for name, values in columns.items() if values.count(values[0]) < len(values)}
+    each = {"id": columns["id"], **each}
+    same = {name: values[0] for name, values in columns.items() if name not in each}
+    is_listed = len(each) == 1 and len(each["id"]) <= CHUNK
+    given |= {f"all_{name}": value for name, value in same.items()}
+    given |= {"ids": padded(each["id"])} if is_listed else {"rows": list(each.values())}
+    statement = _on_sqlite(tuple(same), tuple(each), is_listed=is_listed, bodies="most_bytes" in given)
+    return (await tx.execute(statement, given)).all()
 
 
 _KINDS = {
@@ -125,7 +137,6 @@ Given = dict[str, ColumnElement[Any]]
 
 def _as_assumed(given: Given, timeout: ColumnElement[Any]) -> list[ColumnElement[bool]]:
     return [
-        tasks.c.id == given["id"],
         tasks.c.worker_owner_id == given["owner"],
         tasks.c.worker_id == func.coalesce(given["worker"], tasks.c.worker_id),
         tasks.c.attempt == func.coalesce(given["attempt"], tasks.c.attempt),
@@ -177,9 +188,14 @@ def _on_postgresql(*, bodies: bool) -> Update:
     return made.returning(*returned, *([found.payload] if bodies else []))
 
 
-def _on_sqlite(*, bodies: bool) -> Update:
+@lru_cache(maxsize=256)
+def _on_sqlite(same: tuple[str, ...], each: tuple[str, ...], *, is_listed: bool, bodies: bool) -> Update:
     """Return SQLite's statement. RETURNING sees the new row, so a start and end must replace no error."""
-    given = json_rows(_KINDS)
+    given: Given = {name: bindparam(f"all_{name}", type_=_KINDS[name]) for name in same}
+    chosen: ColumnElement[bool] = among(tasks.c.id, bindparam("ids"))
+    if not is_listed:
+        given |= json_rows({name: _KINDS[name] for name in each})
+        chosen = tasks.c.id == given["id"]
     policy, full_name, max_in_flight = [
         select(column).where(jobs.c.id == tasks.c.job_id).correlate(tasks).scalar_subquery()
         for column in (jobs.c.policy, jobs.c.full_name, jobs.c.max_in_flight)
@@ -189,14 +205,10 @@ def _on_sqlite(*, bodies: bool) -> Update:
     is_one_step = or_(
         given["source"] != literal_column(f"'{TaskStatus.CLAIMED}'"), given["target"] != _COMPLETED
     )
-    made = update(tasks).where(*_as_assumed(given, timeout), or_(is_one_step, is_first))
+    made = update(tasks).where(chosen, *_as_assumed(given, timeout), or_(is_one_step, is_first))
     returned = [tasks.c.id, full_name, *_KEPT, tasks.c.error, tasks.c.error_code, max_in_flight]
     returned += [if_small(tasks.c.payload)] if bodies else []
     return made.values(_written(given, _AT)).returning(*returned)
 
 
-_STATEMENTS = {
-    (is_sqlite, bodies): (_on_sqlite if is_sqlite else _on_postgresql)(bodies=bodies)
-    for is_sqlite in (True, False)
-    for bodies in (True, False)
-}
+_ON_POSTGRESQL = {bodies: _on_postgresql(bodies=bodies) for bodies in (True, False)}
