@@ -157,7 +157,7 @@ def test_a_typo_is_refused(examples: Stack, payload: dict[str, Any], error: str)
 
 def test_a_cancelled_task_stops_early(examples: Stack, example: ModuleType) -> None:
     """The worker's only thread is soon free for the next task."""
-    endless = example.RelaxPath(atoms=copper(3), fmax=1e-9, steps=10_000)
+    endless = example.RelaxPath(atoms=copper(3), fmax=1e-300, steps=10_000)
     task_id = examples.client.submit(endless, room="lab")
     wait_until(lambda: examples.client.get_task(task_id).progress)
     examples.program.ok("cancel", task_id)
