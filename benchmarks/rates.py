@@ -22,18 +22,17 @@ _SCENARIOS = (
 
 def run(bench: Bench) -> None:
     """Report the rates of submit, claim and the whole life cycle of a task, which is three calls."""
-    url = bench.new_url()
-    with serving("joblib", url) as server:
-        for count in _CONNECTIONS:
-            uvloop.run(scenarios.submit(server, count, bench.seconds))
-            noop = median(bench.empty_rate(count) for _ in range(bench.repeats))
-            bench.report.add(f"empty endpoint, {_counted(count)}", noop, "/s")
-            for name, scenario, calls in _SCENARIOS:
-                if scenario is not scenarios.submit:
-                    needed = bench.repeats * bench.seconds * _MAX_TASKS_PER_SECOND
-                    uvloop.run(add_pending_tasks(url, int(needed)))
-                rate, ratio = bench.scenario(server, scenario, count, calls)
-                bench.report.add(f"{name}, {_counted(count)}", rate, "/s", ratio)
+    server, url = bench.shared_server
+    for count in _CONNECTIONS:
+        uvloop.run(scenarios.submit(server, count, bench.seconds))
+        noop = median(bench.empty_rate(count) for _ in range(bench.repeats))
+        bench.report.add(f"empty endpoint, {_counted(count)}", noop, "/s")
+        for name, scenario, calls in _SCENARIOS:
+            if scenario is not scenarios.submit:
+                needed = bench.repeats * bench.seconds * _MAX_TASKS_PER_SECOND
+                uvloop.run(add_pending_tasks(url, int(needed)))
+            rate, ratio = bench.scenario(server, scenario, count, calls)
+            bench.report.add(f"{name}, {_counted(count)}", rate, "/s", ratio)
 
 
 def _counted(connections: int) -> str:
@@ -42,12 +41,12 @@ def _counted(connections: int) -> str:
 
 def run_latencies(bench: Bench) -> None:
     """Report how long one submit takes, and when waiting claims and waiting submitters get their response."""
-    with serving("joblib", bench.new_url()) as server:
-        lone = [uvloop.run(scenarios.submit(server, 1, bench.seconds)) for _ in range(bench.repeats)]
-        empty = [uvloop.run(scenarios.noop(bench.noop, 1, bench.seconds)) for _ in range(bench.repeats)]
-        bench.report.add("empty endpoint, p50", median(each.p50 for each in empty), "ms")
-        bench.report.add("lone submit, p50", median(each.p50 for each in lone), "ms")
-        report_latencies(bench, server, server)
+    server, _ = bench.shared_server
+    lone = [uvloop.run(scenarios.submit(server, 1, bench.seconds)) for _ in range(bench.repeats)]
+    empty = [uvloop.run(scenarios.noop(bench.noop, 1, bench.seconds)) for _ in range(bench.repeats)]
+    bench.report.add("empty endpoint, p50", median(each.p50 for each in empty), "ms")
+    bench.report.add("lone submit, p50", median(each.p50 for each in lone), "ms")
+    report_latencies(bench, server, server)
 
 
 def report_latencies(bench: Bench, submitter: str, worker: str) -> None:

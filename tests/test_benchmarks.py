@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import benchmarks
-from benchmarks.__main__ import DATABASES, SECTIONS
+from benchmarks.__main__ import DATABASES, ON_REQUEST, SECTIONS, SHARING
 from benchmarks.guard import RATIOS
 from benchmarks.peers.catalog import PEERS
 from benchmarks.peers.environments import PROGRAMS, REQUIREMENTS
@@ -26,6 +26,12 @@ def test_targets_and_ratios_are_of_known_sections_and_databases() -> None:
     assert {section for section, _ in TARGETS} <= set(SECTIONS)
     assert {kind for kinds in TARGETS.values() for kind in kinds} == set(DATABASES)
     assert set(json.loads(RATIOS.read_text(encoding="utf-8"))) == set(DATABASES)
+
+
+def test_sections_that_share_a_server_come_first() -> None:
+    """It is stopped before the first other section, and not started again."""
+    assert set(list(SECTIONS)[: len(SHARING)]) == SHARING
+    assert set(SECTIONS) > ON_REQUEST
 
 
 def test_peers_have_programs_and_pinned_requirements() -> None:
