@@ -1,9 +1,12 @@
 """What commands log: one line for each record, as text or as JSON with the ids that are known."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -32,6 +35,24 @@ class {name}(Extension):
 RUN = """def run(self, vis: Any, **kwargs: Any) -> Any:
         log.warning("in two\\nlines")
         return {}["missing"]
+"""
+WAITING = """
+import pathlib
+import time
+from typing import Any
+
+from zndraw_joblib import Category, Extension
+
+
+class Wait(Extension):
+    category = Category.ANALYSIS
+    fail: bool = False
+
+    def run(self, vis: Any, **kwargs: Any) -> Any:
+        while not pathlib.Path("go").exists():
+            time.sleep(0.05)
+        if self.fail:
+            raise RuntimeError("it broke")
 """
 ASYNC_RUN = "async " + RUN
 RECORDS = """
@@ -105,7 +126,8 @@ def test_text_escapes_control_characters() -> None:
 )
 def test_a_worker_logs_json(stack: Stack, name: str, run: str, options: list[str]) -> None:
     """All processes of a worker log JSON; what a task logs has the ids of task, worker and job."""
-    (stack.program.folder / f"{name}.py").write_text(JOBS.format(name=name, run=run))
+    file = stack.program.folder / f"{name}.py"
+    file.write_text(JOBS.format(name=name, run=run))
     worker = stack.program.start("worker", f"{name}.py", "--room", "logs", *options, LOG_FORMAT="json")
     job = f"logs:analysis:{name}"
     wait_until(
@@ -120,6 +142,12 @@ def test_a_worker_logs_json(stack: Stack, name: str, run: str, options: list[str
     assert own["message"] == "in two\nlines"
     assert (own["task_id"], own["job"]) == (task, job)
     assert own["worker_id"]
+    [started, ended] = [r for r in json_lines(err[err.index("\n") + 1 :]) if r["logger"].endswith("task_log")]
+    assert started["message"] == f"Task {task} of {job} started"
+    assert (started["level"], ended["level"]) == ("INFO", "ERROR")
+    assert "exception" not in ended
+    assert ended["message"].startswith(f"Task {task} of {job} failed after ")
+    assert ended["message"].endswith(f" s: KeyError: 'missing' ({file}:16)")
 
 
 def test_the_access_log_is_json(program: Program) -> None:
@@ -131,3 +159,51 @@ def test_the_access_log_is_json(program: Program) -> None:
         record = next(json.loads(line) for line in server.stderr.splitlines() if "/health/live" in line)
     assert (record["logger"], record["level"]) == ("uvicorn.access", "INFO")
     assert record["request_id"] == response.headers["X-Request-ID"]
+
+
+@contextmanager
+def serving(stack: Stack, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a worker of WAITING in the room "logs" until a signal or the end of the block."""
+    (stack.program.folder / "waiting_jobs.py").write_text(WAITING)
+    worker = stack.program.start("worker", "waiting_jobs.py", "--room", "logs", *options)
+    try:
+        wait_until(lambda: any(each.name == "Wait" for each in stack.client.jobs("logs").items))
+        yield worker
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+@pytest.mark.parametrize("options", [[], ["--processes", "2"]])
+def test_a_stopped_worker_says_what_it_waits_for(stack: Stack, options: list[str]) -> None:
+    """After Ctrl-C, a worker names the tasks that run; a completed one is logged with its duration."""
+    with serving(stack, *options) as worker:
+        (stack.program.folder / "go").unlink(missing_ok=True)
+        task = stack.client.submit("logs:analysis:Wait", room="logs")
+        wait_until(lambda: stack.client.get_task(task).status == "running")
+        worker.send_signal(signal.SIGINT)
+        assert worker.stderr is not None
+        lines = iter(worker.stderr.readline, "")
+        expected = f"Stopping: waiting for 1 running tasks ({task}). A second Ctrl-C or SIGTERM stops at once"
+        assert any(expected in line for line in lines)
+        (stack.program.folder / "go").touch()
+        assert any(
+            re.search(f"Task {task} of logs:analysis:Wait completed in [0-9.]+ s$", each) for each in lines
+        )
+        assert worker.wait(60) == 0
+
+
+def test_quiet_logs_only_failures(stack: Stack) -> None:
+    """With --quiet, starts and completions are not logged; with debug, a failure has its traceback."""
+    with serving(stack, "--quiet", "--log-level", "debug") as worker:
+        (stack.program.folder / "go").touch()
+        task = stack.client.submit("logs:analysis:Wait", room="logs")
+        assert stack.client.wait_for(task).status == "completed"
+        failed = stack.client.submit("logs:analysis:Wait", {"fail": True}, room="logs")
+        assert stack.client.wait_for(failed).status == "failed"
+        worker.send_signal(signal.SIGINT)
+        _, err = worker.communicate(timeout=60)
+    assert f"Task {failed} of logs:analysis:Wait failed after" in err
+    assert "Traceback" in err
+    assert " started\n" not in err
+    assert "completed in" not in err

@@ -105,6 +105,9 @@ StartTimeout = Annotated[
 Capture = Annotated[
     bool, typer.Option("--capture/--no-capture", help="Write what a job prints to the log of its task.")
 ]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", help="Do not log the start and the end of each task, only failures.")
+]
 SharedFolder = Annotated[str, typer.Argument(metavar="DIR", help="A folder, or a URL that fsspec supports.")]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the shared folder.")]
 ReadersRoom = Annotated[
@@ -137,6 +140,7 @@ def worker(  # noqa: PLR0913 - each is an option
     url: Url = DEFAULT_URL,
     log_level: Log = LogLevel.INFO,
     log_format: Format = LogFormat.TEXT,
+    quiet: Quiet = False,
 ) -> None:
     """Run a worker for the extensions of a module or .py file.
 
@@ -144,7 +148,7 @@ def worker(  # noqa: PLR0913 - each is an option
 
     Ctrl-C lets the running tasks finish; a second Ctrl-C stops at once.
     """
-    log = LogConfig(log_level, log_format)
+    log = LogConfig(log_level, log_format, quiet=quiet)
     log.apply()
     policy = _policy(max_attempts, retry_on, timeout, start_timeout)
     options: RunOptions = {

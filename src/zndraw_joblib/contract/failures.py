@@ -1,6 +1,7 @@
 """Describe the exception that ended an attempt: its type, its traceback, and its notes."""
 
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -12,6 +13,8 @@ from zndraw_joblib.contract.progress import MAX_TRACEBACK_CHARACTERS, Failure
 from zndraw_joblib.contract.task_channel import clean_text
 
 _MAX_TYPE, _MAX_NOTE, _MAX_NOTES = 256, 1000, 20
+_MAX_LINE = 500
+_FRAME = re.compile(r'^ +File "(.+)", line (\d+)', re.MULTILINE)
 _CUT = "\n… (truncated)\n"
 _SDK = str(Path(__file__).parents[1]) + os.sep
 _LIBRARIES = tuple(
@@ -39,6 +42,13 @@ def failure_of(error: BaseException, job: object = None) -> Failure:
         return Failure(
             type=clean_text(type(error).__name__)[:_MAX_TYPE], notes=[clean_text(note)[:_MAX_NOTE]]
         )
+
+
+def one_line(text: str, failure: Failure | None) -> str:
+    """Return the first line of the text of a failure, with the last line of the job's own code it passed."""
+    first = text.partition("\n")[0][:_MAX_LINE]
+    frames = _FRAME.findall((failure and failure.traceback) or "")
+    return f"{first} ({frames[-1][0]}:{frames[-1][1]})" if frames else first
 
 
 def _described(error: BaseException) -> traceback.TracebackException:

@@ -23,6 +23,7 @@ _JSON_NAMES = {
     "exc_info": "exception",
     "stack_info": "stack",
 }
+_TASK_LOG = "zndraw_joblib.worker.task_log"
 # uvicorn's own copy of the message.
 _LEFT_OUT = "color_message"
 # What a terminal or a reader of the file takes as the end of a line, or as a command.
@@ -123,16 +124,22 @@ def _json_formatter() -> logging.Formatter:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """The log level of this package, the format, and whether uvicorn logs requests."""
+    """The log level of this package, the format, and whether uvicorn logs requests.
+
+    With `quiet`, a worker does not log the start and the end of each task, only failures.
+    """
 
     level: LogLevel = LogLevel.WARNING
     format: LogFormat = LogFormat.TEXT
     access_log: bool = False
+    quiet: bool = False
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "LogConfig":
         """Return the configuration that another process sent as JSON."""
-        return cls(LogLevel(values["level"]), LogFormat(values["format"]), values["access_log"])
+        return cls(
+            LogLevel(values["level"]), LogFormat(values["format"]), values["access_log"], values["quiet"]
+        )
 
     def apply(self, *, with_pid: bool = False) -> None:
         """Log this package from `level` on, and all libraries from WARNING on, to standard error.
@@ -150,6 +157,10 @@ class LogConfig:
         logging.basicConfig(handlers=[handler], level=logging.WARNING)
         logging.captureWarnings(capture=True)
         logging.getLogger("zndraw_joblib").setLevel(self.level.upper())
+        if self.quiet:
+            logging.getLogger(_TASK_LOG).setLevel(
+                max(logging.WARNING, logging.getLevelNamesMapping()[self.level.upper()])
+            )
         if self.access_log:
             logging.getLogger("uvicorn.access").setLevel(logging.INFO)
 

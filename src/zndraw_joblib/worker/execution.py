@@ -16,7 +16,6 @@ from zndraw_joblib.contract.outcomes import error_text, misfit_text
 from zndraw_joblib.contract.problems import ResultNotSerializable
 from zndraw_joblib.contract.progress import Failure
 from zndraw_joblib.contract.results import Content, encode_result
-from zndraw_joblib.worker.retry import describe
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)
@@ -77,7 +76,7 @@ def succeeded(task: ClaimedTask, result: Any) -> Outcome:
     except NotSerializable as error:
         return not_serializable(error)
     except BaseException as error:
-        log.error("The result of task %s raised", task.task_id, exc_info=error, extra=task_fields(task))
+        log.debug("The result of task %s raised", task.task_id, exc_info=error, extra=task_fields(task))
         return _failure(task, error)
 
 
@@ -88,15 +87,8 @@ def not_serializable(error: NotSerializable) -> Outcome:
 
 
 def failed(task: ClaimedTask, error: BaseException) -> Outcome:
-    """Return the outcome of a task that raised `error`, and log it."""
-    if task.cancelled.is_set():
-        log.info(
-            "Task %s ended after it was cancelled: %s", task.task_id, describe(error), extra=task_fields(task)
-        )
-    else:
-        log.error(
-            "Task %s of %s raised", task.task_id, task.job_name, exc_info=error, extra=task_fields(task)
-        )
+    """Return the outcome of a task that raised `error`."""
+    log.debug("Task %s of %s raised", task.task_id, task.job_name, exc_info=error, extra=task_fields(task))
     return _failure(task, error)
 
 

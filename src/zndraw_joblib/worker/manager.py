@@ -263,6 +263,7 @@ class JobManager(JobClient):
             if begin:
                 threading.Thread(target=run, args=(begin,), daemon=True).start()
             session.wait()
+            session.log_waits()
             failed = errors[:1]  # after a signal, a later error of `begin` does not matter
             self.disconnect()
         for error in failed:

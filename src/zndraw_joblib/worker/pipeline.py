@@ -20,6 +20,7 @@ from zndraw_joblib.worker.report_entries import Entry
 from zndraw_joblib.worker.reporter import Reporter
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.retry import describe, is_transient
+from zndraw_joblib.worker.task_log import log_end, log_start
 from zndraw_joblib.worker.task_poller import TaskPoller
 from zndraw_joblib.worker.task_process import TaskProcess
 from zndraw_joblib.worker.tasks import ClaimedTask
@@ -115,6 +116,12 @@ class Pipeline:
             self._room.notify_all()
         self._reporter.wake()
 
+    @property
+    def waiting_ids(self) -> set[str]:
+        """Return the ids of the tasks that wait here."""
+        with self._lock:
+            return {each.task.task_id for each in self._waiting}
+
     def release_waiting(self) -> None:
         """Put the tasks that wait here back into their queues."""
         with self._lock:
@@ -205,6 +212,7 @@ class Pipeline:
                 if not self._free_slot(began):
                     self._reporter.wake()
                 continue
+            log_start(entry.task)
             if process is not None:
                 outcome: Outcome | Coroutine[Any, Any, Any] = process.run(entry.task)
             else:
@@ -219,6 +227,7 @@ class Pipeline:
             process.close()
 
     def _end(self, entry: Entry, began: float, outcome: Outcome) -> None:
+        log_end(entry.task, outcome, time.monotonic() - began)
         is_busy = self._free_slot(began)
         self._reporter.end(entry, outcome, is_busy=is_busy)
 

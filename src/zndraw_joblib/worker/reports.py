@@ -73,7 +73,7 @@ class Reports:
         except NotSerializable as error:
             return self._fail(task, not_serializable(error))
         except BaseException as error:
-            log.error("The result of task %s raised", task.task_id, exc_info=error, extra=task_fields(task))
+            log.debug("The result of task %s raised", task.task_id, exc_info=error, extra=task_fields(task))
             failed = self.fail(task, error, retry=not isinstance(error, NonRetryable))
             if not isinstance(error, Exception):
                 raise
@@ -267,6 +267,11 @@ class HeldTasks:
         """Hold a task like any other again: its outcome was not reported."""
         with self._lock:
             self._reported.discard(_token_of(task))
+
+    def ids(self) -> list[str]:
+        """Return the ids of the tasks that this worker holds."""
+        with self._lock:
+            return [token.task_id for token in self._events]
 
     def wait_for_none(self) -> None:
         """Wait until this worker holds no task."""

@@ -30,6 +30,9 @@ from zndraw_joblib.worker.task_poller import TaskPoller
 
 log = logging.getLogger(__name__)
 
+_MAX_LOGGED = 10
+_SECOND_SIGNAL = "A second Ctrl-C or SIGTERM stops at once"
+
 _LAST_RESPONSE_SECONDS = 0.1
 _JOIN_SECONDS = 1.0
 _SIGNAL_CHECK_SECONDS = 0.5
@@ -127,6 +130,14 @@ class Session:
                 self._end_requests.get(timeout=_SIGNAL_CHECK_SECONDS)
                 self._end_requests.put(None)
                 return
+
+    def log_waits(self) -> None:
+        """Log which running tasks `close` waits for."""
+        waiting = self._pipeline.waiting_ids if self._pipeline is not None else set()
+        running = [task_id for task_id in self._held.ids() if task_id not in waiting]
+        if running:
+            named = ", ".join(running[:_MAX_LOGGED]) + (", …" if len(running) > _MAX_LOGGED else "")
+            log.info("Stopping: waiting for %d running tasks (%s). %s", len(running), named, _SECOND_SIGNAL)
 
     def close(self, timeout: float | None) -> None:
         """Claim no more, wait for running work, remove the worker. A second caller waits for the first."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from zndraw_joblib.contract.capture import running
 from zndraw_joblib.contract.codecs import NotSerializable, decode
 from zndraw_joblib.contract.extensions import NonRetryable
-from zndraw_joblib.contract.failures import failure_of
+from zndraw_joblib.contract.failures import failure_of, one_line
 from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
 from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.contract.outcomes import error_text, misfit_text
@@ -165,9 +165,11 @@ def outcome_of(
         return Outcome(error=text, error_code=ResultNotSerializable.problem_id())
     except BaseException as error:
         exit_if_forked(pid, error)
-        logger.warning("Failed task_id=%s", context.task_id, exc_info=True, extra=task_fields(context))
-        final = isinstance(error, NonRetryable)
-        return Outcome(error=error_text(error), retry=not final, failure=failure_of(error, extension))
+        text, failure = error_text(error), failure_of(error, extension)
+        shown = error if logger.isEnabledFor(logging.DEBUG) else None
+        found = context.task_id, one_line(text, failure)
+        logger.warning("Failed task_id=%s: %s", *found, exc_info=shown, extra=task_fields(context))
+        return Outcome(error=text, retry=not isinstance(error, NonRetryable), failure=failure)
 
 
 def start_thread(name: str, work: Callable[[], Outcome]) -> "asyncio.Future[Outcome]":
