@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from zndraw_joblib.contract.repeats import log_failed_work
 from zndraw_joblib.server.service import streams, sweep
 from zndraw_joblib.server.settings import JobLibSettings
 
@@ -91,9 +92,9 @@ class Pruner:
         try:
             async with asyncio.timeout(self._batch_seconds):
                 return await batch()
-        except Exception:
+        except Exception as error:
             self.failures += 1
-            logger.exception("A batch of old rows was not deleted; the next cycle retries it")
+            log_failed_work(logger, error, "A batch of old rows was not deleted; the next cycle retries it")
             return sweep.Pruned(0, may_be_more=False)
 
     async def _prune_requests(self) -> sweep.Pruned:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import SweeperMode, SweeperPreview
+from zndraw_joblib.contract.repeats import log_failed_work
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.absence import AbsenceDetector
 from zndraw_joblib.server.background.pruner import Batch as PruneBatch
@@ -208,9 +209,9 @@ class Sweeper:
         try:
             async with asyncio.timeout(self._pass_seconds):
                 await work
-        except Exception:
+        except Exception as error:
             cycle.errors += 1
-            logger.exception("A pass of the sweeper failed; the next cycle retries it")
+            log_failed_work(logger, error, "A pass of the sweeper failed; the next cycle retries it")
             return False
         return True
 
@@ -229,10 +230,11 @@ class Sweeper:
         while True:
             try:
                 more = await self._sweep_batch(cycle, timeout)
-            except Exception:
+            except Exception as error:
                 if not self._may_expire or cycle.is_held_back:
                     raise
-                logger.exception("Did not remove a batch of silent workers; removing each alone")
+                text = "Did not remove a batch of silent workers; removing each alone"
+                log_failed_work(logger, error, text)
                 await self._retire_singly(cycle, timeout)
                 return
             if not more:
@@ -287,11 +289,10 @@ class Sweeper:
                 cycle.expired += await self._run(
                     sweep.retire_stale, timeout=timeout, only=worker_id, counts=cycle.counts
                 )
-            except Exception:
+            except Exception as error:
                 cycle.errors += 1
-                logger.exception(
-                    "Did not remove worker_id=%s", worker_id, extra={"worker_id": str(worker_id)}
-                )
+                text = f"Did not remove worker_id={worker_id}"
+                log_failed_work(logger, error, text, worker_id=str(worker_id))
 
     def _batches(self, cycle: Cycle) -> list[Batch]:
         limit = self._unnamed_limit() if self._may_expire else None

@@ -11,6 +11,7 @@ from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.messages import TaskResponse, TaskSubmitRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import ServiceUnavailable
+from zndraw_joblib.contract.repeats import log_failed_work
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry, OrderedTask
 from zndraw_joblib.server.ports import DispatchMode, Identity, InternalTask, RequestKey, job_key
@@ -112,8 +113,8 @@ class Dispatcher:
         """Send a task to its broker after its submit. Return it as it is then: it may have failed."""
         try:
             await _send(mode.handle, task, _SEND_SECONDS)
-        except Exception:
-            logger.exception("Did not dispatch task_id=%s", task.id, extra={"task_id": str(task.id)})
+        except Exception as error:
+            log_failed_work(logger, error, f"Did not dispatch task_id={task.id}", task_id=str(task.id))
             return await self._runtime.write(internal.fail_dispatch, task.id)
         if not mode.exclusive_start:
             await self._confirm(task.id)

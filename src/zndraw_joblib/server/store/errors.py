@@ -9,9 +9,10 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from zndraw_joblib.contract.problems import ProblemException, ServiceUnavailable
+from zndraw_joblib.contract.repeats import RepeatedFailure
 from zndraw_joblib.server.batcher import RowLocked
 
-logger = logging.getLogger(__name__)
+_unavailable = RepeatedFailure(logging.getLogger(__name__))
 
 _RETRY_AFTER = {"Retry-After": "1"}
 _IN_DOUBT = "the commit may or may not have succeeded"
@@ -61,6 +62,8 @@ def raises_unavailable() -> Iterator[None]:
     try:
         yield
     except (DBAPIError, PoolTimeout, OSError, Unresponsive) as error:
+        if isinstance(error, DBAPIError):
+            _hide_values(error)
         if isinstance(error, ProblemException):
             raise
         if _state(error) == _LOCK_TIMEOUT:
@@ -68,10 +71,20 @@ def raises_unavailable() -> Iterator[None]:
         refused = _refusal(error)
         if not refused and not _is_unavailable(error):
             raise
-        # SQLAlchemy's text would contain the statement and its parameters.
-        logger.error("Database unavailable: %r", getattr(error, "orig", None) or error)
+        _unavailable.log(f"Database unavailable: {refused or _reason(error)}")
         text = f"{refused}. {_NOT_APPLIED}" if refused else f"{_reason(error)}. {_MAYBE_APPLIED}"
         raise ServiceUnavailable(f"Database unavailable: {text}", headers=_RETRY_AFTER) from error
+
+
+def _hide_values(error: DBAPIError) -> None:
+    """Leave the statement, its parameters and rows out of the texts of an error and its causes."""
+    error.statement = error.params = None
+    error.args = tuple(str(each).partition("\n")[0] for each in error.args)
+    cause: BaseException | None = error.orig
+    while cause is not None:
+        if isinstance(getattr(cause, "detail", None), str):  # asyncpg's
+            cause.__dict__["detail"] = None
+        cause = cause.__cause__
 
 
 def is_read_only(error: DBAPIError) -> bool:
