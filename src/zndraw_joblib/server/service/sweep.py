@@ -50,7 +50,7 @@ def batch_size(*, is_sqlite: bool) -> int:
 
     A heartbeat on SQLite waits for it. On PostgreSQL, each transaction waits for the disk.
     """
-    return 96 if is_sqlite else 256
+    return 80 if is_sqlite else 256
 
 
 async def mode(tx: Transaction, default: SweeperMode) -> SweeperMode:

@@ -4,6 +4,7 @@ A reader sums few rows instead of counting tasks. Held tasks are few; they are c
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -262,6 +263,7 @@ def _selected(new: TableValuedAlias, after: CTE | None) -> Select[Any]:
     return listed if after is None else listed.select_from(new.join(after, true()))
 
 
+@cache
 def _names(table: Table) -> list[str]:
     return [column.name for column in table.c]
 
