@@ -85,6 +85,22 @@ def test_a_pipe_gets_only_the_result(reporting: Stack) -> None:
     assert re.fullmatch(r"Task \S+ completed[^\n]*\.\n", done.err)
 
 
+def test_a_terminal_shows_long_lists_shortened(stack: Stack) -> None:
+    """Of 60 numbers 50, in the result and in the payload of `task ID`; a list of 50 is complete."""
+    numbers, few = list(range(60)), list(range(50))
+    values = f"value={json.dumps(numbers)}", f"other={json.dumps(few)}"
+    terminal = OnTerminal(stack.program, "submit", "Show", *values, "--wait", is_output=True)
+    assert terminal.end()[0] == 0
+    shown = json.loads(terminal.shown[terminal.shown.index("{") : terminal.shown.rindex("}") + 1])
+    assert (shown["value"], shown["other"]) == ([*few, "… and 10 more items"], few)
+    found = re.search(r"'zndraw-joblib task (\S+) --result > FILE' writes", terminal.shown)
+    assert found is not None
+    task = OnTerminal(stack.program, "task", found[1], is_output=True)
+    assert task.end()[0] == 0
+    assert task.shown.count("… and 10 more items") == 2
+    assert json.loads(stack.program.ok("task", found[1], "--result"))["value"] == numbers
+
+
 def test_a_failure_prints_the_traceback_of_the_job(reporting: Stack) -> None:
     """It has the job's own frames and comes before the error line."""
     with reporting.program.start("submit", "Report", "then=fail", "--wait") as process:

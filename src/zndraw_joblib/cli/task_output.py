@@ -28,7 +28,7 @@ from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _TEXT = re.compile(r"text/|application/json\b", re.IGNORECASE)
 _JSON = re.compile(r"application/json\b", re.IGNORECASE)
-_MAX_CHARACTERS, _MAX_ITEMS = 200, 20
+_MAX_CHARACTERS, _MAX_ITEMS = 1000, 50
 _STYLES = {LogLevel.WARNING: "yellow", LogLevel.ERROR: "red", LogLevel.CRITICAL: "bold red"}
 
 
