@@ -119,3 +119,31 @@ def test_each_task_gets_its_context(context: Any, vis: Any) -> None:
     """The factory is called for each task, with the task if it takes an argument."""
     task = ClaimedTask("1", "room-1:a:Echo", "room-1", Echo(), 1, {}, None)  # type: ignore[arg-type]
     assert Runner(context)(task) == vis
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("self", "too many positional arguments"),
+        ("self, task", "multiple values for argument 'task'"),
+        ("self, vis, atoms", "missing a required argument: 'atoms'"),
+    ],
+)
+def test_a_run_without_vis_is_not_served(
+    write: Callable[[str, str], str], caplog: pytest.LogCaptureFixture, arguments: str, reason: str
+) -> None:
+    """Each of its tasks would fail; the warning shows how to define it."""
+    source = f"""
+from zndraw_joblib import Extension
+
+class Good(Extension):
+    category = "analysis"
+    async def run(self, vis, *, task): ...
+
+class Wrong(Extension):
+    category = "analysis"
+    def run({arguments}): ...
+"""
+    assert [cls.__name__ for cls in load_extensions(write("signatures.py", source))] == ["Good"]
+    assert f"Wrong.run cannot be called, so it is not served: {reason}" in caplog.text
+    assert "run(self, vis, *, task)" in caplog.text

@@ -43,10 +43,10 @@ def load_extensions(target: str) -> list[type[Any]]:
         for name, value in vars(module).items()
         if not name.startswith("_") and _is_extension(value) and value.__module__ == module.__name__
     ]
-    extensions = [cls for cls in dict.fromkeys(found) if _has_category(cls)]
+    extensions = [cls for cls in dict.fromkeys(found) if _has_category(cls) and _takes_vis(cls)]
     if not extensions:
         raise NothingToServe(
-            f"{target!r} defines no extension: no class of its own with a category and a run method"
+            f"{target!r} defines no extension: no class of its own with a category and run(self, vis)"
         )
     return extensions
 
@@ -117,3 +117,21 @@ def _has_category(cls: type[Any]) -> bool:
         return True
     log.warning("%s has no category, so it is not served", cls.__name__)
     return False
+
+
+def _takes_vis(cls: type[Any]) -> bool:
+    run = inspect.getattr_static(cls, "run")
+    if not inspect.isfunction(run):
+        return True
+    signature = inspect.signature(run)
+    try:
+        signature.bind(None, None, **({"task": None} if "task" in signature.parameters else {}))
+    except TypeError as error:
+        log.warning(
+            "%s.run cannot be called, so it is not served: %s. Define it as run(self, vis) or "
+            "run(self, vis, *, task)",
+            cls.__name__,
+            error,
+        )
+        return False
+    return True
