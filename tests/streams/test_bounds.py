@@ -94,12 +94,14 @@ async def progress_until(client: httpx.AsyncClient, is_over: Callable[[], bool])
 
 
 @on_sqlite
+@pytest.mark.parametrize("origins", [[], ["http://page"]], ids=["direct", "cors"])
 @pytest.mark.parametrize("http", ["httptools", "h11"])
 async def test_a_reader_that_stops_reading_is_cut_off(
-    settings: ServerSettings, http: str, caplog: pytest.LogCaptureFixture
+    settings: ServerSettings, http: str, origins: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its connection is dropped with what it did not read; others get all events meanwhile."""
     settings.stream_send_timeout_seconds = 0.5
+    settings.cors_origins = origins
     caplog.set_level("INFO", "zndraw_joblib")
     app = create_app(settings)
     async with serving(app, ADMIN_TOKEN, http) as client:

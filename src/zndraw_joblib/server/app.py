@@ -20,6 +20,7 @@ from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.problems import install_exception_handlers
 from zndraw_joblib.server.http.request_ids import REQUEST_ID, SCOPE_KEY, request_id_of, with_header
 from zndraw_joblib.server.http.tokens import BearerTokens
+from zndraw_joblib.server.http.uvicorn_internals import keep_send
 from zndraw_joblib.server.mount import InternalJobs, JobLib
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.realtime.client_managers import PubSubManager, RedisManager
@@ -51,6 +52,7 @@ class StandaloneApp(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; its response, and records of the log, have its id."""
         scope["app"] = self
+        keep_send(scope, send)
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return

@@ -69,7 +69,7 @@ class EventStream(Response):
         try:
             await self._serve(receive, send)
         except _ClientStopped:
-            await self._cut_off(send)
+            await self._cut_off(scope, send)
         except Exception as error:
             if not self._has_started:
                 await problem_response(as_problem(error))(scope, receive, send)
@@ -92,13 +92,13 @@ class EventStream(Response):
             finally:
                 gone.cancel()
 
-    async def _cut_off(self, send: Send) -> None:
+    async def _cut_off(self, scope: Scope, send: Send) -> None:
         logger.info(
             "Cut off a client that did not read its event stream for %g s (stream_send_timeout_seconds): "
             "user=%s room=%s",
             *(self._send_seconds, self._wanted.caller.id, self._wanted.room_id),
         )
-        abort(send)
+        abort(scope, send)
         # Then uvicorn knows that the connection is lost, and logs no incomplete response.
         await asyncio.sleep(0)
 
