@@ -3,6 +3,8 @@
 import io
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,25 @@ from sdk import result_jobs
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, Rule
+from sdk.test_live_reports import texts
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES
 from zndraw_joblib.contract.problems import ResultNotFound
 from zndraw_joblib.contract.results import ResultFile
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.worker.api import connect
+from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.tasks import ClaimedTask
 
 Make = Callable[..., JobManager]
 MIB = 1024 * 1024
+
+
+@dataclass
+class Point:
+    """A value with fields."""
+
+    x: int
+    y: float
 
 
 def run(manager: JobManager, room: str) -> Any:
@@ -136,12 +148,21 @@ def test_a_file_is_a_result(worker: Make, room: str, tmp_path: Path) -> None:
     ids=["missing", "text file", "object", "masked array"],
 )
 def test_a_result_that_cannot_be_encoded_fails_the_task(
-    worker: Make, room: str, tmp_path: Path, make: Callable[[Path], Any], text: str
+    worker: Make, api: Connection, room: str, tmp_path: Path, make: Callable[[Path], Any], text: str
 ) -> None:
-    """Its error code says so, and its error names the place in the value."""
-    task = run(worker(lambda task: make(tmp_path)), room)
+    """Its error code says so, and its error names the place in the value. Its log and progress stay."""
+
+    def execute(task: ClaimedTask) -> Any:
+        task.progress(3, 3)
+        print("all done")
+        return make(tmp_path)
+
+    manager = worker(execute)
+    task = run(manager, room)
     assert (task.status, task.error_code) == (TaskStatus.FAILED, "result-not-serializable")
     assert text in task.error
+    assert task.progress.current == 3
+    assert texts(api, str(task.id)) == ["all done"]
 
 
 def test_a_task_without_a_result(worker: Make, room: str) -> None:
@@ -162,6 +183,47 @@ def test_a_payload_comes_back_as_it_was(worker: Make, room: str) -> None:
     for task_id in (by_name, by_instance):
         task = manager.wait_for(task_id, 30)
         assert (task.error, task.result) == (None, "ndarray bytes float")
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_values_go_both_ways(worker: Make, room: str, executor: str) -> None:
+    """A payload with values of many kinds is the result of its job, from threads and processes."""
+    manager = worker(result_jobs.execute, executor=executor)
+    manager.register(result_jobs.Anything, room=room)
+    frame = pd.DataFrame({"x": [1, 2], "t": pd.to_datetime(["2030-01-02", None])}, index=["a", "b"])
+    water = molecule("H2O")
+    value = {
+        "floats": [float("nan"), float("-inf"), np.float32(1.5), 1 + 2j],
+        "array": np.arange(6, dtype="int16").reshape(2, 3),
+        "frame": frame,
+        "series": frame.x,
+        "atoms": [water],
+        "cell": water.cell,
+        "raw": b"\xff",
+        "missing": [None, pd.NaT],
+        "dates": [date(2030, 1, 2), timedelta(days=1)],
+        "point": Point(1, float("inf")),
+    }
+    for payload in ({"value": value}, result_jobs.Anything(value=value)):
+        given = payload if isinstance(payload, dict) else None
+        job = f"{room}:modifiers:Anything" if given else payload
+        task = manager.wait_for(manager.submit(job, given, room=room), 60)
+        assert (task.status, task.error) == (TaskStatus.COMPLETED, None)
+        got = manager.result(task.id)
+        assert list(got) == list(value)
+        assert repr(got["floats"]) == "[nan, -inf, 1.5, (1+2j)]"
+        assert (got["array"].dtype, got["array"].tolist()) == (np.dtype("int16"), [[0, 1, 2], [3, 4, 5]])
+        pd.testing.assert_frame_equal(got["frame"], frame)
+        pd.testing.assert_series_equal(got["series"], frame.x)
+        assert got["atoms"] == [water]
+        assert np.array_equal(got["cell"], water.cell.array)
+        others = {name: got[name] for name in ("raw", "missing", "dates", "point")}
+        assert others == {
+            "raw": b"\xff",
+            "missing": [None, None],
+            "dates": ["2030-01-02", "P1D"],
+            "point": {"x": 1, "y": float("inf")},
+        }
 
 
 @pytest.mark.parametrize("executor", ["thread", "process"])

@@ -15,7 +15,7 @@ import httpx
 import numpy as np
 import pandas as pd
 import pytest
-from ase.build import molecule
+from ase.build import bulk, molecule
 from ase.calculators.emt import EMT
 from ase.constraints import FixAtoms
 from PIL import Image
@@ -97,7 +97,12 @@ def test_texts_and_objects_in_arrays() -> None:
         ((1, 2), [1, 2]),
         ({1}, [1]),
         (iter([1, 2]), [1, 2]),
+        (range(2), [0, 1]),
         (datetime.date(2030, 1, 2), "2030-01-02"),
+        ({"a": pd.NaT, "b": [pd.NA]}, {"a": None, "b": [None]}),
+        (pd.Index(["x", "y"]), ["x", "y"]),
+        (pd.date_range("2030-01-02", periods=1), ["2030-01-02T00:00:00"]),
+        (pd.Period("2030-01"), "2030-01"),
         (np.datetime64("2030-01-02"), "2030-01-02"),
         (uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
         (Color.RED, "red"),
@@ -196,6 +201,12 @@ def test_a_value_that_contains_itself() -> None:
     value.append(value)
     with pytest.raises(NotSerializable, match="contains itself"):
         encode(value)
+
+
+def test_the_cell_of_atoms_is_an_array() -> None:
+    """As `atoms.cell` returns it."""
+    found = back({"cell": bulk("Cu").cell})["cell"]
+    assert np.array_equal(found, bulk("Cu").cell.array)
 
 
 def test_an_unknown_or_invalid_tag() -> None:

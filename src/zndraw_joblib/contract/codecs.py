@@ -217,8 +217,8 @@ class _Encoder:
             return dict(value)
         if isinstance(value, set | frozenset | deque):
             return list(value)
-        if isinstance(value, Iterator):
-            return _items(value)
+        if isinstance(value, Iterator | range):
+            return _items(iter(value))
         # Dates, UUIDs, paths, decimals, enumerations, and pydantic models.
         return _model_fields(value, self.convert_part)
 

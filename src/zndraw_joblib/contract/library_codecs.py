@@ -155,4 +155,10 @@ register_named("numpy.ndarray", Codec("ndarray", _encode_array, _decode_array))
 register_named("numpy.generic", Codec(None, _encode_scalar, dict))
 register_named("pandas.DataFrame", Codec("pandas.DataFrame", _encode_frame, _decode_frame))
 register_named("pandas.Series", Codec("pandas.Series", _encode_series, _decode_series))
+# What is missing in a table is null, like a missing cell of a `DataFrame` with objects.
+for _missing in ("NaTType", "NAType"):
+    register_named(f"pandas.{_missing}", Codec(None, lambda _: None, dict))
+register_named("pandas.Index", Codec(None, lambda index: index.tolist(), dict))
+register_named("pandas.Period", Codec(None, str, dict))
+register_named("ase.Cell", Codec(None, lambda cell: cell.array, dict))
 register_named("ase.Atoms", Codec("ase.Atoms", _encode_atoms, _decode_atoms))
