@@ -86,6 +86,22 @@ async def test_a_worker_that_never_claims(timed: Replica, clock: ManualClock) ->
 
 
 @every_kind
+async def test_no_rate_without_a_worker_that_claims(timed: Replica, clock: ManualClock) -> None:
+    """A worker that drains ends what it holds, and claims no more."""
+    job = await timed.register()
+    for _ in range(2):
+        done = await timed.running(job)
+        clock.advance(20)
+        await timed.report(done.id, TaskStatus.COMPLETED)
+    await timed.running(job)
+    waiting = await timed.submit(job)
+    assert (await explain(timed, waiting.id)).wait_seconds == 20
+    await timed.drain(job.worker_id)
+    assert list(await texts(timed, waiting.id)) == ["draining", "queued"]
+    assert (await explain(timed, waiting.id)).wait_seconds is None
+
+
+@every_kind
 async def test_the_wait_at_the_current_rate(timed: Replica, clock: ManualClock) -> None:
     """It follows from the duration of recent tasks, how many are held, and the position in the queue."""
     job = await timed.register()

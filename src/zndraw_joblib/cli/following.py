@@ -4,6 +4,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from uuid import UUID
 
 from rich.console import RenderableType
@@ -11,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from zndraw_joblib.cli.client import AdminClient
-from zndraw_joblib.cli.display import console, one_line, print_note
+from zndraw_joblib.cli.display import console, format_duration, one_line, print_note
 from zndraw_joblib.cli.errors import CommandError
 from zndraw_joblib.cli.task_output import amount_text, line_text, print_lines
 from zndraw_joblib.cli.task_stream import TaskStream
@@ -28,6 +29,7 @@ _REMEDIES = {
     "paused": "'zndraw-joblib resume JOB' resumes it",
     "no_worker": "'zndraw-joblib worker FILE' starts one",
     "draining": "'zndraw-joblib worker FILE' starts another one",
+    "not_claimed": "'zndraw-joblib worker FILE' starts one that does",
 }
 
 
@@ -94,13 +96,15 @@ class Waiting:
             return
         self._next = now + _EXPLAIN_SECONDS
         try:
-            reasons = self._client.explain(task.id).reasons
+            found = self._client.explain(task.id)
         except Exception as error:
             if not is_unreachable(error):
                 raise
             return
-        self.reason = reasons[0].detail if reasons else ""
-        for reason in reasons:
+        self.reason = found.reasons[0].detail if found.reasons else ""
+        if found.wait_seconds is not None:
+            self.reason = f"about {format_duration(timedelta(seconds=found.wait_seconds))}; {self.reason}"
+        for reason in found.reasons:
             if (remedy := _REMEDIES.get(reason.code)) and reason.code not in self._printed:
                 self._printed.add(reason.code)
                 remedy = remedy.replace("JOB", task.job_name)

@@ -17,6 +17,9 @@ from zndraw_joblib.server.store.tasks import AttemptRecord, TaskRecord, read
 from zndraw_joblib.server.store.tasks import details as detail_store
 from zndraw_joblib.server.store.tasks.positions import positions
 
+# The tasks that are held now end, but no others begin.
+_WITHOUT_RATE = {"paused", "no_worker", "draining", "not_claimed"}
+
 
 async def history(tx: Transaction, task_id: UUID) -> TaskHistory:
     """Return a task's transitions and the details of its attempts, oldest first. Raises `TaskNotFound`."""
@@ -88,11 +91,11 @@ async def _pending_reasons(
     job = await job_store.by_name(tx, task.job)
     limits = await _limit_reasons(tx, task, order)
     reasons = []
-    if is_paused := job is not None and job.paused:
+    if job is not None and job.paused:
         reasons.append(Reason(code="paused", detail=f"Job {task.job} is paused"))
     if task.job.room_id != INTERNAL:  # the server's own processes run internal tasks
         loads = await load.of_workers(tx, task.job_id)
-        may_be_claimed = not is_paused and not limits
+        may_be_claimed = not reasons and not limits
         reasons += await waiting_time.worker_reasons(tx, task, loads, may_be_claimed=may_be_claimed)
     if task.run_at is not None:
         cause = f" after: {task.error}" if task.error else ""
@@ -102,7 +105,8 @@ async def _pending_reasons(
     if position is None:
         return reasons, None
     detail = f"It is at position {position} of its queue, after {position - 1} other tasks"
-    expected = None if is_paused else await waiting_time.estimate(tx, task, position)
+    has_rate = _WITHOUT_RATE.isdisjoint(reason.code for reason in reasons)
+    expected = await waiting_time.estimate(tx, task, position) if has_rate else None
     if expected is not None:
         detail += f": about {waiting_time.duration(expected)} at the current rate"
     return [*reasons, Reason(code="queued", detail=detail)], expected
