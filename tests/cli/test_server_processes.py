@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,10 +103,9 @@ def polling(server: RunningServer, count: int) -> Iterator[list[tuple[object, in
 def test_one_process_stops_with_long_polls_open(program: Program) -> None:
     """Ctrl-C ends the long-poll without a task, and prints no traceback."""
     with RunningServer(program, WORKER_TIMEOUT_SECONDS="0.4") as server, polling(server, 1) as answers:
-        started = time.monotonic()
         done = server.stop()
-        assert time.monotonic() - started < 4  # uvicorn would wait 5 s
     assert (done.code, done.out) == (0, "")
+    assert "ERROR" not in done.err  # uvicorn's, if requests do not end in time
     assert answers == [(None, 30)]
 
 
@@ -115,11 +113,9 @@ def test_several_processes_stop_with_long_polls_open(server: TwoProcesses) -> No
     """SIGTERM ends all long-polls without a task; the exit code is 0."""
     children = server.children
     with polling(server, 4) as answers:
-        started = time.monotonic()
         done = server.stop(signal.SIGTERM)
-        assert time.monotonic() - started < 4  # uvicorn would wait 5 s
     assert (done.code, done.out) == (0, "")
-    assert "ERROR" not in done.err
+    assert "ERROR" not in done.err  # as above
     assert answers == [(None, 30)] * 4
     assert not any(child.is_running() for child in children)
 

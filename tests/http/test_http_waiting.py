@@ -17,13 +17,13 @@ from zndraw_joblib.server.settings import ServerSettings
 
 # Long enough that an earlier response can only come from a wake-up.
 WAIT = 30
-SOON = 5
+SOON = 10
 
 
 @pytest.fixture
 def no_recheck(runtime: Runtime) -> None:
     """Disable the recheck, so that only a wake-up ends a wait."""
-    runtime.recheck_seconds = (10 * WAIT, 10 * WAIT)
+    runtime.recheck.seconds = (10 * WAIT, 10 * WAIT)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ async def test_a_wait_ends_at_its_time(client: httpx.AsyncClient) -> None:
     assert (claimed.status_code, claimed.json()) == (200, NO_TASK)
     for response, seconds in ((returned, first), (claimed, second)):
         assert response.headers["preference-applied"] == "wait=1"
-        assert 1 <= seconds < 4
+        assert 1 <= seconds < SOON
 
 
 @on_sqlite
@@ -138,7 +138,7 @@ async def test_the_server_limits_waits(client: httpx.AsyncClient, settings: Serv
     started = time.monotonic()
     response = await waiting_for(client, task, 3600)
     assert response.headers["preference-applied"] == "wait=1"
-    assert 1 <= time.monotonic() - started < 4
+    assert 1 <= time.monotonic() - started < SOON
     settings.long_poll_max_wait_seconds = 0
     response = await waiting_for(client, task, 3600)
     assert (response.status_code, "preference-applied" in response.headers) == (200, False)
@@ -192,11 +192,9 @@ async def test_a_submit_wakes_a_waiting_claim(client: httpx.AsyncClient, runtime
     job = await register(client)
     requests = claiming(client, job["worker_id"])
     await until(lambda: len(runtime.waiters) == 1)
-    started = time.monotonic()
     task = await submit(client, job)
     async with asyncio.timeout(SOON):
         returned = await requests
-    assert time.monotonic() - started < SOON
     assert (returned["id"], returned["worker_id"]) == (task["id"], job["worker_id"])
 
 
@@ -264,18 +262,16 @@ async def test_removing_a_worker_ends_its_waiting_claim(client: httpx.AsyncClien
 async def test_a_recheck_finds_changes_of_another_server(
     client: httpx.AsyncClient, replica: httpx.AsyncClient, runtime: Runtime
 ) -> None:
-    """Without a wake-up a waiter rechecks within about a second."""
+    """Without a wake-up a waiter rechecks, long before its wait ends."""
     job = await register(client)
     ends = await submit(client, job)
     await claim(client, job["worker_id"])
     requests = [waiting_for(client, ends), claiming(client, job["worker_id"])]
     await until(lambda: len(runtime.waiters) == 2)
-    started = time.monotonic()
     await report(replica, ends, "cancelled")
     task = await submit(replica, job)
     async with asyncio.timeout(SOON):
         ended, returned = await asyncio.gather(*requests)
-    assert time.monotonic() - started < 4
     assert (ended.json()["status"], returned["id"]) == ("cancelled", task["id"])
 
 

@@ -335,7 +335,7 @@ async def test_the_broker_gives_out_the_highest_priority_first(valkey: Valkey) -
             priority=priority,
         )
         names[str(task.id)] = name
-        await _send(OrderedTask(broker.register_task(_nothing, name)), task)
+        await _send(OrderedTask(broker.register_task(_nothing, name)), task, 30)
     taken = []
     async with aclosing(broker.listen()) as messages:
         async for message in messages:

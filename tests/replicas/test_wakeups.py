@@ -14,6 +14,7 @@ from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.problems import WorkerNotFound
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import OpenConnection, job_key
+from zndraw_joblib.server.settings import ServerSettings
 
 # A waiting request ends long before this, unless its wake-up was lost.
 LONG_POLL = 60.0
@@ -21,8 +22,9 @@ SOON = 20.0
 
 
 @pytest.fixture
-def recheck_seconds() -> tuple[float, float]:
-    """Disable the periodic recheck, which would hide a lost wake-up."""
+def recheck_seconds(settings: ServerSettings) -> tuple[float, float]:
+    """Disable the periodic recheck, which would hide a lost wake-up; it also comes with each heartbeat."""
+    settings.heartbeat_interval_seconds = 3600
     return 3600.0, 3600.0
 
 

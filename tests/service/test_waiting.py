@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from databases import every_kind
-from replica import OWNER, SUBMITTER, ManualClock, OpenReplica, Replica, wait_until_waiting
+from replica import OWNER, SUBMITTER, TIMEOUT, ManualClock, OpenReplica, Replica, wait_until_waiting
 from seeds import LONG_AGO, add_tasks, seconds, task
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -22,7 +22,8 @@ from zndraw_joblib.server.ports import job_key
 from zndraw_joblib.server.store.tables import Job, Task, Worker
 
 LONG = 15.0
-AT_ONCE = 2.0
+# Before the end of the wait, and before a recheck with a heartbeat.
+AT_ONCE = TIMEOUT / 2
 
 
 @pytest.fixture

@@ -463,7 +463,7 @@ async def test_requests_of_a_removed_worker_are_rejected(queue: MountedQueue) ->
 
 async def test_the_sweeper_wakes_a_request_that_waits_for_a_task(queue: MountedQueue) -> None:
     """A long-poll returns after the commit of the sweeper."""
-    queue.joblib.runtime.recheck_seconds = (600, 600)
+    queue.joblib.runtime.recheck.seconds = (600, 600)
     task = await queue.submit_and_claim(await queue.register())
     queue.end_startup_grace()
     await queue.pass_time()
@@ -471,5 +471,5 @@ async def test_the_sweeper_wakes_a_request_that_waits_for_a_task(queue: MountedQ
     waiting = asyncio.create_task(queue.client.get(url, headers=headers))
     await until(lambda: len(queue.joblib.runtime.waiters))
     await queue.sweep()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(10):  # a heartbeat comes after 15 s, with a recheck
         assert (await waiting).json()["status"] == "failed"
