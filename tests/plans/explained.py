@@ -138,7 +138,7 @@ def _collect(node: dict[str, Any], plan: Plan, depth: int = 1) -> None:
     elif kind == "Bitmap Heap Scan":
         plan.scans += [(node["Relation Name"], index) for index in _bitmap_indexes(node)]
     elif kind in {"Sort", "Incremental Sort"}:
-        [below] = node["Plans"]
+        [below] = [each for each in node["Plans"] if each["Parent Relationship"] == "Outer"]
         plan.sorted_rows = max(plan.sorted_rows, int(below["Plan Rows"]))
     for below in node.get("Plans", []):
         _collect(below, plan, depth + 1)

@@ -4,14 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from databases import on_postgresql
+from plans.explained import Explainer
 from replica import OWNER, STRANGER, ManualClock, Replica
 from seeds import add_tasks, task
-from sqlalchemy import Executable, delete, select, update
+from sqlalchemy import Executable, delete, select, text, update
 
 from service.test_plain_tasks import wait_for_lock
 from zndraw_joblib.contract.messages import EmptyReason, JobResponse
@@ -88,7 +90,7 @@ async def test_a_plain_claim_equals_any_other(
                 [one.worker_id for one in _all(results)] == [job.worker_id] * 2 + [more.worker_id],
                 [
                     {**row._mapping, **dict.fromkeys(("seq", "id", "job_id", "worker_id"))}
-                    for row in await timed.rows(Task, tasks.c.job_id == job.id)
+                    for row in sorted(await timed.rows(Task, tasks.c.job_id == job.id), key=attrgetter("seq"))
                 ],
                 sorted(
                     tuple(row[2:])
@@ -112,6 +114,44 @@ async def test_a_plain_claim_equals_any_other(
         )
     assert found[0] == found[1]
     assert sorted(one["priority"] for one in found[1][0]) == [0, 0, 5]
+
+
+@on_postgresql
+@pytest.mark.parametrize("count", [70, 100])
+async def test_plain_claims_of_many_tasks_equal_any_other(replica: Replica, count: int) -> None:
+    """Each claim gets the next tasks by priority and age; those after the last task get none."""
+    found = []
+    for name, claim in (("A", general), ("B", plain)):
+        job = await replica.register(name)
+        more = await replica.register(name)
+        rows = [task(job.id, lane=-(number % 3), payload={"n": number}) for number in range(count)]
+        await add_tasks(replica, rows)
+        ids = [uuid4(), None, uuid4()]
+        items = [
+            a_claim(job.worker_id, most=50, start=True, claim_id=ids[0]),
+            a_claim(more.worker_id, most=20, claim_id=ids[1]),
+            a_claim(more.worker_id, most=30, start=True, claim_id=ids[2]),
+        ]
+        results = await claim(replica, *items)
+        assert results is not None
+        got = [[one.payload["n"] for one in result.tasks] for result in results]
+        rows_by_n = {row.payload["n"]: row for row in await replica.rows(Task, tasks.c.job_id == job.id)}
+        held = [
+            [
+                (row.worker_id == item.worker_id, row.claim_id == item.claim_id, row.status, row.attempt)
+                for row in map(rows_by_n.__getitem__, numbers)
+            ]
+            for item, numbers in zip(items, got, strict=True)
+        ]
+        reasons = [(result.reason, len(result.jobs), result.is_contended) for result in results]
+        left = await replica.rows(Job, jobs.c.id == job.id)
+        found.append((got, held, reasons, left[0].pending))
+    assert found[0] == found[1]
+    assert list(map(len, found[1][0])) == [50, 20, count - 70]
+    assert {each for claimed in found[1][1] for each in claimed} == {
+        (True, True, TaskStatus.RUNNING, 1),
+        (True, True, TaskStatus.CLAIMED, 1),
+    }
 
 
 def _all(results: list[ClaimResult]) -> list[Any]:
@@ -190,9 +230,14 @@ async def _expired(replica: Replica, job: JobResponse) -> list[Claim]:
     return [a_claim(job.worker_id, most=2)]
 
 
+async def _of_large_payloads(replica: Replica, job: JobResponse) -> list[Claim]:
+    await add_tasks(replica, [task(job.id, payload={"n": "x" * 2**20}) for _ in range(8)])
+    return [a_claim(job.worker_id, most=20)]
+
+
 OTHERS = [
     *(_limited, _with_max_tasks, _draining, _of_a_stranger, _without_worker),
-    *(_repeated, _of_several_jobs, _of_workers_of_several_jobs, _expired),
+    *(_repeated, _of_several_jobs, _of_workers_of_several_jobs, _expired, _of_large_payloads),
 ]
 
 
@@ -210,18 +255,35 @@ async def test_claims_that_are_not_plain_write_nothing(replica: Replica, prepare
 
 @on_postgresql
 async def test_some_batches_are_never_plain(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claims by room, of many tasks, with one id twice, or of two users for one worker."""
+    """Claims by room, of more than 2,000 tasks, with one id twice, or of two users for one worker."""
     worker = (await replica.register()).worker_id
     marked = a_claim(worker, claim_id=uuid4())
     batches = [
         [a_claim(worker, order=ClaimOrder(is_fair=True))],
-        [a_claim(worker, most=100)],
+        [a_claim(worker, most=1000)] * 2 + [a_claim(worker)],
         [marked, marked],
         [a_claim(worker), a_claim(worker, by=STRANGER)],
     ]
     monkeypatch.setattr("zndraw_joblib.server.service.plain_claims.claim_plain", None)
     for items in batches:
         await replica.runtime.write(partial(PlainClaims().claim, items=items))
+
+
+@on_postgresql
+async def test_a_plan_made_for_few_tasks_fits_many(replica: Replica) -> None:
+    """A server keeps the plan that it made while the queue was empty, and a backlog may come at once."""
+    job = await replica.register()
+    item = a_claim(job.worker_id, claim_id=uuid4(), most=9)
+    await replica.submit(job)
+    # As on the server's own connections.
+    await replica.execute(text(f'ALTER DATABASE "{replica.engine.url.database}" SET enable_seqscan = off'))
+    await replica.engine.dispose()
+    with Explainer(replica.engine) as explainer:
+        plans = await explainer.plans(partial(claim_plain, items=[item]))
+    [plan] = [plan for plan in plans if plan.is_generic]
+    assert plan.by("joblib_task") == {"ix_joblib_task_queue", "ix_joblib_task_held", "pk_joblib_task"}, (
+        plan.text
+    )
 
 
 @on_postgresql

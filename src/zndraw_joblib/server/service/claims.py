@@ -25,7 +25,7 @@ from zndraw_joblib.server.store.workers import QueueState, ServedJobs, WorkerRec
 # A claim delays all other writes on SQLite, so it fails at most this many expired tasks.
 _MAX_EXPIRED = 500
 # All claims of a transaction together get about this many tasks, if they ask for more.
-_MAX_CLAIMED = 2000
+MAX_CLAIMED = 2000
 
 
 class Claim(NamedTuple):
@@ -194,7 +194,7 @@ async def _apply_worker_limits(
 
 def _share(slots: Sequence[_WorkerSlot]) -> None:
     """Reduce the largest claims to the same number of tasks, so that one transaction is bounded."""
-    left = _MAX_CLAIMED
+    left = MAX_CLAIMED
     for index, slot in enumerate(sorted(slots, key=attrgetter("most"))):
         slot.most = min(slot.most, max(1, left // (len(slots) - index)))
         left -= slot.most

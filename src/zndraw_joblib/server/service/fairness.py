@@ -20,7 +20,7 @@ _MAX_READ = 4096
 # So few slots, and so few more tasks than one for each, cannot exceed the bytes much.
 _FEW_SLOTS = 32
 _FEW = 8
-_MAX_PAYLOAD_BYTES = 8 * 1024**2
+MAX_PAYLOAD_BYTES = 8 * 1024**2
 _MAX_FIRST_BYTES = 32 * 1024**2
 
 
@@ -130,7 +130,7 @@ async def fit(tx: Transaction, slots: Sequence[ClaimSlot], locked: Mapping[int, 
     The first tasks of the slots are left out only beyond about 32 MiB.
     """
     sizes = await fetch.payload_sizes(tx, list(locked))
-    left, left_of_firsts = _MAX_PAYLOAD_BYTES, _MAX_FIRST_BYTES
+    left, left_of_firsts = MAX_PAYLOAD_BYTES, _MAX_FIRST_BYTES
     for slot in slots:
         found = [seq for seq in slot.seqs if seq in locked]
         slot.seqs = []

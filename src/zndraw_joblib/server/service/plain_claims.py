@@ -14,7 +14,8 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import claims, fairness, serializers
 from zndraw_joblib.server.service.claims import Claim, ClaimResult
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tasks.plain_claims import Claimant, FilledSlot, Slot, claim
+from zndraw_joblib.server.store.tasks.plain_claimants import Claimant
+from zndraw_joblib.server.store.tasks.plain_claims import Demand, Found, claim
 
 # After so many batches in vain, some are not tried: at most this many for each one that is.
 _MAX_SKIPPED = 16
@@ -43,17 +44,17 @@ class PlainClaims:
 async def claim_plain(tx: Transaction, items: Sequence[Claim]) -> list[ClaimResult] | None:
     """Give each worker the oldest tasks of its queue. Return None if a claim is not plain."""
     claimants: dict[UUID, Claimant] = {}
-    slots: list[Slot] = []
     for item in items:
         known = claimants.get(item.worker_id)
         is_marked = item.claim_id is not None or (known is not None and known.is_marked)
         claimants[item.worker_id] = Claimant(item.worker_id, item.caller.id, item.interval / 4, is_marked)
-        slots += [Slot(item.worker_id, item.caller.id, item.claim_id, item.start)] * item.most
-    filled = await claim(tx, list(claimants.values()), slots)
-    if filled is None:
+    demands = [Demand(item.worker_id, item.caller.id, item.claim_id, item.start, item.most) for item in items]
+    most_bytes = None if fairness.are_few(item.most for item in items) else fairness.MAX_PAYLOAD_BYTES
+    found = await claim(tx, list(claimants.values()), demands, most_bytes)
+    if found is None:
         return None
-    now, left = await tx.now(), iter(filled)
-    return [_result(tx, item, [next(left) for _ in range(item.most)], now) for item in items]
+    now = await tx.now()
+    return [_result(tx, item, got, now) for item, got in zip(items, found, strict=True)]
 
 
 def _may_be_plain(items: Sequence[Claim]) -> bool:
@@ -61,23 +62,21 @@ def _may_be_plain(items: Sequence[Claim]) -> bool:
     ids = [(item.worker_id, item.claim_id) for item in items if item.claim_id is not None]
     return (
         not items[0].order.is_by_room
-        and fairness.are_few(item.most for item in items)
+        and sum(item.most for item in items) <= claims.MAX_CLAIMED
         and len(set(ids)) == len(ids)
         and all(callers[item.worker_id] == item.caller.id for item in items)
     )
 
 
-def _result(tx: Transaction, item: Claim, slots: Sequence[FilledSlot], now: datetime) -> ClaimResult:
+def _result(tx: Transaction, item: Claim, found: Found, now: datetime) -> ClaimResult:
     status = TaskStatus.RUNNING if item.start else TaskStatus.CLAIMED
-    tasks = [
-        serializers.claimed_response(slot.task, status, item.worker_id, now if item.start else None)
-        for slot in slots
-        if slot.task is not None
-    ]
-    if tasks:
+    if found.tasks:
+        started_at = now if item.start else None
+        tasks = [
+            serializers.claimed_response(task, status, item.worker_id, started_at) for task in found.tasks
+        ]
         serializers.publish_changed(tx, tasks)
         return ClaimResult(tasks)
-    first = slots[0]
-    reason = EmptyReason.PAUSED if first.is_paused else EmptyReason.EMPTY
-    jobs = [parse_job_name(name) for name in first.job_names]
-    return ClaimResult(jobs=jobs, is_contended=first.is_contended, reason=reason)
+    reason = EmptyReason.PAUSED if found.is_paused else EmptyReason.EMPTY
+    jobs = [parse_job_name(name) for name in found.job_names]
+    return ClaimResult(jobs=jobs, is_contended=found.is_contended, reason=reason)
