@@ -10,7 +10,9 @@ import socketio
 from waiting import until
 
 from realtime.sockets import LiveServer
+from zndraw_joblib.server.pubsub.pubsub import PubSub
 from zndraw_joblib.server.realtime import socketio_internals
+from zndraw_joblib.server.realtime.client_managers import PubSubManager
 from zndraw_joblib.server.realtime.socketio_internals import MessageManager
 
 
@@ -25,6 +27,17 @@ async def test_the_manager_knows_the_sockets_and_rooms_of_this_process(server: L
     assert not socketio_internals.may_have_members(sio, ["room:attic"])
     await socket.disconnect()
     await until(lambda: not socketio_internals.has_subscribers(sio))
+
+
+async def test_events_of_empty_rooms_are_not_sent_without_other_replicas() -> None:
+    """As soon as there is one, it may have sockets in any room."""
+    pubsub = PubSub(lambda *_: None, asyncio.Event().wait)
+    sio = socketio.AsyncServer(async_mode="asgi", client_manager=PubSubManager(pubsub))
+    await sio.manager.connect("eio", socketio_internals.NAMESPACE)
+    assert socketio_internals.has_subscribers(sio)
+    assert not socketio_internals.may_have_members(sio, ["room:attic"])
+    pubsub._receive('other 1 1 {"hello": true}')
+    assert socketio_internals.may_have_members(sio, ["room:attic"])
 
 
 def test_handlers_are_found() -> None:

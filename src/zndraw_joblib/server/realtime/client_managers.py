@@ -36,7 +36,12 @@ class PubSubManager(MessageManager):
     @property
     def has_subscribers(self) -> bool:
         """Whether this process has a connected socket, or another replica may have one."""
-        return self.has_sockets or self._pubsub.has_peers
+        return self.has_sockets or self.has_others
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is another replica."""
+        return self._pubsub.has_peers
 
     def initialize(self) -> None:
         """Start to receive when the first socket connects; python-socketio calls this."""

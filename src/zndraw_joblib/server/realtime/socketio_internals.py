@@ -72,6 +72,11 @@ class MessageManager(AsyncPubSubManager, LocalManager, ABC):  # type: ignore[mis
         return True
 
     @property
+    def has_others(self) -> bool:
+        """Whether other processes may have connected sockets."""
+        return True
+
+    @property
     def has_sockets(self) -> bool:
         """Whether this process has a connected socket."""
         return NAMESPACE in self.rooms
@@ -104,9 +109,10 @@ def is_local(sio: Any) -> bool:
 
 def may_have_members(sio: Any, rooms: Iterable[str]) -> bool:
     """Return whether a socket of any process may be in one of these rooms."""
-    if not is_local(sio):
+    manager = sio.manager
+    if manager.has_others if isinstance(manager, MessageManager) else not is_local(sio):
         return True
-    occupied = sio.manager.rooms.get(NAMESPACE, {})
+    occupied = manager.rooms.get(NAMESPACE, {})
     return any(room in occupied for room in rooms)
 
 
