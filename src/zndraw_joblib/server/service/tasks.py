@@ -292,8 +292,9 @@ async def get(tx: Transaction, task_id: UUID) -> TaskResponse:
     found = await detail_store.by_id(tx, task_id)
     if found is None:
         raise TaskNotFound(f"Task {task_id} not found")
-    task, detail = found
-    found_at, stored = await positions(tx, [task]), await task_results.current(tx, [task])
+    task, detail, has_stored = found
+    found_at = await positions(tx, [task])
+    stored = await task_results.current(tx, [task]) if has_stored else {}
     return serializers.task_response(task, found_at.get(task.id), detail, stored.get(task.id))
 
 

@@ -12,12 +12,14 @@ from zndraw_joblib.contract.progress import MAX_LOG_LINES
 from zndraw_joblib.server.store.bulk import among, arrays, by_column, padded
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.detail_tables import AttemptDetail, TaskLogPart
+from zndraw_joblib.server.store.result_tables import TaskResult
 from zndraw_joblib.server.store.tables import Task
 from zndraw_joblib.server.store.tasks.records import CHUNK, FULL, TaskRecord, record_of
 
 tasks = Task.__table__
 details = AttemptDetail.__table__
 log = TaskLogPart.__table__
+results = TaskResult.__table__
 
 _MAX_PRUNED_LINES = 50_000
 
@@ -73,8 +75,9 @@ _COUNTS = select(
 ).where(*_GIVEN)
 _IS_CURRENT = and_(details.c.task_seq == tasks.c.seq, details.c.attempt == tasks.c.attempt)
 _BY_ID = (
-    FULL.add_columns(*[column.label(f"detail_{column.name}") for column in _COLUMNS])
+    FULL.add_columns(*[column.label(f"detail_{column.name}") for column in _COLUMNS], results.c.n)
     .outerjoin(details, _IS_CURRENT)
+    .outerjoin(results, results.c.task_seq == tasks.c.seq)
     .where(tasks.c.id == bindparam("task"))
 )
 _FIRST, _LAST = [bindparam(name, type_=BigInteger()) for name in ("first", "last")]
@@ -104,13 +107,14 @@ async def current(tx: Transaction, records: Sequence[TaskRecord]) -> dict[UUID, 
     return {wanted[seq, rest[0]]: Detail(*rest) for seq, *rest in rows if (seq, rest[0]) in wanted}
 
 
-async def by_id(tx: Transaction, task_id: UUID) -> tuple[TaskRecord, Detail | None] | None:
-    """Return a task, and the details of its current or last attempt."""
+async def by_id(tx: Transaction, task_id: UUID) -> tuple[TaskRecord, Detail | None, bool] | None:
+    """Return a task, the details of its current or last attempt, and whether it has a stored result."""
     row = (await tx.execute(_BY_ID, {"task": task_id})).one_or_none()
     if row is None:
         return None
-    record, detail = row[: -len(_COLUMNS)], row[-len(_COLUMNS) :]
-    return record_of(record), None if detail[0] is None else Detail(*detail)
+    *columns, result_n = row
+    record, detail = columns[: -len(_COLUMNS)], columns[-len(_COLUMNS) :]
+    return record_of(record), None if detail[0] is None else Detail(*detail), result_n is not None
 
 
 async def of_task(tx: Transaction, seq: int) -> list[Detail]:

@@ -12,7 +12,7 @@ from sqlalchemy import Executable, and_, bindparam, delete, insert, select, upda
 
 from zndraw_joblib.contract.progress import StoredResult
 from zndraw_joblib.contract.status import HELD, TaskStatus
-from zndraw_joblib.server.store.bulk import padded
+from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction, dialect
 from zndraw_joblib.server.store.result_tables import TaskResult, TaskResultTotal
 from zndraw_joblib.server.store.tables import Task
@@ -178,7 +178,7 @@ async def abandon(tx: Transaction, n: int) -> str | None:
 
 async def of_tasks(tx: Transaction, task_seqs: Sequence[int]) -> dict[int, ResultRecord]:
     """Return the results of tasks by `seq`, also those whose content has expired."""
-    found = await tx.execute(select(*_COLUMNS).where(results.c.task_seq.in_(padded(task_seqs))))
+    found = await tx.execute(_OF_TASKS, {"seqs": padded(task_seqs)})
     return {row.task_seq: ResultRecord(*row) for row in found}
 
 
@@ -236,6 +236,7 @@ async def _add(tx: Transaction, size: int, most: int | None = None) -> bool:
 
 
 _COLUMNS = [results.c[name] for name in ResultRecord._fields]
+_OF_TASKS = select(*_COLUMNS).where(among(results.c.task_seq, bindparam("seqs")))
 _IS_UPLOAD = and_(
     results.c.n == bindparam("own"), results.c.task_seq.is_(None), results.c.content_key.is_not(None)
 )
