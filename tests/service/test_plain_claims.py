@@ -271,12 +271,13 @@ async def test_some_batches_are_never_plain(replica: Replica, monkeypatch: pytes
 
 @on_postgresql
 async def test_a_plan_made_for_few_tasks_fits_many(replica: Replica) -> None:
-    """A server keeps the plan that it made while the queue was empty, and a backlog may come at once."""
+    """A server keeps the plan that it made for a new table, and a backlog may come at once."""
     job = await replica.register()
     item = a_claim(job.worker_id, claim_id=uuid4(), most=9)
     await replica.submit(job)
     # As on the server's own connections.
     await replica.execute(text(f'ALTER DATABASE "{replica.engine.url.database}" SET enable_seqscan = off'))
+    await replica.execute(text("SELECT pg_clear_relation_stats('public', 'joblib_task')"))
     await replica.engine.dispose()
     with Explainer(replica.engine) as explainer:
         plans = await explainer.plans(partial(claim_plain, items=[item]))
