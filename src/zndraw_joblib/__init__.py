@@ -94,6 +94,7 @@ _MODULES = {
         "TaskNotFound",
         "TooManyRequests",
         "Unauthorized",
+        "UploadStalled",
         "WorkerLost",
         "WorkerNotFound",
     ),
