@@ -163,13 +163,16 @@ async def test_a_page_downloads_a_result(site: Site) -> None:
         job = await register(client)
         task = await submit(client, job)
         await claim(client, job["worker_id"])
-        await client.put(
+        stored = await client.put(
             f"{V1}/tasks/{task['id']}/result",
             params={"attempt": 1, "filename": "energy.bin"},
             content=bytes(range(10)),
             headers={"Content-Type": "application/octet-stream"},
         )
-        await report(client, task, "completed", attempt=1)
+        assert stored.status_code in {200, 201}, stored.text
+        for status in ("running", "completed"):
+            reported = await report(client, task, status, attempt=1)
+            assert reported.status_code == 200, reported.text
     await site.run(_DOWNLOAD)
     url = f"/v1/joblib/tasks/{task['id']}/result"
     whole = await site.page.evaluate("(url) => download(url)", url)
