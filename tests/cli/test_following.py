@@ -3,9 +3,11 @@
 import json
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -324,3 +326,34 @@ def test_a_stored_result_is_written_as_it_is(reporting: Stack) -> None:
         )
         assert done.stdout == bytes(range(256))
     assert "256 bytes of application/octet-stream" in reporting.program.ok("task", task_id)
+
+
+def test_the_command_says_that_no_worker_runs_the_job(reporting: Stack) -> None:
+    """One is registered, but it has not claimed the task for a minute."""
+    with reporting.server.connect() as api:
+        url = f"{api.base_url}/v1/joblib/rooms/asleep/jobs"
+        api.http.put(url, json={"category": "analysis", "name": "Idle"}, headers=api.get_headers())
+    task_id = reporting.client.submit("asleep:analysis:Idle", room="asleep")
+    [path] = reporting.program.folder.glob("*.db")
+    with closing(sqlite3.connect(path, timeout=30)) as database, database:
+        for table in ("joblib_worker", "joblib_task"):
+            database.execute(f"UPDATE {table} SET created_at = datetime(created_at, '-1 minute')")  # noqa: S608
+    terminal = OnTerminal(reporting.program, "task", task_id, "--follow")
+    terminal.read_until("starts")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.end()
+    assert "1 of 1 workers of asleep:analysis:Idle hold no task" in " ".join(terminal.shown.split())
+
+
+def test_the_command_says_how_long_a_task_waits_for_busy_workers(reporting: Stack, tmp_path: Path) -> None:
+    """All slots are taken; the rate is that of the tasks before in the same room."""
+    reporting.client.wait_for(submit(reporting), TIMEOUT)
+    gate = tmp_path / "gate"
+    holding = [submit(reporting, f"gate={gate}") for _ in range(4)]
+    task_id = submit(reporting)
+    terminal = OnTerminal(reporting.program, "task", task_id, "--follow")
+    terminal.read_until("pending: about ")
+    gate.touch()
+    terminal.end()
+    assert "; All 1 workers of @global:analysis:Report are busy" in terminal.shown
+    assert [reporting.client.wait_for(each, TIMEOUT).status for each in holding] == ["completed"] * 4
