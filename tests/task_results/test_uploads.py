@@ -434,6 +434,21 @@ async def test_the_result_of_a_completed_task_stays(
         assert (await connection.execute(select(results.c.check_at))).all() == [(None,)]
 
 
+async def test_an_expired_result_of_an_attempt_that_fails_leaves_no_row(
+    client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
+) -> None:
+    """Its content was deleted while the attempt ran: nothing else would delete the row."""
+    await upload(client, held)
+    await expire_all(rows)
+    await joblib.sweeper.cycle()
+    assert await total(joblib) == 0
+    await report(client, held, "failed", attempt=1, error="after the upload")
+    await check_all(rows)
+    await joblib.sweeper.cycle()
+    async with rows.connect() as connection:
+        assert (await connection.execute(select(results.c.n))).all() == []
+
+
 async def test_an_upload_of_unknown_length_reserves_room_as_it_grows(
     client: httpx.AsyncClient, held: dict[str, Any], joblib: JobLib, rows: AsyncEngine
 ) -> None:

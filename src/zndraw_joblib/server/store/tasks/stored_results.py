@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Executable, and_, bindparam, delete, insert, select, update
+from sqlalchemy import ColumnElement, Executable, and_, bindparam, delete, insert, select, update
 
 from zndraw_joblib.contract.progress import StoredResult
 from zndraw_joblib.contract.status import HELD, TaskStatus
@@ -24,7 +24,6 @@ totals = TaskResultTotal.__table__
 _TOTAL_ID = 1
 # A result is kept for an attempt that has not completed at most so much longer than the attempt.
 CHECK_INTERVAL = timedelta(seconds=60)
-_DETACHED = {"task_seq": None, "check_at": None}
 # Added to the size of each result, for its rows.
 RESULT_BYTES = 1024
 
@@ -137,9 +136,13 @@ async def finish(
 
 async def detach(tx: Transaction, task_seqs: Sequence[int]) -> None:
     """Take the results of these tasks away from them; their content is deleted later."""
-    own = results.c.task_seq.in_(padded(task_seqs))
+    await _detach(tx, results.c.task_seq.in_(padded(task_seqs)))
+
+
+async def _detach(tx: Transaction, own: ColumnElement[bool]) -> None:
     await tx.execute(delete(results).where(own, results.c.content_key.is_(None)))
-    await tx.execute(update(results).where(own).values(**_DETACHED, expires_at=await tx.now()))
+    detached = {"task_seq": None, "check_at": None, "expires_at": await tx.now()}
+    await tx.execute(update(results).where(own).values(detached))
 
 
 async def to_check(tx: Transaction, limit: int) -> list[Unconfirmed]:
@@ -159,14 +162,13 @@ async def checked(tx: Transaction, found: Sequence[Unconfirmed]) -> None:
         select(results.c.n).where(results.c.n.in_(numbers)).order_by(results.c.n).with_for_update()
     )
     for each in found:
-        if each.is_current and each.status == TaskStatus.COMPLETED:
-            changes: dict[str, Any] = {"check_at": None}
-        elif each.is_current and each.status in HELD:
-            changes = {"check_at": now + CHECK_INTERVAL}
-        else:
-            changes = {**_DETACHED, "expires_at": now}
         own = and_(results.c.n == each.n, results.c.task_seq.is_not(None))
-        await tx.execute(update(results).where(own).values(changes))
+        if each.is_current and each.status == TaskStatus.COMPLETED:
+            await tx.execute(update(results).where(own).values(check_at=None))
+        elif each.is_current and each.status in HELD:
+            await tx.execute(update(results).where(own).values(check_at=now + CHECK_INTERVAL))
+        else:
+            await _detach(tx, own)
 
 
 async def abandon(tx: Transaction, n: int) -> str | None:
