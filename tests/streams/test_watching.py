@@ -161,6 +161,26 @@ async def test_a_log_that_was_deleted_begins_anew_after_all_writers(
         await read_tasks(found, reader, {quick.id, (await slow.writing).id})
 
 
+@pytest.mark.parametrize("kind", ["postgresql", "postgresql-of-a-host"])
+async def test_a_reader_goes_on_once_the_writers_of_a_gap_have_ended(
+    replica: Replica, opened: list[Streams], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a wait for writers in vain, it does not wait until the room is due to be watched again."""
+    monkeypatch.setattr(follower, "_REGISTER_SECONDS", 0.2)
+    opened.append(found := Streams(replica.runtime))
+    jobs = [await replica.register("Slow"), await replica.register("Quick")]
+    async with asyncio.timeout(TIMEOUT), found.reader(OWNER, "lab") as reader:
+        await found.read(reader, "lab", None)
+        slow = SlowSubmit(replica, jobs[0])
+        await slow.has_written.wait()
+        # As if five events had been deleted before they were read.
+        await replica.execute(rooms.update().values(first_n=rooms.c.last_n + 5, last_n=rooms.c.last_n + 5))
+        quick = await replica.submit(jobs[1])
+        await until(lambda: "Did not read the events" in caplog.text)
+        slow.may_commit.set()
+        await read_tasks(found, reader, {quick.id, (await slow.writing).id})
+
+
 @on_postgresql
 async def test_unwatched_rooms_cost_no_statement(
     replica: Replica, opened: list[Streams], monkeypatch: pytest.MonkeyPatch

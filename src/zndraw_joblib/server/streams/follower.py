@@ -193,7 +193,7 @@ class Follower:
                 try:
                     if self.is_exact:
                         await self._read_new()
-                    if time.monotonic() >= self._touch_at:
+                    if not self.is_exact or time.monotonic() >= self._touch_at:
                         await self._watch()
                 except Exception as error:
                     logger.warning("Did not read the events of room %r; will retry: %r", self.room_id, error)
