@@ -136,3 +136,13 @@ def test_forked_processes_make_other_ids() -> None:
     with open(reader) as lines:
         other = lines.read()
     assert other.partition("-")[0] != first.partition("-")[0]
+
+
+async def test_a_refused_stream_has_the_id(app: FastAPI) -> None:
+    """The problem replaces the response that would have had it."""
+    app.state.joblib.settings.max_streams = 0
+    async with running(app) as client:
+        headers = {"Accept": "text/event-stream", "X-Request-ID": "mine"}
+        response = await client.get(f"{V1}/rooms/lab/events", headers=headers)
+        assert response.status_code == 503, response.text
+        assert response.headers.get_list("X-Request-ID") == ["mine"]

@@ -59,6 +59,7 @@ class EventStream(Response):
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
         ]
+        self._own_headers = len(self.raw_headers)
         self._streams = streams
         self._wanted = wanted
         self._send_seconds = send_seconds
@@ -72,7 +73,10 @@ class EventStream(Response):
             await self._cut_off(scope, send)
         except Exception as error:
             if not self._has_started:
-                await problem_response(as_problem(error))(scope, receive, send)
+                problem = problem_response(as_problem(error))
+                # Those that were added to this response, such as a request id.
+                problem.raw_headers += self.raw_headers[self._own_headers :]
+                await problem(scope, receive, send)
                 return
             logger.warning("Closed an event stream; its client may connect again: %r", error)
             with suppress(_ClientStopped):
