@@ -75,7 +75,7 @@ def test_invalid_lines_are_named_and_nothing_is_submitted(stack: Stack) -> None:
         3: "value: unknown field; a line has the fields payload, priority",
         4: "priority: ",
         5: "object",
-        6: "sees no job 'Nope'",
+        6: "Check the name, start a worker that serves the job",
         7: "'a:b' is not room:category:name",
         8: "JSON",
         9: "give run_at or delay_seconds, not both",

@@ -36,8 +36,8 @@ async def test_all_workers_are_busy(timed: Replica, clock: ManualClock) -> None:
     found = await texts(timed, waiting.id)
     assert list(found) == ["workers_busy", "queued"]
     assert found["workers_busy"] == (
-        "All 2 workers of @global:modifiers:Rotate are busy: they hold 2 tasks, of which 1 run, "
-        "since 2030-01-01 00:01:00 UTC"
+        "All 2 workers of @global:modifiers:Rotate are busy since 2030-01-01 00:01:00 UTC "
+        "(tasks held: 2, running: 1)"
     )
     for worker in (job.worker_id, other.worker_id):
         assert worker is not None
@@ -46,8 +46,8 @@ async def test_all_workers_are_busy(timed: Replica, clock: ManualClock) -> None:
     await timed.start(job.worker_id)
     await timed.drain(other.worker_id)
     found = await texts(timed, waiting.id)
-    assert "All 1 workers of @global:modifiers:Rotate" in found["workers_busy"]
-    assert "they hold 2 tasks in 2 slots, of which 2 run, since" in found["workers_busy"]
+    assert found["workers_busy"].startswith("The only worker of @global:modifiers:Rotate is busy since ")
+    assert found["workers_busy"].endswith(" UTC (tasks held: 2, running: 2, slots: 2)")
 
 
 async def test_a_pause_or_a_limit_is_the_more_important_reason(timed: Replica) -> None:
@@ -72,7 +72,7 @@ async def test_a_worker_that_never_claims(timed: Replica, clock: ManualClock) ->
     found = await texts(timed, task.id)
     assert list(found) == ["not_claimed", "queued"]
     assert found["not_claimed"].startswith(
-        "1 of 1 workers of @global:modifiers:Rotate hold no task, but none has claimed this one for 3 min"
+        "Idle workers of @global:modifiers:Rotate: 1 of 1, but none has claimed this task for 3 min"
     )
     new = await timed.register(worker=await timed.worker())
     await timed.drain(job.worker_id)

@@ -33,6 +33,10 @@ def main() -> NoReturn:
 
 def _message(error: typer.TyperException) -> str:
     message = error.format_message().replace("Value error, ", "").rstrip(".")
+    if getattr(error, "option_name", None) == "--token":
+        return (
+            f"{message.split(' (')[0]}. Set ZNDRAW_JOBLIB_TOKEN, which other users of the machine cannot read"
+        )
     context = getattr(error, "ctx", None)  # typer's own errors have the command that was misused
     if context is None:
         return message

@@ -62,7 +62,8 @@ def find_job(client: AdminClient, job: str, room: str | None) -> JobName:
         )
     others = ", ".join(map(str, seen[:_MAX_NAMES])) + (", ..." if len(seen) > _MAX_NAMES else "")
     raise CommandError(
-        f"Room {searched!r} sees no job {job!r}, only {others}. Check the name, or name another --room"
+        f"Room {searched!r} sees no job {job!r}, only {others}. Check the name, "
+        "start a worker that serves the job, or name another --room"
     )
 
 

@@ -13,7 +13,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.contract.streams import EventKind, StreamEvent
 from zndraw_joblib.worker.retry import is_connection_error, is_missing
 
-# Why a task waits is looked up so often, and each request without a stream is one about the log, too.
+# How often the reason of a pending task is requested; how often a server without streams is polled.
 _PENDING_SECONDS, _POLL_SECONDS = 5, 1
 _STATE = {"status", "started_at", "completed_at", "queue_position", "worker_id", "error"}
 # Takes log lines, and the number of the line before them.

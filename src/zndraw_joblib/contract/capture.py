@@ -76,7 +76,7 @@ class _Streams:
         self.reset()
 
     def reset(self) -> None:
-        """Start anew, in a forked process: its output is no longer captured."""
+        """Stop capturing, in a forked process."""
         self._lock = threading.Lock()
         self._users = 0
         self._restore()
@@ -160,10 +160,10 @@ def _call_for_task(task: TaskContext | None, fn: Callable[..., Any], /, *args: A
 
 
 class _Threads:
-    """Lets each thread, and each call in a pool of threads, know the task that started it; logs warnings.
+    """Passes the running task to the threads, and calls in pools of threads, that it starts; logs warnings.
 
-    Python does so itself only with `thread_inherit_context`, from version 3.14 on. What is called outside of
-    tasks is passed on as it is.
+    Python does so itself only with `thread_inherit_context`, from version 3.14 on. Calls outside of tasks
+    are passed on unchanged.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class _Threads:
         self.reset()
 
     def reset(self) -> None:
-        """Start anew in a forked process: the thread that it has runs no task of a worker."""
+        """Forget all tasks in a forked process: its only thread runs no task of a worker."""
         self._lock = threading.Lock()
         self._tasks = 0
 

@@ -44,7 +44,7 @@ class RepeatedFailure:
 
 
 def log_failed_work(logger: logging.Logger, error: Exception, text: str, **fields: str) -> None:
-    """Log that some work failed, after which it goes on: one line, with a traceback if `error` is unexpected.
+    """Log that repeated work failed once: one line, with a traceback if `error` is unexpected.
 
     Expected are an unavailable database or service, and a time limit. `fields` are fields of the record.
     """

@@ -29,7 +29,7 @@ _PIECE_BYTES = 256 * 1024
 class ResultFile:
     """A file that a job returns as its result; it must stay until the task is completed.
 
-    `content_type` is guessed from the name by default; `filename` is the name for those who save the result,
+    `content_type` is guessed from the name by default; `filename` is the name under which clients save it,
     by default that of the file.
     """
 

@@ -173,7 +173,7 @@ class LiveReports:
             self._warned = True
             return _UNKNOWN_SECONDS
         pause = self._backoff.after(error)
-        log.info("Reporting progress: %s; again in %.1f s (tasks=%d)", describe(error), pause, count)
+        log.info("Reporting progress: %s; trying again in %.1f s (tasks=%d)", describe(error), pause, count)
         return pause
 
 

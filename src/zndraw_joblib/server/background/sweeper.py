@@ -37,7 +37,7 @@ _TIMER_TOLERANCE = 0.01
 _MASS_EXPIRY_MIN = 2
 _MIN_SLACK_SECONDS = 1.0
 _CYCLES_KEPT = 20
-# A request that arrived during a batch is answered in so many cycles of the event loop.
+# After a batch, the sweeper yields for this many cycles of the event loop, enough to answer a request.
 _CYCLES_FOR_REQUESTS = 10
 
 

@@ -29,7 +29,9 @@ _BINARY_TYPE = "application/octet-stream"
 _INLINE = re.compile(r"application/json|text/plain|image/(png|jpeg|gif|webp)", re.IGNORECASE)
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\\\]")
 Attempt = Annotated[int | None, Query(ge=1, description="the attempt of the claim; required")]
-Filename = Annotated[str | None, Query(max_length=255, description="a name for those who save the result")]
+Filename = Annotated[
+    str | None, Query(max_length=255, description="the file name for a client that saves the result")
+]
 
 
 @router.put(

@@ -1,4 +1,4 @@
-"""Who may read an event stream: the caller of the request, or the owner of a stream token in the query."""
+"""Access to event streams: by the caller of a request, or the owner of a stream token in the query."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial

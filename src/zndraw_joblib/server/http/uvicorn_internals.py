@@ -1,6 +1,6 @@
-"""What has no public interface in uvicorn: closing a connection whose client does not read.
+"""Close a connection whose client does not read, for which uvicorn has no public interface.
 
-A test fails when uvicorn changes it.
+A test fails if uvicorn changes these internals.
 """
 
 from typing import Any
@@ -18,8 +18,8 @@ def keep_send(scope: Scope, send: Send) -> None:
 def abort(scope: Scope, send: Send) -> None:
     """Drop the connection of a response with all that was not sent, if the server is uvicorn.
 
-    If a host's middleware has replaced `send`, it closes when the client reads on, or when the system gives
-    it up.
+    If a host's middleware has replaced `send`, the connection closes only when the client reads again, or
+    when the operating system drops it.
     """
     transport: Any = getattr(getattr(scope.get(_SEND, send), "__self__", None), "transport", None)
     if transport is not None:

@@ -53,8 +53,8 @@ class Claim(NamedTuple):
 class ClaimResult:
     """The tasks of a claim, or why there is none, and the jobs whose queues to wait for.
 
-    `is_contended`: a task was pending, but another transaction held it; claim again. `is_left_out`: so many
-    others got large tasks in this transaction that there was no room for its tasks; claim again at once.
+    `is_contended`: a task was pending, but another transaction held it; claim again. `is_left_out`:
+    large tasks of other claims filled this transaction; claim again at once.
     """
 
     tasks: list[TaskResponse] = field(default_factory=list)

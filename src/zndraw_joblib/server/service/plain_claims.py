@@ -17,12 +17,12 @@ from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.tasks.plain_claimants import Claimant
 from zndraw_joblib.server.store.tasks.plain_claims import Demand, Found, claim
 
-# After so many batches in vain, some are not tried: at most this many for each one that is.
+# For how many batches at most the statement is skipped after it could not serve one.
 _MAX_SKIPPED = 16
 
 
 class PlainClaims:
-    """Claims in batches, with the one statement unless it was in vain lately."""
+    """Claims in batches, with one statement unless it could not serve the last batches."""
 
     def __init__(self) -> None:
         self._failed = self._left_out = 0

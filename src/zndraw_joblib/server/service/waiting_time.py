@@ -25,8 +25,7 @@ async def worker_reasons(
         return [Reason(code="no_worker", detail=f"No worker serves {task.job}")]
     active = [each for each in loads if not each.is_draining]
     if not active:
-        detail = f"All {len(loads)} workers of {task.job} are draining"
-        return [Reason(code="draining", detail=detail)]
+        return [Reason(code="draining", detail=f"{_all_workers(task, loads)} draining")]
     if not may_be_claimed or not task.is_queued:
         return []
     if all(each.is_full for each in active):
@@ -37,7 +36,7 @@ async def worker_reasons(
     if not idle or waited < _UNCLAIMED_AFTER:
         return []
     detail = (
-        f"{len(idle)} of {len(loads)} workers of {task.job} hold no task, but none has claimed this one for "
+        f"Idle workers of {task.job}: {len(idle)} of {len(loads)}, but none has claimed this task for "
         f"{duration(waited)}: they may be registered without running their jobs (`execute` of a `JobManager`)"
     )
     return [Reason(code="not_claimed", detail=detail)]
@@ -47,12 +46,17 @@ def _busy(task: TaskRecord, active: Sequence[WorkerLoad]) -> Reason:
     running, held = sum(each.running for each in active), sum(each.held for each in active)
     since = max(each.since for each in active if each.since is not None)
     slots = [each.max_tasks for each in active if each.max_tasks is not None]
-    known = f" in {sum(slots)} slots" if len(slots) == len(active) else ""
+    known = f", slots: {sum(slots)}" if len(slots) == len(active) else ""
     detail = (
-        f"All {len(active)} workers of {task.job} are busy: they hold {held} tasks{known}, of which "
-        f"{running} run, since {since:%Y-%m-%d %H:%M:%S} UTC"
+        f"{_all_workers(task, active)} busy since {since:%Y-%m-%d %H:%M:%S} UTC "
+        f"(tasks held: {held}, running: {running}{known})"
     )
     return Reason(code="workers_busy", detail=detail)
+
+
+def _all_workers(task: TaskRecord, loads: Sequence[WorkerLoad]) -> str:
+    count = len(loads)
+    return f"The only worker of {task.job} is" if count == 1 else f"All {count} workers of {task.job} are"
 
 
 async def _queued_at(tx: Transaction, task: TaskRecord) -> datetime:

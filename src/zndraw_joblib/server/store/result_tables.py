@@ -14,9 +14,10 @@ _IS_OPEN = text("check_at IS NOT NULL")
 class TaskResult(Base, table=True):
     """The stored result of a task; or, without `task_seq`, content that is being uploaded or to be deleted.
 
-    The content is `size` bytes under `content_key`, null after it was deleted. It is deleted after
-    `expires_at`; an upload that is under way moves it. At `check_at` it is checked whether the attempt has
-    completed; null once it has. Who gives a result to a task holds the lock of the task.
+    The content is `size` bytes under `content_key`, which is null after the content was deleted. The sweeper
+    deletes the content after `expires_at`; a running upload postpones this time. At `check_at` the sweeper
+    checks whether the attempt has completed; `check_at` is null once it has. A transaction that sets
+    `task_seq` holds the lock of the task.
     """
 
     __tablename__ = "joblib_task_result"

@@ -22,7 +22,7 @@ results = TaskResult.__table__
 totals = TaskResultTotal.__table__
 
 _TOTAL_ID = 1
-# A result is kept for an attempt that has not completed at most so much longer than the attempt.
+# The result of an attempt that ends without completing is kept at most this long after its end.
 CHECK_INTERVAL = timedelta(seconds=60)
 # Added to the size of each result, for its rows.
 RESULT_BYTES = 1024
@@ -146,15 +146,15 @@ async def _detach(tx: Transaction, own: ColumnElement[bool]) -> None:
 
 
 async def to_check(tx: Transaction, limit: int) -> list[Unconfirmed]:
-    """Return results of which it is time to check whether their attempts have completed."""
+    """Return results whose `check_at` has passed."""
     rows = await tx.execute(_TO_CHECK.limit(limit), {"now": await tx.now()})
     return [Unconfirmed(row.n, TaskStatus(row.status), row.attempt == row.current) for row in rows]
 
 
 async def checked(tx: Transaction, found: Sequence[Unconfirmed]) -> None:
-    """Confirm results of completed attempts, check held ones again later, and take others away from tasks.
+    """Confirm results of completed attempts, check those of held tasks again later, and detach others.
 
-    An attempt that is over stays so: its task need not be locked.
+    The tasks need no lock, because an attempt that has ended never runs again.
     """
     now = await tx.now()
     numbers = padded([each.n for each in found])
