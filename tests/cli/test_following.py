@@ -342,7 +342,7 @@ def test_the_command_says_that_no_worker_runs_the_job(reporting: Stack) -> None:
     terminal.read_until("starts")
     terminal.process.send_signal(signal.SIGINT)
     terminal.end()
-    assert "1 of 1 workers of asleep:analysis:Idle hold no task" in " ".join(terminal.shown.split())
+    assert "Idle workers of asleep:analysis:Idle: 1 of 1, but none" in " ".join(terminal.shown.split())
 
 
 def test_the_command_says_how_long_a_task_waits_for_busy_workers(reporting: Stack, tmp_path: Path) -> None:
@@ -355,5 +355,5 @@ def test_the_command_says_how_long_a_task_waits_for_busy_workers(reporting: Stac
     terminal.read_until("pending: about ")
     gate.touch()
     terminal.end()
-    assert "; All 1 workers of @global:analysis:Report are busy" in terminal.shown
+    assert "; The only worker of @global:analysis:Report is busy" in terminal.shown
     assert [reporting.client.wait_for(each, TIMEOUT).status for each in holding] == ["completed"] * 4
