@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from waiting import wait_until
 
-from cli.program import Program, RunningServer
+from cli.program import TIMEOUT, Program, RunningServer
 from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 
@@ -81,16 +81,16 @@ def serving(folder: Path, jobs: str, names: Sequence[str], *options: str) -> Ite
     """Run one server, and one worker that serves a module with jobs of these names in @global."""
     (folder / "my_jobs.py").write_text(jobs)
     program = Program(folder)
-    with RunningServer(program) as server, server.connect() as connection:
+    log = folder / "worker.log"
+    with RunningServer(program) as server, server.connect() as connection, log.open("w") as output:
         program.env["ZNDRAW_JOBLIB_URL"] = server.url
-        worker = program.start("worker", "my_jobs.py", *options)
+        worker = program.start("worker", "my_jobs.py", *options, output=output)
         client = JobClient(RestApi(connection))
         wait_until(lambda: client.jobs().total == len(names) or worker.poll())
         yield Stack(program, server, client)
         worker.send_signal(signal.SIGINT)
-        stderr = worker.communicate()[1]
-        assert worker.returncode == 0
-        assert stderr.startswith(f"Serving {', '.join(names)} in @global at {server.url}")
+        assert worker.wait(TIMEOUT) == 0
+        assert log.read_text().startswith(f"Serving {', '.join(names)} in @global at {server.url}")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from zndraw_joblib.worker.api import Connection, connect
 
@@ -64,16 +64,24 @@ class Program:
         }
 
     def start(
-        self, *arguments: str, module: str = "zndraw_joblib", folder: Path | None = None, **settings: str
+        self,
+        *arguments: str,
+        module: str = "zndraw_joblib",
+        folder: Path | None = None,
+        output: IO[str] | None = None,
+        **settings: str,
     ) -> subprocess.Popen[str]:
-        """Start a command of `module`; settings are named without their prefix."""
+        """Start a command of `module`; settings are named without their prefix.
+
+        A command that writes much needs a file for its `output`: a full pipe would stop it.
+        """
         return subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             cwd=folder or self.folder,
             env={**self.env, **{f"ZNDRAW_JOBLIB_{name}": value for name, value in settings.items()}},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output or subprocess.PIPE,
+            stderr=output or subprocess.PIPE,
             text=True,
         )
 
