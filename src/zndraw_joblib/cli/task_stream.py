@@ -9,7 +9,7 @@ from zndraw_joblib.contract.events import TaskStatusEvent
 from zndraw_joblib.contract.history import NumberedLine
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.progress import LogPart, Progress
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.contract.streams import EventKind, StreamEvent
 from zndraw_joblib.worker.retry import is_connection_error, is_missing
 
@@ -94,8 +94,8 @@ class TaskStream:
             self._log.read(task.attempt)
         for event in part.events:
             task = self._apply(task, event)
-        if part.ended:
-            # With its result and its failure.
+        if part.ended or task.status in TERMINAL:
+            # With its result and its failure; or it was retried since, and the events continue.
             task = self._client.get_task(self._task_id)
         self._task, self._position = task, part.next
         return task, applied
