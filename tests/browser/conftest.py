@@ -48,8 +48,8 @@ def origin() -> Iterator[str]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
     """Start a browser for all tests. They run in the event loop of the session, as it does."""
-    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        pytest.skip("the browser of the tests is a program for Linux on x86-64")
+    here = f"{platform.system()} {platform.machine()}"
+    assert here == "Linux x86_64", f"the browser of the tests is a program for Linux on x86-64, not {here}"
     program = CHROMIUM / "chromium"
     assert program.exists(), f"{program} is not there: run `make peers`"
     libraries = f"{CHROMIUM / 'lib'}:{os.environ.get('LD_LIBRARY_PATH', '')}"

@@ -15,6 +15,7 @@ from rest import UNKNOWN_ID, V1
 from zndraw_joblib.contract.logs import LogFields
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.http import request_ids
+from zndraw_joblib.server.http.guards import verify_readable_room
 from zndraw_joblib.server.settings import ServerSettings
 
 
@@ -101,15 +102,13 @@ class _Collect(logging.Filter):
         return True
 
 
-async def test_a_host_keeps_its_responses(
-    app: FastAPI, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_host_keeps_its_responses(app: FastAPI, caplog: pytest.LogCaptureFixture) -> None:
     """Without the standalone app, records have the id of the header, and responses have no such header."""
 
-    async def fail(*_: Any, **__: Any) -> None:
+    async def broken_guard() -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(app.state.joblib.runtime.database, "read", fail)
+    app.dependency_overrides[verify_readable_room] = broken_guard
     caplog.handler.addFilter(collect := _Collect())
     try:
         async with running(app, partial(FastAPI.__call__, app)) as client:
@@ -121,7 +120,6 @@ async def test_a_host_keeps_its_responses(
     assert "of-the-host" in collect.seen
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_forked_processes_make_other_ids() -> None:
     """A server that forks after its import makes ids that no other process makes."""
     scope: dict[str, Any] = {"headers": []}

@@ -119,7 +119,6 @@ def peak(pid: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_a_large_output_needs_little_memory(
     settings_of_servers: dict[str, Any], stack: ExitStack, tmp_path: Path
 ) -> None:

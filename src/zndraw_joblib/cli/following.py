@@ -87,7 +87,7 @@ class Waiting:
         self.reason = ""
 
     def update(self, task: TaskResponse) -> None:
-        """Ask the server why a task waits, but not often; print each reason that nobody works on it once."""
+        """Ask the server, at intervals, why a task waits. Print each reason with a remedy once."""
         if task.status != TaskStatus.PENDING:
             self.reason = ""
             return

@@ -22,7 +22,7 @@ class RepeatedFailure:
 
     def log(self, text: str) -> None:
         """Log a failure now, or count it for the next line. Call it in an event loop."""
-        # A window whose event loop has ended is over.
+        # The count of an interval ends with the event loop that began it.
         if time.monotonic() > self._until + self._seconds:
             self._logger.error("%s", text)
             self._open()
