@@ -11,6 +11,7 @@ import pytest
 from databases import every_kind
 from pydantic_core import to_json
 from replica import SUBMITTER, TIMEOUT, Replica
+from waiting import until
 
 from zndraw_joblib.contract.messages import JobResponse, TaskResponse
 from zndraw_joblib.contract.names import parse_job_name
@@ -48,9 +49,10 @@ def submission(job: JobResponse) -> Submission:
     return Submission(SUBMITTER, "lab", parse_job_name(job.full_name), {})
 
 
-def validator_processes() -> list[psutil.Process]:
-    """Return the processes that check payloads."""
-    return [each for each in psutil.Process().children() if "payload_validator" in str(each.cmdline())]
+def validator_process(others: set[psutil.Process]) -> psutil.Process:
+    """Return the only child process that is not one of `others`: it checks payloads."""
+    [process] = set(psutil.Process().children()) - others
+    return process
 
 
 @pytest.fixture
@@ -187,14 +189,27 @@ def test_an_error_of_alternatives_says_why_each_is_refused() -> None:
 
 async def test_a_crashed_validator_process_is_replaced(checker: PayloadValidator) -> None:
     """The next check starts a new process."""
-    schema = to_json(TREE).decode()
+    schema, others = to_json(TREE).decode(), set(psutil.Process().children())
     await checker.fault(schema, {"name": "a"})
-    [child] = validator_processes()
+    child = validator_process(others)
     process = checker._loops[asyncio.get_running_loop()]._unbounded._process
     assert process is not None
     child.kill()
     await process.wait()
     assert "string" in str(await checker.fault(schema, {"name": 1}))
+
+
+async def test_a_check_that_is_cancelled_while_its_process_starts_leaves_no_answer_behind() -> None:
+    """The next check has its own answer, from another process."""
+    process, schema = ValidatorProcess(check_seconds=60, listing_seconds=60, max_waiting=2), to_json(TREE)
+    check = asyncio.create_task(process.errors(schema.decode(), {"name": "a"}))
+    await until(lambda: process._process is not None)
+    check.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await check
+    assert len(await process.errors(schema.decode(), {"name": 1, "children": 1})) == 2
+    assert await process.errors(schema.decode(), {"name": "a"}) == []
+    await process.stop()
 
 
 async def test_waiting_checks_are_bounded() -> None:
@@ -218,8 +233,9 @@ async def test_many_checks_block_no_other_request(replica: Replica) -> None:
     """While the process that validates is paused, other requests are answered; then its checks succeed."""
     slow, quick = await replica.register("Slow", schema=SEARCH), await replica.register("Quick")
     replica.runtime.payload_validator = PayloadValidator(check_seconds=TIMEOUT)
+    others = set(psutil.Process().children())
     await replica.submit(slow, LONG_LIST)
-    [process] = validator_processes()
+    process = validator_process(others)
     process.suspend()
     submits = [asyncio.create_task(replica.submit(slow, LONG_LIST)) for _ in range(30)]
     for _ in range(20):

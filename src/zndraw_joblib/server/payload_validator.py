@@ -253,9 +253,9 @@ class ValidatorProcess:
             self._waiting -= 1
 
     async def _check(self, request: bytes) -> list[dict[str, str]]:
-        stdin, stdout = await self._start()
         first = listing = b""
         try:
+            stdin, stdout = await self._start()
             async with asyncio.timeout(self._check_seconds):
                 stdin.write(request)
                 first = await stdout.readline()
@@ -293,8 +293,12 @@ class ValidatorProcess:
         stdin = cast("asyncio.StreamWriter", self._process.stdin)
         stdout = cast("asyncio.StreamReader", self._process.stdout)
         if is_new:
-            async with asyncio.timeout(_START_SECONDS):
-                await stdout.readline()
+            ready = b""
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_START_SECONDS):
+                    ready = await stdout.readline()
+            if ready != _READY:
+                raise _too_busy("The process that validates payloads did not start")
         return stdin, stdout
 
     async def stop(self) -> None:
