@@ -110,15 +110,21 @@ def open_file() -> Any:
     ids=["bytes", "memory file", "open file", "array", "image", "figure"],
 )
 def test_a_binary_result_is_uploaded(
-    worker: Make, room: str, make: Callable[[], Any], check: Callable[[Any], bool]
+    worker: Make,
+    room: str,
+    make: Callable[[], Any],
+    check: Callable[[Any], bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`result` returns its bytes, or the array; no temporary file stays."""
-    before = set(Path(tempfile.gettempdir()).glob("zndraw-joblib-result-*"))
+    # Other tests on this machine have files in the common folder.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     manager = worker(lambda task: make())
     task = run(manager, room)
     assert (task.status, task.error, task.result) == (TaskStatus.COMPLETED, None, None)
     assert check(manager.result(task.id))
-    assert set(Path(tempfile.gettempdir()).glob("zndraw-joblib-result-*")) <= before
+    assert list(tmp_path.glob("zndraw-joblib-result-*")) == []
 
 
 def test_a_file_is_a_result(worker: Make, room: str, tmp_path: Path) -> None:
