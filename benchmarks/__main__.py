@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks import (
     batches,
+    control,
     dead_workers,
     event_streams,
     many_clients,
@@ -38,16 +39,18 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "rooms": rooms.run,
     "replicas": replicas.run,
     "streams": event_streams.run,
+    "control": control.run,
 }
 # Sections that use one server after another. It is stopped before the others.
 SHARING = {"rates", "latencies", "batch", "providers"}
 # Sections that run only if they are named, because they take longer.
-ON_REQUEST = {"streams"}
+ON_REQUEST = {"streams", "control"}
 
 
 _NAMES = " ".join((*SECTIONS, "peers", *DATABASES))
 _HELP = (
-    f"sections and databases: {_NAMES}. By default all but streams (a minute) and peers, on both databases"
+    f"sections and databases: {_NAMES}. By default all but streams, control (a million tasks) and peers, on "
+    "both databases"
 )
 
 

@@ -1,5 +1,7 @@
 """The targets: a limit of a figure's value, or of its ratio to the no-op endpoint, on two shared cores."""
 
+from benchmarks.pages import PAGES
+
 
 def _both(sqlite: str, postgresql: str | None = None) -> dict[str, str]:
     return {"sqlite": sqlite, "postgresql": postgresql or sqlite}
@@ -22,4 +24,5 @@ TARGETS: dict[tuple[str, str], dict[str, str]] = {
     ("backlog", "claim, 1,000,000 pending ÷ none"): _both("<= 1.2"),
     ("dead-workers", "10,000 dead workers removed"): _both("<= 1"),
     ("dead-workers", "heartbeat meanwhile, p95"): _both("<= 10"),
+    **{("control", f"{name}, p95"): _both("<= 20" if name == "metrics" else "<= 50") for name in PAGES},
 }

@@ -25,7 +25,7 @@ _KILL_POLL_SECONDS = 0.05
 _LAST_REPORT_SECONDS = 0.5
 _WORKERS_START_SECONDS = 30.0
 # The share of ended tasks at which the demo kills a worker.
-_KILL_AT_PERCENT = 35
+_KILL_AT_PERCENT = 15
 
 
 class Scenario:

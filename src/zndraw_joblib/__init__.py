@@ -44,10 +44,10 @@ _MODULES = {
         "TaskVerdict",
         "Verdict",
         "WorkerResponse",
-        "WorkerSummary",
     ),
     "contract.logs": ("LogFields",),
     "contract.names": ("validate_room_id",),
+    "contract.operations": ("WorkerSummary",),
     "contract.problems": (
         "Conflict",
         "FailedByOperator",

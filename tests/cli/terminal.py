@@ -9,14 +9,17 @@ from cli.program import TIMEOUT, Program
 
 
 class OnTerminal:
-    """A command whose standard error is a terminal, and with `is_output` its standard output too."""
+    """A command whose standard error is a terminal; with `is_output` and `is_input`, other streams too."""
 
-    def __init__(self, program: Program, *arguments: str, is_output: bool = False) -> None:
+    def __init__(
+        self, program: Program, *arguments: str, is_output: bool = False, is_input: bool = False
+    ) -> None:
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "zndraw_joblib", *arguments],
             env={**program.env, "TERM": "xterm", "COLUMNS": "120"},
             cwd=program.folder,
+            stdin=theirs if is_input else None,
             stdout=theirs if is_output else subprocess.PIPE,
             stderr=theirs,
         )

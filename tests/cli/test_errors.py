@@ -15,26 +15,29 @@ USAGE_ERRORS: dict[str, Case] = {
     "status": (["tasks", "--status", "x"], "'x' is not one of 'pending'"),
     "argument": (["submit"], "JOB is missing"),
     "task id": (["task", "7"], "Invalid value for 'TASK'"),
+    "since": (["tasks", "--since", "soon"], "--since 'soon' is not a time"),
+    "rooms": (["tasks", "--all-rooms", "--room", "a"], "--all-rooms and --room cannot be combined"),
     "url": (
         ["jobs", "--url", "localhost:8000"],
         "'localhost:8000' is not the URL of a server: http:// or a host is missing. Set --url",
     ),
     "port": (["jobs", "--url", "http://localhost:80000"], "is not a URL: Port out of range"),
-    "payload": (["submit", "A", "--json", "[1]"], "--json must be an object"),
+    "payload": (["submit", "A", "--payload", "[1]"], "--payload must be an object"),
+    "json": (["submit", "A", "--json", "{}"], "needs --payload"),
     "value": (["submit", "A", "value"], "'value' is not of the form KEY=VALUE"),
     "too large": (
         ["submit", "A", "width=1e400"],
         "The payload field width: inf is not JSON: a number must be finite",
     ),
     "not a number": (
-        ["submit", "A", "--json", '{"a": [{"width": NaN}]}'],
+        ["submit", "A", "--payload", '{"a": [{"width": NaN}]}'],
         "The payload field a.0.width: nan is not JSON: a number must be finite",
     ),
     "surrogate": (
-        ["submit", "A", "--json", '{"a": "\\ud800"}'],
+        ["submit", "A", "--payload", '{"a": "\\ud800"}'],
         "field a: the text is not JSON: it has half",
     ),
-    "deep": (["submit", "A", "--json", "[" * 100_000], "is not valid JSON: maximum recursion depth"),
+    "deep": (["submit", "A", "--payload", "[" * 100_000], "is not valid JSON: maximum recursion depth"),
     "delay": (["submit", "A", "--delay", "nan"], "--delay"),
     "run at": (["submit", "A", "--run-at", "9999-12-31T23:59:59-12:00"], "--run-at"),
     "key": (

@@ -20,6 +20,21 @@ def test_client_commands_import_no_server(program: Program) -> None:
     assert "cannot be reached" in done.stderr
 
 
+def test_completion_imports_no_server(program: Program) -> None:
+    """A shell completes commands and options without the server's libraries."""
+    code = (
+        "import sys\nfrom zndraw_joblib import cli\ntry:\n    cli.main()\nexcept SystemExit: pass\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    asked = {"_ZNDRAW_JOBLIB_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "zndraw-joblib tasks --s"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**program.env, **asked}, text=True, capture_output=True, check=True
+    )
+    assert "--status" in done.stdout
+    assert "--since" in done.stdout
+    assert done.stdout.endswith("[]\n")
+
+
 def test_server_commands_name_the_missing_extra(program: Program) -> None:
     """Without the server's libraries, the error names the extra to install."""
     for done in program.run_all([["serve"], ["token", "list"], ["db", "current"]], hidden=["sqlalchemy"]):

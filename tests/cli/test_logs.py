@@ -1,6 +1,7 @@
 """What commands log: one line for each record, as text or as JSON with the ids that are known."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -106,13 +107,26 @@ def test_json_is_an_object_on_one_line() -> None:
     assert last == {"level": "ERROR", "logger": "zndraw_joblib.part", "message": "failed"}
 
 
-def test_text_escapes_control_characters() -> None:
-    """A message cannot add lines or color; only the traceback of an unexpected error follows its line."""
-    first, warning, failed, *traceback = run_records("text")
-    assert first.endswith(r" INFO    zndraw_joblib.part: a b\n\x1b[31m\u2028\ud800")
+def test_text_is_one_line() -> None:
+    """A message cannot add lines or color; ids that it does not name and a traceback are fields."""
+    first, warning, failed = run_records("text")
+    ids = "request_id=r-1 task_id=t-2"
+    assert first.endswith(rf" INFO    zndraw_joblib.part: a b\n\x1b[31m\u2028\ud800 {ids}")
     assert "a warning" in warning
-    assert failed.endswith(" ERROR   zndraw_joblib.part: failed")
-    assert (traceback[0], traceback[-1]) == ("Traceback (most recent call last):", "KeyError: 'missing'")
+    assert " ERROR   zndraw_joblib.part: failed exception=Traceback (most recent call last):\\n " in failed
+    assert failed.endswith(r"\nKeyError: 'missing'")
+
+
+def test_a_terminal_shows_tracebacks_on_lines_of_their_own() -> None:
+    """They are for a reader there, not for a program."""
+    ours, theirs = os.openpty()
+    with os.fdopen(ours, errors="replace") as terminal:
+        with os.fdopen(theirs, "w") as stderr:
+            program = RECORDS.format(format="text")
+            subprocess.run([sys.executable, "-c", program], stderr=stderr, check=True)
+        lines = [terminal.readline().strip() for _ in range(4)]
+    assert lines[2].endswith(" ERROR   zndraw_joblib.part: failed")
+    assert lines[3] == "Traceback (most recent call last):"
 
 
 @pytest.mark.parametrize(
@@ -138,11 +152,11 @@ def test_a_worker_logs_json(stack: Stack, name: str, run: str, options: list[str
     worker.send_signal(signal.SIGINT)
     _, err = worker.communicate()
     assert worker.returncode == 0, err
-    [own] = [each for each in json_lines(err[err.index("\n") + 1 :]) if each["logger"] == "library"]
+    [own] = [each for each in json_lines(err) if each["logger"] == "library"]
     assert own["message"] == "in two\nlines"
     assert (own["task_id"], own["job"]) == (task, job)
     assert own["worker_id"]
-    [started, ended] = [r for r in json_lines(err[err.index("\n") + 1 :]) if r["logger"].endswith("task_log")]
+    [started, ended] = [r for r in json_lines(err) if r["logger"].endswith("task_log")]
     assert started["message"] == f"Task {task} of {job} started"
     assert (started["level"], ended["level"]) == ("INFO", "ERROR")
     assert "exception" not in ended
@@ -150,13 +164,22 @@ def test_a_worker_logs_json(stack: Stack, name: str, run: str, options: list[str
     assert ended["message"].endswith(f" s: KeyError: 'missing' ({file}:16)")
 
 
-def test_the_access_log_is_json(program: Program) -> None:
-    """With --access-log --log-format json, a request is a record of one line."""
+def test_a_server_logs_json(program: Program) -> None:
+    """Each line is a record: the start, without the new token, requests, and the reason of a failed start."""
     with RunningServer(program, "--access-log", LOG_FORMAT="json") as server:
         response = httpx.get(f"{server.url}/health/live")
         wait_until(lambda: "/health/live" in server.stderr)
         server.stop()
-        record = next(json.loads(line) for line in server.stderr.splitlines() if "/health/live" in line)
+        assert server.token
+        assert server.token not in server.stderr
+        started, created, *_ = records = json_lines(server.stderr)
+        [record] = [each for each in records if "/health/live" in each["message"]]
+        refused = program.run("serve", "--port", str(server.port), "--workers", "2", LOG_FORMAT="json")
+    assert f" serves {server.url} (database=" in started["message"]
+    assert f"superuser's token, which is saved in {program.credentials}" in created["message"]
+    [failure] = json_lines(refused.err)
+    assert (refused.code, failure["level"]) == (2, "ERROR")
+    assert failure["message"].startswith("--workers 2 cannot use SQLite")
     assert (record["logger"], record["level"]) == ("uvicorn.access", "INFO")
     assert record["request_id"] == response.headers["X-Request-ID"]
 
@@ -184,11 +207,14 @@ def test_a_stopped_worker_says_what_it_waits_for(stack: Stack, options: list[str
         worker.send_signal(signal.SIGINT)
         assert worker.stderr is not None
         lines = iter(worker.stderr.readline, "")
-        expected = f"Stopping: waiting for 1 running tasks ({task}). A second Ctrl-C or SIGTERM stops at once"
+        expected = (
+            f"Stopping: waiting for 1 running task(s) ({task}). A second Ctrl-C or SIGTERM stops at once"
+        )
         assert any(expected in line for line in lines)
         (stack.program.folder / "go").touch()
         assert any(
-            re.search(f"Task {task} of logs:analysis:Wait completed in [0-9.]+ s$", each) for each in lines
+            re.search(f"Task {task} of logs:analysis:Wait completed in [0-9.]+ s worker_id=[-0-9a-f]+$", each)
+            for each in lines
         )
         assert worker.wait(60) == 0
 

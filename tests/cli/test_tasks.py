@@ -20,9 +20,9 @@ def test_submit_waits_for_the_result(stack: Stack) -> None:
 
 
 def test_submit_merges_json_and_values(stack: Stack) -> None:
-    """KEY=VALUE arguments override fields of --json; --room sets the task's room."""
+    """KEY=VALUE arguments override fields of --payload; --room sets the task's room."""
     payload = json.dumps({"value": None, "other": {"deep": True}})
-    arguments = ("@global:analysis:Show", "--json", payload, "value=NaN", "--room", "lab", "--wait")
+    arguments = ("@global:analysis:Show", "--payload", payload, "value=NaN", "--room", "lab", "--wait")
     result = json.loads(stack.program.ok("submit", *arguments))
     assert result == {"value": "NaN", "other": {"deep": True}, "vis": "vis of lab"}
 
@@ -95,8 +95,9 @@ def test_lists_are_tab_separated_or_json(stack: Stack) -> None:
     task_id = stack.program.ok("submit", "Show", "--room", "list").strip()
     stack.client.wait_for(task_id, TIMEOUT)
     room = ("--room", "list")
-    tasks, as_json, jobs, jobs_as_json, workers = stack.program.run_all(
-        [["tasks", *room], ["tasks", *room, "--json"], ["jobs"], ["jobs", "--json"], ["workers", *room]]
+    lists = [["tasks", *room], ["tasks", *room, "--json"], ["jobs"], ["jobs", "--json"], ["workers", *room]]
+    tasks, as_json, jobs, jobs_as_json, workers, picky, picky_as_json, submitted = stack.program.run_all(
+        [*lists, ["jobs", "Picky"], ["jobs", "Picky", "--json"], ["submit", "Show", "--json", "value=7"]]
     )
     header, line = tasks.out.splitlines()
     assert header.split("\t") == ["task", "job", "status", "created", "took", "error"]
@@ -106,6 +107,10 @@ def test_lists_are_tab_separated_or_json(stack: Stack) -> None:
     assert "@global:analysis:Show\t1" in jobs.out.splitlines()
     assert "@global:analysis:Show" in {job["full_name"] for job in json.loads(jobs_as_json.out)}
     assert task["worker_id"] in workers.out
+    assert "number\tinteger\t(required)" in picky.out
+    assert "Example: zndraw-joblib submit @global:modifiers:Picky number=1 --wait" in picky.out
+    assert json.loads(picky_as_json.out)["schema"]["required"] == ["number"]
+    assert json.loads(submitted.out)["payload"] == {"value": 7}
 
 
 def test_a_closed_pipe_is_no_error(stack: Stack) -> None:

@@ -98,7 +98,7 @@ def test_an_array_is_stored_and_downloaded(examples: Stack, example: ModuleType,
         "pbc": True,
     }
     payload = {"atoms": fields, "fmax": 0.001}
-    task_id = examples.program.ok("submit", "RelaxPath", "--json", json.dumps(payload)).strip()
+    task_id = examples.program.ok("submit", "RelaxPath", "--payload", json.dumps(payload)).strip()
     command = OnTerminal(examples.program, "task", task_id, "--follow")
     command.read_until("/201 steps")
     code, out = command.end()
@@ -152,7 +152,7 @@ def test_a_failure_shows_only_the_frames_of_the_job(examples: Stack) -> None:
 )
 def test_a_typo_is_refused(examples: Stack, payload: dict[str, Any], error: str) -> None:
     """By the server if the schema says so, else by the worker; the error names the field."""
-    assert error in examples.program.error_of("submit", "Relax", "--json", json.dumps(payload), "--wait")
+    assert error in examples.program.error_of("submit", "Relax", "--payload", json.dumps(payload), "--wait")
 
 
 def test_a_cancelled_task_stops_early(examples: Stack, example: ModuleType) -> None:

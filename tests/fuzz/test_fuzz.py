@@ -54,7 +54,8 @@ CHECKS = [
     checks.unsupported_method,
     checks.ignored_auth,
 ]
-schema = schemathesis.openapi.from_dict(DOCUMENT)
+# The answer with the overview's events does not end; tests of the overview read it.
+schema = schemathesis.openapi.from_dict(DOCUMENT).exclude(path="/v1/joblib/overview/events")
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])

@@ -159,6 +159,8 @@ async def test_hostile_text_in_a_path_is_a_client_error(client: httpx.AsyncClien
     task = await submit(client, job)
     for text in ["", *NASTY, "\x00" * 2000, "a" * 20_000]:
         for method, url in paths_with(percent_encode(text), job):
+            if (method, url) == ("GET", "/tasks/"):  # it leads to the search
+                continue
             expect_client_error(await client.request(method, V1 + url, json=BODY, follow_redirects=True))
     assert (await get_task(client, task))["status"] == "pending"
     assert (await client.get(f"{V1}/rooms/lab/jobs")).json()["total"] == 1
@@ -182,7 +184,7 @@ async def test_hostile_text_in_a_body_is_refused_or_kept(client: httpx.AsyncClie
             ("POST", "/tasks/claim", {"worker_id": text}),
             ("PATCH", f"/tasks/{text.encode().hex()}", {"status": text}),
         ):
-            expect_client_error(await client.request(method, V1 + url, json=body))
+            expect_client_error(await client.request(method, V1 + url, json=body, follow_redirects=True))
     data = {text: [text, {text: text}] for text in strings}
     job = await register(client, schema={"title": "x", "default": data, "description": "\x00"})
     assert job["schema"] == {"title": "x", "default": data, "description": "\x00"}

@@ -16,7 +16,7 @@ from zndraw_joblib.server.settings import ServerSettings
 SNAPSHOT = Path(__file__).with_name("openapi.json")
 OPERATIONS = {
     "/v1/joblib/workers": {"get", "post"},
-    "/v1/joblib/workers/{worker_id}": {"patch", "delete"},
+    "/v1/joblib/workers/{worker_id}": {"get", "patch", "delete"},
     "/v1/joblib/workers/{worker_id}/drain": {"post"},
     "/v1/joblib/workers/{worker_id}/jobs/{name}": {"delete"},
     "/v1/joblib/rooms/{room_id}/workers": {"get"},
@@ -27,7 +27,13 @@ OPERATIONS = {
     "/v1/joblib/rooms/{room_id}/jobs/{name}/tasks": {"get"},
     "/v1/joblib/rooms/{room_id}/tasks": {"get"},
     "/v1/joblib/rooms/{room_id}/tasks/{name}": {"post"},
+    "/v1/joblib/tasks": {"get"},
+    "/v1/joblib/tasks/bulk": {"post"},
+    "/v1/joblib/tasks/bulk/preview": {"post"},
+    "/v1/joblib/audit": {"get"},
+    "/v1/joblib/ids": {"get"},
     "/v1/joblib/tasks/claim": {"post"},
+    "/v1/joblib/tasks/counts": {"get"},
     "/v1/joblib/tasks/report": {"post"},
     "/v1/joblib/tasks/submit": {"post"},
     "/v1/joblib/tasks/{task_id}": {"get", "patch"},
@@ -48,7 +54,18 @@ OPERATIONS = {
     "/v1/joblib/providers/{provider_id}": {"delete"},
     "/v1/joblib/providers/{provider_id}/results": {"post"},
     "/v1/joblib/providers/requests/claim": {"post"},
+    "/v1/joblib/me": {"get"},
+    "/v1/joblib/metrics": {"get"},
+    "/v1/joblib/version": {"get"},
+    "/v1/joblib/jobs": {"get"},
+    "/v1/joblib/rooms": {"get"},
+    "/v1/joblib/providers": {"get"},
+    "/v1/joblib/admin/settings": {"get"},
     "/v1/joblib/admin/sweeper": {"get", "patch"},
+    "/v1/joblib/overview": {"get"},
+    "/v1/joblib/overview/events": {"get"},
+    "/v1/joblib/rooms/{room_id}/overview": {"get"},
+    "/v1/joblib/statistics": {"get"},
     "/v1/joblib/admin/sweeper/preview": {"get"},
 }
 
@@ -112,6 +129,7 @@ def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
             operation = paths[path][method]
             names = {parameter["name"] for parameter in operation.get("parameters", [])}
             is_list = method == "get" and path.endswith(("workers", "jobs", "tasks", "providers"))
+            is_list = is_list and path.removeprefix("/v1/joblib") not in BY_CURSOR
             expected = {part[1:-1] for part in path.split("/") if part.startswith("{")}
             expected |= {"limit", "offset"} if is_list else set()
             expected |= {"status"} if is_list and path.endswith("tasks") else set()
@@ -127,6 +145,7 @@ def test_every_parameter_is_documented(paths: dict[str, Any]) -> None:
 
 # Repeated heartbeats and uploads have no further effect.
 WITHOUT_KEY = {
+    ("post", "/tasks/bulk/preview"),
     ("patch", "/workers/{worker_id}"),
     ("post", "/providers/{provider_id}/results"),
     ("put", "/tasks/{task_id}/result"),
@@ -134,12 +153,27 @@ WITHOUT_KEY = {
     ("post", "/tasks/{task_id}/events/token"),
     ("post", "/rooms/{room_id}/events/token"),
 }
+# Lists for operators, which have cursors.
+BY_CURSOR = {"/jobs", "/providers", "/tasks"}
+_CURSOR = {"cursor", "limit"}
+_FILTER = {"status", "job", "room", "worker", "created_by", "error_code", "text", "since", "until"}
 _STREAM = {"token", "after", "last-event-id", "prefer"}
 ALSO = {
+    ("get", "/statistics"): {"job", "resolution", "since", "until"},
+    ("get", "/me"): {"room"},
+    ("get", "/jobs"): _CURSOR | {"room", "category", "paused", "deleted", "name"},
+    ("get", "/rooms"): _CURSOR,
+    ("get", "/providers"): _CURSOR,
+    ("get", "/tasks"): _CURSOR | _FILTER,
+    ("get", "/tasks/counts"): {"room"},
+    ("get", "/ids"): {"prefix", "room"},
+    ("get", "/audit"): _CURSOR | {"room", "actor", "action"},
     ("get", "/tasks/{task_id}/events"): _STREAM,
     ("get", "/rooms/{room_id}/events"): _STREAM,
     ("get", "/tasks/{task_id}/log"): {"attempt", "after", "limit"},
     ("put", "/tasks/{task_id}/result"): {"attempt", "filename"},
+    ("post", "/tasks/submit"): {"traceparent"},
+    ("post", "/rooms/{room_id}/tasks/{name}"): {"traceparent"},
     ("delete", "/providers/{provider_id}"): {"worker_id"},
     ("post", "/providers/{provider_id}/results"): {"X-Request-Hash", "X-Result-Status", "X-Worker-ID"},
 }

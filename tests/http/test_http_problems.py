@@ -78,7 +78,7 @@ async def test_each_error_points_to_its_page(
 @on_sqlite
 async def test_unknown_paths_are_problems_too(client: httpx.AsyncClient) -> None:
     """404 has the same shape under the prefix, beside it and at the root."""
-    for url in ("/", "/v1", V1, f"{V1}/nothing", f"{V1}/rooms/lab", f"{V1}/tasks", "/v1/problems/"):
+    for url in ("/nothing", "/v1", V1, f"{V1}/nothing", f"{V1}/rooms/lab", "/v1/problems/"):
         expect_problem(await client.get(url), 404, "not-found")
     for method in ("DELETE", "PUT", "POST"):
         expect_problem(await client.request(method, f"{V1}/rooms/lab/workers"), 405, "method-not-allowed")

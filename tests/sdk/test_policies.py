@@ -38,7 +38,7 @@ def sent(api: Connection) -> Iterator[Sent]:
 
 def registrations(sent: Sent) -> list[dict[str, Any]]:
     """Return the policy fields of the recorded registrations."""
-    fixed = {"category", "name", "schema", "worker_id"}
+    fixed = {"category", "name", "schema", "worker_id", "worker"}
     return [
         {key: value for key, value in body.items() if key not in fixed}
         for method, _, body in sent

@@ -1,5 +1,8 @@
 """Pauses between requests, and which errors are transient; these tests do not sleep."""
 
+import logging
+import math
+import re
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -10,7 +13,7 @@ import httpx
 import pytest
 
 from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
-from zndraw_joblib.worker.retry import RequestBackoff, is_transient, is_unreachable, retry_after
+from zndraw_joblib.worker.retry import FailureLog, RequestBackoff, is_transient, is_unreachable, retry_after
 from zndraw_joblib.worker.session import sleep_until
 
 
@@ -68,3 +71,36 @@ def test_a_resumed_machine_ends_the_sleep() -> None:
     sleeping.start()
     sleeping.join(30)
     assert not sleeping.is_alive()
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Return level and text of what was logged, without durations."""
+    found = [(record.levelname, record.message) for record in caplog.records]
+    return [(level, re.sub(r"in \d+ s", "in N s", text)) for level, text in found]
+
+
+def test_an_outage_is_one_line_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Further failures are counted until the interval is over; another kind of error is logged at once."""
+    caplog.set_level(logging.INFO)
+    refused, silent = httpx.ConnectError("refused"), httpx.ReadTimeout("silent")
+    failures = FailureLog(logging.getLogger("test"), "Claiming", seconds=math.inf)
+    failures.succeeded()
+    for error in (refused, refused, refused, silent, silent):
+        failures.failed(error, 0.5)
+    failures.succeeded()
+    failures.succeeded()
+    failures.failed(refused, 0.5)
+    failures.succeeded()
+    assert messages(caplog) == [
+        ("WARNING", "Claiming: ConnectError: refused; trying again in 0.5 s"),
+        ("WARNING", "Claiming: ReadTimeout: silent; trying again in 0.5 s (4 failures in N s)"),
+        ("INFO", "Claiming succeeds again after 5 failures in N s"),
+        ("WARNING", "Claiming: ConnectError: refused; trying again in 0.5 s"),
+    ]
+    caplog.clear()
+    failures = FailureLog(logging.getLogger("test"), "Claiming", seconds=0)
+    for _ in range(3):
+        failures.failed(refused, 0.5)
+    assert [text[-22:] for _, text in messages(caplog)[1:]] == [
+        f" s ({count} failures in N s)" for count in (2, 3)
+    ]

@@ -62,14 +62,32 @@ def start(server: LiveServer, room: str, tmp_path: Path, worker: Make) -> Iterat
 def test_jobs_get_their_task_and_the_policy(
     start: Start, worker: Make, room: str, api: Connection, processes: str
 ) -> None:
-    """Options go over the policy of the class. Output and warnings are in the log of the task."""
-    options = ["--max-attempts", "5", "--retry-on", "error", "--retry-on", "timeout", "--start-timeout", "9"]
+    """Options go over the policy of the class. Output and warnings are in the log of the task.
+
+    `--name` is the worker's name.
+    """
+    options = [
+        "--name",
+        "bench",
+        "--concurrency",
+        "2",
+        "--max-attempts",
+        "5",
+        "--retry-on",
+        "error",
+        "--retry-on",
+        "timeout",
+        "--start-timeout",
+        "9",
+    ]
     start("--context", "work.py:context", "--processes", processes, *options)
     name = f"{room}:analysis:Work"
     job = RestApi(api).get(f"/rooms/{room}/jobs/{quoted(name)}", JobResponse)
     assert (job.max_attempts, job.timeout_seconds, job.start_timeout_seconds) == (5, 60, 9)
     assert job.retry_on == (RetryOn.ERROR, RetryOn.TIMEOUT)
     caller = worker()
+    about = {(w.name, w.slots, w.pid == os.getpid()) for w in caller.workers(room).items}
+    assert about == {("bench", 2, False)}
     task = caller.wait_for(caller.submit(name), 30)
     assert (task.error, task.progress and task.progress.current) == (None, 3)
     lines = texts(api, str(task.id))
@@ -117,6 +135,14 @@ def test_several_attempts_alone_are_attempts_after_errors(  # noqa: PLR0917 - fi
     for name, expected in (("Work", reasons), ("Choosy", {"worker_lost"})):
         job = RestApi(api).get(f"/rooms/{room}/jobs/{quoted(f'{room}:analysis:{name}')}", JobResponse)
         assert set(job.retry_on) == expected
+
+
+def test_an_invalid_name_is_refused(tmp_path: Path) -> None:
+    """A name has at least one printable character."""
+    command = [sys.executable, "-m", "zndraw_joblib", "worker", "work.py", "--name", ""]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "--name '' is not a valid name" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("option", [["--timeout", "-1"], ["--start-timeout", "nan"]])

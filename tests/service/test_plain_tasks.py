@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,6 +17,8 @@ from zndraw_joblib.contract.messages import JobResponse, TaskResponse, TaskSubmi
 from zndraw_joblib.contract.names import parse_job_name
 from zndraw_joblib.contract.problems import IdempotencyKeyReused, InvalidPayload, JobNotFound
 from zndraw_joblib.server.ports import RequestKey
+from zndraw_joblib.server.service import plain_tasks, tasks
+from zndraw_joblib.server.service.plain_tasks import KnownJobs
 from zndraw_joblib.server.service.tasks import Submission
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.errors import RepeatTransaction
@@ -245,3 +248,17 @@ async def test_tasks_that_exist_already_repeat_their_transaction(replica: Replic
     assert existing is not None
     with pytest.raises(RepeatTransaction):
         await replica.runtime.write(store.add, [existing])
+
+
+@every_kind
+async def test_a_trace_context_does_not_change_the_path(replica: Replica) -> None:
+    """Tasks with a context are plain, also in a batch with others and with keys."""
+    job, known = await replica.register(), KnownJobs()
+    await replica.runtime.write(partial(tasks.submit, items=[item(replica, job)], learn=known.learn))
+    context = f"00-{1:032x}-{1:016x}-01"
+    for key in (None, new_key()):
+        batch = [item(replica, job), item(replica, job, key=key)]
+        batch[1].traceparent = context
+        assert await replica.runtime.write(partial(plain_tasks.submit, items=batch, known=known))
+    kept = [row.traceparent for row in sorted(await replica.rows(Task), key=lambda row: row.seq)]
+    assert kept == [None, None, context, None, context]

@@ -466,6 +466,47 @@ async def test_rooms_get_the_tables_of_their_events(empty: AsyncEngine) -> None:
     assert not set(added) & await tables(empty)
 
 
+async def test_tasks_and_workers_get_what_operators_see(empty: AsyncEngine) -> None:
+    """The upgrade from 0012 keeps tasks, attempts and workers; a downgrade drops only what is new."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job_id, worker_id = uuid4(), uuid4()
+    job = {"id": job_id, "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    task = {"id": uuid4(), "job_id": job_id, "room_id": "lab", "status": "failed", "created_by": "ada"}
+    attempt = {"task_seq": 1, "attempt": 1, "status": "running", "ended_at": at, "reason": "worker-lost"}
+    rows: dict[str, dict[str, Any]] = {
+        "joblib_job": job | {"schema": {}},
+        "joblib_task": task | {"payload": {}, "created_at": at, "completed_at": at, "seq": 1},
+        "joblib_attempt": attempt,
+        "joblib_worker": {"id": worker_id, "owner_id": "ada", "created_at": at, "last_heartbeat": at},
+    }
+    added: dict[str, dict[str, Any]] = {
+        "joblib_statistic": {"resolution": 60, "job_id": job_id, "start": at, "submitted": 2**40}
+        | {"waiting": [1], "running": [2], "causes": {"error": 3}},
+        "joblib_statistic_position": {"key": 1, "until": at, "next_at": at},
+        "joblib_server": {"id": uuid4(), "host": "a", "pid": 1, "version": "1", "started_at": at}
+        | {"seen_at": at, "sweep_interval_seconds": 30, "grace_remaining_seconds": 0},
+        "joblib_sweep_cycle": {"server_id": uuid4(), "at": at, "elapsed": 0.1, "held_back": False}
+        | dict.fromkeys(("scanned", "stale", "expired", "released", "failed", "pruned", "errors"), 1),
+        "joblib_audit": {"at": at, "actor": "ada", "action": "job.pause", "target": "lab:modifiers:Rotate"},
+    }
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0012")
+        await add(connection, rows)
+    for _ in range(2):
+        await schema.upgrade(SessionDatabase(open_sessions(empty)))
+        async with empty.begin() as connection:
+            [worker] = await connection.execute(select(metadata.tables["joblib_worker"]))
+            assert (worker.id, worker.name, worker.slots) == (worker_id, None, None)
+            [kept] = await connection.execute(select(metadata.tables["joblib_task"]))
+            assert (kept.status, kept.queued_at, kept.traceparent) == ("failed", None, None)
+            assert await counts(connection, added) == [0] * len(added)
+            await add(connection, added)
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0012")
+            assert await counts(connection, rows) == [1] * len(rows)
+    assert not set(added) & await tables(empty)
+
+
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:
     """Return the rows of a table in the order of its key."""
     chosen = metadata.tables[name]

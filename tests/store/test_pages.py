@@ -12,10 +12,11 @@ from sqlalchemy import text
 from zndraw_joblib.contract.problems import ContentTooLarge
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import jobs, tasks, workers
+from zndraw_joblib.server.service import jobs, tasks, worker_list
 from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
 
 COUNT = 57
+list_workers = partial(worker_list.page, caller=OWNER, interval=15)
 
 
 async def all_pages(replica: Replica, page: Any, limit: int, **wanted: Any) -> list[Any]:
@@ -92,7 +93,7 @@ async def test_an_empty_page_has_the_total(replica: Replica) -> None:
         for page in (
             partial(tasks.page, room_id="lab", status=None),
             partial(jobs.page, room_id="lab"),
-            partial(workers.page, room_id=None),
+            partial(list_workers, room_id=None),
         ):
             answer = await replica.runtime.database.read(page, part=part)
             assert answer.items == []
@@ -122,7 +123,7 @@ async def test_jobs_and_workers_with_equal_times_are_listed_once(replica: Replic
     assert {item.full_name: item.workers for item in seen} == {n: [w] for n, w in names.items()}
     assert len(seen) == COUNT
     for room in (None, "lab"):
-        listed = await all_pages(replica, workers.page, limit, room_id=room)
+        listed = await all_pages(replica, list_workers, limit, room_id=room)
         assert sorted(item.id for item in listed) == sorted(worker_ids)
         assert {item.job_count for item in listed} == {1}
 
@@ -144,7 +145,7 @@ async def test_a_room_lists_its_own_jobs_and_the_reserved_ones(replica: Replica)
     for room, sees in expected.items():
         seen = await all_pages(replica, jobs.page, 10, room_id=room)
         assert {item.full_name for item in seen} == {f"{name}:modifiers:Shown" for name in sees}
-        listed = await all_pages(replica, workers.page, 10, room_id=room)
+        listed = await all_pages(replica, list_workers, 10, room_id=room)
         assert {item.id for item in listed} == {served[name] for name in sees} - {None}
 
 
@@ -153,10 +154,10 @@ async def test_a_worker_of_several_visible_jobs_is_listed_once(replica: Replica)
     worker = (await replica.register("A", "lab")).worker_id
     await replica.register("B", "lab", worker=worker)
     await replica.register("C", "other", worker=worker)
-    [listed] = await all_pages(replica, workers.page, 10, room_id="lab")
+    [listed] = await all_pages(replica, list_workers, 10, room_id="lab")
     assert (listed.id, listed.job_count) == (worker, 3)
     idle = await replica.worker()
-    seen = await all_pages(replica, workers.page, 10, room_id=None)
+    seen = await all_pages(replica, list_workers, 10, room_id=None)
     assert {item.id: item.job_count for item in seen} == {worker: 3, idle: 0}
 
 

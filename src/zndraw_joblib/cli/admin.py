@@ -8,6 +8,7 @@ from zndraw_joblib.cli.client import open_client
 from zndraw_joblib.cli.display import print_fields, print_json, print_note, print_rows
 from zndraw_joblib.cli.errors import UsageError
 from zndraw_joblib.cli.options import AsJson, TaskId, Url
+from zndraw_joblib.cli.table import Layout
 from zndraw_joblib.cli.task_output import print_task
 from zndraw_joblib.contract.messages import SweeperMode, SweeperPreview, SweeperState
 from zndraw_joblib.worker.api import DEFAULT_URL
@@ -27,19 +28,19 @@ Preview = Annotated[bool, typer.Option("--preview", help="Show what a cycle woul
 def retry(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Queue a failed or cancelled task again."""
     with open_client(url) as client:
-        print_task(client.retry(task_id), as_json=as_json)
+        print_task(client.retry(client.find_task(task_id)), as_json=as_json)
 
 
 def release(task_id: TaskId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Take a task from its worker and queue it again."""
     with open_client(url) as client:
-        print_task(client.release(task_id), as_json=as_json)
+        print_task(client.release(client.find_task(task_id)), as_json=as_json)
 
 
 def fail(task_id: TaskId, reason: Reason = None, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """End a task as failed, without a retry."""
     with open_client(url) as client:
-        print_task(client.fail(task_id, reason), as_json=as_json)
+        print_task(client.fail(client.find_task(task_id), reason), as_json=as_json)
 
 
 def sweeper(
@@ -69,4 +70,5 @@ def _print_preview(preview: SweeperPreview) -> None:
     removed = [{"what": "worker", "id": id, "before": None, "after": "removed"} for id in preview.workers]
     changed = [{"what": "task", **change.model_dump()} for change in preview.tasks]
     rows = [{"reason": None, "run_at": None, **row} for row in [*removed, *changed]]
-    print_rows(rows, ["what", "id", "before", "after", "reason", "run_at"], wide=["reason"])
+    layout = Layout(wide=["reason"], ids=["id"], optional=["run_at"])
+    print_rows(rows, ["what", "id", "before", "after", "reason", "run_at"], layout)

@@ -14,6 +14,7 @@ import httpx
 
 from zndraw_joblib.cli import credentials
 from zndraw_joblib.cli.errors import CommandError, UsageError
+from zndraw_joblib.cli.operator_client import OperatorClient
 from zndraw_joblib.contract.history import NumberedLine, TaskLog
 from zndraw_joblib.contract.messages import (
     MAX_PAGE,
@@ -34,7 +35,7 @@ from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.contract.streams import TaskEvents
 from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.batches import chunks
-from zndraw_joblib.worker.client import Attempt, JobClient, ReadTask
+from zndraw_joblib.worker.client import Attempt, ReadTask
 from zndraw_joblib.worker.responses import UnexpectedResponse
 from zndraw_joblib.worker.rest import Download, Model, RestApi, quoted
 from zndraw_joblib.worker.retry import BUSY, RequestBackoff, unexpected_response_of
@@ -54,7 +55,7 @@ class Access:
     source: str
 
 
-class AdminClient(JobClient):
+class AdminClient(OperatorClient):
     """A client with the requests of the commands.
 
     It repeats a request for 10 seconds and at least once while the response is lost, but not if it can reach
@@ -155,6 +156,10 @@ class AdminClient(JobClient):
         """Return what a cycle of the sweeper would change now."""
         return self._rest.get("/admin/sweeper/preview", SweeperPreview)
 
+    def job(self, name: JobName) -> JobResponse:
+        """Return a job with its schema and policy."""
+        return self._rest.get(_job_path(name), JobResponse)
+
     def all_jobs(self, room: str) -> list[JobSummary]:
         """Return all jobs that a room sees."""
         found: list[JobSummary] = []
@@ -239,7 +244,10 @@ def _explain_unauthorized(access: Access, problem: ProblemException) -> str:
             f"The server at {access.url} requires a token, and {access.source} has none for this URL. "
             f"Set {TOKEN_VARIABLE}; the operator creates a token with 'zndraw-joblib token create NAME'"
         )
-    return f"The server at {access.url} rejected the token from {access.source}: {problem}"
+    return (
+        f"The server at {access.url} rejected the token from {access.source}: {problem}. "
+        f"Set {TOKEN_VARIABLE} to a valid token; 'zndraw-joblib token create NAME' creates one"
+    )
 
 
 def _notes(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from zndraw_joblib.cli import admin, jobs, tasks, worker
+from zndraw_joblib.cli import admin, doctor, jobs, operations, submit, tasks, top, worker, worker_list
 from zndraw_joblib.cli.options import show_help_without_command
 from zndraw_joblib.cli.server import commands as server
 
@@ -18,7 +18,7 @@ def _print_version(*, wanted: bool) -> None:
 
 app = typer.Typer(
     invoke_without_command=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -42,10 +42,9 @@ for command in (
     worker.worker,
     server.internal_worker,
     worker.share,
-    tasks.submit,
-    tasks.tasks,
+    submit.submit,
     jobs.jobs,
-    worker.workers,
+    worker_list.workers,
     tasks.task,
     tasks.explain,
     tasks.cancel,
@@ -54,9 +53,14 @@ for command in (
     admin.fail,
     jobs.pause,
     jobs.resume,
-    worker.drain,
+    worker_list.drain,
     admin.sweeper,
+    top.top,
+    doctor.doctor,
+    operations.audit,
+    operations.config,
 ):
     app.command()(command)
+app.add_typer(tasks.app, name="tasks")
 app.add_typer(server.token, name="token")
 app.add_typer(server.db, name="db")

@@ -1,5 +1,6 @@
 """Output of the commands: tables on a terminal, tab-separated lines and JSON for programs."""
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -8,15 +9,16 @@ from typing import Any
 import humanize
 from pydantic import BaseModel
 from pydantic_core import to_json
-from rich import box
-from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from zndraw_joblib.cli.table import Layout, build_table
+from zndraw_joblib.contract.logs import LogFormat, applied_config
+
+log = logging.getLogger(__name__)
 Row = Mapping[str, Any]
 
-_MIN_WIDTH = 10
+_PLAIN = Layout()
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -26,13 +28,24 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_error(message: str) -> None:
     """Print why a command failed, in one line on standard error."""
-    if message.strip():
+    if logs_json():
+        log.error("%s", one_line(message))
+    elif message.strip():
         console(stderr=True).print(Text("Error: ", "bold red") + Text(one_line(message)))
 
 
 def print_note(message: str) -> None:
     """Print a message to standard error, which keeps standard output for the result."""
-    console(stderr=True).print(message)
+    if logs_json():
+        log.info("%s", message)
+    else:
+        console(stderr=True).print(message)
+
+
+def logs_json() -> bool:
+    """Return whether each line on standard error is a record of the log as JSON."""
+    applied = applied_config()
+    return applied is not None and applied.format == LogFormat.JSON
 
 
 def one_line(text: str) -> str:
@@ -46,42 +59,23 @@ def print_json(value: BaseModel | Sequence[BaseModel] | Any) -> None:
 
 
 def print_rows(
-    rows: Sequence[Row], columns: Sequence[str], *, wide: Sequence[str], caption: str = ""
+    rows: Sequence[Row], columns: Sequence[str], layout: Layout = _PLAIN, *, caption: str = ""
 ) -> None:
-    """Print a table on a terminal, else a header and tab-separated lines.
-
-    On a narrow terminal the `wide` columns are truncated, the last one first.
-    """
+    """Print a table on a terminal, else a header and tab-separated lines with all columns."""
     is_plain = not sys.stdout.isatty()
-    cells = [columns, *([_cell(row[name], plain=is_plain) for name in columns] for row in rows)]
     if is_plain:
-        sys.stdout.writelines("\t".join(line) + "\n" for line in cells)
+        lines = [columns, *cells_of(rows, columns, plain=True)]
+        sys.stdout.writelines("\t".join(line) + "\n" for line in lines)
         return
     terminal = Console(markup=False, highlight=False)
-    needed = dict(zip(columns, map(_width, zip(*cells, strict=True)), strict=True))
-    widths = _fit(needed, wide, terminal.width)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in widths:
-        table.add_column(name, no_wrap=True, overflow="ellipsis", width=widths[name])
-    for line in cells[1:]:
-        table.add_row(*(Text(cell) for name, cell in zip(columns, line, strict=True) if name in widths))
-    terminal.print(table)
+    terminal.print(build_table(columns, cells_of(rows, columns), layout, terminal.width))
     if caption:
         terminal.print(caption, style="dim")
 
 
-def _width(cells: Sequence[str]) -> int:
-    return max(map(cell_len, cells))
-
-
-def _fit(widths: dict[str, int], wide: Sequence[str], terminal: int) -> dict[str, int]:
-    """Return column widths that fit the terminal; a column that would get too narrow is removed."""
-    for name in reversed(wide):
-        excess = sum(widths.values()) + 2 * len(widths) - terminal
-        widths[name] -= max(0, excess)
-        if widths[name] < _MIN_WIDTH and excess > 0:
-            del widths[name]
-    return widths
+def cells_of(rows: Sequence[Row], columns: Sequence[str], *, plain: bool = False) -> list[list[str]]:
+    """Return the texts of a table; with `plain`, times and durations are for programs."""
+    return [[_cell(row[name], plain=plain) for name in columns] for row in rows]
 
 
 def print_fields(fields: Row) -> None:

@@ -11,6 +11,10 @@ class CommandError(typer.TyperException):
         self.exit_code = exit_code
 
 
+class MissingOperation(CommandError):
+    """The server is an older release, which does not have an operation."""
+
+
 class UsageError(CommandError):
     """The arguments or settings are wrong; the same command fails every time."""
 

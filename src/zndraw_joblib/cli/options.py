@@ -1,12 +1,17 @@
 """Options that several commands share."""
 
-from typing import Annotated
-from uuid import UUID
+from typing import Annotated, TypeVar
 
 import typer
 
+from zndraw_joblib.cli.errors import UsageError
+from zndraw_joblib.cli.ids import parse_id
 from zndraw_joblib.contract.logs import LogFormat, LogLevel
 from zndraw_joblib.contract.messages import MAX_PAGE
+from zndraw_joblib.contract.names import validate_room_id
+from zndraw_joblib.contract.problems import InvalidRoomId
+
+_Rooms = TypeVar("_Rooms", str | None, list[str] | None)
 
 DEFAULT_ROOM = "default"
 
@@ -14,12 +19,37 @@ Url = Annotated[
     str, typer.Option("--url", envvar="ZNDRAW_JOBLIB_URL", metavar="URL", help="The server's URL.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-TaskId = Annotated[UUID, typer.Argument(metavar="TASK", help="The task's id.", show_default=False)]
+TaskId = Annotated[
+    str,
+    typer.Argument(
+        metavar="TASK", parser=parse_id, help="The task's id, or its beginning.", show_default=False
+    ),
+]
+WorkerId = Annotated[
+    str,
+    typer.Argument(
+        metavar="WORKER", parser=parse_id, help="The worker's id, or its beginning.", show_default=False
+    ),
+]
 Job = Annotated[
     str,
     typer.Argument(metavar="JOB", help="room:category:Name, or Name alone if the room sees one such job."),
 ]
-Room = Annotated[str, typer.Option("--room", metavar="ROOM", help="The room to look in.")]
+
+
+def check_room(rooms: _Rooms) -> _Rooms:
+    """Return the value of `--room`. Raises `UsageError` for what can be the id of no room."""
+    for room in [rooms] if isinstance(rooms, str) else rooms or ():
+        try:
+            validate_room_id(room)
+        except InvalidRoomId as problem:
+            raise UsageError(str(problem)) from problem
+    return rooms
+
+
+Room = Annotated[
+    str, typer.Option("--room", callback=check_room, metavar="ROOM", help="The room to look in.")
+]
 Limit = Annotated[
     int, typer.Option("--limit", metavar="N", min=1, max=MAX_PAGE, help="The number of rows to list.")
 ]

@@ -29,11 +29,11 @@ def parse_object(text: str | None) -> dict[str, Any]:
         payload = json.loads(sys.stdin.read() if text == "-" else text)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f'--json {text[:100]!r} is not valid JSON: {error}. Pass an object like {{"key": 1}}'
+            f'--payload {text[:100]!r} is not valid JSON: {error}. Pass an object like {{"key": 1}}'
         ) from error
     if not isinstance(payload, dict):
         raise UsageError(
-            f'--json must be an object, not {type(payload).__name__}. Pass an object like {{"key": 1}}'
+            f'--payload must be an object, not {type(payload).__name__}. Pass an object like {{"key": 1}}'
         )
     return payload
 
@@ -43,6 +43,8 @@ def parse_values(values: list[str]) -> dict[str, Any]:
     payload: dict[str, Any] = {}
     for pair in values:
         key, equals, value = pair.partition("=")
+        if pair.startswith("{"):
+            raise UsageError("The payload as a JSON object needs --payload: pass --payload '{...}'")
         if not equals or not key:
             raise UsageError(f"{pair!r} is not of the form KEY=VALUE. Pass each payload field as key=value")
         if key in payload:

@@ -20,6 +20,7 @@ from zndraw_joblib.cli.display import (
     print_rows,
 )
 from zndraw_joblib.cli.errors import CommandError
+from zndraw_joblib.cli.table import Layout
 from zndraw_joblib.contract.history import NumberedLine, TaskHistory
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.progress import Failure, LogLevel, Progress
@@ -70,7 +71,8 @@ def print_history(history: TaskHistory, *, as_json: bool) -> None:
                 "lines": detail.log_lines if detail else None,
             }
         )
-    print_rows(rows, columns, wide=["worker", "error", "progress"])
+    optional = ["until", "lines", "reason", "worker"]
+    print_rows(rows, columns, Layout(wide=["error", "progress"], ids=["worker"], optional=optional))
 
 
 def print_log(parts: Iterable[Sequence[NumberedLine]], *, as_json: bool) -> None:

@@ -1,22 +1,23 @@
-"""Commands that run a worker or list workers: worker, share, workers, drain."""
+"""Commands that run a worker: worker, share."""
 
 import time
 import traceback
 from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, cast
-from uuid import UUID
 
 import typer
 
-from zndraw_joblib.cli.client import Access, find_access, open_client, open_connection
-from zndraw_joblib.cli.display import print_fields, print_json, print_note, print_rows
+from zndraw_joblib.cli.client import Access, find_access, open_connection
+from zndraw_joblib.cli.display import print_note
 from zndraw_joblib.cli.errors import CommandError, UsageError
-from zndraw_joblib.cli.options import AsJson, Format, Limit, Log, Url
+from zndraw_joblib.cli.options import Format, Log, Url, check_room
+from zndraw_joblib.cli.variables import warn_of_unknown
 from zndraw_joblib.contract.logs import LogConfig, LogFormat, LogLevel
 from zndraw_joblib.contract.messages import MAX_BATCH
 from zndraw_joblib.contract.names import GLOBAL, is_name
 from zndraw_joblib.contract.policy import RetryOn
+from zndraw_joblib.contract.workers import MAX_WORKER_NAME, WorkerInfo
 from zndraw_joblib.worker.api import DEFAULT_URL
 from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.folders import Folder, share_folder
@@ -56,10 +57,19 @@ class ExecutorName(StrEnum):
     PROCESS = "process"
 
 
+class RunSpansName(StrEnum):
+    """How the spans of runs relate to those of their submits."""
+
+    LINK = "link"
+    CHILD = "child"
+
+
 ExecutorOption = Annotated[
     ExecutorName, typer.Option("--executor", help="Run tasks in threads, or each in a process of its own.")
 ]
-JobRoom = Annotated[str, typer.Option("--room", metavar="ROOM", help="The room to register the jobs in.")]
+JobRoom = Annotated[
+    str, typer.Option("--room", callback=check_room, metavar="ROOM", help="The room to register the jobs in.")
+]
 Context = Annotated[
     str | None,
     typer.Option(
@@ -108,16 +118,24 @@ Capture = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", help="Do not log the start and the end of each task, only failures.")
 ]
+RunSpansOption = Annotated[
+    RunSpansName,
+    typer.Option(
+        "--run-spans",
+        envvar="ZNDRAW_JOBLIB_RUN_SPANS",
+        help="With OpenTelemetry, link the span of each run to its submit, or make it a child.",
+    ),
+]
+WorkerName = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="The worker's name in lists; by default that of the host."),
+]
 SharedFolder = Annotated[str, typer.Argument(metavar="DIR", help="A folder, or a URL that fsspec supports.")]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="The name of the shared folder.")]
 ReadersRoom = Annotated[
-    str, typer.Option("--room", metavar="ROOM", help="The room that may read the folder.")
+    str,
+    typer.Option("--room", callback=check_room, metavar="ROOM", help="The room that may read the folder."),
 ]
-WorkersRoom = Annotated[
-    str | None,
-    typer.Option("--room", metavar="ROOM", help="List only workers that serve a job this room sees."),
-]
-WorkerId = Annotated[UUID, typer.Argument(metavar="WORKER", help="The worker's id.", show_default=False)]
 
 _SERVER_START_SECONDS = 30.0
 _RETRY_SECONDS = 0.5
@@ -141,6 +159,8 @@ def worker(  # noqa: PLR0913 - each is an option
     log_level: Log = LogLevel.INFO,
     log_format: Format = LogFormat.TEXT,
     quiet: Quiet = False,
+    run_spans: RunSpansOption = RunSpansName.LINK,
+    name: WorkerName = None,
 ) -> None:
     """Run a worker for the extensions of a module or .py file.
 
@@ -150,15 +170,17 @@ def worker(  # noqa: PLR0913 - each is an option
     """
     log = LogConfig(log_level, log_format, quiet=quiet)
     log.apply()
+    warn_of_unknown()
     policy = _policy(max_attempts, retry_on, timeout, start_timeout)
     options: RunOptions = {
         "concurrency": concurrency,
         "prefetch": prefetch,
         "executor": executor.value,
         "capture_output": capture,
+        "run_spans": run_spans.value,
+        "name": _checked(name),
     }
-    config = ProcessConfig(target, url, None, room, context, options, policy, log)
-    _run(config, processes)
+    _run(ProcessConfig(target, url, None, room, context, options, policy, log), processes)
 
 
 def share(
@@ -175,6 +197,7 @@ def share(
     Readers cannot write, and cannot read anything outside the folder.
     """
     LogConfig(log_level, log_format).apply()
+    warn_of_unknown()
     if not is_name(name):
         raise UsageError(
             f"--name {name!r} is not a valid name. Use letters, digits, '_', '-' and '.', "
@@ -190,31 +213,14 @@ def share(
         manager.wait(lambda: share_folder(manager, shared, name=name, room=room))
 
 
-def workers(
-    *, room: WorkersRoom = None, limit: Limit = 20, as_json: AsJson = False, url: Url = DEFAULT_URL
-) -> None:
-    """List the workers, newest first."""
-    with open_client(url) as client:
-        page = client.workers(room, limit=limit)
-    if as_json:
-        print_json(page.items)
-        return
-    rows = [
-        {"worker": worker.id, "jobs": worker.job_count, "last heartbeat": worker.last_heartbeat}
-        for worker in page.items
-    ]
-    caption = f"{len(rows)} of {page.total:,} workers"
-    print_rows(rows, ["worker", "jobs", "last heartbeat"], wide=[], caption=caption)
-
-
-def drain(worker_id: WorkerId, *, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
-    """Let a worker finish its tasks, claim no more, and leave."""
-    with open_client(url) as client:
-        drained = client.drain(worker_id)
-    if as_json:
-        print_json(drained)
-    else:
-        print_fields({"worker": drained.id, "drain": drained.drain, "last heartbeat": drained.last_heartbeat})
+def _checked(name: str | None) -> str | None:
+    """Return the name of a worker. Raises `UsageError` for an invalid one."""
+    try:
+        return WorkerInfo(name=name).name
+    except ValueError as error:
+        raise UsageError(
+            f"--name {name!r} is not a valid name. Use 1 to {MAX_WORKER_NAME} printable characters"
+        ) from error
 
 
 def _policy(

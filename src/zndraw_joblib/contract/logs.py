@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from zndraw_joblib.contract.task_context import running_task
+from zndraw_joblib.contract.traces import current_ids
 
 _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _TEXT_WITH_PID = "%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"
@@ -28,6 +29,8 @@ _TASK_LOG = "zndraw_joblib.worker.task_log"
 _LEFT_OUT = "color_message"
 # What a terminal or a reader of the file takes as the end of a line, or as a command.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+# The fields of records that lines of text have, too.
+_IDS = ("request_id", "task_id", "worker_id", "job", "trace_id")
 # The fields of a record that name a task, and the attributes of a task.
 _TASK_FIELDS = {"task_id": "task_id", "worker_id": "worker_id", "job": "job_name"}
 
@@ -81,29 +84,48 @@ def task_fields(task: Any) -> dict[str, str]:
 class LogFields(logging.Filter):
     """Adds the ids of the request and the task to each record: a filter for a handler.
 
-    The attributes are ``request_id``, ``task_id``, ``worker_id`` and ``job``; a record has those that are
-    known. Those that its call names in `extra` stay.
+    The attributes are ``request_id``, ``task_id``, ``worker_id`` and ``job``, and ``trace_id`` and
+    ``span_id`` in a span of OpenTelemetry; a record has those that are known.
+    Those that its call names in `extra` stay.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the fields, and return true."""
         task = running_task.get()
-        added = fields_here.get() if task is None else {**fields_here.get(), **task_fields(task)}
+        added = {**current_ids(), **fields_here.get(), **({} if task is None else task_fields(task))}
         for name, value in added.items():
             record.__dict__.setdefault(name, value)
         return True
 
 
 class _TextFormatter(logging.Formatter):
-    """Writes a record as one line; a traceback follows it."""
+    """Writes a record as one line, with the ids that its message does not name.
+
+    The traceback of an unexpected error is a field of the line; on a terminal it follows on lines of its own.
+    """
+
+    def __init__(self, form: str, *, is_terminal: bool) -> None:
+        super().__init__(form)
+        self._is_terminal = is_terminal
+
+    def format(self, record: logging.LogRecord) -> str:
+        line, _, rest = super().format(record).partition("\n")
+        if not rest:
+            return line
+        return f"{line}\n{rest}" if self._is_terminal else f"{line} exception={_escaped(rest)}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = _CONTROL.sub(lambda found: _escaped(found[0]), record.message.rstrip("\n"))
+        record.message = _escaped(record.message.rstrip("\n"))
+        for name in _IDS:
+            value = record.__dict__.get(name)
+            if value is not None and str(value) not in record.message:
+                record.message += f" {name}={_escaped(str(value))}"
         return super().formatMessage(record)
 
 
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+def _escaped(text: str) -> str:
+    """Return text without line ends and without commands to a terminal."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _json_formatter() -> logging.Formatter:
@@ -153,7 +175,8 @@ class LogConfig:
         if self.format == LogFormat.JSON:
             handler.setFormatter(_json_formatter())
         else:
-            handler.setFormatter(_TextFormatter(_TEXT_WITH_PID if with_pid else _TEXT))
+            form, is_terminal = _TEXT_WITH_PID if with_pid else _TEXT, handler.stream.isatty()
+            handler.setFormatter(_TextFormatter(form, is_terminal=is_terminal))
         logging.basicConfig(handlers=[handler], level=logging.WARNING)
         logging.captureWarnings(capture=True)
         logging.getLogger("zndraw_joblib").setLevel(self.level.upper())

@@ -12,6 +12,7 @@ from zndraw_joblib.contract.names import MAX_NAME_LENGTH, NAME_PATTERN, is_name
 from zndraw_joblib.contract.policy import Attempts, JobPolicy, Priority, Seconds
 from zndraw_joblib.contract.progress import Failure, LogPart, Progress, StoredResult
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.contract.workers import WorkerInfo
 
 MAX_JSON_BYTES = 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
@@ -78,13 +79,14 @@ class JobRegisterRequest(SchemaBody, JobPolicy):
     """Register a job and link a worker to it; without `worker_id` a new worker is created.
 
     Omitted policy fields keep their registered or default value. `max_tasks`: how many tasks the worker may
-    hold at once, null for no limit.
+    hold at once, null for no limit. `worker` describes a new worker.
     """
 
     category: Name
     name: Name
     worker_id: UUID | None = None
     max_tasks: MaxTasks | None = None
+    worker: WorkerInfo | None = None
 
 
 class JobResponse(SchemaBody, JobPolicy):
@@ -136,11 +138,12 @@ class HeartbeatRequest(BaseModel):
     The server releases, retries or fails a held task that the list omits for three heartbeats. Without the
     field, no task is omitted.
 
-    `max_tasks` changes how many tasks the worker may hold at once.
+    `max_tasks` changes how many tasks the worker may hold at once, `worker` what is known about it.
     """
 
     tasks: list[NamedTask] = Field(default_factory=list, max_length=MAX_NAMED_TASKS)
     max_tasks: MaxTasks | None = None
+    worker: WorkerInfo | None = None
 
 
 class Verdict(StrEnum):
@@ -174,14 +177,6 @@ class WorkerResponse(BaseModel):
     heartbeat_interval_seconds: float
     drain: bool = False
     tasks: list[TaskVerdict] = Field(default_factory=list)
-
-
-class WorkerSummary(BaseModel):
-    """A worker in a list; `job_count` is the number of jobs it serves."""
-
-    id: UUID
-    last_heartbeat: datetime
-    job_count: int
 
 
 class TaskSubmitRequest(BaseModel):
@@ -223,6 +218,7 @@ class TaskResponse(BaseModel):
       ended it, without the full traceback. Only responses to requests that read tasks have them, and only if
       there are any.
     - `stored_result`: the result, if it is kept as bytes.
+    - `traceparent`: the trace context of its submit, if it had one; only in responses to claims.
     """
 
     id: UUID
@@ -246,6 +242,7 @@ class TaskResponse(BaseModel):
     progress: Progress | None = Field(default=None, exclude_if=_is_none)
     failure: Failure | None = Field(default=None, exclude_if=_is_none)
     stored_result: StoredResult | None = Field(default=None, exclude_if=_is_none)
+    traceparent: str | None = Field(default=None, exclude_if=_is_none)
 
 
 class TaskClaimRequest(BaseModel):

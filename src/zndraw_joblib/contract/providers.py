@@ -11,6 +11,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, Field
 
 from zndraw_joblib.contract.messages import Name, SchemaBody
+from zndraw_joblib.contract.workers import WorkerInfo
 
 # The headers of an upload: the request, ok or error, the worker.
 REQUEST_HASH = "X-Request-Hash"
@@ -40,13 +41,15 @@ ContentType = Annotated[str, AfterValidator(media_type)]
 class ProviderRegisterRequest(SchemaBody):
     """Register a provider, and a worker for it; without `worker_id` a new worker is made.
 
-    `schema` describes the parameters of a request; `content_type` is that of the results.
+    `schema` describes the parameters of a request; `content_type` is that of the results. `worker` describes
+    a new worker.
     """
 
     category: Name
     name: Name
     content_type: ContentType = "application/json"
     worker_id: UUID | None = None
+    worker: WorkerInfo | None = None
 
 
 class ProviderResponse(SchemaBody):

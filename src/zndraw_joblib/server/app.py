@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY
 from zndraw_joblib.contract.logs import fields_here
 from zndraw_joblib.contract.providers import REQUEST_HASH, RESULT_STATUS, WORKER_ID
-from zndraw_joblib.server.http import health
+from zndraw_joblib.contract.traces import TRACEPARENT
+from zndraw_joblib.server.http import health, metrics
 from zndraw_joblib.server.http.fastapi_internals import has_telemetry
 from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.problems import install_exception_handlers
@@ -95,8 +96,10 @@ def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = N
         tsio=tsio,
         internal_jobs=_internal_jobs(settings),
     )
-    joblib.mount(app)
+    is_shown = settings.dashboard != "off"
+    joblib.mount(app, dashboard="/" if is_shown else None, read_only=settings.dashboard == "read-only")
     app.include_router(health.router)
+    metrics.add_root(app, joblib.identity)
     if realtime:
         _mount_socketio(app, joblib, settings)
     return app
@@ -110,7 +113,7 @@ def _add_cors(app: FastAPI, settings: ServerSettings) -> None:
         allow_headers=[
             *("Authorization", "Content-Type", "If-None-Match", "If-Range", "Range"),
             *("Last-Event-ID", "Prefer", IDEMPOTENCY_KEY, REQUEST_HASH, REQUEST_ID, RESULT_STATUS),
-            WORKER_ID,
+            *(TRACEPARENT, WORKER_ID),
         ],
         expose_headers=[
             *("Accept-Ranges", "Content-Disposition", "Content-Range", "ETag"),

@@ -9,22 +9,24 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from starlette.middleware import Middleware
 
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.server.background.health import Health
+from zndraw_joblib.server.background.metrics import Metrics
+from zndraw_joblib.server.background.rollups import Rollups
 from zndraw_joblib.server.background.scheduler import Scheduler
+from zndraw_joblib.server.background.server_reports import ServerReports
 from zndraw_joblib.server.background.sweeper import Sweeper
-from zndraw_joblib.server.http import PREFIX, TAG, routes
+from zndraw_joblib.server.http import add_routes
+from zndraw_joblib.server.http.dashboard import Dashboard
 from zndraw_joblib.server.http.dependencies import check_readable
 from zndraw_joblib.server.http.fastapi_internals import solve
 from zndraw_joblib.server.http.guards import Guard, RoomGuards
 from zndraw_joblib.server.http.host_identity import check_identity_type, identity_dependency
 from zndraw_joblib.server.http.middleware import QueueMiddleware
-from zndraw_joblib.server.http.problems import PROBLEM_RESPONSES
 from zndraw_joblib.server.http.problems import router as problem_pages
-from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
@@ -41,6 +43,7 @@ from zndraw_joblib.server.settings import JobLibSettings, ServerSettings
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.database import Clock, Database
 from zndraw_joblib.server.store.sessions import SessionDatabase
+from zndraw_joblib.server.streams.overviews import Overviews
 from zndraw_joblib.server.streams.streams import Streams
 from zndraw_joblib.server.task_results.results import TaskResults
 
@@ -94,20 +97,21 @@ class JobLib(QueueState):
         )
         self.publisher = SocketIoPublisher(tsio, self.runtime.pubsub)
         self.runtime.pubsub.subscribe(self._receive)
-        self._scheduler = Scheduler(self.runtime.write)
+        self._scheduler, self.rollups = Scheduler(self.runtime.write), Rollups(self.runtime)
         self.dispatcher = Dispatcher(self.runtime, self._internal_registry)
         self.provider_requests = ProviderRequests(self.runtime, self._has_unknown_subscribers)
-        self.uploads, self.streams = Uploads(self.runtime), Streams(self.runtime)
-        self.task_results = TaskResults(self.runtime)
+        self.uploads, self.task_results = Uploads(self.runtime), TaskResults(self.runtime)
+        self.streams, self.metrics = Streams(self.runtime), Metrics(self.runtime)
+        self.overviews = Overviews(self.runtime, self.streams)
         self.sweeper = self._new_sweeper(monotonic)
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
-        self._internal_jobs = internal_jobs
-        self._given_results = result_backend
+        self._internal_jobs, self._given_results = internal_jobs, result_backend
         self._results: Results | None = None
         self._closing_sockets: asyncio.Task[None] | None = None
         self._app: FastAPI | None = None
 
     def _new_sweeper(self, monotonic: Callable[[], float]) -> Sweeper:
+        self._server_reports = ServerReports(self.runtime)
         return Sweeper(
             self.runtime.write,
             self.settings,
@@ -115,6 +119,7 @@ class JobLib(QueueState):
             write_short=self.runtime.write_short,
             monotonic=monotonic,
             prune_content=self.task_results.prune,
+            report=self._server_reports.report,
         )
 
     async def _publish(self, emissions: Sequence[Emission]) -> None:
@@ -127,32 +132,33 @@ class JobLib(QueueState):
     def _schedule(self, seconds: float) -> None:
         self._scheduler.add(seconds)
 
-    def mount(self, app: FastAPI) -> None:
+    def mount(
+        self,
+        app: FastAPI,
+        *,
+        dashboard: str | None = None,
+        read_only: bool = False,
+        headers_module: str | None = None,
+    ) -> None:
         """Add the routes under ``/v1/joblib`` and the problem pages; join the app's lifespan.
 
-        Logs a warning if the declared type of the identity lacks an attribute that the queue reads.
+        With `dashboard`, a path as ``/queue``, add the operators' page there. With `read_only` it offers no
+        action. `headers_module` is the URL of a JavaScript module of the host whose default export returns
+        the headers that identify the user, for a host without cookies. Logs a warning if the declared type of
+        the identity lacks an attribute that the queue reads.
         """
         check_identity_type(self.identity)
         self._app = app
         app.state.joblib = self
         self.guards.remember(app)
-        for route in routes:
-            # Directly into the app: Starlette searches an included router twice for each request.
-            app.router.add_api_route(
-                PREFIX + route.path,
-                route.endpoint,
-                methods=list(route.methods or ()),
-                name=route.name,
-                tags=[TAG],
-                status_code=route.status_code,
-                response_model=route.response_model,
-                responses={**PROBLEM_RESPONSES, **route.responses},
-                dependencies=[Depends(self.identity)],
-                route_class_override=Route,
-            )
+        add_routes(app, self.identity)
         # At the end, so that it is inside all middleware of the host.
         app.user_middleware.append(Middleware(QueueMiddleware, host=app))
         app.include_router(problem_pages)
+        if dashboard is not None:
+            is_host = not isinstance(self.identity, BearerTokens)
+            page = Dashboard(dashboard, is_host=is_host, read_only=read_only, headers=headers_module)
+            page.add_to(app)
         host_lifespan = app.router.lifespan_context
 
         @asynccontextmanager
@@ -183,6 +189,7 @@ class JobLib(QueueState):
             _start("scheduler", self._scheduler.run()),
             _start("sweeper", self.sweeper.run()),
             _start("dispatcher", self.dispatcher.run()),
+            _start("statistics", self.rollups.run()),
         ]
         if self.rooms is not None:
             loops += [_start(name, run()) for name, run in self.rooms.loops.items()]
@@ -193,6 +200,7 @@ class JobLib(QueueState):
         finally:
             self.begin_stop()
             await _stop(loops)
+            await self._server_reports.leave()
             await self._finish()
             if self._closing_sockets is not None:
                 await self._closing_sockets
@@ -225,6 +233,7 @@ class JobLib(QueueState):
         """End waiting requests and, on the standalone server, close all sockets and accept no more."""
         self.runtime.waiters.close()
         self.streams.close()
+        self.overviews.close()
         if self.rooms is None:
             return
         self.rooms.disconnects.stop()

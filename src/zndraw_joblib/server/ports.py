@@ -42,6 +42,23 @@ class Page(NamedTuple):
     offset: int
 
 
+class CursorPage(NamedTuple):
+    """A part of a list: at most `limit` items from where `cursor` points, None for the start."""
+
+    limit: int
+    cursor: str | None
+
+
+class JobFilter(NamedTuple):
+    """Which jobs to list: those that match each field that is not None. `deleted` adds soft-deleted ones."""
+
+    room_id: str | None = None
+    category: str | None = None
+    paused: bool | None = None
+    deleted: bool = False
+    name: str | None = None
+
+
 class InternalTask(Protocol):
     """A task that is registered with a broker (taskiq's decorated task)."""
 

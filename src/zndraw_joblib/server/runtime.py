@@ -22,6 +22,7 @@ from zndraw_joblib.contract.messages import (
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.batcher import Batcher, raised
+from zndraw_joblib.server.histogram import Histogram
 from zndraw_joblib.server.payload_validator import PayloadValidator
 from zndraw_joblib.server.ports import (
     ContentStore,
@@ -55,8 +56,7 @@ Result = TypeVar("Result")
 P = ParamSpec("P")
 OnceOrRepeat = TaskResponse | Repeat[TaskResponse]
 
-_MAX_CLAIM_PAUSE = 0.5
-_FINISH_SECONDS, _LAST_EVENTS_SECONDS = 10.0, 1.0
+_MAX_CLAIM_PAUSE, _FINISH_SECONDS, _LAST_EVENTS_SECONDS = 0.5, 10.0, 1.0
 # A write for this many tasks takes a few milliseconds, or a few tens if it changes all of them.
 _TASKS_PER_SHORT_WRITE = 500
 
@@ -91,17 +91,16 @@ class Runtime:
         self.recheck = Recheck(self.database, self.waiters, self._keep_alive, settings, recheck_seconds)
         self.events = EventQueue(settings)
         self._publish = publish
-        self._has_subscribers = has_subscribers
-        self._on_due = on_due
+        self._has_subscribers, self._on_due = has_subscribers, on_due
         self._batchers: list[Batcher[Any, Any]] = []
+        self.batch_items = Histogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
         self._writing: set[asyncio.Task[Any]] = set()
         submit, weight = partial(idempotency.submit, known=KnownJobs()), attrgetter("weight")
         self._submits: Batcher[tasks.Submission, OnceOrRepeat] = self.batcher(submit)
         report = partial(idempotency.report, limits=partial(LogLimits.of, settings))
         self._reports: Batcher[tasks.Report, OnceOrRepeat] = self.batcher(report, tasks_of=weight)
-        self._claims: Batcher[claims.Claim, claims.ClaimResult] = self.batcher(
-            PlainClaims().claim, tasks_of=attrgetter("most")
-        )
+        claim, most = PlainClaims().claim, attrgetter("most")
+        self._claims: Batcher[claims.Claim, claims.ClaimResult] = self.batcher(claim, tasks_of=most)
         beat = partial(workers.heartbeat, limits=partial(LogLimits.of, settings))
         self._heartbeats: Batcher[workers.Heartbeat, WorkerResponse] = self.batcher(beat, tasks_of=weight)
         self.payload_validator = PayloadValidator()
@@ -129,6 +128,7 @@ class Runtime:
         """
 
         def commit(items: Sequence[Item], lock_seconds: float) -> Awaitable[Sequence[Result | Exception]]:
+            self.batch_items.add(len(items))
             is_short = sum(map(tasks_of, items)) <= _TASKS_PER_SHORT_WRITE
             return self._finish_write(
                 self.database.write_batch(apply, items, lock_seconds, is_short=is_short)

@@ -20,7 +20,7 @@ HEARTBEATS_PER_TIMEOUT = 4
 UNNAMED_HEARTBEATS = 3
 MAX_PROCESSES = 64
 MIB = 1024 * 1024
-_ALIASES = {
+ALIASES = {
     "sweep_threshold_seconds": "worker_timeout_seconds",
     "sweep_interval_seconds": "sweeper_interval_seconds",
 }
@@ -67,8 +67,11 @@ class JobLibSettings(BaseSettings):
     sweep_interval_seconds: Seconds | None = None
     heartbeat_interval_seconds: Seconds | None = None
     keep_finished_days: Annotated[float, Field(gt=0, le=36_500)] | None = None
+    statistics_minutes_days: Annotated[float, Field(gt=0, le=365)] = 2
+    statistics_hours_days: Annotated[float, Field(gt=0, le=36_500)] = 90
     task_log_max_lines: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     task_log_max_bytes: Annotated[int, Field(ge=1024, le=64 * MIB)] = 256 * 1024
+    audit_days: Annotated[float, Field(gt=0, le=36_500)] = 90
     idempotency_key_hours: Annotated[float, Field(gt=0, le=8760)] = 24
     prune_max_rows: Annotated[int, Field(ge=1)] = 20_000
     prune_max_seconds: Annotated[float, Field(gt=0, le=3600)] = 5
@@ -115,6 +118,9 @@ class JobLibSettings(BaseSettings):
     database_statement_timeout_seconds: Seconds = 30
     database_lock_timeout_seconds: Seconds = 5
     database_idle_transaction_timeout_seconds: Seconds = 10
+    build: Annotated[str, Field(max_length=64)] | None = None
+    metrics_token: SecretStr | None = Field(default=None, min_length=16)
+    trusted_origins: WordList = Field(default_factory=list)
     redis_url: RedisUrl | None = None
     redis_prefix: Annotated[str, Field(pattern=r"^[\w.:-]{1,128}$")] = "zndraw-joblib"
 
@@ -122,7 +128,7 @@ class JobLibSettings(BaseSettings):
     @classmethod
     def _resolve_aliases(cls, data: Any) -> Any:
         if isinstance(data, dict):
-            for other, own in _ALIASES.items():
+            for other, own in ALIASES.items():
                 if data.get(other) is not None:
                     data.setdefault(own, data[other])
         return data
@@ -174,6 +180,7 @@ class ServerSettings(JobLibSettings):
     database_url: str = DEFAULT_DATABASE_URL
     admin_token: SecretStr | None = None
     cors_origins: WordList = Field(default_factory=list)
+    dashboard: Literal["on", "read-only", "off"] = "on"
     socketio_transports: Transports = Field(["polling", "websocket"], min_length=1)
     socket_auth_timeout_seconds: Seconds = 10
     max_unauthenticated_sockets: Annotated[int, Field(ge=1)] = 1000

@@ -16,8 +16,9 @@ from pydantic_core import to_jsonable_python
 from zndraw_joblib.contract import codecs
 from zndraw_joblib.contract.history import TaskExplanation, TaskHistory
 from zndraw_joblib.contract.idempotency import format_key
-from zndraw_joblib.contract.messages import JobSummary, PaginatedResponse, TaskResponse, WorkerSummary
+from zndraw_joblib.contract.messages import JobSummary, PaginatedResponse, TaskResponse
 from zndraw_joblib.contract.names import GLOBAL, JobName, parse_job_name, parse_provider_name
+from zndraw_joblib.contract.operations import WorkerSummary
 from zndraw_joblib.contract.problems import (
     ProblemException,
     ProviderFailed,
@@ -43,8 +44,7 @@ from zndraw_joblib.worker.retry import (
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_WAIT_SECONDS = 20.0
-_POLL_PAUSE_SECONDS = 0.25
+_WAIT_SECONDS, _POLL_PAUSE_SECONDS = 20.0, 0.25
 # Takes the seconds to wait for a change of a task; returns it, and how many the server agreed to wait.
 ReadTask = Callable[[int], tuple[TaskResponse, int]]
 _LONGEST_PROVIDER_PAUSE_SECONDS = 2.0

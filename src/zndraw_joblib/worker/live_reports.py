@@ -14,7 +14,7 @@ from zndraw_joblib.contract.problems import InvalidRequest
 from zndraw_joblib.contract.task_channel import LiveReport, TaskChannel
 from zndraw_joblib.worker.reports import is_content_refused, is_gone, report_json
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.retry import RequestBackoff, describe, is_missing, problem_of
+from zndraw_joblib.worker.retry import FailureLog, RequestBackoff, describe, is_missing, problem_of
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ class LiveReports:
         self._arrived = threading.Event()
         self._waiting: dict[TaskChannel, None] = {}
         self._backoff = RequestBackoff()
+        self._failures = FailureLog(log, "Reporting progress", level=logging.INFO)
         self._warned = False
         # An older server accepts a heartbeat with such fields, and ignores them.
         self._is_known = False
@@ -121,9 +122,10 @@ class LiveReports:
             if taken:
                 self._send(taken)
                 self._backoff.reset()
+                self._failures.succeeded()
         # BaseException: the code of a host may call sys.exit().
         except BaseException as error:
-            pause = self._pause_after(error, len(taken))
+            pause = self._pause_after(error)
         for channel, _ in taken:
             channel.notice_again()
         return pause
@@ -165,7 +167,7 @@ class LiveReports:
         for (channel, report), refusal in zip(taken, results, strict=True):
             _apply(channel, report, refusal)
 
-    def _pause_after(self, error: BaseException, count: int) -> float:
+    def _pause_after(self, error: BaseException) -> float:
         if is_missing(error) or needs_status(error):
             self._is_known = False
             if not self._warned:
@@ -173,7 +175,7 @@ class LiveReports:
             self._warned = True
             return _UNKNOWN_SECONDS
         pause = self._backoff.after(error)
-        log.info("Reporting progress: %s; trying again in %.1f s (tasks=%d)", describe(error), pause, count)
+        self._failures.failed(error, pause)
         return pause
 
 

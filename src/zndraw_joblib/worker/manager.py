@@ -12,6 +12,7 @@ from zndraw_joblib.contract.forks import check_not_forked
 from zndraw_joblib.contract.messages import MAX_BATCH, HeartbeatRequest, TaskResponse
 from zndraw_joblib.contract.names import GLOBAL, parse_job_name
 from zndraw_joblib.contract.policy import JobPolicy
+from zndraw_joblib.contract.traces import RUN_SPANS, RunSpans
 from zndraw_joblib.worker.api import ApiManager
 from zndraw_joblib.worker.client import Attempt, JobClient, job_name_of
 from zndraw_joblib.worker.execution import Execute
@@ -60,10 +61,14 @@ class JobManager(JobClient):
     All times are seconds. A claim waits up to `long_poll` on the server (0: not at all); where the server
     does not wait, `polling_interval` is the pause between two claims. The server sets the interval of
     heartbeats, unless `heartbeat_interval` does. `max_tasks` limits how many tasks the worker holds at once.
+    `name` is for people who look at lists of workers, by default the name of the host.
     Up to `read_concurrency` threads serve the requests of its providers, also without `execute`.
 
     With `capture_output`, what a task's code prints to `sys.stdout` and `sys.stderr`, and its warnings, are
     also written to the task's log (see `TaskContext`).
+
+    If the program has an OpenTelemetry tracer provider, each run has a span: with ``run_spans="link"`` in a
+    trace of its own that has a link to the submitter's, with ``"child"`` in the submitter's trace.
 
     When an operator drains the worker, it claims no more, and disconnects once its tasks have ended.
     Thread-safe; a context manager that disconnects at the end.
@@ -84,14 +89,16 @@ class JobManager(JobClient):
         read_concurrency: int = 4,
         max_tasks: int | None = None,
         capture_output: bool = True,
+        run_spans: RunSpans = "link",
+        name: str | None = None,
     ) -> None:
-        _check_options(concurrency, read_concurrency, prefetch, executor)
+        _check_options(concurrency, read_concurrency, prefetch, executor, run_spans)
         if executor == "process":
             check_importable(execute)
         limits = {} if max_tasks is None else {"max_tasks": max_tasks}
-        validated(HeartbeatRequest, limits)
+        validated(HeartbeatRequest, {**limits, "worker": {"name": name}})
         super().__init__(RestApi(api))
-        self._held = HeldTasks()
+        self._held, self._lock = HeldTasks(), threading.Lock()
         self._subscriptions = Subscriptions(getattr(api, "tsio", None) if tsio is None else tsio, self._held)
         self._config = SessionConfig(
             execute=execute,
@@ -103,8 +110,9 @@ class JobManager(JobClient):
             pace=Pace(long_poll, polling_interval),
             limits=limits,
             capture_output=capture_output,
+            run_spans=run_spans,
+            name=name,
         )
-        self._lock = threading.Lock()
         self._session: Session | None = None
 
     @property
@@ -302,7 +310,9 @@ class JobManager(JobClient):
         return rooms[0] if len(rooms) == 1 else GLOBAL
 
 
-def _check_options(concurrency: int, read_concurrency: int, prefetch: int, executor: str) -> None:
+def _check_options(
+    concurrency: int, read_concurrency: int, prefetch: int, executor: str, run_spans: str
+) -> None:
     for name, number in (("concurrency", concurrency), ("read_concurrency", read_concurrency)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, not {number}")
@@ -310,6 +320,8 @@ def _check_options(concurrency: int, read_concurrency: int, prefetch: int, execu
         raise ValueError(f"prefetch must be between 0 and {MAX_BATCH}, not {prefetch}")
     if executor not in EXECUTORS:
         raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, not {executor!r}")
+    if run_spans not in RUN_SPANS:
+        raise ValueError(f"run_spans must be one of {', '.join(RUN_SPANS)}, not {run_spans!r}")
 
 
 def _repeat(session: Session, call: Callable[[], T], what: str) -> T:

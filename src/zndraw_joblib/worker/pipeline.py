@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from zndraw_joblib.contract.logs import task_fields
+from zndraw_joblib.contract.traces import RunSpans, TaskSpan, active
 from zndraw_joblib.worker.coroutines import Coroutines
 from zndraw_joblib.worker.execution import Execute, Outcome, make_extension, run_task
 from zndraw_joblib.worker.lookahead import Lookahead
@@ -20,6 +21,7 @@ from zndraw_joblib.worker.report_entries import Entry
 from zndraw_joblib.worker.reporter import Reporter
 from zndraw_joblib.worker.reports import Reports
 from zndraw_joblib.worker.retry import describe, is_transient
+from zndraw_joblib.worker.spans import end_task_span, start_task_span
 from zndraw_joblib.worker.task_log import log_end, log_start
 from zndraw_joblib.worker.task_poller import TaskPoller
 from zndraw_joblib.worker.task_process import TaskProcess
@@ -43,7 +45,8 @@ class _Waiting(NamedTuple):
 class PipelineConfig:
     """What runs the tasks, how many at once, and how many may wait in this process.
 
-    With `in_processes`, each task runs in a process of its own.
+    With `in_processes`, each task runs in a process of its own. `run_spans`: how the spans of runs relate to
+    those of their submits.
     """
 
     execute: Execute
@@ -51,6 +54,7 @@ class PipelineConfig:
     prefetch: int
     pace: Pace
     in_processes: bool
+    run_spans: RunSpans = "link"
 
 
 class Pipeline:
@@ -212,21 +216,29 @@ class Pipeline:
                 if not self._free_slot(began):
                     self._reporter.wake()
                 continue
-            log_start(entry.task)
-            if process is not None:
-                outcome: Outcome | Coroutine[Any, Any, Any] = process.run(entry.task)
-            else:
-                outcome = run_task(self._config.execute, entry.task, self._pid)
-            if isinstance(outcome, Outcome):
-                self._coroutine_jobs.discard(taken.task.job_name)
-                self._end(entry, began, self._reports.uploads.upload(entry.task, outcome))
-            else:
-                self._coroutine_jobs.add(taken.task.job_name)
-                self._coroutines.run(outcome, entry.task, partial(self._end, entry, began))
+            span = start_task_span(entry.task, self._config.run_spans)
+            with active(span):
+                self._run_task(entry, process, partial(self._end, entry, began, span))
         if process is not None:
             process.close()
 
-    def _end(self, entry: Entry, began: float, outcome: Outcome) -> None:
+    def _run_task(self, entry: Entry, process: TaskProcess | None, on_end: Callable[[Outcome], None]) -> None:
+        """Run a task; `on_end` gets the outcome, perhaps later in another thread."""
+        task = entry.task
+        log_start(task)
+        if process is not None:
+            outcome: Outcome | Coroutine[Any, Any, Any] = process.run(task)
+        else:
+            outcome = run_task(self._config.execute, task, self._pid)
+        if isinstance(outcome, Outcome):
+            self._coroutine_jobs.discard(task.job_name)
+            on_end(self._reports.uploads.upload(task, outcome))
+        else:
+            self._coroutine_jobs.add(task.job_name)
+            self._coroutines.run(outcome, task, on_end)
+
+    def _end(self, entry: Entry, began: float, span: TaskSpan | None, outcome: Outcome) -> None:
+        end_task_span(span, entry.task, outcome)
         log_end(entry.task, outcome, time.monotonic() - began)
         is_busy = self._free_slot(began)
         self._reporter.end(entry, outcome, is_busy=is_busy)

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 
 from zndraw_joblib.contract.forks import check_not_forked, exit_if_forked
 from zndraw_joblib.worker.registrations import Registrations
-from zndraw_joblib.worker.retry import RequestBackoff, describe, status_of
+from zndraw_joblib.worker.retry import FailureLog, RequestBackoff, describe, status_of
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Poller(ABC, Generic[Work]):
 
     def repeat(self, serve_once: Callable[[], object], what: str) -> None:
         """Call `serve_once` until the worker stops, whatever it raises; `what` names it in the log."""
-        backoff = RequestBackoff()
+        backoff, failures = RequestBackoff(), FailureLog(log, what)
         while not self.stopped:
             began = time.monotonic()
             try:
@@ -99,10 +99,11 @@ class Poller(ABC, Generic[Work]):
                 if time.monotonic() - began > _LONG_POLL_SECONDS:
                     backoff.reset()
                 pause = backoff.after(error)
-                log.warning("%s: %s; trying again in %.1f s", what, describe(error), pause)
+                failures.failed(error, pause)
                 self.stopping.wait(pause)
             else:
                 backoff.reset()
+                failures.succeeded()
 
     def _next(self, pace: Pace) -> Work | None:
         """Claim one piece of work, and count it as held."""

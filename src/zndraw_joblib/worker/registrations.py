@@ -1,5 +1,6 @@
 """The jobs and providers that this process serves, and the worker's id on the server."""
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from zndraw_joblib.contract.messages import (
 from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.contract.problems import WorkerNotFound
 from zndraw_joblib.contract.providers import ProviderRegisterRequest, ProviderResponse
+from zndraw_joblib.contract.workers import WorkerInfo
 from zndraw_joblib.worker.client import category_of
 from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.reports import HeldTasks
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 Response = TypeVar("Response")
 
 _LEAVE_SECONDS = 5.0
+_HEARTBEATS_PER_INFO = 20
 
 
 class PolicyOptions(TypedDict, total=False):
@@ -71,14 +74,14 @@ class JobRegistration:
     room_id: str
     policy: JobPolicy
 
-    def request(self, worker_id: UUID | None, limits: dict[str, Any]) -> JobRegisterRequest:
-        """Return the body that registers it."""
+    def request(self, worker_id: UUID | None, about: dict[str, Any]) -> JobRegisterRequest:
+        """Return the body that registers it; `about` is as in `Registrations`."""
         return JobRegisterRequest(
             category=category_of(self.cls),
             name=self.cls.__name__,
             schema_=self.cls.model_json_schema(),
             worker_id=worker_id,
-            **limits,
+            **about,
             **{name: getattr(self.policy, name) for name in self.policy.model_fields_set},
         )
 
@@ -101,7 +104,7 @@ class ProviderRegistration:
         """Return the content type of its results."""
         return str(getattr(self.cls, "content_type", "application/json"))
 
-    def request(self, worker_id: UUID | None) -> ProviderRegisterRequest:
+    def request(self, worker_id: UUID | None, info: WorkerInfo | None = None) -> ProviderRegisterRequest:
         """Return the body that registers it. Raises ValueError for an invalid name or content type."""
         fields = {
             "category": category_of(self.cls),
@@ -109,13 +112,14 @@ class ProviderRegistration:
             "schema": self.cls.model_json_schema(),
             "content_type": self.content_type,
         }
-        return validated(ProviderRegisterRequest, {**fields, "worker_id": worker_id})
+        return validated(ProviderRegisterRequest, {**fields, "worker_id": worker_id, "worker": info})
 
 
 class Registrations:
     """The worker as the server knows it: one id, its jobs and its providers. Thread-safe.
 
-    `limits` may have `max_tasks`, how many tasks the worker holds at once. `drain` is called when the server
+    `about` has `worker`, what it says about itself, and may have `max_tasks`, how many tasks it holds at
+    once; now and then a heartbeat repeats it, in case the server was older. `drain` is called when the server
     asks the worker to leave; it must return at once. Heartbeats carry what waits in `live`.
     """
 
@@ -124,7 +128,7 @@ class Registrations:
         rest: RestApi,
         subscriptions: Subscriptions,
         held: HeldTasks,
-        limits: dict[str, Any],
+        about: dict[str, Any],
         drain: Callable[[], None],
         live: LiveReports,
     ) -> None:
@@ -137,7 +141,8 @@ class Registrations:
         self._rest = rest
         self._subscriptions = subscriptions
         self._held = held
-        self._limits = limits
+        self._about = about
+        self._heartbeats = itertools.count()
         self._live = live
         self._lock = threading.RLock()
 
@@ -153,7 +158,7 @@ class Registrations:
         with self._lock:
             self._check_open()
             if self.worker_id is None:
-                self.worker_id = self._rest.create_worker(operation).id
+                self.worker_id = self._rest.create_worker(operation, self._about["worker"]).id
             return self.worker_id
 
     def register(self, job: JobRegistration, operation: UUID) -> None:
@@ -218,10 +223,12 @@ class Registrations:
 
         Register everything again if the server does not know the worker; return None then.
         """
-        worker_id, named = self.worker(), self._held.to_name()
+        worker_id, named, about = self.worker(), self._held.to_name(), self._about
+        if next(self._heartbeats) % _HEARTBEATS_PER_INFO:
+            about = {name: value for name, value in about.items() if name != "worker"}
 
         def send(tasks: Sequence[NamedTask]) -> WorkerResponse:
-            request = HeartbeatRequest(tasks=list(tasks), **self._limits)
+            request = HeartbeatRequest(tasks=list(tasks), **about)
             return self._rest.heartbeat(worker_id, request, timeout)
 
         try:
@@ -281,12 +288,13 @@ class Registrations:
             return register()
 
     def _register_job(self, job: JobRegistration, worker_id: UUID | None, operation: UUID) -> JobResponse:
-        return self._rest.register(job.room_id, job.request(worker_id, self._limits), operation)
+        return self._rest.register(job.room_id, job.request(worker_id, self._about), operation)
 
     def _register_provider(
         self, provider: ProviderRegistration, worker_id: UUID | None, operation: UUID
     ) -> ProviderResponse:
-        response = self._rest.register_provider(provider.room_id, provider.request(worker_id), operation)
+        request = provider.request(worker_id, self._about["worker"])
+        response = self._rest.register_provider(provider.room_id, request, operation)
         self.providers[response.full_name] = replace(provider, ids=(*provider.ids, response.id))
         return response
 
@@ -313,7 +321,7 @@ class Registrations:
                 new_id = response.worker_id
         if new_id is None and refusal is not None:
             raise refusal
-        return new_id or self._rest.create_worker(lost_id).id
+        return new_id or self._rest.create_worker(lost_id, self._about["worker"]).id
 
     def unregister_jobs(self) -> None:
         """Unregister all jobs, so that the worker gets no more tasks; it keeps the tasks that it holds."""

@@ -15,6 +15,7 @@ from zndraw_joblib.worker.report_entries import Entry, Sent
 from zndraw_joblib.worker.reports import RETRY_SECONDS, HeldTasks, is_content_refused, is_gone
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.retry import (
+    FailureLog,
     RequestBackoff,
     describe,
     is_missing,
@@ -59,7 +60,7 @@ class Reporter:
         self._bytes = 0
         self._is_hurried = False
         self._sleeps_until = 0.0
-        self._backoff = RequestBackoff()
+        self._backoff, self._failures = RequestBackoff(), FailureLog(log, "Reporting")
         self._not_before = 0.0
         self._single_until = 0.0
 
@@ -173,6 +174,7 @@ class Reporter:
     def _send(self, batch: Sequence[Sent]) -> None:
         results = self._deliver(batch)
         self._backoff.reset()
+        self._failures.succeeded()
         done: list[Entry] = []
         for sent, error in zip(batch, results, strict=True):
             if error is None:
@@ -194,7 +196,7 @@ class Reporter:
         """Handle the failure of a whole request."""
         pause = self._backoff.after(error)
         self._not_before = time.monotonic() + pause
-        log.warning("Reporting: %s; trying again in %.1f s (tasks=%d)", describe(error), pause, len(batch))
+        self._failures.failed(error, pause)
         for sent in batch:
             self._handle(sent, error, 0.0)
 

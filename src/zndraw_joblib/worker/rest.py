@@ -17,6 +17,8 @@ from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY, format_key
 from zndraw_joblib.contract.outcomes import describe_errors, encode
 from zndraw_joblib.contract.problems import ProblemException, problem_for
 from zndraw_joblib.contract.results import Content
+from zndraw_joblib.contract.traces import TRACEPARENT, current_traceparent
+from zndraw_joblib.contract.workers import WorkerInfo
 from zndraw_joblib.worker.api import API_PREFIX, ApiManager
 from zndraw_joblib.worker.responses import UnexpectedResponse, read_error
 
@@ -49,9 +51,11 @@ class RestApi:
     def __init__(self, api: ApiManager) -> None:
         self.api = api
 
-    def create_worker(self, operation: UUID | None = None) -> messages.WorkerResponse:
+    def create_worker(
+        self, operation: UUID | None = None, info: WorkerInfo | None = None
+    ) -> messages.WorkerResponse:
         """Create a worker without jobs."""
-        return _parse(messages.WorkerResponse, self._send("POST", "/workers", key=operation))
+        return _parse(messages.WorkerResponse, self._send("POST", "/workers", info, key=operation))
 
     def heartbeat(
         self, worker_id: UUID, request: messages.HeartbeatRequest, timeout: float
@@ -196,12 +200,11 @@ class RestApi:
         """Submit a task. Raises ValueError for invalid `options`, and for a payload that is not JSON."""
         body = validated(messages.TaskSubmitRequest, {"payload": payload, **options})
         path = f"/rooms/{quoted(room_id)}/tasks/{quoted(full_name)}"
-        return _parse(messages.TaskResponse, self._send("POST", path, body, key=key))
+        return _parse(messages.TaskResponse, self._send("POST", path, body, headers=_trace(), key=key))
 
     def submit_many(self, body: bytes, key: str, count: int) -> list[UUID | ProblemException]:
         """Submit the `count` tasks of a `BatchSubmitRequest`; return the id or the problem of each."""
-        headers = {"Content-Type": "application/json", "Prefer": "return=minimal"}
-        response = self._send("POST", "/tasks/submit", body, headers=headers, key=key)
+        response = self._send("POST", "/tasks/submit", body, headers={**_MINIMAL_JSON, **_trace()}, key=key)
         results = _parse(batches.BatchResponse, response).results
         if len(results) != count:
             raise UnexpectedResponse(response)
@@ -289,6 +292,12 @@ class RestApi:
             raise error from fault
         if fault is not None:
             raise fault
+
+
+def _trace() -> dict[str, str]:
+    """Return the header with the trace context of the caller, if it has one."""
+    traceparent = current_traceparent()
+    return {} if traceparent is None else {TRACEPARENT: traceparent}
 
 
 def _key_of(key: str | UUID, target: str, content: object) -> str:

@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.25, 15.0
 _LONGEST_RETRY_AFTER_SECONDS = 300.0
+_LOG_SECONDS = 60.0
 # 401 is transient: the next request asks the host for its headers again, and may get a fresh token.
 _TRANSIENT = frozenset({401, 408, 425, 429})
 BUSY = frozenset({429, 502, 503, 504})
@@ -119,6 +120,46 @@ class RequestBackoff(ExponentialBackoff):
         return max(self.next(), retry_after(error))
 
 
+class FailureLog:
+    """Logs the failures of a request that is repeated: the first, then about one each minute, and their end.
+
+    A failure of another kind is logged at once. `what` names the request. Use it in one thread at a time.
+    """
+
+    def __init__(
+        self, logger: logging.Logger, what: str, seconds: float = _LOG_SECONDS, level: int = logging.WARNING
+    ) -> None:
+        self._logger = logger
+        self._what = what
+        self._level = level
+        self._seconds = seconds
+        self._kind: type[BaseException] | None = None
+        self._count = 0
+        self._began = self._logged = 0.0
+
+    def failed(self, error: BaseException, pause: float) -> None:
+        """Log a failure, after which the request is repeated in `pause` seconds, or only count it."""
+        now = time.monotonic()
+        if self._count == 0:
+            self._began = now
+        self._count += 1
+        if type(error) is self._kind and now - self._logged < self._seconds:
+            return
+        self._kind, self._logged = type(error), now
+        times = f" ({self._count} failures in {now - self._began:.0f} s)" if self._count > 1 else ""
+        text = "%s: %s; trying again in %.1f s%s"
+        self._logger.log(self._level, text, self._what, describe(error), pause, times)
+
+    def succeeded(self) -> None:
+        """Log that the request succeeds again, if several failures were logged or counted."""
+        if self._count > 1:
+            seconds = time.monotonic() - self._began
+            self._logger.info(
+                "%s succeeds again after %d failures in %.0f s", self._what, self._count, seconds
+            )
+        self._kind, self._count = None, 0
+
+
 def retry_after(error: BaseException) -> float:
     """Return the seconds of the server's Retry-After header, 0 without one, 300 at most."""
     answer = problem_of(error) or unexpected_response_of(error)
@@ -149,11 +190,13 @@ def retry(
     set. `is_retryable` is asked about each error. `what` names the request in the log.
     """
     began = time.monotonic()
-    backoff = RequestBackoff()
+    backoff, failures = RequestBackoff(), FailureLog(log, what)
     is_repeat = False
     while True:
         try:
-            return call()
+            result = call()
+            failures.succeeded()
+            return result
         except Exception as error:
             pause = backoff.after(error)
             limit = min(seconds, TOO_LARGE_SECONDS) if is_too_large_for_proxy(error) else seconds
@@ -161,5 +204,5 @@ def retry(
             if not is_retryable(error) or is_over or stop.is_set():
                 raise
             is_repeat = True
-            log.warning("%s: %s; trying again in %.1f s", what, describe(error), pause)
+            failures.failed(error, pause)
         stop.wait(pause)

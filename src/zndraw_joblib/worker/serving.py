@@ -14,6 +14,7 @@ from zndraw_joblib.contract.logs import LogConfig
 from zndraw_joblib.contract.policy import RetryOn
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.task_context import call_run
+from zndraw_joblib.contract.traces import RunSpans
 from zndraw_joblib.worker.api import ApiManager, connect
 from zndraw_joblib.worker.loading import CannotLoad, load_context, load_extensions
 from zndraw_joblib.worker.manager import Executor, JobManager
@@ -34,6 +35,8 @@ class RunOptions(TypedDict, total=False):
     prefetch: int
     executor: Executor
     capture_output: bool
+    run_spans: RunSpans
+    name: str | None
 
 
 def serve(

@@ -15,6 +15,8 @@ from typing import Any
 
 from zndraw_joblib.contract.capture import stop_following_threads
 from zndraw_joblib.contract.forks import default_signals_in_forks
+from zndraw_joblib.contract.traces import RunSpans
+from zndraw_joblib.contract.workers import this_process
 from zndraw_joblib.worker.execution import Execute
 from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.pipeline import Pipeline, PipelineConfig
@@ -24,7 +26,7 @@ from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reporter import Reporter
 from zndraw_joblib.worker.reports import HeldTasks, Reports
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.retry import RequestBackoff, describe
+from zndraw_joblib.worker.retry import FailureLog, RequestBackoff
 from zndraw_joblib.worker.subscriptions import Subscriptions
 from zndraw_joblib.worker.task_poller import TaskPoller
 
@@ -56,6 +58,8 @@ class SessionConfig:
     pace: Pace
     limits: dict[str, Any]
     capture_output: bool = True
+    run_spans: RunSpans = "link"
+    name: str | None = None
 
 
 class Session:
@@ -82,7 +86,8 @@ class Session:
         self._held = held
         self._rest = rest
         self._live = LiveReports(rest, self.stop, captures=config.capture_output)
-        self.registrations = Registrations(rest, subscriptions, held, config.limits, self.drain, self._live)
+        about = {**config.limits, "worker": this_process(config.name, config.concurrency)}
+        self.registrations = Registrations(rest, subscriptions, held, about, self.drain, self._live)
         self.reports = Reports(rest, held, self.stop)
         self.tasks = TaskPoller(rest, self.registrations, self.reports, held, subscriptions.wake, self._live)
         self.providers = ProviderPoller(
@@ -104,7 +109,12 @@ class Session:
         with self._start_lock:
             if config.execute is not None and self._pipeline is None:
                 settings = PipelineConfig(
-                    config.execute, config.concurrency, config.prefetch, config.pace, config.in_processes
+                    config.execute,
+                    config.concurrency,
+                    config.prefetch,
+                    config.pace,
+                    config.in_processes,
+                    config.run_spans,
                 )
                 reporter = Reporter(self._rest, self._held, self.stop, self.tasks.done)
                 self._pipeline = Pipeline(settings, self.tasks, self.reports, reporter, self.registrations)
@@ -137,7 +147,7 @@ class Session:
         running = [task_id for task_id in self._held.ids() if task_id not in waiting]
         if running:
             named = ", ".join(running[:_MAX_LOGGED]) + (", …" if len(running) > _MAX_LOGGED else "")
-            log.info("Stopping: waiting for %d running tasks (%s). %s", len(running), named, _SECOND_SIGNAL)
+            log.info("Stopping: waiting for %d running task(s) (%s). %s", len(running), named, _SECOND_SIGNAL)
 
     def close(self, timeout: float | None) -> None:
         """Claim no more, wait for running work, remove the worker. A second caller waits for the first."""
@@ -297,16 +307,17 @@ class HeartbeatLoop:
 
     def run(self) -> None:
         """Send heartbeats until it is stopped, whatever fails; set `due` too, so that it notices at once."""
-        backoff = RequestBackoff()
+        backoff, failures = RequestBackoff(), FailureLog(log, "Heartbeat")
         while not self._stop.is_set():
             try:
                 self.send_once()
             # BaseException: the code of a host may call sys.exit().
             except BaseException as error:
                 pause = min(backoff.after(error), self.interval)
-                log.warning("Heartbeat: %s; trying again in %.1f s", describe(error), pause)
+                failures.failed(error, pause)
             else:
                 backoff.reset()
+                failures.succeeded()
                 pause = self.interval
             self._rest(pause)
 

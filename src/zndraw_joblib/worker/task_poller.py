@@ -8,6 +8,7 @@ from uuid import UUID
 
 from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
+from zndraw_joblib.contract.traces import parse_traceparent
 from zndraw_joblib.worker.execution import make_extension
 from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.poller import NOW, Pace, Poller
@@ -15,6 +16,7 @@ from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reports import HeldTasks, Reports
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.retry import RequestBackoff, describe, is_transient
+from zndraw_joblib.worker.spans import record_claim
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)
@@ -102,7 +104,10 @@ class TaskPoller(Poller[TaskResponse]):
             self._claimed_at = sent_at if is_late else sent_at + elapsed
         if response.reason == EmptyReason.DRAINING:
             self._registrations.drain()
-        return response.tasks or ([response.task] if response.task else []), applied
+        tasks = response.tasks or ([response.task] if response.task else [])
+        if tasks:
+            record_claim(worker_id, tasks, sent_at)
+        return tasks, applied
 
     def _task(self, found: TaskResponse) -> ClaimedTask:
         """Return a task without its extension."""
@@ -116,6 +121,7 @@ class TaskPoller(Poller[TaskResponse]):
             payload=found.payload,
             worker_id=worker_id,
             channel=self._live.channel(task_id, found.attempt, worker_id),
+            traceparent=parse_traceparent(found.traceparent or ""),
         )
 
     def _accept(self, found: TaskResponse) -> ClaimedTask | None:

@@ -19,6 +19,7 @@ from weakref import WeakSet
 from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
 from zndraw_joblib.contract.logs import LogConfig, applied_config
 from zndraw_joblib.contract.outcomes import error_text
+from zndraw_joblib.contract.traces import continued, current_traceparent
 from zndraw_joblib.worker.execution import Execute, Outcome, await_task, failed, run_task
 from zndraw_joblib.worker.process_channel import Channel
 from zndraw_joblib.worker.process_reports import Forwarded, ForwardedReports, Forwarder
@@ -59,7 +60,7 @@ class TaskProcess:
     def run(self, task: ClaimedTask) -> Outcome:
         """Return the outcome of a task."""
         try:
-            work = pickle.dumps((self._execute, task))
+            work = pickle.dumps((self._execute, task, current_traceparent()))
             running = self._send_to_running(work)
             channel = (running or self._start()).channel
         except Exception as error:
@@ -160,12 +161,17 @@ def _serve(end: socket, log_config: LogConfig | None) -> None:
 def _run(work: bytes, forwarder: Forwarder) -> Outcome:
     pid = os.getpid()
     try:
-        execute, task = pickle.loads(work)  # noqa: S301 - the worker sent it
+        execute, task, traceparent = pickle.loads(work)  # noqa: S301 - the worker sent it
     except BaseException as error:
         return Outcome(
             error=error_text(f"The task cannot run in another process: {describe(error)}. {_ADVICE}")
         )
     forwarder.begin(task.channel)
+    with continued(traceparent):
+        return _run_task(execute, task, pid)
+
+
+def _run_task(execute: Execute, task: ClaimedTask, pid: int) -> Outcome:
     outcome = run_task(execute, task, pid)
     try:
         if not isinstance(outcome, Outcome):

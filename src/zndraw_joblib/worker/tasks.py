@@ -16,7 +16,7 @@ class ClaimedTask(TaskContext):
     `worker_id` and `attempt` are the token of the claim; every report carries them. `cancelled` is set once
     the task was cancelled, or is lost to this worker: a job that checks it can stop early. A copy in another
     process has an event of its own, which is never set. `channel` holds what the job reports of its progress
-    and its log.
+    and its log. `traceparent` is the trace context of its submit (W3C Trace Context), None without one.
     """
 
     task_id: str
@@ -28,6 +28,7 @@ class ClaimedTask(TaskContext):
     worker_id: UUID
     cancelled: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
     channel: TaskChannel = field(default_factory=TaskChannel, compare=False, repr=False)
+    traceparent: str | None = field(default=None, compare=False, repr=False)
 
     def with_extension(self, extension: Any) -> "ClaimedTask":
         """Return the same task, with the same event and the same channel, with its extension."""
@@ -41,6 +42,7 @@ class ClaimedTask(TaskContext):
             self.worker_id,
             self.cancelled,
             self.channel,
+            self.traceparent,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

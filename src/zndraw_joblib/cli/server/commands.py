@@ -50,7 +50,8 @@ Concurrency = Annotated[
 
 
 @contextmanager
-def _needs_server() -> Iterator[None]:
+def needs_server() -> Iterator[None]:
+    """Explain a missing library of the server."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -78,7 +79,7 @@ def serve(  # noqa: PLR0913 - each is an option
 
     A stop gives open requests and running internal tasks 5 seconds each to finish.
     """
-    with _needs_server():
+    with needs_server():
         from zndraw_joblib.cli.server import serve  # noqa: PLC0415 - a worker's install has no server
     log = LogConfig(log_level, log_format, access_log=access_log)
     log.apply()
@@ -98,7 +99,7 @@ def internal_worker(
 
     Ctrl-C or SIGTERM lets the running tasks finish, however long they take; a second one stops at once.
     """
-    with _needs_server():
+    with needs_server():
         from zndraw_joblib.cli.server import internal_worker  # noqa: PLC0415 - see above
     LogConfig(log_level, log_format).apply(with_pid=True)
     internal_worker.run(database_url, concurrency)
@@ -107,7 +108,7 @@ def internal_worker(
 @token.command("create")
 def create_token(name: TokenName, *, superuser: Superuser = False, database_url: DatabaseUrl = None) -> None:
     """Create a token and print it once; the server stores only its hash."""
-    with _needs_server():
+    with needs_server():
         from zndraw_joblib.cli.server import tokens  # noqa: PLC0415 - see above
     tokens.create(name, database_url, is_superuser=superuser)
 
@@ -115,7 +116,7 @@ def create_token(name: TokenName, *, superuser: Superuser = False, database_url:
 @token.command("list")
 def list_tokens(*, database_url: DatabaseUrl = None) -> None:
     """List the names of the tokens."""
-    with _needs_server():
+    with needs_server():
         from zndraw_joblib.cli.server import tokens  # noqa: PLC0415 - see above
     tokens.show(database_url)
 
@@ -123,7 +124,7 @@ def list_tokens(*, database_url: DatabaseUrl = None) -> None:
 @token.command("revoke")
 def revoke_token(name: TokenName, *, database_url: DatabaseUrl = None) -> None:
     """Revoke a token; running servers reject it within 5 seconds."""
-    with _needs_server():
+    with needs_server():
         from zndraw_joblib.cli.server import tokens  # noqa: PLC0415 - see above
     tokens.revoke(name, database_url)
 
@@ -131,7 +132,7 @@ def revoke_token(name: TokenName, *, database_url: DatabaseUrl = None) -> None:
 @db.command("upgrade")
 def upgrade_database(*, database_url: DatabaseUrl = None) -> None:
     """Upgrade the schema to the version that this release needs."""
-    with _needs_server():
+    with needs_server():
         from zndraw_joblib.cli.server import database  # noqa: PLC0415 - see above
     database.upgrade(database_url)
 
@@ -142,7 +143,7 @@ def check_counts(*, repair: Repair = False, database_url: DatabaseUrl = None) ->
 
     Totals of lists and queue positions come from these counts. Servers may run meanwhile.
     """
-    with _needs_server():
+    with needs_server():
         from zndraw_joblib.cli.server import database  # noqa: PLC0415 - see above
     database.check_counts(database_url, repair=repair)
 
@@ -150,6 +151,6 @@ def check_counts(*, repair: Repair = False, database_url: DatabaseUrl = None) ->
 @db.command("current")
 def show_current(*, database_url: DatabaseUrl = None) -> None:
     """Show the version of the schema."""
-    with _needs_server():
+    with needs_server():
         from zndraw_joblib.cli.server import database  # noqa: PLC0415 - see above
     database.current(database_url)

@@ -9,9 +9,11 @@ from taskiq.receiver import Receiver
 from zndraw_joblib.cli.display import print_note
 from zndraw_joblib.cli.errors import UsageError
 from zndraw_joblib.cli.server import database, settings
+from zndraw_joblib.cli.variables import warn_of_unknown
 from zndraw_joblib.server.internal.brokers import QueueBroker
 from zndraw_joblib.server.internal.extensions import CannotLoad
 from zndraw_joblib.server.internal.setup import worker_broker
+from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
 
 
@@ -21,6 +23,7 @@ def run(database_url: str | None, concurrency: int | None) -> None:
     A second signal ends the process at once.
     """
     config = settings.load(database_url, internal_concurrency=concurrency)
+    warn_of_unknown(ServerSettings.model_fields)
     location = database.locate(config.database_url)
     if location.is_sqlite:
         raise UsageError(

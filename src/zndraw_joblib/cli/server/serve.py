@@ -10,10 +10,12 @@ from functools import partial
 from importlib.metadata import version
 
 from zndraw_joblib.cli.credentials import canonical
+from zndraw_joblib.cli.display import logs_json, print_note
 from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.server import bootstrap_token, database, processes, settings
 from zndraw_joblib.cli.server.bootstrap_token import BootstrapToken
 from zndraw_joblib.cli.server.file_lock import only_server
+from zndraw_joblib.cli.variables import warn_of_unknown
 from zndraw_joblib.contract.logs import LogConfig
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
@@ -25,6 +27,7 @@ _ALL_ADDRESSES = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with,
 def run(host: str, port: int, database_url: str | None, workers: int | None, log: LogConfig) -> None:
     """Serve until SIGINT or SIGTERM. Raises `CommandError` if the server cannot start."""
     config = settings.load(database_url, workers=workers)
+    warn_of_unknown(ServerSettings.model_fields)
     if config.workers > 1:
         check_several_processes(config)
     with listen(host, port) as listener:
@@ -65,10 +68,15 @@ def _prepare_database(config: ServerSettings, url: str) -> BootstrapToken | None
 
 
 def _print_banner(url: str, config: ServerSettings, token: BootstrapToken | None) -> None:
+    if logs_json():
+        _log_start(url, config, token)
+        return
     lines = [
         f"zndraw-joblib {version('zndraw-joblib')} serves {url}  (Ctrl-C stops it)",
         f"  database  {database.locate(config.database_url).text}",
     ]
+    if config.dashboard != "off":
+        lines.append(f"  page      {url}/ shows the queue in a browser; it asks for a token")
     if config.workers > 1:
         lines.append(f"  processes {config.workers}")
     if token is not None:
@@ -80,6 +88,21 @@ def _print_banner(url: str, config: ServerSettings, token: BootstrapToken | None
         )
     sys.stderr.write("\n".join([*lines, ""]))
     sys.stderr.flush()
+
+
+def _log_start(url: str, config: ServerSettings, token: BootstrapToken | None) -> None:
+    """Log what the banner shows, without a new token: logs have no secrets."""
+    location = database.locate(config.database_url).text
+    print_note(
+        f"zndraw-joblib {version('zndraw-joblib')} serves {url} "
+        f"(database={location} processes={config.workers})"
+    )
+    if token is not None and token.created:
+        where = f"saved in {token.saved_in}" if token.saved_in else f"not shown in a log. {token.problem}"
+        print_note(
+            f"The server created a superuser's token, which is {where}. "
+            "'zndraw-joblib token create NAME --superuser' creates another one"
+        )
 
 
 def _first_start(url: str, token: BootstrapToken, create: str) -> list[str]:

@@ -8,7 +8,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from zndraw_joblib.cli.errors import UsageError
+from zndraw_joblib.contract.operations import Settings
 from zndraw_joblib.server.settings import ServerSettings
+from zndraw_joblib.server.settings_report import report
 
 _PREFIX = "ZNDRAW_JOBLIB_"
 _SECRET = frozenset({"admin_token", "database_url"})
@@ -26,6 +28,11 @@ def load(database_url: str | None, **options: Any) -> ServerSettings:
         raise UsageError(
             f"pyproject.toml in the working directory is not valid TOML: {error}. Repair the file"
         ) from error
+
+
+def report_local(database_url: str | None) -> Settings:
+    """Return the settings that a server here would have, with their sources. Raises `UsageError`."""
+    return report(load(database_url))
 
 
 def _explain(error: ErrorDetails) -> str:

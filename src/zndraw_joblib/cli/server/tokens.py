@@ -6,6 +6,7 @@ from zndraw_joblib.cli.display import print_note, print_rows
 from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.server import settings
 from zndraw_joblib.cli.server.database import locate, run
+from zndraw_joblib.cli.table import Layout
 from zndraw_joblib.contract.names import MAX_NAME_LENGTH
 from zndraw_joblib.server.http.tokens import ADMIN, digest, new_token
 from zndraw_joblib.server.store import schema, tokens
@@ -46,7 +47,7 @@ def show(database_url: str | None) -> None:
         ]
 
     rows = run(settings.load(database_url).database_url, work, allow_new=False)
-    print_rows(rows, ["name", "superuser", "created"], wide=["name"])
+    print_rows(rows, ["name", "superuser", "created"], Layout(wide=["name"]))
 
 
 def revoke(name: str, database_url: str | None) -> None:

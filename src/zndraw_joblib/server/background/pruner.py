@@ -61,7 +61,7 @@ class Pruner:
             batches.append(self._prune_content)
         if with_tasks:
             batches += [self._prune_room_queues, self._prune_blocks, self._prune_tasks]
-        batches.append(self._prune_events)
+        batches += [self._prune_events, self._prune_audit]
         while batches and rows_left > 0 and self._monotonic() < until:
             for batch in list(batches):
                 started = asyncio.get_running_loop().time()
@@ -108,6 +108,11 @@ class Pruner:
     async def _prune_keys(self) -> sweep.Pruned:
         keep = timedelta(hours=self._settings.idempotency_key_hours)
         pruned: sweep.Pruned = await self._write(partial(sweep.prune_keys, keep=keep))
+        return pruned
+
+    async def _prune_audit(self) -> sweep.Pruned:
+        keep = timedelta(days=self._settings.audit_days)
+        pruned: sweep.Pruned = await self._write(partial(sweep.prune_audit, keep=keep))
         return pruned
 
     async def _prune_events(self) -> sweep.Pruned:

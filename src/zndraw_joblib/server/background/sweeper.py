@@ -6,7 +6,7 @@ The decisions of one cycle are in `service.sweep`.
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import SweeperMode, SweeperPreview
+from zndraw_joblib.contract.messages import SweeperCycle, SweeperMode, SweeperPreview
 from zndraw_joblib.contract.repeats import log_failed_work
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.background.absence import AbsenceDetector
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Write = Callable[..., Awaitable[Any]]
 Batch = Callable[[Transaction], Awaitable[int]]
+# It gets a cycle, the seconds since the last good one, and the seconds of the startup grace that remain.
+ReportCycle = Callable[[SweeperCycle, float, float], Awaitable[None]]
 
 PASS_SECONDS = 60.0
 # A timer may fire slightly early; that must not cost a whole interval.
@@ -56,6 +58,35 @@ class Cycle:
     elapsed: float = 0.0
     is_held_back: bool = False
 
+    @property
+    def actions(self) -> dict[str, int]:
+        """How many workers and tasks this cycle changed, and how many errors it had."""
+        is_enforced = self.mode == SweeperMode.ENFORCE
+        return {
+            "expire-worker": self.expired if is_enforced else 0,
+            "release-task": self.counts.released if is_enforced else 0,
+            "fail-task": self.counts.failed if is_enforced else 0,
+            "prune-task": self.pruned,
+            "error": self.errors,
+        }
+
+    @property
+    def summary(self) -> SweeperCycle:
+        """The summary for operators."""
+        return SweeperCycle(
+            at=self.at,
+            mode=self.mode,
+            scanned=self.scanned,
+            stale=self.stale,
+            expired=self.expired,
+            released=self.counts.released,
+            failed=self.counts.failed,
+            pruned=self.pruned,
+            errors=self.errors,
+            elapsed=self.elapsed,
+            held_back=self.is_held_back,
+        )
+
     def __str__(self) -> str:
         """Return the summary for the log."""
         return (
@@ -70,7 +101,7 @@ class Sweeper:
 
     `write_short` does the same for work of a few milliseconds. `after_workers` is called in each cycle that
     may act. `monotonic` is the clock, in seconds; a pass may take `pass_seconds`. `prune_content` deletes a
-    batch of the content of task results.
+    batch of the content of task results. `report` stores each cycle; it does not raise.
     """
 
     def __init__(  # noqa: PLR0913 - one argument per part that `mount` connects
@@ -83,8 +114,10 @@ class Sweeper:
         monotonic: Callable[[], float] = time.monotonic,
         pass_seconds: float = PASS_SECONDS,
         prune_content: PruneBatch | None = None,
+        report: ReportCycle | None = None,
     ) -> None:
         self._write = write
+        self._report = report
         self._write_short = write_short or write
         self._after_workers = after_workers
         self._settings = settings
@@ -94,6 +127,8 @@ class Sweeper:
         self.absence = AbsenceDetector(monotonic)
         self._pruner = Pruner(self._run, settings, monotonic, pass_seconds, prune_content)
         self.last_cycles: deque[Cycle] = deque(maxlen=_CYCLES_KEPT)
+        # What this process did since its start.
+        self.actions: Counter[str] = Counter()
 
     async def run(self) -> None:
         """Sweep every `sweeper_interval_seconds` until cancelled."""
@@ -125,6 +160,7 @@ class Sweeper:
             cycle.pruned = await self._pruner.cycle(with_tasks=cycle.mode == SweeperMode.ENFORCE)
             cycle.errors += self._pruner.failures
         self.last_cycles.append(cycle)
+        self.actions.update(cycle.actions)
         is_busy = cycle.stale or cycle.counts != Counts() or cycle.pruned or cycle.errors
         logger.log(logging.INFO if is_busy else logging.DEBUG, "Swept: %s", cycle)
         if cycle.elapsed > self._settings.sweeper_interval_seconds:
@@ -134,6 +170,8 @@ class Sweeper:
                 cycle.elapsed,
                 self._settings.sweeper_interval_seconds,
             )
+        if self._report is not None:
+            await self._report(cycle.summary, self._monotonic() - self.last_good, self.grace_remaining)
         return cycle
 
     async def _run(self, work: Callable[..., Awaitable[Result]], *args: Any, **kwargs: Any) -> Result:

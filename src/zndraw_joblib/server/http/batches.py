@@ -18,6 +18,7 @@ from zndraw_joblib.server.http.idempotency import Key, item_key
 from zndraw_joblib.server.http.request_body import BODY
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.state import QueueState
+from zndraw_joblib.server.http.traces import Traceparent, submit_span
 from zndraw_joblib.server.problem_responses import as_problem
 from zndraw_joblib.server.service import rules
 from zndraw_joblib.server.service.tasks import Report, Submission, has_body
@@ -30,8 +31,15 @@ _MAX_SURELY_SMALL = MAX_JSON_BYTES // 8
 
 
 @router.post("/tasks/submit", response_model=BatchResponse)
-async def submit_tasks(
-    request: Request, queue: Queue, caller: Caller, body: BatchSubmitRequest, minimal: Minimal, key: Key
+async def submit_tasks(  # noqa: PLR0913 - one parameter each
+    request: Request,
+    queue: Queue,
+    caller: Caller,
+    body: BatchSubmitRequest,
+    *,
+    minimal: Minimal,
+    key: Key,
+    traceparent: Traceparent,
 ) -> Response:
     """Submit up to 1,000 tasks; the response has a result or a problem for each, in order.
 
@@ -40,31 +48,37 @@ async def submit_tasks(
     rooms = await _writable_rooms(request, queue, body.tasks)
     jobs = {name: _job_name(name) for name in {task.job_name for task in body.tasks}}
     may_be_large = len(request.scope[BODY]) > _MAX_SURELY_SMALL
-    items: list[Submission | Exception] = []
-    for index, task in enumerate(body.tasks):
-        room, job = rooms[task.room_id], jobs[task.job_name]
-        problem = _large_payload(task) if may_be_large else None
-        if isinstance(room, Exception):
-            items.append(room)
-        elif isinstance(job, Exception):
-            items.append(job)
-        elif problem is not None:
-            items.append(problem)
-        else:
-            item_or_all = None if body.atomic else item_key(key, index)
-            items.append(queue.dispatcher.submission(caller, room, job, task, item_or_all))
+    names = [job for job in jobs.values() if isinstance(job, JobName)]
+    only = names[0] if len(names) == len(jobs) == 1 else None
+    with submit_span(request, traceparent, only, len(body.tasks)) as kept:
+        items: list[Submission | Exception] = []
+        for index, task in enumerate(body.tasks):
+            room, job = rooms[task.room_id], jobs[task.job_name]
+            problem = _large_payload(task) if may_be_large else None
+            if isinstance(room, Exception):
+                items.append(room)
+            elif isinstance(job, Exception):
+                items.append(job)
+            elif problem is not None:
+                items.append(problem)
+            else:
+                item_or_all = None if body.atomic else item_key(key, index)
+                items.append(queue.dispatcher.submission(caller, room, job, task, item_or_all, kept))
+        done = await _submit(queue, body, items, key)
+    return _response(done, 202, is_minimal=minimal)
+
+
+async def _submit(
+    queue: QueueState, body: BatchSubmitRequest, items: Sequence[Submission | Exception], key: Key
+) -> Sequence[Outcome]:
     if body.atomic:
         for index, item in enumerate(items):
             if isinstance(item, ProblemException):
                 raise rules.at_item(item, "tasks", index)
         valid = [item for item in items if isinstance(item, Submission)]
-        done: Sequence[Outcome] = await queue.dispatcher.submit_all(valid, key)
-    else:
-        made = iter(
-            await queue.dispatcher.submit_many([each for each in items if isinstance(each, Submission)])
-        )
-        done = [item if isinstance(item, Exception) else next(made) for item in items]
-    return _response(done, 202, is_minimal=minimal)
+        return await queue.dispatcher.submit_all(valid, key)
+    made = iter(await queue.dispatcher.submit_many([each for each in items if isinstance(each, Submission)]))
+    return [item if isinstance(item, Exception) else next(made) for item in items]
 
 
 @router.post("/tasks/report", response_model=BatchResponse)

@@ -14,15 +14,18 @@ from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthori
 from zndraw_joblib.server.http.fastapi_internals import solve
 from zndraw_joblib.server.http.guards import Guard, verify_readable_room, verify_writable_room
 from zndraw_joblib.server.http.headers import header_values
+from zndraw_joblib.server.http.request_counts import WAITED
 from zndraw_joblib.server.http.routing import CALLER, RESOLVERS
 from zndraw_joblib.server.http.state import QueueState, queue_state
-from zndraw_joblib.server.ports import Identity, Page, ResultBackend
+from zndraw_joblib.server.ports import CursorPage, Identity, Page, ResultBackend
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.waiters import Disconnected
 
 JSON_MEDIA_TYPE = "application/json"
 _JSON = (b"content-type", JSON_MEDIA_TYPE.encode())
 MAX_OFFSET = 2**62
+MAX_PART = 200
+_PART = 50
 _PREFERENCES = re.compile(r'(?:[^,"]|"[^"]*")+')
 _WAIT = re.compile(r'\s*wait\s*=\s*("?)(\d+)\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
 _MINIMAL = re.compile(r'\s*return\s*=\s*("?)minimal\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
@@ -107,6 +110,13 @@ async def _page(
     """Declare the parameters; `RESOLVERS` has their function."""
 
 
+async def _cursor_page(
+    limit: Annotated[int, Query(ge=1, le=MAX_PART)] = _PART,
+    cursor: Annotated[str | None, Query(description="`next` of the last response")] = None,
+) -> None:
+    """Declare the parameters; `RESOLVERS` has their function."""
+
+
 def _wanted_seconds(request: Request) -> float | None:
     for header in header_values(request, b"prefer"):
         for preference in _PREFERENCES.findall(header):
@@ -128,9 +138,15 @@ def _paging(request: Request) -> Page:
     )
 
 
-def _bounded(text: str, name: str, most: int) -> int:
-    if not _WHOLE.fullmatch(text) or int(text) > most:
-        raise InvalidRequest(f"query.{name}: it must be an integer from 0 to {most}, not {text[:40]!r}")
+def _cursor_paging(request: Request) -> CursorPage:
+    query = request.query_params
+    limit = _bounded(query.get("limit", str(_PART)), "limit", MAX_PART, least=1)
+    return CursorPage(limit, query.get("cursor"))
+
+
+def _bounded(text: str, name: str, most: int, least: int = 0) -> int:
+    if not _WHOLE.fullmatch(text) or not least <= int(text) <= most:
+        raise InvalidRequest(f"query.{name}: it must be an integer from {least} to {most}, not {text[:40]!r}")
     return int(text)
 
 
@@ -148,6 +164,7 @@ RESOLVERS |= {
     _minimal: _wants_minimal,
     get_result_backend: _result_backend,
     _page: _paging,
+    _cursor_page: _cursor_paging,
 }
 
 CurrentRuntime = Annotated[Runtime, Depends(get_runtime)]
@@ -163,6 +180,7 @@ WantedWait = Annotated[float | None, Depends(_wanted_wait)]
 NamedJob = Annotated[JobName, Depends(_job_name)]
 Wait = Annotated[float, Depends(_wait)]
 Paging = Annotated[Page, Depends(_page)]
+CursorPaging = Annotated[CursorPage, Depends(_cursor_page)]
 
 
 def json_response(
@@ -195,6 +213,7 @@ class DisconnectWatcher:
         self.disconnected: Disconnected = None
 
     async def __aenter__(self) -> "DisconnectWatcher":
+        self._request.scope[WAITED] = True
         self._watch = asyncio.ensure_future(self._wait())
         self.disconnected = self._watch
         return self

@@ -87,7 +87,7 @@ class EventStream(Response):
     async def _serve(self, receive: Receive, send: Send) -> None:
         wanted = self._wanted
         async with self._streams.reader(wanted.caller, wanted.room_id, wanted.task_id) as reader:
-            gone = asyncio.ensure_future(_disconnected(receive))
+            gone = asyncio.ensure_future(wait_for_disconnect(receive))
             gone.add_done_callback(reader.close)
             try:
                 await self._stream(reader, send)
@@ -175,7 +175,8 @@ def _end(position: int) -> bytes:
     return format_sse_event(event="end", data_str=f'{{"next":{position}}}', id=str(position))
 
 
-async def _disconnected(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Wait until the client has disconnected."""
     with suppress(asyncio.CancelledError):
         while (await receive())["type"] != "http.disconnect":
             pass

@@ -130,6 +130,11 @@ def routes_version(included: Iterable[Any]) -> int:
     return sum(route.original_router._get_routes_version() for route in included)
 
 
+def tracer_provider(app: FastAPI) -> Any:
+    """Return the tracer provider that the host gave an app; None for OpenTelemetry's global one."""
+    return app._native_telemetry.config["tracer_provider"]
+
+
 def has_telemetry(app: FastAPI) -> bool:
     """Return whether FastAPI's telemetry follows the requests of an app."""
     return app._native_telemetry.enabled()

@@ -23,9 +23,9 @@ from zndraw_joblib.server.http.dependencies import (
 )
 from zndraw_joblib.server.http.idempotency import Key
 from zndraw_joblib.server.http.routing import Route
-from zndraw_joblib.server.ports import RequestKey
+from zndraw_joblib.server.ports import Identity, RequestKey
 from zndraw_joblib.server.runtime import Runtime
-from zndraw_joblib.server.service import jobs, rules, tasks
+from zndraw_joblib.server.service import audit, jobs, rules, tasks
 from zndraw_joblib.server.service.idempotency import Answers, answers_of, once
 
 router = APIRouter(route_class=Route)
@@ -75,7 +75,7 @@ async def pause_job(
     runtime: CurrentRuntime, caller: Superuser, room_id: WritableRoom, name: NamedJob, key: Key
 ) -> Response:
     """Stop claims of a job. Claimed and running tasks continue. Superusers only."""
-    return await _pause(runtime, room_id, name, key, paused=True)
+    return await _pause(runtime, caller, room_id, name, key, paused=True)
 
 
 @router.post("/rooms/{room_id}/jobs/{name:path}/resume", response_model=JobResponse)
@@ -83,14 +83,16 @@ async def resume_job(
     runtime: CurrentRuntime, caller: Superuser, room_id: WritableRoom, name: NamedJob, key: Key
 ) -> Response:
     """Allow claims of a paused job again. Superusers only."""
-    return await _pause(runtime, room_id, name, key, paused=False)
+    return await _pause(runtime, caller, room_id, name, key, paused=False)
 
 
 async def _pause(
-    runtime: Runtime, room_id: str, name: JobName, key: RequestKey | None, *, paused: bool
+    runtime: Runtime, caller: Identity, room_id: str, name: JobName, key: RequestKey | None, *, paused: bool
 ) -> Response:
     rules.check_room(name, room_id, cross_room=runtime.settings.cross_room_jobs)
-    job = await runtime.write(once(key, _JOB, jobs.pause), name=name, paused=paused)
+    action = "job.pause" if paused else "job.resume"
+    work = audit.recorded(jobs.pause, caller, action, str(name), name.room_id)
+    job = await runtime.write(once(key, _JOB, work), name=name, paused=paused)
     return json_response(job)
 
 

@@ -9,6 +9,7 @@ may hold a database session or a lock.
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Coroutine
+from time import perf_counter
 from typing import Any, get_args
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
@@ -26,7 +27,9 @@ from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, BatchReportRequest, 
 from zndraw_joblib.contract.logs import log_fields
 from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
 from zndraw_joblib.server.http.fastapi_internals import add_effects, solve
+from zndraw_joblib.server.http.forgery import check_unsafe
 from zndraw_joblib.server.http.request_body import BODY, MAX_BODY_BYTES, read_body
+from zndraw_joblib.server.http.request_counts import BY_HOST, RequestCounts
 from zndraw_joblib.server.http.request_ids import SCOPE_KEY, given_request_id
 from zndraw_joblib.server.http.state import remember_queue
 from zndraw_joblib.server.problem_responses import as_problem, invalid_part, problem_response
@@ -54,6 +57,7 @@ class Route(APIRoute):
         super().__init__(path, endpoint, **options)
         # FastAPI wraps handlers in stacks for dependencies and errors, which these routes do not use.
         self._handler = self.get_route_handler()
+        self.counts = RequestCounts()
         self.app = self._answer
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,14 +65,21 @@ class Route(APIRoute):
         await response(scope, receive, send)
 
     async def respond(self, request: Request) -> Response:
-        """Return the response to a request. Raises only errors that the host handles."""
-        scope = request.scope
+        """Return the response to a request, and count it. Raises only errors that the host handles."""
+        started, scope = perf_counter(), request.scope
         if b"token=" in scope["query_string"]:
             _hide_token(scope)
-        if SCOPE_KEY in scope or (request_id := given_request_id(scope)) is None:
-            return add_effects(request, await self._handler(request))
-        with log_fields(request_id=request_id):
-            return add_effects(request, await self._handler(request))
+        try:
+            if SCOPE_KEY in scope or (request_id := given_request_id(scope)) is None:
+                response = add_effects(request, await self._handler(request))
+            else:
+                with log_fields(request_id=request_id):
+                    response = add_effects(request, await self._handler(request))
+        except Exception:
+            self.counts.add(scope, BY_HOST, perf_counter() - started)
+            raise
+        self.counts.add(scope, response.status_code, perf_counter() - started)
+        return response
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler that replaces FastAPI's."""
@@ -78,6 +89,7 @@ class Route(APIRoute):
         async def handle(request: Request) -> Response:
             try:
                 identity = remember_queue(request).identity
+                check_unsafe(request)
                 for dependency in dependencies:
                     # The host's own dependencies; the identity is declared here and resolved later.
                     if dependency is not identity:

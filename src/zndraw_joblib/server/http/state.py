@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import Request
 
 from zndraw_joblib.server.background.health import Health
+from zndraw_joblib.server.background.metrics import Metrics
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.http.guards import RoomGuards
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
@@ -14,6 +15,7 @@ from zndraw_joblib.server.ports import Identity, ResultBackend
 from zndraw_joblib.server.providers.requests import ProviderRequests
 from zndraw_joblib.server.providers.uploads import Uploads
 from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.streams.overviews import Overviews
 from zndraw_joblib.server.streams.streams import Streams
 from zndraw_joblib.server.task_results.results import TaskResults
 
@@ -27,10 +29,12 @@ class QueueState(ABC):
     dispatcher: Dispatcher
     sweeper: Sweeper
     health: Health
+    metrics: Metrics
     provider_requests: ProviderRequests
     uploads: Uploads
     task_results: TaskResults
     streams: Streams
+    overviews: Overviews
     guards: RoomGuards
     # The host's dependency, and its value for a request.
     identity: Callable[..., Any]

@@ -7,6 +7,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 
 from zndraw_joblib.contract.history import TaskExplanation, TaskHistory, TaskLog
+from zndraw_joblib.contract.logs import fields_here
 from zndraw_joblib.contract.messages import (
     EmptyReason,
     PaginatedResponse,
@@ -34,6 +35,7 @@ from zndraw_joblib.server.http.dependencies import (
 )
 from zndraw_joblib.server.http.idempotency import Key, claim_id_of
 from zndraw_joblib.server.http.routing import Route
+from zndraw_joblib.server.http.traces import Traceparent, submit_span
 from zndraw_joblib.server.ports import Identity, RequestKey
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import details, rules, task_actions, task_history, tasks
@@ -45,13 +47,22 @@ Number = Annotated[int, Query(ge=0, le=MAX_LINE_NUMBER)]
 
 
 @router.post("/rooms/{room_id}/tasks/{name:path}", status_code=202, response_model=TaskResponse)
-async def submit_task(
-    queue: Queue, caller: Caller, room_id: WritableRoom, name: NamedJob, body: TaskSubmitRequest, key: Key
+async def submit_task(  # noqa: PLR0913 - one parameter each
+    request: Request,
+    queue: Queue,
+    caller: Caller,
+    room_id: WritableRoom,
+    name: NamedJob,
+    *,
+    body: TaskSubmitRequest,
+    key: Key,
+    traceparent: Traceparent,
 ) -> Response:
     """Submit a task of a job. The payload must fit the job's schema."""
     rules.check_size("payload", body.payload)
-    item = queue.dispatcher.submission(caller, room_id, name, body, key)
-    task = await queue.dispatcher.submit(item)
+    with submit_span(request, traceparent, name) as kept:
+        item = queue.dispatcher.submission(caller, room_id, name, body, key, kept)
+        task = await queue.dispatcher.submit(item)
     headers = {"Location": f"/v1/joblib/tasks/{task.id}", "Retry-After": "1"}
     return json_response(task, 202, headers)
 
@@ -169,7 +180,11 @@ async def update_task(
 ) -> Response:
     """Report on a task, or cancel it. A repeated report changes nothing."""
     rules.check_size("result", body.result)
-    return json_response(await runtime.report(tasks.Report(caller, task_id, body, key)))
+    # The batch of reports knows no request.
+    request_id = fields_here.get().get("request_id")
+    return json_response(
+        await runtime.report(tasks.Report(caller, task_id, body, key, request_id=request_id))
+    )
 
 
 @router.get("/rooms/{room_id}/tasks", response_model=PaginatedResponse[TaskResponse])

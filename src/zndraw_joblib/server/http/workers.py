@@ -4,7 +4,9 @@ from uuid import UUID
 
 from fastapi import APIRouter, Response
 
-from zndraw_joblib.contract.messages import HeartbeatRequest, PaginatedResponse, WorkerResponse, WorkerSummary
+from zndraw_joblib.contract.messages import HeartbeatRequest, PaginatedResponse, WorkerResponse
+from zndraw_joblib.contract.operations import WorkerDetail, WorkerSummary
+from zndraw_joblib.contract.workers import WorkerInfo
 from zndraw_joblib.server.http.dependencies import (
     Caller,
     CurrentRuntime,
@@ -15,24 +17,36 @@ from zndraw_joblib.server.http.dependencies import (
 )
 from zndraw_joblib.server.http.idempotency import Key
 from zndraw_joblib.server.http.routing import Route
-from zndraw_joblib.server.service import workers
+from zndraw_joblib.server.ports import Identity, Page
+from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.service import worker_list, workers
 from zndraw_joblib.server.service.idempotency import NOTHING, WORKER, once
 
 router = APIRouter(route_class=Route)
 
 
 @router.post("/workers", status_code=201, response_model=WorkerResponse)
-async def create_worker(runtime: CurrentRuntime, caller: Caller, key: Key) -> Response:
+async def create_worker(
+    runtime: CurrentRuntime, caller: Caller, key: Key, body: WorkerInfo | None = None
+) -> Response:
     """Create a worker that belongs to the caller. It must send heartbeats."""
     interval = runtime.settings.heartbeat_seconds
-    worker = await runtime.write(once(key, WORKER, workers.create), caller=caller, interval=interval)
+    create = once(key, WORKER, workers.create)
+    worker = await runtime.write(create, caller=caller, interval=interval, info=body)
     return json_response(worker, 201)
 
 
 @router.get("/workers", response_model=PaginatedResponse[WorkerSummary])
 async def list_workers(runtime: CurrentRuntime, caller: Caller, page: Paging) -> Response:
     """List all workers, newest first."""
-    return json_response(await runtime.database.read(workers.page, room_id=None, part=page))
+    return await _page(runtime, caller, None, page)
+
+
+@router.get("/workers/{worker_id}", response_model=WorkerDetail)
+async def get_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -> Response:
+    """Return a worker with its current tasks. Its owner or a superuser may do so."""
+    interval = runtime.settings.heartbeat_seconds
+    return json_response(await runtime.database.read(worker_list.get, caller, worker_id, interval))
 
 
 @router.patch("/workers/{worker_id}", response_model=WorkerResponse)
@@ -43,7 +57,10 @@ async def heartbeat(
     body = body or HeartbeatRequest()
     # Without the field, the heartbeat omits no task; an empty list means that the worker holds none.
     named = body.tasks if "tasks" in body.model_fields_set else None
-    return json_response(await runtime.heartbeat(caller, worker_id, named, body.max_tasks))
+    response = await runtime.heartbeat(caller, worker_id, named, body.max_tasks)
+    if body.worker is not None:
+        await runtime.write_short(workers.describe, worker_id, body.worker)
+    return json_response(response)
 
 
 @router.post("/workers/{worker_id}/drain", response_model=WorkerResponse)
@@ -75,4 +92,9 @@ async def list_room_workers(
     runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging
 ) -> Response:
     """List the workers of the jobs that are visible in a room."""
-    return json_response(await runtime.database.read(workers.page, room_id=room_id, part=page))
+    return await _page(runtime, caller, room_id, page)
+
+
+async def _page(runtime: Runtime, caller: Identity, room_id: str | None, part: Page) -> Response:
+    interval = runtime.settings.heartbeat_seconds
+    return json_response(await runtime.database.read(worker_list.page, caller, room_id, part, interval))

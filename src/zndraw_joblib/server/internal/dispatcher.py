@@ -85,6 +85,7 @@ class Dispatcher:
         job: JobName,
         request: TaskSubmitRequest,
         key: RequestKey | None = None,
+        traceparent: str | None = None,
     ) -> Submission:
         """Return the task that a request submits."""
         mode, settings = self.mode(job), self._runtime.settings
@@ -101,6 +102,7 @@ class Dispatcher:
             validate_payload=settings.validate_payload,
             cross_room=settings.cross_room_jobs,
             key=key,
+            traceparent=traceparent,
         )
 
     async def _dispatch_new(self, item: Submission, task: TaskResponse) -> TaskResponse:

@@ -23,6 +23,8 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.contract.task_channel import NO_WORKER, TaskChannel
+from zndraw_joblib.contract.traces import TaskSpan, active, start_run
+from zndraw_joblib.contract.workers import this_process
 from zndraw_joblib.server.internal.live_reports import LiveReports, last_reports
 from zndraw_joblib.server.internal.results import InternalResults
 from zndraw_joblib.server.internal.runs import (
@@ -180,12 +182,14 @@ class GuardedExecutor:
 
     async def _run_attempt(self, cls: type[Any], payload: dict[str, Any], task: TaskRecord) -> None:
         channel = self._channel_of(task)
-        context = InternalContext(str(task.id), task.room_id, task.attempt, channel=channel)
+        context = InternalContext(
+            str(task.id), task.room_id, task.attempt, channel=channel, traceparent=task.traceparent
+        )
         self._running[task.id, task.attempt] = run = Run(context)
         watching = asyncio.create_task(self._watch(context))
         try:
             work = partial(outcome_of, cls, payload, context, self._context)
-            outcome = await self._ends.wait(run, start_thread(f"zndraw-joblib task {task.id}", work))
+            outcome = await self._ends.wait(run, _start_traced(task, work))
             if outcome is not None:
                 if outcome.content is not None:
                     outcome = await _retry(partial(self._results.store, task, outcome.content))
@@ -244,7 +248,8 @@ class GuardedExecutor:
         async with self._registering:
             if self._worker_id is None:
                 interval = self._runtime.settings.heartbeat_seconds
-                worker = await self._runtime.write(workers.create, caller=EXECUTOR, interval=interval)
+                info = this_process(slots=self._concurrency)
+                worker = await self._runtime.write(workers.create, EXECUTOR, interval, info)
                 self._worker_id = worker.id
             return self._worker_id
 
@@ -294,6 +299,23 @@ class GuardedExecutor:
             await self._runtime.write(work, **given)
         except Exception as error:
             logger.warning("Did not finish at shutdown; another server will: %r", error)
+
+
+def _start_traced(task: TaskRecord, work: Callable[[], Outcome]) -> "asyncio.Future[Outcome]":
+    """Run a task in a thread, in a span if the program has set up OpenTelemetry."""
+    token = str(task.id), str(task.worker_id), task.attempt
+    span = start_run(str(task.job), *token, traceparent=task.traceparent)
+    with active(span):
+        done = start_thread(f"zndraw-joblib task {task.id}", work)
+    if span is not None:
+        done.add_done_callback(partial(_end_span, span))
+    return done
+
+
+def _end_span(span: TaskSpan, done: "asyncio.Future[Outcome]") -> None:
+    if not done.cancelled():
+        outcome = done.result()
+        span.end_run(outcome.error, outcome.failure, is_cancelled=False)
 
 
 async def _retry(work: Callable[[], Awaitable[Result]]) -> Result:

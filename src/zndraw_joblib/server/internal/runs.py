@@ -33,7 +33,8 @@ class InternalContext(TaskContext):
     """The default argument of an internal job's `run`.
 
     `cancelled` is set when the task is cancelled or this attempt no longer holds it: a job may then stop.
-    `channel` holds what the job reports of its progress and its log.
+    `channel` holds what the job reports of its progress and its log. `traceparent` is the trace context of
+    the submit (W3C Trace Context).
     """
 
     task_id: str
@@ -41,6 +42,7 @@ class InternalContext(TaskContext):
     attempt: int
     cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
     channel: TaskChannel = field(default_factory=TaskChannel, repr=False)
+    traceparent: str | None = None
 
 
 class Outcome(NamedTuple):

@@ -305,7 +305,7 @@ def _result(
 ) -> ClaimResult:
     got = [tasks[seq] for seq in slot.seqs if seq in tasks]
     if got:
-        return ClaimResult([serializers.task_response(task) for task in got])
+        return ClaimResult([serializers.task_response(task, traceparent=task.traceparent) for task in got])
     if slot.is_left_out:
         return ClaimResult(is_contended=True, is_left_out=True)
     served = jobs[slot.claim.worker_id]

@@ -91,7 +91,7 @@ def _check_conflict(job: JobRecord, request: JobRegisterRequest, given: Iterable
 
 async def _worker(tx: Transaction, caller: Identity, request: JobRegisterRequest) -> UUID | None:
     if request.worker_id is None:
-        return await worker_store.add(tx, caller.id, request.max_tasks)
+        return await worker_store.add(tx, caller.id, request.max_tasks, request.worker)
     worker = (await worker_store.lock(tx, [request.worker_id])).get(request.worker_id)
     if worker is None or worker.owner_id != caller.id:
         return None

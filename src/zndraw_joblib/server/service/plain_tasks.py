@@ -73,8 +73,9 @@ async def submit(
         NewTask(task_id.hex, item.room_id, item.caller.id, to_json(item.payload).decode())
         for task_id, item in zip(ids, items, strict=True)
     ]
+    traceparents = [item.traceparent for item in items] if any(item.traceparent for item in items) else ()
     try:
-        appended = await append(tx, job, tasks, _new_keys(job, ids, items) if keys else [])
+        appended = await append(tx, job, tasks, _new_keys(job, ids, items) if keys else [], traceparents)
     except RepeatTransaction:
         known.forget(name)
         raise

@@ -80,7 +80,7 @@ async def register(tx: Transaction, item: Registration) -> tuple[ProviderRespons
 async def _worker(tx: Transaction, item: Registration) -> UUID:
     worker_id = item.request.worker_id
     if worker_id is None:
-        return await worker_store.add(tx, item.caller.id)
+        return await worker_store.add(tx, item.caller.id, info=item.request.worker)
     worker = (await worker_store.lock(tx, [worker_id])).get(worker_id)
     if worker is None or worker.owner_id != item.caller.id:
         raise WorkerNotFound(f"Worker {worker_id} not found")

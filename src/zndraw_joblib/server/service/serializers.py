@@ -50,10 +50,12 @@ def task_response(
     position: int | None = None,
     detail: Detail | None = None,
     stored: StoredResult | None = None,
+    traceparent: str | None = None,
 ) -> TaskResponse:
     """Return a task as responses contain it.
 
-    It has the `detail` of its attempt and its `stored` result, if they were read.
+    It has the `detail` of its attempt and its `stored` result, if they were read; the response to a claim
+    has its `traceparent`.
     """
     values = {
         "id": task.id,
@@ -77,6 +79,7 @@ def task_response(
         "progress": detail and details.progress_of(detail),
         "failure": detail and details.failure_of(detail),
         "stored_result": stored,
+        "traceparent": traceparent,
     }
     return construct(TaskResponse, values, _FIELDS)
 
@@ -129,6 +132,7 @@ def claimed_response(
         "created_by": task.created_by,
         "error_code": task.error_code,
         "priority": -task.lane,
+        "traceparent": task.traceparent,
     }
     return construct(TaskResponse, fields, _FIELDS)
 

@@ -12,8 +12,8 @@ from uuid import UUID
 
 from zndraw_joblib.contract.messages import PlannedChange, SweeperMode, SweeperPreview
 from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.service import audit, retry_policy, serializers, workers
 from zndraw_joblib.server.service import jobs as job_service
-from zndraw_joblib.server.service import retry_policy, serializers, workers
 from zndraw_joblib.server.service.workers import Counts, Decide
 from zndraw_joblib.server.store import idempotency, provider_requests, results, runtime_settings
 from zndraw_joblib.server.store import jobs as job_store
@@ -343,6 +343,12 @@ async def restore_room_queues(tx: Transaction, after: UUID) -> UUID | None:
 async def prune_keys(tx: Transaction, keep: timedelta) -> Pruned:
     """Delete a batch of answers to requests with an `Idempotency-Key` that were stored `keep` ago."""
     deleted = await idempotency.prune(tx, await tx.now() - keep, TASKS_PER_BATCH)
+    return Pruned(deleted, deleted == TASKS_PER_BATCH)
+
+
+async def prune_audit(tx: Transaction, keep: timedelta) -> Pruned:
+    """Delete a batch of operators' actions that were recorded `keep` ago, or beyond the newest 100,000."""
+    deleted = await audit.prune(tx, keep, TASKS_PER_BATCH)
     return Pruned(deleted, deleted == TASKS_PER_BATCH)
 
 

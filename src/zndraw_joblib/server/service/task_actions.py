@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from zndraw_joblib.contract.messages import TaskActionRequest, TaskResponse
@@ -16,8 +17,8 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.contract.status import HELD, TERMINAL, Role, TaskStatus
 from zndraw_joblib.server.ports import Identity
+from zndraw_joblib.server.service import audit, retry_policy, rules, serializers
 from zndraw_joblib.server.service import jobs as job_service
-from zndraw_joblib.server.service import retry_policy, rules, serializers
 from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.database import Transaction
@@ -27,6 +28,16 @@ from zndraw_joblib.server.store.tasks.positions import positions
 TaskAction = Callable[..., Awaitable[TaskResponse]]
 _Decide = Callable[[TaskRecord, TaskActionRequest, datetime], TaskRecord]
 _RETRIABLE = frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})
+
+
+class _Kind(NamedTuple):
+    name: str
+    allowed: frozenset[Role]
+
+
+_RELEASE = _Kind("task.release", frozenset({Role.WORKER, Role.SUPERUSER}))
+_RETRY = _Kind("task.retry", frozenset({Role.SUBMITTER, Role.SUPERUSER}))
+_FAIL = _Kind("task.fail", frozenset({Role.SUPERUSER}))
 
 
 async def release(
@@ -41,7 +52,7 @@ async def release(
     repeated = await _released_before(tx, task_id, action)
     if repeated is not None and repeated.worker_owner_id == caller.id:
         return serializers.task_response(repeated, (await positions(tx, [repeated])).get(task_id))
-    return await _apply(tx, caller, task_id, action, frozenset({Role.WORKER, Role.SUPERUSER}), decide)
+    return await _apply(tx, caller, task_id, action, _RELEASE, decide)
 
 
 async def _released_before(tx: Transaction, task_id: UUID, action: TaskActionRequest) -> TaskRecord | None:
@@ -64,7 +75,7 @@ async def retry(tx: Transaction, caller: Identity, task_id: UUID, action: TaskAc
         _check_status(task, _RETRIABLE, "retried")
         return retry_policy.retried(task, Retried.problem_id())
 
-    return await _apply(tx, caller, task_id, action, frozenset({Role.SUBMITTER, Role.SUPERUSER}), decide)
+    return await _apply(tx, caller, task_id, action, _RETRY, decide)
 
 
 async def fail(tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest) -> TaskResponse:
@@ -75,24 +86,19 @@ async def fail(tx: Transaction, caller: Identity, task_id: UUID, action: TaskAct
         error = rules.truncate_error(action.error) or "An operator ended the task"
         return retry_policy.ended(task, TaskStatus.FAILED, now, error, FailedByOperator.problem_id())
 
-    return await _apply(tx, caller, task_id, action, frozenset({Role.SUPERUSER}), decide)
+    return await _apply(tx, caller, task_id, action, _FAIL, decide)
 
 
 async def _apply(
-    tx: Transaction,
-    caller: Identity,
-    task_id: UUID,
-    action: TaskActionRequest,
-    allowed: frozenset[Role],
-    decide: _Decide,
+    tx: Transaction, caller: Identity, task_id: UUID, action: TaskActionRequest, kind: _Kind, decide: _Decide
 ) -> TaskResponse:
     task = (await store.lock(tx, [task_id])).get(task_id)
     if task is None:
         raise TaskNotFound(f"Task {task_id} not found")
     if task.job.room_id == INTERNAL and task.status not in TERMINAL and not caller.is_superuser:
         raise Forbidden("Not authorized: the task is internal")
-    if not rules.roles_of(caller, task) & allowed:
-        raise Forbidden(f"Not authorized: only the task's {' or '.join(sorted(allowed))} may do this")
+    if not rules.roles_of(caller, task) & kind.allowed:
+        raise Forbidden(f"Not authorized: only the task's {' or '.join(sorted(kind.allowed))} may do this")
     rules.check_fence(task, action)
     after = decide(task, action, await tx.now())
     # Lock the job, so that it is not deleted while a task returns to its queue.
@@ -101,6 +107,8 @@ async def _apply(
     await job_service.restore_needed(tx, [after])
     if task.status == TaskStatus.PENDING:
         await job_service.soft_delete_orphans(tx, [task.job_id])
+    if audit.is_by_operator(caller, task):
+        await audit.record(tx, caller, kind.name, str(task_id), task.room_id)
     position = (await positions(tx, [after])).get(task_id)
     serializers.publish_status(tx, after, position)
     return serializers.task_response(after, position)

@@ -24,7 +24,7 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import Identity, Page, RequestKey, job_key
-from zndraw_joblib.server.service import details, payloads, retry_policy, rules, serializers
+from zndraw_joblib.server.service import audit, details, payloads, retry_policy, rules, serializers
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service.details import DEFAULT_LIMITS, LogLimits
 from zndraw_joblib.server.service.task_ids import new_ids
@@ -50,7 +50,8 @@ class Submission:
     a task once, however often it is dispatched; `is_deferred`: the dispatcher claims the task later.
     `is_bounded`: the number of held tasks of the room is limited.
     `validated_schema`: a schema as JSON that the payload is known to match. `task_id`: the id that the task
-    got in an earlier attempt to insert it, which may have succeeded.
+    got in an earlier attempt to insert it, which may have succeeded. `traceparent`: the trace context of the
+    submit.
     """
 
     caller: Identity
@@ -67,6 +68,7 @@ class Submission:
     options: TaskSubmitRequest = field(default_factory=TaskSubmitRequest)
     key: RequestKey | None = None
     task_id: UUID | None = None
+    traceparent: str | None = None
 
     @property
     def needs(self) -> str:
@@ -90,6 +92,7 @@ class Report(NamedTuple):
     update: TaskUpdateRequest
     key: RequestKey | None = None
     wants_body: bool = True
+    request_id: str | None = None
 
     @property
     def needs(self) -> str:
@@ -194,6 +197,7 @@ def _task(item: Submission, job: JobRecord, now: datetime) -> TaskRecord:
         created_at=now,
         lane=-(policy.priority if options.priority is None else options.priority),
         max_attempts=options.max_attempts,
+        traceparent=item.traceparent,
         policy=policy,
     )
     # A task that may not start at once waits in its queue, where the dispatcher finds it.
@@ -223,12 +227,11 @@ async def report(
 ) -> list[ReportResult]:
     """Apply reports of workers, submitters and superusers in the order of the list.
 
-    The payload of a result is None if it is larger than `most_body_bytes`. `limits`: how much of each log
-    is kept.
+    The payload of a result is None if it is larger than `most_body_bytes`. `limits` are those of each log.
     """
     current = await store.lock(tx, list({item.task_id for item in items}), most_body_bytes(items))
     now = await tx.now()
-    decided: list[tuple[TaskRecord, TaskUpdateRequest, TaskRecord]] = []
+    decided: list[tuple[TaskRecord, Report, TaskRecord]] = []
     results: list[TaskRecord | ProblemException] = []
     for item in items:
         task = current.get(item.task_id)
@@ -239,24 +242,34 @@ async def report(
         except ProblemException as problem:
             results.append(problem)
             continue
-        decided.append((task, item.update, after))
+        decided.append((task, item, after))
         current[item.task_id] = after
         results.append(after)
     moves: list[Move] = [(task, after) for task, _, after in decided if after is not task]
     await store.move(tx, moves)
-    detailed = [(task, update) for task, update, _ in decided if update.has_details and task.status in HELD]
-    await details.record(tx, detailed, limits)
+    held = [(task, item.update) for task, item, _ in decided if task.status in HELD]
+    await details.record(tx, [each for each in held if each[1].has_details], limits)
+    await _record_cancels(tx, decided)
     await job_service.restore_needed(tx, [after for _, after in moves])
     found_at = await positions(tx, [task for task in results if isinstance(task, TaskRecord)])
     for _, after in moves:
         serializers.publish_status(tx, after, found_at.get(after.id))
     # Only a task that was pending could keep its job from being an orphan.
-    emptied = {before.job_id for before, _ in moves if before.status == TaskStatus.PENDING}
-    await job_service.soft_delete_orphans(tx, sorted(emptied))
+    await job_service.soft_delete_orphans(
+        tx, sorted({task.job_id for task, _ in moves if task.status == TaskStatus.PENDING})
+    )
     return [
         serializers.task_response(task, found_at.get(task.id)) if isinstance(task, TaskRecord) else task
         for task in results
     ]
+
+
+async def _record_cancels(tx: Transaction, decided: Iterable[tuple[TaskRecord, Report, TaskRecord]]) -> None:
+    for task, item, after in decided:
+        is_cancel = after.status is TaskStatus.CANCELLED and after is not task
+        if is_cancel and audit.is_by_operator(item.caller, task):
+            tx.request_id = item.request_id
+            await audit.record(tx, item.caller, "task.cancel", str(task.id), task.room_id)
 
 
 async def load_body(tx: Transaction, reported: TaskResponse) -> None:

@@ -7,14 +7,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from zndraw_joblib.contract.messages import (
-    MAX_NAMED_TASKS,
-    NamedTask,
-    PaginatedResponse,
-    TaskVerdict,
-    WorkerResponse,
-    WorkerSummary,
-)
+from zndraw_joblib.contract.messages import MAX_NAMED_TASKS, NamedTask, TaskVerdict, WorkerResponse
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.problems import (
     Conflict,
@@ -25,8 +18,9 @@ from zndraw_joblib.contract.problems import (
     WorkerNotFound,
 )
 from zndraw_joblib.contract.status import HELD, TaskStatus
-from zndraw_joblib.server.ports import Identity, Page, worker_key
-from zndraw_joblib.server.service import details, providers, retry_policy, rules, serializers
+from zndraw_joblib.contract.workers import WorkerInfo
+from zndraw_joblib.server.ports import Identity, worker_key
+from zndraw_joblib.server.service import audit, details, providers, retry_policy, rules, serializers
 from zndraw_joblib.server.service import jobs as job_service
 from zndraw_joblib.server.service.details import LogLimits
 from zndraw_joblib.server.store import jobs as job_store
@@ -76,9 +70,11 @@ class Heartbeat(NamedTuple):
         return sum(1 + details.weight(task.log) for task in self.named or ())
 
 
-async def create(tx: Transaction, caller: Identity, interval: float) -> WorkerResponse:
+async def create(
+    tx: Transaction, caller: Identity, interval: float, info: WorkerInfo | None = None
+) -> WorkerResponse:
     """Create a worker that belongs to the caller."""
-    worker_id = await store.add(tx, caller.id)
+    worker_id = await store.add(tx, caller.id, info=info)
     return WorkerResponse(id=worker_id, last_heartbeat=await tx.now(), heartbeat_interval_seconds=interval)
 
 
@@ -183,6 +179,12 @@ def _response(
     )
 
 
+async def describe(tx: Transaction, worker_id: UUID, info: WorkerInfo) -> None:
+    """Record what a worker says about itself, after a heartbeat of it was accepted."""
+    if await store.lock(tx, [worker_id]):
+        await store.describe(tx, worker_id, info)
+
+
 async def keep_alive(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
     """Record heartbeats for workers whose requests are open. Workers that do not exist are skipped."""
     await store.heartbeat(tx, worker_ids)
@@ -190,7 +192,9 @@ async def keep_alive(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
 
 async def remove(tx: Transaction, caller: Identity, worker_id: UUID) -> None:
     """Remove a worker at the request of its owner or a superuser."""
-    await _owned(tx, caller, worker_id)
+    worker = await _owned(tx, caller, worker_id)
+    if caller.id != worker.owner_id:
+        await audit.record(tx, caller, "worker.remove", str(worker_id))
     await retire(tx, [worker_id])
 
 
@@ -269,6 +273,7 @@ async def drain(tx: Transaction, caller: Identity, worker_id: UUID, interval: fl
             "tasks, send SIGTERM to its internal-worker process; to keep new tasks waiting, pause their jobs"
         )
     await store.set_draining(tx, worker_id)
+    await audit.record(tx, caller, "worker.drain", str(worker_id))
     tx.wake(worker_key(worker_id))
     return WorkerResponse(
         id=worker_id, last_heartbeat=worker.last_heartbeat, heartbeat_interval_seconds=interval, drain=True
@@ -296,10 +301,3 @@ async def _owned(tx: Transaction, caller: Identity, worker_id: UUID) -> WorkerRe
     if worker.owner_id != caller.id and not caller.is_superuser:
         raise Forbidden("Not authorized: the worker belongs to another user")
     return worker
-
-
-async def page(tx: Transaction, room_id: str | None, part: Page) -> PaginatedResponse[WorkerSummary]:
-    """Return one page of all workers, or of those that serve a job which a room lists."""
-    found, total = await store.page(tx, room_id, part)
-    items = [WorkerSummary(**worker._asdict()) for worker in found]
-    return serializers.page_response(PaginatedResponse[WorkerSummary], items, total, part)

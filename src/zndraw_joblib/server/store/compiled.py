@@ -7,7 +7,7 @@ they change, and `pyproject.toml` sets an upper bound for SQLAlchemy.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, Float
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
 from sqlalchemy.dialects.sqlite.pysqlite import dialect as sqlite_dialect
@@ -24,6 +24,8 @@ ASYNCPG: Any = asyncpg_dialect()  # type: ignore[no-untyped-call]
 _SQLITE: Any = sqlite_dialect()
 # Lists are padded to powers of two, so few statements have more.
 MAX_FORMS = 64
+# PostgreSQL's number of the type of columns with floats.
+_DOUBLE = 701
 
 
 class CompiledStatement:
@@ -128,4 +130,5 @@ def _processor(compiled: SQLCompiler, name: str, lists: Mapping[str, Sequence[st
 
 
 def _result_processor(column: ColumnElement[Any], dialect: Any) -> Convert:
-    return column.type.dialect_impl(dialect).result_processor(dialect, None)
+    kind = column.type.dialect_impl(dialect)
+    return kind.result_processor(dialect, _DOUBLE if isinstance(kind, Float) else None)

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.events import Emission, TaskProgress, TaskStatusEvent
+from zndraw_joblib.contract.logs import fields_here
 from zndraw_joblib.contract.streams import EventKind
 from zndraw_joblib.server.batcher import RowLocked, locked_problem
 from zndraw_joblib.server.ports import OpenConnection, Wake, events_key
@@ -69,6 +70,8 @@ class Transaction:
         self.wakes: list[Wake] = []
         self.due: datetime | None = None
         self.freed: list[Freed] = []
+        self.actions: list[str] = []
+        self.request_id: str | None = None
 
     async def execute(
         self, statement: Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
@@ -172,6 +175,10 @@ class Transaction:
         """Record that a task of a room, held by a worker, is no longer claimed or running."""
         self.freed.append(Freed(room_id, worker_id))
 
+    def record_action(self, action: str) -> None:
+        """Record an operator's action to log after the commit."""
+        self.actions.append(action)
+
     def wake(self, key: str, limit: int | None = None) -> None:
         """Record which waiters to wake after the commit."""
         self.wakes.append(Wake(key, limit))
@@ -241,7 +248,7 @@ class Database(ABC):
         Return its result and the finished transaction. An exception from `work` rolls everything back.
         Raises `ServiceUnavailable` when the database is unavailable, or another transaction holds a lock.
         """
-        return await self._alone(lambda: self._write(lambda tx: work(tx, *args, **kwargs), is_short=False))
+        return _logged(await self._alone(lambda: self._write(_bound(work, *args, **kwargs), is_short=False)))
 
     async def write_short(
         self,
@@ -250,7 +257,7 @@ class Database(ABC):
         **kwargs: P.kwargs,
     ) -> tuple[Result, Transaction]:
         """Write like `write`. The caller promises a few milliseconds: SQLite may run it on the event loop."""
-        return await self._alone(lambda: self._write(lambda tx: work(tx, *args, **kwargs), is_short=True))
+        return _logged(await self._alone(lambda: self._write(_bound(work, *args, **kwargs), is_short=True)))
 
     async def write_batch(
         self,
@@ -264,7 +271,7 @@ class Database(ABC):
 
         Raises `RowLocked` if another transaction holds a lock for longer than `lock_seconds`.
         """
-        return await _retry(lambda: self._write(lambda tx: work(tx, items), is_short, lock_seconds))
+        return _logged(await _retry(lambda: self._write(lambda tx: work(tx, items), is_short, lock_seconds)))
 
     @property
     def lock_seconds(self) -> float:
@@ -322,6 +329,26 @@ async def run(work: Work[Result], tx: Transaction) -> Result:
     result = await work(tx)
     await tx.append_events()
     return result
+
+
+def _bound(
+    work: Callable[Concatenate[Transaction, P], Awaitable[Result]], *args: P.args, **kwargs: P.kwargs
+) -> Work[Result]:
+    """Return `work` with its arguments. A thread may run it, where the fields of the log are not known."""
+    request_id = fields_here.get().get("request_id")
+
+    def run_with_id(tx: Transaction) -> Awaitable[Result]:
+        tx.request_id = request_id
+        return work(tx, *args, **kwargs)
+
+    return run_with_id
+
+
+def _logged(done: tuple[Result, Transaction]) -> tuple[Result, Transaction]:
+    """Log the operators' actions of a committed transaction, one line each."""
+    for action in done[1].actions:
+        logger.info("Operator action: %s", action)
+    return done
 
 
 async def _retry(transaction: Callable[[], Awaitable[Result]]) -> Result:

@@ -60,7 +60,7 @@ class CountChange(NamedTuple):
     later: int
 
 
-_COLUMNS = [
+COLUMNS = [
     jobs.c.id,
     jobs.c.room_id,
     jobs.c.category,
@@ -75,10 +75,10 @@ _COLUMNS = [
     jobs.c.max_in_flight,
 ]
 _NAME = [jobs.c.room_id, jobs.c.category, jobs.c.name]
-_SELECT = select(*_COLUMNS)
+_SELECT = select(*COLUMNS)
 # Statements of the hot paths are built once.
 _LOCK_NAMED = (
-    select(*_COLUMNS, func.now().label("now"))
+    select(*COLUMNS, func.now().label("now"))
     .where(among(jobs.c.full_name, bindparam("names")), ~jobs.c.deleted)
     .order_by(jobs.c.id)
     .with_for_update(key_share=True)
@@ -208,7 +208,7 @@ async def by_names(tx: Transaction, names: Sequence[str]) -> list[JobRecord]:
 async def pause(tx: Transaction, name: JobName, *, paused: bool) -> JobRecord | None:
     """Pause or resume an active job. Return its new state."""
     statement = update(jobs).where(_is_named(name), ~jobs.c.deleted).values(paused=paused)
-    row = (await tx.execute(statement.returning(*_COLUMNS))).first()
+    row = (await tx.execute(statement.returning(*COLUMNS))).first()
     return None if row is None else JobRecord(*row)
 
 

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, Table
+from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
@@ -37,3 +37,11 @@ def id_column() -> Any:
 def moment(*, nullable: bool = False) -> Any:
     """Return a column of a point in time."""
     return Field(default=None, sa_column=Column(UtcDateTime, nullable=nullable))
+
+
+def optional_text() -> Any:
+    """Return a column of text or null, without a limit.
+
+    PostgreSQL takes rows with limited text for wide ones, and a table of them for a short one.
+    """
+    return Field(default=None, sa_column=Column(Text, nullable=True))

@@ -20,9 +20,9 @@ from sqlalchemy import (
 from sqlmodel import Field
 
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
-from zndraw_joblib.server.store import detail_tables, result_tables, stream_tables  # noqa: F401 - the metadata has their tables
+from zndraw_joblib.server.store import detail_tables, operation_tables, result_tables, stream_tables  # noqa: F401 - the metadata has their tables
 from zndraw_joblib.server.store.column_types import JsonText, Uuid
-from zndraw_joblib.server.store.table_base import SEQUENCE, Base, id_column, moment
+from zndraw_joblib.server.store.table_base import SEQUENCE, Base, id_column, moment, optional_text
 
 
 def _among(column: str, values: frozenset[TaskStatus]) -> str:
@@ -35,6 +35,8 @@ _QUEUED = text("status = 'pending' AND run_at IS NULL")
 _SCHEDULED = text("status = 'pending' AND run_at IS NOT NULL")
 _EXPIRING = text("status = 'pending' AND expires_at IS NOT NULL")
 _HELD = text(_among("status", HELD))
+_ENDED = text("completed_at IS NOT NULL")
+_UNSUCCESSFUL = text(_among("status", frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})))
 
 
 # Columns of later migrations have a server default.
@@ -85,15 +87,19 @@ class Job(Base, table=True):
     fair_room: str = Field(
         sa_column=Column(String(128), nullable=False, server_default=text("''")), default=""
     )
-    policy: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    policy: str | None = optional_text()
     max_in_flight: int | None = None
 
 
 class Worker(Base, table=True):
-    """A remote process that claims tasks. It expires by the age of `last_heartbeat` alone."""
+    """A remote process that claims tasks. It expires by the age of `last_heartbeat` alone.
+
+    From `name` on, the columns have what the process says about itself; `slots` is how many tasks it can run
+    at once.
+    """
 
     __tablename__ = "joblib_worker"
-    __table_args__ = (Index(None, "last_heartbeat"),)
+    __table_args__ = (Index(None, "last_heartbeat"), Index(None, "created_at"))
 
     id: UUID = id_column()
     owner_id: str
@@ -101,6 +107,11 @@ class Worker(Base, table=True):
     last_heartbeat: datetime = moment()
     draining: bool = _no()
     max_tasks: int | None = None
+    name: str | None = optional_text()
+    host: str | None = optional_text()
+    pid: int | None = None
+    version: str | None = optional_text()
+    slots: int | None = None
 
 
 class WorkerJobLink(Base, table=True):
@@ -119,6 +130,8 @@ class Task(Base, table=True):
     the negated priority: a queue is ordered by `lane`, then by `seq`. While `run_at` is set, a pending task
     is in no queue. `failures` and `crashes` count failed attempts; `deadline` is when a held task must have
     started, or ended. `worker_id` and `worker_owner_id` stay after the worker was deleted.
+    `queued_at` is when the task last entered its queue, null if that was at its submit. `traceparent` is the
+    trace context of its submitter.
     """
 
     __tablename__ = "joblib_task"
@@ -150,6 +163,13 @@ class Task(Base, table=True):
         Index("ix_joblib_task_room", "room_id", "created_at", "seq"),
         Index("ix_joblib_task_room_status", "room_id", "status", "created_at", "seq"),
         Index("ix_joblib_task_job_room", "job_id", "room_id", "created_at", "seq"),
+        Index("ix_joblib_task_ended", "completed_at", "seq", sqlite_where=_ENDED, postgresql_where=_ENDED),
+        Index(
+            "ix_joblib_task_unsuccessful",
+            *("status", "seq"),
+            sqlite_where=_UNSUCCESSFUL,
+            postgresql_where=_UNSUCCESSFUL,
+        ),
     )
 
     seq: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
@@ -166,7 +186,7 @@ class Task(Base, table=True):
     worker_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
     worker_owner_id: str | None = None
     attempt: int = 0
-    error: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    error: str | None = optional_text()
     result: Any = Field(default=None, sa_column=Column(JsonText, nullable=True))
     lane: int = _zero()
     run_at: datetime | None = moment(nullable=True)
@@ -177,6 +197,8 @@ class Task(Base, table=True):
     crashes: int = _zero()
     claim_id: UUID | None = Field(default=None, sa_column=Column(Uuid, nullable=True))
     error_code: str | None = Field(default=None, max_length=64)
+    queued_at: datetime | None = moment(nullable=True)
+    traceparent: str | None = Field(default=None, max_length=64)
 
 
 class UnnamedTask(Base, table=True):
@@ -255,8 +277,9 @@ class Attempt(Base, table=True):
     ended_at: datetime = moment()
     run_at: datetime | None = moment(nullable=True)
     error_code: str | None = Field(default=None, max_length=64)
-    error: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
+    error: str | None = optional_text()
     reason: str = Field(max_length=64)
+    queued_at: datetime | None = moment(nullable=True)
 
 
 class ProviderRecord(Base, table=True):

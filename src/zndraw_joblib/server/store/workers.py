@@ -6,14 +6,12 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import BindParameter, and_, bindparam, delete, exists, func, insert, select, true, update
+from sqlalchemy import BindParameter, and_, bindparam, delete, func, insert, or_, select, true, update
 
 from zndraw_joblib.contract.names import INTERNAL, JobName
-from zndraw_joblib.server.ports import Page
+from zndraw_joblib.contract.workers import WorkerInfo
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction, dialect
-from zndraw_joblib.server.store.jobs import visible_from
-from zndraw_joblib.server.store.pages import fetch_page
 from zndraw_joblib.server.store.tables import Job, Worker, WorkerJobLink
 from zndraw_joblib.server.store.tasks.losing import cost_if_lost, tasks
 from zndraw_joblib.server.store.tasks.records import IS_HELD
@@ -33,14 +31,6 @@ class WorkerRecord(NamedTuple):
     max_tasks: int | None
 
 
-class WorkerListing(NamedTuple):
-    """A worker in a list, with the count of the jobs that it serves."""
-
-    id: UUID
-    last_heartbeat: datetime
-    job_count: int
-
-
 class QueueState(NamedTuple):
     """How many tasks of a job are pending, and how many may be held at once."""
 
@@ -56,6 +46,7 @@ class ServedJobs:
     is_paused: bool = False
 
 
+_NO_INFO = WorkerInfo()
 _COLUMNS = [workers.c[name] for name in WorkerRecord._fields]
 # Statements of the hot paths are built once.
 _IDS: BindParameter[Sequence[UUID]] = bindparam("ids")
@@ -81,10 +72,13 @@ _LOCK_STALE = _STALE.add_columns(_cost.label("cost")).with_for_update(
     key_share=True, skip_locked=True, of=workers
 )
 _LOCK_ONE_STALE = _LOCK_STALE.where(workers.c.id == bindparam("only", type_=workers.c.id.type))
+# With a limit PostgreSQL uses the index, whatever it expects to find.
+_FUTURE_LIMIT = 500
 _LOCK_FUTURE = (
     select(workers.c.id)
     .where(workers.c.last_heartbeat > bindparam("latest", type_=workers.c.last_heartbeat.type))
     .order_by(workers.c.last_heartbeat)
+    .limit(_FUTURE_LIMIT)
     .with_for_update(key_share=True, skip_locked=True)
 )
 _UNLOCKED = (
@@ -144,8 +138,10 @@ _LOCK_WITH_QUEUES = (
 )
 
 
-async def add(tx: Transaction, owner_id: str, max_tasks: int | None = None) -> UUID:
-    """Insert a worker with a heartbeat now."""
+async def add(
+    tx: Transaction, owner_id: str, max_tasks: int | None = None, info: WorkerInfo | None = None
+) -> UUID:
+    """Insert a worker with a heartbeat now, and what it says about itself."""
     worker_id, now = uuid4(), await tx.now()
     row = {
         "id": worker_id,
@@ -154,9 +150,18 @@ async def add(tx: Transaction, owner_id: str, max_tasks: int | None = None) -> U
         "last_heartbeat": now,
         "draining": False,
         "max_tasks": max_tasks,
+        **(info or _NO_INFO).model_dump(),
     }
     await tx.execute(insert(workers), [row])
     return worker_id
+
+
+async def describe(tx: Transaction, worker_id: UUID, info: WorkerInfo) -> None:
+    """Write what a worker says about itself, unless it is known; the fields that are None stay."""
+    given = info.model_dump(exclude_none=True)
+    if given:
+        is_new = or_(*[workers.c[name].is_distinct_from(value) for name, value in given.items()])
+        await tx.execute(update(workers).where(workers.c.id == worker_id, is_new).values(**given))
 
 
 async def set_draining(tx: Transaction, worker_id: UUID) -> None:
@@ -215,7 +220,11 @@ async def mark_claims(tx: Transaction, ids: Sequence[UUID]) -> None:
 async def clamp_future_heartbeats(tx: Transaction, tolerance: timedelta) -> None:
     """Set heartbeats in the future to now: after a clock was set back they would not expire."""
     latest = await tx.now() + tolerance
-    await heartbeat(tx, (await tx.execute(_LOCK_FUTURE, {"latest": latest})).scalars().all())
+    count = _FUTURE_LIMIT
+    while count == _FUTURE_LIMIT:
+        ids = (await tx.execute(_LOCK_FUTURE, {"latest": latest})).scalars().all()
+        await heartbeat(tx, ids)
+        count = len(ids)
 
 
 async def remove(tx: Transaction, ids: Sequence[UUID]) -> None:
@@ -296,18 +305,3 @@ async def count(tx: Transaction, stale_since: datetime | None = None) -> int:
         statement = statement.where(workers.c.last_heartbeat < stale_since)
     found: int = (await tx.execute(statement)).scalar_one()
     return found
-
-
-async def page(tx: Transaction, room_id: str | None, part: Page) -> tuple[list[WorkerListing], int]:
-    """Return one page of workers, newest first, and the count of all.
-
-    With a room, only workers that serve a job which the room lists.
-    """
-    wanted = and_(True)
-    if room_id is not None:
-        served = and_(links.c.worker_id == workers.c.id, ~jobs.c.deleted, visible_from(room_id))
-        wanted = exists().where(served, links.c.job_id == jobs.c.id)
-    job_count = select(func.count()).where(links.c.worker_id == workers.c.id).scalar_subquery()
-    statement = select(workers.c.id, workers.c.last_heartbeat, job_count.label("job_count"))
-    rows, total = await fetch_page(tx, workers, statement, wanted, part)
-    return [WorkerListing(*row) for row in rows], total

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -48,9 +48,7 @@ class Streams:
 
         Raises `ServiceUnavailable` and `TooManyRequests`.
         """
-        self._check_bounds(caller)
-        self._open[caller.id] += 1
-        try:
+        with self.slot(caller):
             follower = self._follower(room_id)
             reader = Reader(follower, caller, task_id)
             follower.add(reader)
@@ -59,6 +57,14 @@ class Streams:
                 yield reader
             finally:
                 follower.remove(reader)
+
+    @contextmanager
+    def slot(self, caller: Identity) -> Iterator[None]:
+        """Count an open stream of a caller. Raises `ServiceUnavailable` and `TooManyRequests`."""
+        self._check_bounds(caller)
+        self._open[caller.id] += 1
+        try:
+            yield
         finally:
             self._open[caller.id] -= 1
             if not self._open[caller.id]:

@@ -10,7 +10,7 @@ from zndraw_joblib.server.store.tasks.read import (
     states,
 )
 from zndraw_joblib.server.store.tasks.records import Condition, Move, Place, TaskRecord, TaskState
-from zndraw_joblib.server.store.tasks.write import add, claim, move, prune
+from zndraw_joblib.server.store.tasks.write import add, claim, delete_ended, move, prune
 
 __all__ = [
     "AttemptRecord",
@@ -24,6 +24,7 @@ __all__ = [
     "by_claims",
     "by_id",
     "claim",
+    "delete_ended",
     "finished",
     "lock",
     "move",

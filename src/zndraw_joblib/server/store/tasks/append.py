@@ -90,9 +90,15 @@ class Appended(NamedTuple):
 
 
 async def append(
-    tx: Transaction, job: KnownJob, new: Sequence[NewTask], keys: Sequence[NewKey]
+    tx: Transaction,
+    job: KnownJob,
+    new: Sequence[NewTask],
+    keys: Sequence[NewKey],
+    traceparents: Sequence[str | None] = (),
 ) -> Appended | None:
     """Append plain tasks to the queue of a job. Return None if what is assumed about the job is wrong.
+
+    `traceparents` are the trace contexts of the tasks, empty if no task has one.
 
     It also returns None if one of the keys was used or is being used, or on PostgreSQL if one of the rooms is
     watched. Then nothing was written.
@@ -104,21 +110,16 @@ async def append(
         "count": len(new),
     }
     if tx.is_sqlite:
-        return await _append_on_sqlite(tx, job.id, given, new, keys)
+        return await _append_on_sqlite(tx, job.id, given, new, keys, traceparents)
     given["at"] = await tx.now() if tx.has_own_clock else None
     columns = zip(NewTask._fields, zip(*new, strict=True), strict=True)
     given |= {f"all_{name}": list(values) for name, values in columns}
+    if traceparents:
+        given["all_traceparent"] = list(traceparents)
     if keys:
-        given |= {
-            "key_ids": [key.id for key in keys],
-            "all_key": [key.id for key in keys],
-            "all_fingerprint": [key.fingerprint for key in keys],
-            "all_lock": [lock_number(key.id) for key in keys],
-            "all_task": [key.place for key in keys],
-            "all_answer": [key.answer for key in keys],
-        }
+        given |= _arrays_of(keys)
     try:
-        rows = await tx.execute_alone(_APPEND_WITH_KEYS if keys else _APPEND, given)
+        rows = await tx.execute_alone(_APPEND[bool(keys), bool(traceparents)], given)
     except IntegrityError as error:
         # A transaction that committed after the start of this statement has stored one of the keys.
         raise RepeatTransaction("An idempotency key was stored meanwhile") from error
@@ -129,8 +130,24 @@ async def append(
     return Appended(await tx.now(), rows[0].pending - len(new))
 
 
+def _arrays_of(keys: Sequence[NewKey]) -> dict[str, Any]:
+    return {
+        "key_ids": [key.id for key in keys],
+        "all_key": [key.id for key in keys],
+        "all_fingerprint": [key.fingerprint for key in keys],
+        "all_lock": [lock_number(key.id) for key in keys],
+        "all_task": [key.place for key in keys],
+        "all_answer": [key.answer for key in keys],
+    }
+
+
 async def _append_on_sqlite(
-    tx: Transaction, job_id: UUID, given: Mapping[str, Any], new: Sequence[NewTask], keys: Sequence[NewKey]
+    tx: Transaction,
+    job_id: UUID,
+    given: Mapping[str, Any],
+    new: Sequence[NewTask],
+    keys: Sequence[NewKey],
+    traceparents: Sequence[str | None],
 ) -> Appended | None:
     if keys:
         ids = to_json([key.id.hex for key in keys]).decode()
@@ -146,21 +163,26 @@ async def _append_on_sqlite(
     if counted is None:
         return None
     now = await tx.now()
-    rows = {"rows": to_json(new).decode(), "job_id": job_id, "now": now}
-    await tx.execute(_ADD_ON_SQLITE, rows)
+    added = new if not traceparents else [(*row, trace) for row, trace in zip(new, traceparents, strict=True)]
+    rows = {"rows": to_json(added).decode(), "job_id": job_id, "now": now}
+    await tx.execute(_ADD_TRACED_ON_SQLITE if traceparents else _ADD_ON_SQLITE, rows)
     await counts.write_appended(tx, job_id, of_rooms)
     if counted.listed < len(firsts):
         listed = {"rows": to_json(list(firsts.items())).decode(), "job_id": job_id}
         await tx.execute(_LIST_ON_SQLITE, listed)
     ahead = counted.pending - len(new)
     if keys:
-        stamp = to_json(now).decode().strip('"')
-        answers = [
-            (key.id.hex, key.fingerprint.hex, f'{key.answer}{stamp}","queue_position":{ahead + key.place}}}')
-            for key in keys
-        ]
-        await tx.execute(_STORE_KEYS_ON_SQLITE, {"rows": to_json(answers).decode(), "now": now})
+        await _store_keys_on_sqlite(tx, keys, now, ahead)
     return Appended(now, ahead)
+
+
+async def _store_keys_on_sqlite(tx: Transaction, keys: Sequence[NewKey], now: datetime, ahead: int) -> None:
+    stamp = to_json(now).decode().strip('"')
+    answers = [
+        (key.id.hex, key.fingerprint.hex, f'{key.answer}{stamp}","queue_position":{ahead + key.place}}}')
+        for key in keys
+    ]
+    await tx.execute(_STORE_KEYS_ON_SQLITE, {"rows": to_json(answers).decode(), "now": now})
 
 
 _FIXED = {
@@ -188,7 +210,7 @@ def _insert_tasks(values: Mapping[str, ColumnElement[Any]], source: FromClause, 
     return insert(tasks).from_select(list(columns), rows.order_by(place), include_defaults=False)
 
 
-def _append(*, is_keyed: bool) -> Executable:
+def _append(*, is_keyed: bool, is_traced: bool) -> Executable:
     """Return PostgreSQL's statement.
 
     A row of a room's queue that exists is a lower bound, because the new tasks are the last. It may have been
@@ -198,15 +220,18 @@ def _append(*, is_keyed: bool) -> Executable:
     if is_keyed:
         count = count.where(select(_FREE.c.is_free).scalar_subquery(), ~_USED.exists())
     job = count.returning(jobs.c.id, jobs.c.pending).cte("job")
+    source = _GIVEN_TRACED if is_traced else _GIVEN
     values = {
-        "id": cast(_GIVEN.c.id, Uuid()),
+        "id": cast(source.c.id, Uuid()),
         "job_id": job.c.id,
-        "room_id": _GIVEN.c.room_id,
-        "created_by": _GIVEN.c.created_by,
-        "payload": type_coerce(_GIVEN.c.payload, Text()),
+        "room_id": source.c.room_id,
+        "created_by": source.c.created_by,
+        "payload": type_coerce(source.c.payload, Text()),
         "created_at": _AT,
     }
-    added = _insert_tasks(values, _GIVEN.join(job, true()), _GIVEN.c.place)
+    if is_traced:
+        values["traceparent"] = source.c.traceparent
+    added = _insert_tasks(values, source.join(job, true()), source.c.place)
     new = added.returning(tasks.c.job_id, tasks.c.room_id, tasks.c.lane, tasks.c.seq).cte("added")
     firsts = select(new.c.job_id, new.c.room_id, func.min(new.c.lane), func.min(new.c.seq))
     firsts = firsts.group_by(new.c.job_id, new.c.room_id)
@@ -237,8 +262,8 @@ def _json_rows(*kinds: Any) -> tuple[Any, list[ColumnElement[Any]]]:
     ]
 
 
-def _insert_on_sqlite() -> Insert:
-    rows, (task_id, room_id, created_by, payload) = _json_rows(Text(), Text(), Text(), Text())
+def _insert_on_sqlite(*, is_traced: bool) -> Insert:
+    rows, (task_id, room_id, created_by, payload, *traceparent) = _json_rows(*[Text()] * (4 + is_traced))
     values = {
         "id": task_id,
         "job_id": _JOB,
@@ -246,6 +271,7 @@ def _insert_on_sqlite() -> Insert:
         "created_by": created_by,
         "payload": payload,
         "created_at": _NOW,
+        **dict(zip(["traceparent"], traceparent, strict=False)),
     }
     return _insert_tasks(values, rows, rows.c.key)
 
@@ -261,7 +287,7 @@ def _list_on_sqlite() -> Insert:
     return insert(queues).prefix_with("OR IGNORE").from_select(columns, new, include_defaults=False)
 
 
-def _store_keys_on_sqlite() -> Insert:
+def _insert_keys_on_sqlite() -> Insert:
     rows, (key_id, fingerprint, answer) = _json_rows(Text(), Text(), Text())
     new = select(key_id, fingerprint, _NOW, answer).select_from(rows)
     return insert(stored_keys).from_select(_ANSWER_COLUMNS, new, include_defaults=False)
@@ -271,6 +297,7 @@ _NOW = bindparam("now", type_=UtcDateTime())
 _AT = func.coalesce(bindparam("at", type_=UtcDateTime()), func.now())
 _JOB = bindparam("job_id", type_=tasks.c.job_id.type)
 _GIVEN = arrays(dict.fromkeys(NewTask._fields, Text()))
+_GIVEN_TRACED = arrays(dict.fromkeys([*NewTask._fields, "traceparent"], Text()))
 _GIVEN_KEYS = arrays(
     {"key": Uuid(), "fingerprint": Uuid(), "lock": BigInteger(), "task": Integer(), "answer": Text()}
 ).alias("given_keys")
@@ -279,8 +306,12 @@ _FREE = select(func.bool_and(func.pg_try_advisory_xact_lock(_LOCKS.c.lock)).labe
 _KEY_IDS: ColumnElement[Any] = bindparam("key_ids", type_=postgresql.ARRAY(Uuid(), dimensions=1))
 _USED = select(stored_keys.c.id).where(stored_keys.c.id == any_(_KEY_IDS))
 _STAMP = func.to_char(func.timezone("UTC", _AT), 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"', type_=Text())
-_APPEND = _append(is_keyed=False)
-_APPEND_WITH_KEYS = _append(is_keyed=True)
+_BOTH = (False, True)
+_APPEND = {
+    (is_keyed, is_traced): _append(is_keyed=is_keyed, is_traced=is_traced)
+    for is_keyed in _BOTH
+    for is_traced in _BOTH
+}
 _LISTED = func.json_each(bindparam("rooms", type_=Text())).table_valued("value", name="listed")
 _COUNT_ON_SQLITE = _count().returning(
     jobs.c.pending,
@@ -289,7 +320,8 @@ _COUNT_ON_SQLITE = _count().returning(
     .scalar_subquery()
     .label("listed"),
 )
-_ADD_ON_SQLITE = _insert_on_sqlite()
+_ADD_ON_SQLITE = _insert_on_sqlite(is_traced=False)
+_ADD_TRACED_ON_SQLITE = _insert_on_sqlite(is_traced=True)
 _LIST_ON_SQLITE = _list_on_sqlite()
 _GIVEN_IDS = func.json_each(bindparam("ids", type_=Text())).table_valued("value", name="given")
 _FIND_KEYS: Select[Any] = (
@@ -298,4 +330,4 @@ _FIND_KEYS: Select[Any] = (
     .select_from(stored_keys)
     .limit(1)
 )
-_STORE_KEYS_ON_SQLITE = _store_keys_on_sqlite()
+_STORE_KEYS_ON_SQLITE = _insert_keys_on_sqlite()

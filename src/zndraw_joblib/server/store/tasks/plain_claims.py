@@ -83,6 +83,7 @@ class ClaimedTask(NamedTuple):
     error: str | None
     error_code: str | None
     lane: int
+    traceparent: str | None
 
 
 class Found(NamedTuple):

@@ -46,6 +46,12 @@ _LOCKS = {
     .with_for_update(of=tasks)
     for bodies in ("small", False)
 }
+_LOCK_FREE = (
+    select_records(bodies=False)
+    .where(among(tasks.c.seq, bindparam("seqs")))
+    .order_by(tasks.c.seq)
+    .with_for_update(of=tasks, skip_locked=True)
+)
 _BODY_SIZES = select(tasks.c.id, body_size()).where(_IS_GIVEN)
 _BODIES = select(tasks.c.id, tasks.c.payload, tasks.c.result).where(_IS_GIVEN)
 _BY_CLAIMS = select_records(bodies=False).where(
@@ -97,6 +103,14 @@ async def lock(
     tx.record_now(rows)
     found = [record_of(row[:-1]) for row in rows]
     return {record.id: record for record in found}
+
+
+async def lock_free(tx: Transaction, seqs: Sequence[int]) -> list[TaskRecord]:
+    """Lock those of these tasks that no other transaction has locked; return them, oldest first.
+
+    They have neither payload nor result.
+    """
+    return await fetch_records(tx, _LOCK_FREE, seqs=padded(seqs))
 
 
 async def body_sizes(tx: Transaction, ids: Sequence[UUID]) -> dict[UUID, int]:

@@ -83,6 +83,8 @@ class TaskRecord:
     crashes: int = 0
     claim_id: UUID | None = None
     error_code: str | None = None
+    traceparent: str | None = None
+    queued_at: datetime | None = None
     policy: JobPolicy = field(default_factory=JobPolicy)
     reason: str | None = None
 

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from zndraw_joblib.contract.status import HELD, TERMINAL, TaskStatus
 from zndraw_joblib.server.ports import job_key
 from zndraw_joblib.server.store import jobs as job_store
-from zndraw_joblib.server.store import room_events
+from zndraw_joblib.server.store import room_events, statistic_position
 from zndraw_joblib.server.store.bulk import arrays, by_column, padded
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.errors import RepeatTransaction
@@ -24,7 +24,7 @@ from zndraw_joblib.server.store.tasks.records import CHUNK, COLUMNS, Move, TaskR
 tasks = Task.__table__
 attempts = Attempt.__table__
 
-_INSERTED = [column.name for column in COLUMNS if column.name != "seq"]
+_INSERTED = [column.name for column in COLUMNS if column.name not in {"seq", "queued_at"}]
 
 
 _UNIQUE_VIOLATION = "23505"
@@ -117,6 +117,7 @@ async def claim(tx: Transaction, moves: Sequence[Move]) -> None:
 async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
     if not moves:
         return None
+    moves = await _with_queue_times(tx, moves)
     merged: dict[int, Move] = {}
     for before, after in moves:
         first, _ = merged.get(before.seq, (before, after))
@@ -129,6 +130,18 @@ async def _move(tx: Transaction, moves: Sequence[Move]) -> bool | None:
     if ended:
         await tx.execute(insert(attempts), ended)
     return is_paused
+
+
+async def _with_queue_times(tx: Transaction, moves: Sequence[Move]) -> Sequence[Move]:
+    """Return moves in which tasks that enter their queues have the time of this transaction."""
+    entering: set[int] = set()
+    timed: list[Move] = []
+    for before, after in moves:
+        if after.is_queued and not before.is_queued:
+            entering.add(after.seq)
+        is_timed = after.seq in entering
+        timed.append((before, after.changed(queued_at=await tx.now()) if is_timed else after))
+    return timed if entering else moves
 
 
 def _record_effects(tx: Transaction, moves: Iterable[tuple[TaskRecord | None, TaskRecord]]) -> None:
@@ -163,6 +176,7 @@ def _attempt(before: TaskRecord, after: TaskRecord, now: datetime) -> dict[str, 
         "error_code": source.error_code,
         "error": source.error,
         "reason": after.reason or "released",
+        "queued_at": before.queued_at or before.created_at,
     }
 
 
@@ -226,21 +240,34 @@ async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tu
         return 0, None
     old = [row.seq for row in rows if row.completed_at is not None and row.completed_at < before]
     within = await details.first_to_prune(tx, old)
+    deleted = await delete_ended(tx, within, before)
+    return deleted, rows[-1].seq if len(within) == len(old) else within[-1]
+
+
+async def delete_ended(tx: Transaction, seqs: Sequence[int], before: datetime) -> int:
+    """Delete those of these tasks that ended before a time, with all that belongs to them. Return how many.
+
+    It skips tasks that another transaction has locked, and those that the statistics have not read yet: a
+    later call deletes them.
+    """
+    unread = await statistic_position.unread_since(tx)
+    before = before if unread is None else min(before, unread)
     deleted, kept = 0, CountChanges()
-    for start in range(0, len(within), CHUNK):
-        # It skips tasks that another transaction has locked; a later cycle deletes them.
-        chosen = (tasks.c.seq.in_(padded(within[start : start + CHUNK])), tasks.c.completed_at < before)
+    for start in range(0, len(seqs), CHUNK):
+        chosen = (tasks.c.seq.in_(padded(seqs[start : start + CHUNK])), tasks.c.completed_at < before)
         free = select(tasks.c.seq, tasks.c.room_id, tasks.c.job_id, tasks.c.status).where(*chosen)
         found = (await tx.execute(free.where(of_status(TERMINAL)).with_for_update(skip_locked=True))).all()
         if not found:
             continue
-        seqs = [row.seq for row in found]
-        deleted += len(seqs)
+        chunk = [row.seq for row in found]
+        deleted += len(chunk)
         for row in found:
             kept.delete(row.room_id, row.job_id, TaskStatus(row.status))
-        await details.prune(tx, seqs)
-        await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(padded(seqs))))
-        await task_results.detach(tx, seqs)
-        await tx.execute(delete(tasks).where(tasks.c.seq.in_(padded(seqs))))
-    await counts.write_pruned(tx, kept)
-    return deleted, rows[-1].seq if len(within) == len(old) else within[-1]
+        await details.prune(tx, chunk)
+        await tx.execute(delete(attempts).where(attempts.c.task_seq.in_(padded(chunk))))
+        await task_results.detach(tx, chunk)
+        await tx.execute(delete(tasks).where(tasks.c.seq.in_(padded(chunk))))
+    if deleted:
+        await counts.write_pruned(tx, kept)
+        await statistic_position.lower_floors(tx)
+    return deleted

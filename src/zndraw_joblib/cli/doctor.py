@@ -1,0 +1,188 @@
+"""The command doctor: check a server, its database and its machine, each with a remedy."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
+
+import typer
+
+from zndraw_joblib.cli.checks import Check, State, failed, passed, print_checks, skipped, warned
+from zndraw_joblib.cli.client import AdminClient, open_client
+from zndraw_joblib.cli.display import format_duration, print_json
+from zndraw_joblib.cli.errors import CommandError, MissingOperation
+from zndraw_joblib.cli.options import AsJson, DatabaseUrl, Url
+from zndraw_joblib.contract.messages import SweeperMode, SweeperState
+from zndraw_joblib.contract.operations import Severity
+from zndraw_joblib.contract.problems import Forbidden, NotFound
+from zndraw_joblib.worker.api import API_PREFIX, DEFAULT_URL
+
+_MAX_SKEW_SECONDS = 5.0
+_SET_CLOCK = "Synchronise the clocks of all machines with NTP (chrony, systemd-timesyncd)"
+_SILENT_CYCLES = 3
+
+
+class Clocks(NamedTuple):
+    """How far other clocks are ahead of this machine's, in seconds; None if unknown."""
+
+    server: float | None = None
+    database: float | None = None
+
+
+def doctor(*, database_url: DatabaseUrl = None, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
+    """Check a server, its database and this machine.
+
+    Each line is a check with its remedy. The checks of settings, database, Redis and disk run where the
+    server's settings are. The exit code is 1 if a check fails.
+    """
+    local, database_clock = _local_checks(database_url)
+    remote, clocks = _server_checks(url)
+    ahead = clocks.database if database_clock is None else database_clock
+    checks = [*remote, *local, *check_clocks(Clocks(clocks.server, ahead))]
+    print_json(checks) if as_json else print_checks(checks)
+    if any(check.state == State.FAILED for check in checks):
+        raise typer.Exit(1)
+
+
+def _local_checks(database_url: str | None) -> tuple[list[Check], float | None]:
+    try:
+        from zndraw_joblib.cli.server import doctor as local  # noqa: PLC0415 - a worker's install has no server
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("zndraw_joblib"):
+            raise
+        return [skipped("database", "The server is not installed here; run doctor on its machine too")], None
+    return local.run(database_url)
+
+
+def _server_checks(url: str) -> tuple[list[Check], Clocks]:
+    try:
+        with open_client(url) as client:
+            server, clock = _check_server(client, url)
+            queue = list(_check_queue(client))
+            database = _database_clock(client)
+    except CommandError as error:
+        text, _, remedy = error.format_message().partition(". ")
+        remedy = remedy or "Start it with 'zndraw-joblib serve', or set --url"
+        return [failed("server", text, remedy)], Clocks()
+    return [server, *queue], Clocks(clock, database)
+
+
+def _check_server(client: AdminClient, url: str) -> tuple[Check, float | None]:
+    """Check that the server answers, with the token; return how far its clock is ahead too."""
+    started = time.monotonic()
+    client.workers(limit=1)
+    took = timedelta(seconds=time.monotonic() - started)
+    detail = f"{url} answers in {format_duration(took)}"
+    try:
+        version = client.version()
+    except MissingOperation:
+        detail += ", an older release"
+    else:
+        detail += f", version {version.version}, schema {version.schema_version}"
+    return passed("server", detail), _server_clock(client)
+
+
+def _server_clock(client: AdminClient) -> float | None:
+    """Return how far the server's clock is ahead; its Date header has whole seconds."""
+    api = client.connection
+    before = datetime.now(UTC)
+    response = api.http.get(f"{api.base_url}{API_PREFIX}/workers?limit=1", headers=api.get_headers())
+    after = datetime.now(UTC)
+    try:
+        answered = parsedate_to_datetime(response.headers["Date"]).astimezone(UTC)
+    except (KeyError, ValueError):
+        return None
+    # The server's time is in [answered, answered + 1 s); it is ahead by what no moment in between explains.
+    too_late = (answered - after).total_seconds()
+    too_early = (answered + timedelta(seconds=1) - before).total_seconds()
+    return max(0.0, too_late) or min(0.0, too_early)
+
+
+def _database_clock(client: AdminClient) -> float | None:
+    before = datetime.now(UTC)
+    try:
+        at = client.overview().at
+    except (CommandError, Forbidden):
+        return None
+    return (at - before).total_seconds()
+
+
+def check_clocks(clocks: Clocks) -> Iterator[Check]:
+    """Check that the clocks of the server and of the database are near this machine's."""
+    known = {
+        name: ahead
+        for name, ahead in (("server", clocks.server), ("database", clocks.database))
+        if ahead is not None
+    }
+    if not known:
+        yield skipped("clocks", "No other clock is known: the server does not answer")
+        return
+    wrong = {name: ahead for name, ahead in known.items() if abs(ahead) > _MAX_SKEW_SECONDS}
+    for name, ahead in wrong.items():
+        how = "ahead of" if ahead > 0 else "behind"
+        detail = f"The clock of the {name} is {abs(ahead):,.0f} s {how} this machine's"
+        yield warned("clocks", detail, _SET_CLOCK)
+    if not wrong:
+        most = math.ceil(max(map(abs, known.values()), default=0.0))
+        names = " and ".join(known)
+        yield passed("clocks", f"This machine and the {names} differ by {max(1, most)} s at most")
+
+
+def _check_queue(client: AdminClient) -> Iterator[Check]:
+    checks: dict[str, Callable[[AdminClient], Iterator[Check]]] = {
+        "sweeper": _check_sweeper,
+        "queue": _check_findings,
+    }
+    for name, check in checks.items():
+        try:
+            yield from check(client)
+        except Forbidden:
+            yield skipped(name, "Only a superuser's token may see it")
+        except (MissingOperation, NotFound):
+            yield skipped(name, "The server is an older release without this check")
+
+
+def _check_sweeper(client: AdminClient) -> Iterator[Check]:
+    state = client.sweeper()
+    if state.mode != SweeperMode.ENFORCE:
+        detail = f"The sweeper's mode is {state.mode}: workers that stop are not removed"
+        yield warned("sweeper", detail, "'zndraw-joblib sweeper --mode enforce' lets it act")
+        return
+    last = state.cycles[0] if state.cycles else None
+    if last is None:
+        yield _first_cycle(state)
+        return
+    ago = datetime.now(UTC) - last.at
+    detail = f"The last cycle was {format_duration(max(ago, timedelta()))} ago"
+    if ago.total_seconds() > max(_SILENT_CYCLES * state.interval_seconds, _MAX_SKEW_SECONDS):
+        yield failed("sweeper", detail, "Look into the server's log, and restart the server")
+    elif last.errors:
+        yield warned("sweeper", f"{detail}, with {last.errors} errors", "Look into the server's log")
+    elif last.held_back:
+        yield warned(
+            "sweeper",
+            f"{detail}, and was held back: most workers would have expired at once",
+            "Check the network between workers and server; 'zndraw-joblib sweeper --preview' lists them",
+        )
+    else:
+        yield passed("sweeper", detail)
+
+
+def _first_cycle(state: SweeperState) -> Check:
+    detail = f"No cycle yet: the server started less than {state.interval_seconds:g} s ago"
+    if state.grace_remaining_seconds > 0:
+        return passed("sweeper", detail)
+    return warned("sweeper", "The sweeper of this server has no cycle yet", "Run doctor again in a minute")
+
+
+def _check_findings(client: AdminClient) -> Iterator[Check]:
+    overview = client.overview()
+    if not overview.findings:
+        counts = overview.counts
+        waiting, running = f"{overview.queued:,} tasks wait", f"{counts.running:,} run"
+        yield passed("queue", f"{waiting}, {running}, {sum(overview.workers.values()):,} workers")
+    for finding in overview.findings:
+        make = failed if finding.severity == Severity.CRITICAL else warned
+        yield make("queue", finding.detail, finding.remedy)

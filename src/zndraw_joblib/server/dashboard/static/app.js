@@ -1,0 +1,181 @@
+// The frame around the pages: configuration, token, navigation, keys, theme.
+import { get, loadHostHeaders, lostSince } from "./api.js";
+import { canReadAll, config, me, ownRoom, refused, setRoom, setToken, token } from "./auth.js";
+import { effect, html, render, signal, useEffect, useRef } from "./lib.js";
+import { isVisible, retryNow } from "./live.js";
+import { pages } from "./pages/index.js";
+import { go, href, route } from "./router.js";
+import { theme, themes } from "./theme.js";
+import { Between, Dialog, Empty, Failure, Loading, Messages, Page, Questions } from "./ui.js";
+
+const failure = signal(null);
+const showsKeys = signal(false);
+const shown = () => pages.filter((page) => !page.needs || page.needs.value);
+
+function Frame() {
+  const { page: name, segments } = route.value;
+  const all = shown();
+  const wanted = pages.find((each) => each.name === name);
+  const page = wanted && all.includes(wanted) ? wanted : null;
+  const View = segments.length > 1 && page?.detail ? page.detail : page?.view;
+  const key = segments.join("/");
+  return html`
+    <a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
+    <div class="frame">
+      <header class="bar">
+        <a class="brand" href=${href(canReadAll.value ? "overview" : "tasks")}>
+          <img src="static/icon.svg" alt="" width="26" height="26" /><span>${config.value.title}</span></a>
+        <nav aria-label="Pages"><ul>${all.map((each) => html`<li key=${each.name}>
+          <a href=${href(each.name)} aria-current=${each.name === name ? "page" : undefined}>${each.label}</a></li>`)}</ul></nav>
+        <${Corner} />
+      </header>
+      <div class="content">
+        <${Banner} />
+        <main id="main" tabindex="-1">
+          ${View ? html`<${View} key=${key} segments=${segments} />` : html`<${Missing} page=${wanted} />`}
+        </main>
+      </div>
+    </div>`;
+}
+
+function skip(event) {
+  event.preventDefault();
+  document.getElementById("main").focus();
+}
+
+const Missing = ({ page }) => html`<${Page} title=${page?.label ?? "Not found"}>
+  <${Empty}>${page ? "You may not read this page. It is for operators; choose one above." : "There is no such page. Choose one above."}<//><//>`;
+
+function Corner() {
+  const leave = () => {
+    setToken("");
+    me.value = null;
+    start();
+  };
+  return html`<div class="corner">
+    ${!canReadAll.value && html`<${RoomChoice} />`}
+    ${config.value.read_only && html`<span class="badge warn">read-only</span>`}
+    <label class="hidden" for="theme">Colours</label>
+    <select id="theme" value=${theme.value} onChange=${(event) => (theme.value = event.target.value)}>
+      ${Object.entries(themes).map(([value, label]) => html`<option key=${value} value=${value}>${label}</option>`)}</select>
+    <button type="button" class="plain" aria-label="Keys" title="Keys (?)" onClick=${() => (showsKeys.value = true)}>?</button>
+    <span class="who" title=${me.value?.is_superuser ? "Superuser" : "User"}>${me.value?.id}</span>
+    ${token.value && html`<button type="button" class="small" onClick=${leave}>Log out</button>`}
+    <span class="version" title="Version of the server">${config.value.version}</span>
+  </div>`;
+}
+
+function RoomChoice() {
+  const choose = async (event) => {
+    event.preventDefault();
+    const room = new FormData(event.target).get("room").trim();
+    setRoom(room);
+    await identify();
+    go("tasks", {});
+  };
+  return html`<form class="room" onSubmit=${choose}><label for="own-room">Room</label>
+    <input id="own-room" name="room" value=${ownRoom.value} required autocomplete="off" spellcheck=${false} size="14" />
+    <button class="small">Show</button></form>`;
+}
+
+// The server is gone: the content stays, and all requests are repeated with pauses.
+const Banner = () => lostSince.value && html`<div class="banner" role="alert">
+  <span>The server has not answered for <${Between} from=${lostSince.value.toISOString()} />. What you see may be old.</span>
+  <button type="button" class="small" onClick=${() => (retryNow.value += 1)}>Try now</button></div>`;
+
+function Login() {
+  const input = useRef();
+  const isHost = config.value.identity === "host";
+  useEffect(() => input.current?.focus(), []);
+  const enter = async (event) => {
+    event.preventDefault();
+    setToken(input.current.value.trim());
+    await start();
+  };
+  return html`<main class="login" id="main"><form class="card" onSubmit=${enter}>
+    <img src="static/icon.svg" alt="" width="40" height="40" />
+    <h1>${config.value.title}</h1>
+    ${isHost && html`<p>You are not logged in to the application that this queue is part of. Log in there and load this page again, or enter a token.</p>`}
+    <label for="token">Token</label>
+    <input id="token" ref=${input} type="password" autocomplete="off" required aria-describedby="token-help" />
+    <p id="token-help" class="help">The bearer token of a user, as for the API. This tab keeps it until you close it.</p>
+    ${token.value === "" && refused.value?.wasToken && html`<${Failure} error=${refused.value} />`}
+    <button class="primary">Open</button>
+  </form></main>`;
+}
+
+function Keys() {
+  if (!showsKeys.value) return null;
+  const rows = [["/", "Go to the first filter"], ["?", "Show these keys"], ["Esc", "Close a dialog"],
+    ...shown().map((page) => [`g ${page.key}`, page.label])];
+  return html`<${Dialog} title="Keys" onClose=${() => (showsKeys.value = false)}>
+    <dl class="keys">${rows.map(([key, text]) => html`<div key=${key}><dt>${key.split(" ").map((each) => html`<kbd>${each}</kbd> `)}</dt><dd>${text}</dd></div>`)}</dl><//>`;
+}
+
+let isGoing = false;
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  if (event.target.closest?.("input:not([type=checkbox]), textarea, select, [contenteditable]")) return;
+  const page = isGoing && shown().find((each) => each.key === event.key);
+  isGoing = event.key === "g" && !isGoing;
+  if (isGoing) setTimeout(() => (isGoing = false), 1500);
+  if (page) go(page.name);
+  else if (event.key === "?") showsKeys.value = true;
+  else if (event.key === "/") document.querySelector("[data-first]")?.focus();
+  else return;
+  event.preventDefault();
+}
+
+function App() {
+  if (failure.value) return html`<main class="login" id="main"><h1 class="hidden">${config.value.title}</h1><${Failure} error=${failure.value} retry=${start} /></main>`;
+  if (refused.value) return html`<${Login} />`;
+  if (!me.value) return html`<${Loading} />`;
+  return html`<${Frame} /><${Keys} /><${Questions} /><${Messages} />`;
+}
+
+async function identify() {
+  me.value = await get("/me", { room: ownRoom.value });
+}
+
+// Read the configuration and who the caller is. Asks for a token if there is none, or a wrong one.
+async function start() {
+  failure.value = null;
+  refused.value = null;
+  if (config.value.identity === "token" && !token.value) {
+    refused.value = { wasToken: false };
+    return;
+  }
+  try {
+    await identify();
+    if (!canReadAll.value && route.value.page === "overview") go("tasks");
+  } catch (error) {
+    if (error.status === 401) {
+      const wasToken = Boolean(token.value);
+      setToken("");
+      refused.value = Object.assign(error, { wasToken });
+    } else failure.value = error;
+  }
+}
+
+// A new page begins at its top, and a screen reader says its title.
+let shownPath = route.value.segments.join("/");
+effect(() => {
+  const path = route.value.segments.join("/");
+  if (path === shownPath) return;
+  shownPath = path;
+  scrollTo(0, 0);
+  setTimeout(() => document.querySelector("main h1")?.focus());
+});
+
+async function load() {
+  const response = await fetch("config.json", { cache: "no-cache" });
+  config.value = await response.json();
+  await loadHostHeaders();
+  document.addEventListener("keydown", onKey);
+  render(html`<${App} />`, document.getElementById("app"));
+  await start();
+}
+
+effect(() => isVisible.value && lostSince.peek() && (retryNow.value = retryNow.peek() + 1));
+load();

@@ -1,0 +1,121 @@
+// NumPy arrays, as .npy files and as tagged JSON: their shape, range, and a picture or a table.
+import { count } from "../format.js";
+import { html, useEffect, useRef } from "../lib.js";
+import { Plot } from "../plots.js";
+import { Facts } from "../ui.js";
+
+const KINDS = {
+  f8: Float64Array, f4: Float32Array, i8: BigInt64Array, u8: BigUint64Array, i4: Int32Array, u4: Uint32Array,
+  i2: Int16Array, u2: Uint16Array, i1: Int8Array, u1: Uint8Array, b1: Uint8Array,
+};
+const NAMES = {
+  float64: "f8", float32: "f4", int64: "i8", uint64: "u8", int32: "i4", uint32: "u4", int16: "i2", uint16: "u2", int8: "i1", uint8: "u1", bool: "b1",
+};
+
+function swapped(bytes, size) {
+  for (let at = 0; at < bytes.length; at += size) bytes.subarray(at, at + size).reverse();
+  return bytes;
+}
+
+function numbers(kind, bytes, isBig) {
+  const Kind = KINDS[kind];
+  if (!Kind) return null;
+  const size = Kind.BYTES_PER_ELEMENT;
+  const own = bytes.slice(0, bytes.length - (bytes.length % size));
+  return new Kind((isBig && size > 1 ? swapped(own, size) : own).buffer);
+}
+
+// Return { dtype, shape, data } of a .npy file; `data` is null for kinds that JavaScript has not.
+export function fromNpy(buffer) {
+  const bytes = new Uint8Array(buffer);
+  const isLong = bytes[6] > 1;
+  const length = isLong ? new DataView(buffer).getUint32(8, true) : new DataView(buffer).getUint16(8, true);
+  const start = isLong ? 12 : 10;
+  const header = new TextDecoder().decode(bytes.subarray(start, start + length));
+  const [, order, kind] = /'descr': '([<>|=])(\w+)'/.exec(header) ?? [];
+  const shape = (/'shape': \(([^)]*)\)/.exec(header)?.[1] ?? "").split(",").map((each) => each.trim()).filter(Boolean).map(Number);
+  const isFortran = /'fortran_order': True/.test(header);
+  const data = isFortran && shape.length > 1 ? null : numbers(kind, bytes.subarray(start + length), order === ">");
+  return { dtype: Object.keys(NAMES).find((name) => NAMES[name] === kind) ?? kind ?? "?", shape, data };
+}
+
+export const isArray = (value) => value !== null && typeof value === "object" && value.$zndraw === "ndarray";
+
+// Return { dtype, shape, data } of a tagged array.
+export function fromTagged({ dtype, shape, data }) {
+  const lengths = shape.map(Number);
+  if (typeof data !== "string") return { dtype, shape: lengths, data };
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  return { dtype, shape: lengths, data: numbers(NAMES[dtype], bytes, false) };
+}
+
+// Find the arrays in a JSON value, with the path to each: ["forces", {…}].
+export function arraysIn(value, path = "", found = []) {
+  if (isArray(value)) found.push([path || "value", value]);
+  else if (value && typeof value === "object") {
+    for (const [key, each] of Object.entries(value)) if (found.length < 8) arraysIn(each, path ? `${path}.${key}` : key, found);
+  }
+  return found;
+}
+
+function rangeOf(data) {
+  let [low, high, sum] = [Infinity, -Infinity, 0];
+  for (const each of data) {
+    const value = Number(each);
+    if (value < low) low = value;
+    if (value > high) high = value;
+    sum += value;
+  }
+  return { low, high, mean: sum / data.length };
+}
+
+const short = (value) => (typeof value === "number" && !Number.isInteger(value) ? Number(value.toPrecision(5)) : value).toString();
+
+export function ArrayView({ name, array }) {
+  const { dtype, shape, data } = array;
+  const isNumeric = data && typeof data[0] !== "string" && data.length > 0 && !Array.isArray(data);
+  const range = isNumeric ? rangeOf(data) : null;
+  const isImage = isNumeric && ((shape.length === 2 && shape[0] > 8 && shape[1] > 8) || (shape.length === 3 && dtype === "uint8" && [3, 4].includes(shape[2])));
+  const facts = [["Shape", shape.join(" × ") || "scalar"], ["Type", dtype], range && ["Range", `${short(range.low)} … ${short(range.high)}`], range && ["Mean", short(range.mean)]].filter(Boolean);
+  return html`<div class="array">${name && html`<h3>${name}</h3>`}<${Facts} items=${facts} />
+    ${isImage && html`<${Picture} shape=${shape} data=${data} range=${range} />`}
+    ${isNumeric && shape.length === 1 && data.length > 8 && html`<${Line} data=${data} />`}
+    ${data && !isImage && html`<${Cells} shape=${shape} data=${data} />`}
+    ${!data && html`<p class="help">The page cannot show this kind of array. Download it.</p>`}</div>`;
+}
+
+const Line = ({ data }) => {
+  const step = Math.max(1, Math.floor(data.length / 2000));
+  const indices = Array.from({ length: Math.ceil(data.length / step) }, (_, each) => each * step);
+  const values = indices.map((each) => Number(data[each]));
+  return html`<${Plot} times=${indices} isIndex series=${[{ label: "value", colour: "accent", values }]} format=${short} summary=${`${count(data.length)} values in order`} />`;
+};
+
+function Cells({ shape, data }) {
+  const columns = shape.length > 1 ? shape.at(-1) : 1;
+  const rows = Math.min(8, Math.ceil(data.length / columns));
+  const shown = Math.min(8, columns);
+  return html`<table class="cells"><tbody>${Array.from({ length: rows }, (_, row) => html`<tr key=${row}>
+    ${Array.from({ length: shown }, (_, column) => html`<td key=${column} class="number">${short(data[row * columns + column] ?? "")}</td>`)}
+    ${columns > shown && html`<td>…</td>`}</tr>`)}</tbody></table>`;
+}
+
+// A matrix as shades between its least and greatest value, or an array of RGB as it is.
+function Picture({ shape, data, range }) {
+  const canvas = useRef();
+  const [height, width, channels = 1] = shape;
+  useEffect(() => {
+    const context = canvas.current.getContext("2d");
+    const image = context.createImageData(width, height);
+    const scale = range.high > range.low ? 255 / (range.high - range.low) : 0;
+    for (let at = 0; at < width * height; at += 1) {
+      for (let colour = 0; colour < 3; colour += 1) {
+        image.data[at * 4 + colour] = channels > 1 ? data[at * channels + colour] : (Number(data[at]) - range.low) * scale;
+      }
+      image.data[at * 4 + 3] = channels === 4 ? data[at * 4 + 3] : 255;
+    }
+    context.putImageData(image, 0, 0);
+  }, [data]);
+  if (width * height > 4_000_000) return html`<p class="help">The array is too large for a picture. Download it.</p>`;
+  return html`<canvas ref=${canvas} class="picture" width=${width} height=${height} role="img" aria-label=${`The array as a picture of ${width} by ${height}`}></canvas>`;
+}

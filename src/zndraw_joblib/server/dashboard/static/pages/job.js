@@ -1,0 +1,121 @@
+// One job: its counts, policy, schema and workers, what happened in the last hour, and a form to submit a task.
+import { get } from "../api.js";
+import { canReadAll, canWriteRoom, ownRoom } from "../auth.js";
+import { compact, count, duration, plural } from "../format.js";
+import { stringify } from "../json.js";
+import { html } from "../lib.js";
+import { usePoll } from "../live.js";
+import { Plot } from "../plots.js";
+import { href } from "../router.js";
+import { filled, mergedHistogram, quantile, sumOf } from "../statistics.js";
+import { Ago, Badge, Copy, Empty, Facts, Figure, Json, Loaded, Page, RoomLink, Section } from "../ui.js";
+import { JobState, PauseButton } from "./jobs.js";
+import { jobPath, maySubmit, Submit } from "./submit.js";
+import { readWorkers, WorkerTable } from "./workers.js";
+
+async function load(name, signal) {
+  const [room, category] = name.split(":");
+  if (canReadAll.value) {
+    // The list has the counts, and soft-deleted jobs too.
+    const { items } = await get("/jobs", { room, category, name: name.split(":")[2], deleted: true, limit: 200 }, { signal });
+    const found = items.find((job) => job.full_name === name);
+    if (found) return found;
+  }
+  return get(`/rooms/${encodeURIComponent(canReadAll.value ? room : ownRoom.value || room)}/jobs/${jobPath(name)}`, {}, { signal });
+}
+
+export function Job({ segments }) {
+  const name = segments[1];
+  const state = usePoll((signal) => load(name, signal), [name, ownRoom.value]);
+  const job = state.data;
+  return html`<${Page} title=${name.split(":").at(-1)} actions=${job && html`<${PauseButton} job=${job} reload=${state.reload} small=${false} />
+      <a class="button" href=${href("tasks", { job: name })}>All its tasks</a>`}>
+    <${Loaded} state=${state}>${(found) => html`
+      <${Summary} job=${found} />
+      <${Activity} job=${found} />
+      <div class="columns">
+        ${maySubmit(found, canWriteRoom.value) && html`<${Submit} key=${stringify(found.schema ?? {})} job=${found} />`}
+        <div class="stack">
+          <${Policy} job=${found} />
+          <${Section} title="Schema of the payload" actions=${html`<${Copy} text=${stringify(found.schema, 2)} label="Copy JSON" />`}>
+            <${Json} value=${found.schema} label="Schema" /><//>
+        </div>
+      </div>
+      <${JobWorkers} job=${found} />`}<//><//>`;
+}
+
+function Summary({ job }) {
+  const to = (status) => href("tasks", { job: job.full_name, status });
+  const state = typeof job.workers === "number" ? html`<${JobState} job=${job} />` : html`<${Badge} tone=${job.paused ? "warn" : "good"}>${job.paused ? "paused" : "active"}<//>`;
+  const facts = html`<section class="card" aria-label="Summary"><${Facts} items=${[
+    ["Full name", html`<span class="name">${job.full_name}</span> <${Copy} text=${job.full_name} />`, "wide"],
+    ["State", state],
+    ["Room", html`<${RoomLink} id=${job.room_id} />`],
+    ["Category", job.category],
+    ["Created", job.created_at && html`<${Ago} at=${job.created_at} />`],
+    ["Oldest waiting", job.oldest_waiting_at && html`<${Ago} at=${job.oldest_waiting_at} />`],
+  ]} /></section>`;
+  if (!job.counts) return facts;
+  const { counts } = job;
+  const held = counts.claimed + counts.running;
+  return html`${facts}<section class="figures" aria-label="Counts">
+    <${Figure} label=${job.scheduled ? `waiting, ${compact(job.scheduled)} scheduled` : "waiting"} value=${compact(counts.pending)} to=${to("pending")} />
+    <${Figure} label=${job.max_in_flight ? `running, limit ${count(job.max_in_flight)}` : "running"} value=${compact(held)} tone=${held ? "busy" : ""} to=${to(["claimed", "running"])} />
+    <${Figure} label="completed" value=${compact(counts.completed)} title=${count(counts.completed)} to=${to("completed")} />
+    <${Figure} label="failed" value=${compact(counts.failed)} title=${count(counts.failed)} tone=${counts.failed ? "bad" : ""} to=${to("failed")} />
+    <${Figure} label="cancelled" value=${compact(counts.cancelled)} title=${count(counts.cancelled)} to=${to("cancelled")} />
+    <${Figure} label=${`workers, ${plural(job.slots, "slot")}`} value=${count(job.workers)} tone=${job.workers || job.room_id === "@internal" ? "" : "bad"} />
+  </section>`;
+}
+
+const WHY = { worker_lost: "lost worker", error: "failure", timeout: "time limit" };
+
+function Policy({ job }) {
+  const { backoff } = job;
+  return html`<${Section} title="Policy"><${Facts} items=${[
+    ["Attempts", count(job.max_attempts)],
+    ["Tried again after", job.retry_on.map((reason) => WHY[reason] ?? reason).join(", ") || "nothing"],
+    ["Lost workers at most", count(job.max_crashes)],
+    ["Pause before the next attempt", html`${duration(backoff.base_seconds)} × ${Number(backoff.factor.toFixed(3))}<sup>n</sup>, at most ${duration(backoff.cap_seconds)}${backoff.jitter ? `, up to ${Math.round(backoff.jitter * 100)} % less` : ""}`],
+    ["Time limit of an attempt", job.timeout_seconds ? duration(job.timeout_seconds) : "none"],
+    ["Time to start", job.start_timeout_seconds ? duration(job.start_timeout_seconds) : "no limit"],
+    ["Running at once", job.max_in_flight ? count(job.max_in_flight) : "no limit"],
+    ["Priority", String(job.priority)],
+  ]} /><//>`;
+}
+
+function Activity({ job }) {
+  const mayRead = canReadAll.value || job.room_id === ownRoom.value;
+  const state = usePoll((signal) => mayRead ? get("/statistics", { job: job.full_name, resolution: 60, since: new Date(Date.now() - 3_600_000).toISOString() }, { signal }) : null,
+    [job.full_name, mayRead], 30);
+  const found = state.data?.intervals;
+  // A server without statistics, or a caller who may not read them.
+  if (!found?.length) return null;
+  const until = Math.floor(Date.now() / 1000);
+  const range = [until - 3600, until];
+  const { times, at } = filled(found, 60, ...range);
+  const values = (name) => at.map((each) => each?.[name] ?? 0);
+  const quantiles = (name, q) => at.map((each) => (each ? quantile(each[name], q) : null));
+  const summary = `In the last hour: ${plural(sumOf(found, "submitted"), "task")} submitted, ${count(sumOf(found, "completed"))} completed, ${count(sumOf(found, "failed"))} failed.`;
+  const [waited, ran] = ["waiting", "running"].map((name) => quantile(mergedHistogram(found, name), 0.5));
+  const lasted = ran === null ? "No attempt ended in the last hour." : `Half of the attempts waited less than ${duration(waited)} and ran less than ${duration(ran)}.`;
+  return html`<div class="columns">
+    <${Section} title="Tasks per minute"><${Plot} times=${times} range=${range} sync="job" summary=${summary} series=${[
+      { label: "submitted", colour: "soft", values: values("submitted"), dash: [4, 4] },
+      { label: "completed", colour: "good", values: values("completed"), fill: true },
+      { label: "failed", colour: "bad", values: values("failed"), fill: true },
+    ]} /><p class="help">${summary}</p><//>
+    <${Section} title="Waiting and running"><${Plot} times=${times} range=${range} sync="job" format=${duration} summary=${lasted} series=${[
+      { label: "half waited", colour: "warn", values: quantiles("waiting", 0.5) },
+      { label: "half ran", colour: "busy", values: quantiles("running", 0.5), fill: true },
+    ]} /><p class="help">${lasted}</p><//></div>`;
+}
+
+function JobWorkers({ job }) {
+  const state = usePoll((signal) => readWorkers(signal), [job.full_name], 10);
+  return html`<${Section} title="Workers" class="wide"><${Loaded} state=${state}>${({ items }) => {
+    const serving = items.filter((worker) => worker.jobs.includes(job.full_name));
+    if (!serving.length) return html`<${Empty}>${job.room_id === "@internal" ? "The server runs this job itself, or through its broker." : "No worker serves this job. Its tasks wait until one registers it."}<//>`;
+    return html`<${WorkerTable} workers=${serving} reload=${state.reload} />`;
+  }}<//><//>`;
+}

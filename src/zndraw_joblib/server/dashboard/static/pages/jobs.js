@@ -1,0 +1,91 @@
+// All jobs with their counts; for a reader of one room, the jobs that the room sees.
+import { act, get } from "../api.js";
+import { canOperate, canReadAll, ownRoom } from "../auth.js";
+import { between, compact, count, plural } from "../format.js";
+import { html } from "../lib.js";
+import { usePoll } from "../live.js";
+import { href, route } from "../router.js";
+import { Ago, Badge, Button, ChoiceFilter, Empty, Filters, JobLink, Loaded, Page, Paging, Table, TextFilter } from "../ui.js";
+import { jobPath } from "./submit.js";
+
+export function Jobs() {
+  return canReadAll.value ? html`<${AllJobs} />` : html`<${RoomJobs} />`;
+}
+
+function AllJobs() {
+  const { query } = route.value;
+  const wanted = Object.fromEntries(["room", "category", "paused", "deleted", "cursor"].map((name) => [name, query.get(name)]));
+  const isFiltered = ["room", "category", "paused"].some((name) => wanted[name]);
+  const state = usePoll((signal) => get("/jobs", wanted, { signal }), [wanted]);
+  return html`<${Page} title="Jobs">
+    <div class="card"><${Filters} label="Filter jobs">
+      <${TextFilter} name="room" label="Room" isFirst /><${TextFilter} name="category" label="Category" />
+      <${ChoiceFilter} name="paused" label="State" options=${[["", "any"], ["true", "paused"], ["false", "not paused"]]} />
+      <${ChoiceFilter} name="deleted" label="Deleted jobs" options=${[["", "hidden"], ["true", "shown"]]} /><//></div>
+    <${Loaded} state=${state}>${({ items, next }) => html`
+      <${JobTable} jobs=${items} reload=${state.reload} empty=${isFiltered ? "No job matches this filter." : "There are no jobs yet. A worker registers them when it starts."} />
+      <${Paging} next=${next} />`}<//><//>`;
+}
+
+// Pause and resume; `job` has the state, `reload` reads it again.
+export function PauseButton({ job, reload, small = true }) {
+  if (!canOperate.value || job.deleted) return null;
+  const change = (action) => () => act("POST", `/rooms/${encodeURIComponent(job.room_id)}/jobs/${jobPath(job.full_name)}/${action}`).then(reload);
+  const size = small ? "small" : "";
+  if (job.paused) return html`<${Button} class=${size} tone="primary" onClick=${change("resume")} done="Workers claim its tasks again." aria-label=${`Resume ${job.full_name}`}>Resume<//>`;
+  return html`<${Button} class=${size} onClick=${change("pause")} done="The job is paused." aria-label=${`Pause ${job.full_name}`}
+    confirm=${{ title: `Pause ${job.name}?`, body: "No worker claims its tasks until you resume it. Tasks that are claimed or running continue.", action: "Pause the job" }}>Pause<//>`;
+}
+
+const None = () => html`<span class="none">–</span>`;
+// A count that leads to its tasks.
+export const Count = ({ size, to, tone = "" }) => size ? html`<a class=${tone} href=${to} title=${count(size)}>${compact(size)}</a>` : html`<span class="none">0</span>`;
+
+export function JobState({ job }) {
+  if (job.deleted) return html`<${Badge} title="No worker serves it. A worker that registers it restores it.">deleted<//>`;
+  if (job.paused) return html`<${Badge} tone="warn">paused<//>`;
+  if (job.workers === 0 && job.room_id !== "@internal") return html`<${Badge} tone="bad">no workers<//>`;
+  return html`<${Badge} tone="good">active<//>`;
+}
+
+// A wait of more than ten minutes stands out.
+export function Oldest({ at }) {
+  if (!at) return html`<${None} />`;
+  const seconds = between(at, new Date().toISOString());
+  return html`<span class=${seconds > 600 ? "warn" : ""}><${Ago} at=${at} /></span>`;
+}
+
+// `room` limits the links of the counts to the tasks of a room, whose overview has no waiting times of single jobs.
+export function JobTable({ jobs, reload, room, empty }) {
+  const to = (job, status) => href("tasks", { job: job.full_name, status, room });
+  const columns = [
+    { name: "job", label: "Job", render: (job) => html`<${JobLink} name=${job.full_name} />` },
+    { name: "state", label: "State", render: (job) => html`<${JobState} job=${job} />` },
+    { name: "waiting", label: "Waiting", class: "number", render: (job) => html`<${Count} size=${job.counts.pending} to=${to(job, "pending")} />${job.scheduled > 0 && html` <span class="help">${compact(job.scheduled)} scheduled</span>`}` },
+    !room && { name: "oldest", label: "Oldest waiting", render: (job) => html`<${Oldest} at=${job.oldest_waiting_at} />` },
+    { name: "running", label: "Running", class: "number", render: (job) => html`<${Count} size=${job.counts.claimed + job.counts.running} to=${to(job, ["claimed", "running"])} tone="busy" />${job.max_in_flight && html` <span class="help">of ${count(job.max_in_flight)}</span>`}` },
+    { name: "completed", label: "Completed", class: "number", render: (job) => html`<${Count} size=${job.counts.completed} to=${to(job, "completed")} />` },
+    { name: "failed", label: "Failed", class: "number", render: (job) => html`<${Count} size=${job.counts.failed} to=${to(job, "failed")} tone="error" />` },
+    { name: "workers", label: "Workers", class: "number", render: (job) => html`<span title=${plural(job.slots, "slot")}>${count(job.workers)}</span>` },
+    canOperate.value && reload && { name: "do", label: "Actions", render: (job) => html`<${PauseButton} job=${job} reload=${reload} />` },
+  ].filter(Boolean);
+  return html`<${Table} caption="Jobs" columns=${columns} rows=${jobs} rowKey=${(job) => job.full_name} empty=${empty} />`;
+}
+
+const LIMIT = 100;
+
+function RoomJobs() {
+  const room = ownRoom.value;
+  const offset = Number(route.value.query.get("cursor") ?? 0) || 0;
+  const state = usePoll((signal) => room ? get(`/rooms/${encodeURIComponent(room)}/jobs`, { limit: LIMIT, offset }, { signal }) : { items: [], total: 0 }, [room, offset], 10);
+  const columns = [
+    { name: "job", label: "Job", render: (job) => html`<${JobLink} name=${job.full_name} />` },
+    { name: "category", label: "Category", render: (job) => job.category },
+    { name: "workers", label: "Workers", class: "number", render: (job) => count(job.workers.length) },
+  ];
+  return html`<${Page} title="Jobs">${room
+    ? html`<${Loaded} state=${state}>${({ items, total }) => html`
+        <${Table} caption="Jobs" columns=${columns} rows=${items} rowKey=${(job) => job.full_name} empty="The room sees no job. A worker registers them when it starts." />
+        <${Paging} next=${offset + items.length < total && items.length ? String(offset + items.length) : null} />`}<//>`
+    : html`<${Empty}>Name your room above. You see the jobs of rooms that you may read.<//>`}<//>`;
+}

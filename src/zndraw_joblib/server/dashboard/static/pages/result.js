@@ -1,0 +1,100 @@
+// The result of a task: JSON, arrays, images and text are shown, everything can be downloaded.
+import { download } from "../api.js";
+import { bytes } from "../format.js";
+import { html, useEffect, useMemo, useSignal } from "../lib.js";
+import { parse, stringify } from "../json.js";
+import { Button, Copy, Empty, Failure, Json, Loading, Section, Time } from "../ui.js";
+import { arraysIn, ArrayView, fromNpy, fromTagged, isArray } from "./arrays.js";
+
+const NOTHING = { completed: "The job returned nothing.", failed: "The task has failed, so it has no result.", cancelled: "The task was cancelled, so it has no result." };
+const MAX_PREVIEW = 8 * 1024 * 1024;
+const IMAGES = /^image\/(png|jpeg|gif|webp|svg\+xml|avif|bmp)$/;
+
+export function Result({ task }) {
+  const { stored_result: stored, result } = task;
+  const actions = html`${stored && html`<${Button} class="small" onClick=${() => save(task)}>Download<//>`}
+    ${!stored && result !== null && html`<${Copy} text=${stringify(result, 2)} label="Copy JSON" />`}`;
+  return html`<${Section} title="Result" actions=${actions}>${stored
+    ? html`<${Stored} task=${task} />`
+    : result === null || result === undefined ? html`<${Empty}>${NOTHING[task.status] ?? "No result yet."}<//>`
+      : html`<${Value} value=${result} label="Result" />`}<//>`;
+}
+
+// JSON, with the arrays in it shown below it.
+export function Value({ value, label }) {
+  const arrays = useMemo(() => arraysIn(value), [value]);
+  return html`${!isArray(value) && html`<${Json} value=${shortened(value)} label=${label} />`}
+    ${arrays.map(([path, array]) => html`<${ArrayView} key=${path} name=${isArray(value) ? "" : path} array=${decoded(array)} />`)}`;
+}
+
+function decoded(array) {
+  try {
+    return fromTagged(array);
+  } catch {
+    return { dtype: array.dtype, shape: array.shape ?? [], data: null };
+  }
+}
+
+// The contents of arrays and bytes are long texts of base64, which say nothing to a reader.
+function shortened(value) {
+  if (Array.isArray(value)) return value.map(shortened);
+  if (value === null || typeof value !== "object" || value.constructor !== Object) return value;
+  const isTagged = typeof value.$zndraw === "string" && typeof value.data === "string" && value.data.length > 80;
+  if (isTagged) return { ...value, data: `${value.data.slice(0, 24)}… (${bytes(Math.floor(value.data.length * 0.75))})` };
+  return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, shortened(each)]));
+}
+
+async function save(task) {
+  const response = await download(`/tasks/${task.id}/result`, { headers: { Accept: "*/*" } });
+  const address = URL.createObjectURL(await response.blob());
+  const name = task.stored_result.filename ?? `result-${task.id.slice(0, 8)}`;
+  Object.assign(document.createElement("a"), { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
+}
+
+function Stored({ task }) {
+  const { content_type: type, size, filename, expires_at: expires, etag } = task.stored_result;
+  const kind = type.split(";")[0].trim().toLowerCase();
+  const found = useSignal(null);
+  const failed = useSignal(null);
+  const canShow = size <= MAX_PREVIEW && (IMAGES.test(kind) || /json$|^text\//.test(kind) || kind === "application/x-npy");
+  useEffect(() => {
+    if (!canShow) return undefined;
+    const controller = new AbortController();
+    let address;
+    download(`/tasks/${task.id}/result`, { headers: { Accept: "*/*" }, signal: controller.signal })
+      .then(async (response) => {
+        const value = await contentOf(response, kind);
+        if (controller.signal.aborted) return;
+        address = value.image;
+        found.value = value;
+      })
+      .catch((error) => controller.signal.aborted || (failed.value = error));
+    return () => {
+      controller.abort();
+      if (address) URL.revokeObjectURL(address);
+    };
+  }, [task.id, etag]);
+  return html`<p class="help">${filename ?? "Without a name"}, ${type}, ${bytes(size)}${expires && html`, kept until <${Time} at=${expires} />`}</p>
+    ${failed.value ? html`<${Failure} error=${failed.value} />` : !canShow ? html`<${Empty}>The page cannot show this result. Download it.<//>`
+      : found.value ? html`<${Content} ...${found.value} />` : html`<${Loading} />`}`;
+}
+
+async function contentOf(response, kind) {
+  if (IMAGES.test(kind)) return { image: URL.createObjectURL(new Blob([await response.arrayBuffer()], { type: kind })) };
+  if (kind === "application/x-npy") return { array: fromNpy(await response.arrayBuffer()) };
+  const text = await response.text();
+  if (!/json$/.test(kind)) return { text };
+  try {
+    return { value: parse(`{"result":${text}\n}`).result };
+  } catch {
+    return { text };
+  }
+}
+
+function Content({ image, array, text, value }) {
+  if (image) return html`<img class="picture" src=${image} alt="The result" />`;
+  if (array) return html`<${ArrayView} array=${array} />`;
+  if (text !== undefined) return html`<pre tabindex="0" role="region" aria-label="Result">${text}</pre>`;
+  return html`<${Value} value=${value} label="Result" />`;
+}

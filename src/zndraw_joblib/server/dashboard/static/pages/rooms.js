@@ -1,0 +1,116 @@
+// Rooms: how they share what runs, and what waits in each.
+import { get } from "../api.js";
+import { canReadAll, ownRoom } from "../auth.js";
+import { compact, count, plural } from "../format.js";
+import { html } from "../lib.js";
+import { usePoll } from "../live.js";
+import { href, route } from "../router.js";
+import { Ago, Empty, Figure, Filters, JobLink, Loaded, Page, Paging, RoomLink, Section, Status, Table, TaskLink, TextFilter } from "../ui.js";
+import { Count, JobTable, Oldest } from "./jobs.js";
+import { Findings } from "./overview.js";
+
+const PART = 200;
+const MAX_PARTS = 5;
+const MAX_BARS = 10;
+
+export function Rooms() {
+  if (canReadAll.value) return html`<${AllRooms} />`;
+  if (ownRoom.value) return html`<${Room} segments=${["rooms", ownRoom.value]} />`;
+  return html`<${Page} title="Rooms"><${Empty}>Name your room above. You see the rooms that you may read.<//><//>`;
+}
+
+// Several parts at once, because the rooms with the largest shares come first here.
+async function readRooms(cursor, signal) {
+  let [items, next] = [[], cursor];
+  for (let part = 0; part < MAX_PARTS && (next || part === 0); part += 1) {
+    const found = await get("/rooms", { cursor: next, limit: PART }, { signal });
+    items = [...items, ...found.items];
+    next = found.next;
+  }
+  return { items, next };
+}
+
+const heldIn = (room) => room.counts.claimed + room.counts.running;
+
+function AllRooms() {
+  const { query } = route.value;
+  const cursor = query.get("cursor");
+  const text = (query.get("text") ?? "").toLowerCase();
+  const state = usePoll((signal) => readRooms(cursor, signal), [cursor]);
+  const columns = [
+    { name: "room", label: "Room", render: (room) => html`<${RoomLink} id=${room.id} />` },
+    { name: "jobs", label: "Own jobs", class: "number", render: (room) => count(room.jobs) },
+    { name: "waiting", label: "Waiting", class: "number", render: (room) => html`<${Count} size=${room.counts.pending} to=${href("tasks", { room: room.id, status: "pending" })} />` },
+    { name: "oldest", label: "Oldest waiting", render: (room) => html`<${Oldest} at=${room.oldest_waiting_at} />` },
+    { name: "running", label: "Running", class: "number", render: (room) => html`<${Count} size=${heldIn(room)} to=${href("tasks", { room: room.id, status: ["claimed", "running"] })} tone="busy" />` },
+    { name: "share", label: "Share of running", class: "number", render: (room) => percent(room.share) },
+    { name: "completed", label: "Completed", class: "number", render: (room) => html`<${Count} size=${room.counts.completed} to=${href("tasks", { room: room.id, status: "completed" })} />` },
+    { name: "failed", label: "Failed", class: "number", render: (room) => html`<${Count} size=${room.counts.failed} to=${href("tasks", { room: room.id, status: "failed" })} tone="error" />` },
+  ];
+  return html`<${Page} title="Rooms"><${Loaded} state=${state}>${({ items, next }) => {
+    const busy = (room) => heldIn(room) * 1e9 + room.counts.pending;
+    const sorted = [...items].sort((a, b) => busy(b) - busy(a) || a.id.localeCompare(b.id));
+    const found = sorted.filter((room) => room.id.toLowerCase().includes(text));
+    return html`<${Fairness} rooms=${sorted} />
+      <div class="card"><${Filters} label="Filter rooms"><${TextFilter} name="text" label="Room" isFirst /><//></div>
+      <${Table} caption="Rooms" columns=${columns} rows=${found.slice(0, PART)} empty=${text ? "No room matches this filter." : "No room has tasks or jobs yet."} />
+      ${found.length > PART && html`<p class="help">Shown: ${count(PART)} of ${plural(found.length, "room")}. Narrow the filter to find others.</p>`}
+      <${Paging} next=${next} />`;
+  }}<//><//>`;
+}
+
+const percent = (share) => share ? `${share < 0.01 ? "< 1" : Math.round(share * 100)} %` : html`<span class="none">0 %</span>`;
+
+// The share of what runs beside the share of what waits: with fair claims, rooms that wait get like shares.
+function Fairness({ rooms }) {
+  const queued = rooms.reduce((sum, room) => sum + room.counts.pending, 0);
+  const active = rooms.filter((room) => heldIn(room) || room.counts.pending);
+  const waiting = active.filter((room) => room.oldest_waiting_at);
+  const oldest = waiting.reduce((first, room) => (!first || room.oldest_waiting_at < first.oldest_waiting_at ? room : first), null);
+  return html`<${Section} title="Shares of the rooms" actions=${oldest && html`<span class="help">Longest wait: <${RoomLink} id=${oldest.id} />, <${Ago} at=${oldest.oldest_waiting_at} /></span>`}>
+    ${active.length ? html`<ul class="bars shares">${active.slice(0, MAX_BARS).map((room) => {
+      const [held, waits] = [heldIn(room), room.counts.pending];
+      return html`<li key=${room.id}><${RoomLink} id=${room.id} />
+        <span class="help">${compact(held)} running · ${compact(waits)} waiting</span>
+        <meter class="held" min="0" max="1" value=${room.share} aria-label=${`${room.id}: share of running tasks`} title=${`${Math.round(room.share * 100)} % of running tasks`}></meter>
+        <meter class="waits" min="0" max="1" value=${queued ? waits / queued : 0} aria-label=${`${room.id}: share of waiting tasks`} title=${`${queued ? Math.round((waits / queued) * 100) : 0} % of waiting tasks`}></meter></li>`;
+    })}</ul><p class="legend"><span class="key running">share of running tasks</span><span class="key waits">share of waiting tasks</span>
+      ${active.length > MAX_BARS && html`<span>${plural(active.length - MAX_BARS, "more room")} below</span>`}</p>`
+      : html`<${Empty}>No room has running or waiting tasks.<//>`}<//>`;
+}
+
+export function Room({ segments }) {
+  const id = segments[1];
+  const state = usePoll((signal) => get(`/rooms/${encodeURIComponent(id)}/overview`, {}, { signal }), [id]);
+  const tasks = usePoll((signal) => get("/tasks", { room: id, limit: 10 }, { signal }), [id]);
+  return html`<${Page} title=${`Room ${id}`} actions=${html`<a class="button" href=${href("tasks", { room: id })}>All its tasks</a>`}>
+    <${Loaded} state=${state}>${(room) => html`
+      <${Findings} findings=${room.findings} />
+      <${Figures} room=${room} />
+      <${Section} title="Jobs" class="wide"><${JobTable} jobs=${room.jobs} reload=${state.reload} room=${id} empty="The room has no jobs of its own." /><//>
+      <${Section} title="Newest tasks" class="wide"><${Loaded} state=${tasks}>${({ items }) => html`<${Newest} tasks=${items} />`}<//><//>`}<//><//>`;
+}
+
+function Figures({ room }) {
+  const { counts } = room;
+  const to = (status) => href("tasks", { room: room.room, status });
+  const held = counts.claimed + counts.running;
+  return html`<section class="figures" aria-label="Counts">
+    <${Figure} label="waiting" value=${compact(counts.pending)} to=${to("pending")} />
+    <${Figure} label="oldest waiting" value=${html`<${Oldest} at=${room.oldest_waiting_at} />`} />
+    <${Figure} label="running" value=${compact(held)} tone=${held ? "busy" : ""} to=${to(["claimed", "running"])} />
+    <${Figure} label="completed" value=${compact(counts.completed)} to=${to("completed")} />
+    <${Figure} label="failed" value=${compact(counts.failed)} tone=${counts.failed ? "bad" : ""} to=${to("failed")} />
+    <${Figure} label="cancelled" value=${compact(counts.cancelled)} to=${to("cancelled")} /></section>`;
+}
+
+function Newest({ tasks }) {
+  const columns = [
+    { name: "id", label: "Task", render: (task) => html`<${TaskLink} id=${task.id} />` },
+    { name: "status", label: "Status", render: (task) => html`<${Status} status=${task.status} />` },
+    { name: "job", label: "Job", render: (task) => html`<${JobLink} name=${task.job_name} />` },
+    { name: "submitter", label: "Submitter", render: (task) => task.created_by },
+    { name: "created", label: "Created", render: (task) => html`<${Ago} at=${task.created_at} />` },
+  ];
+  return html`<${Table} caption="Newest tasks" columns=${columns} rows=${tasks} empty="The room has no tasks yet." />`;
+}

@@ -1,0 +1,156 @@
+// One task: why it waits or failed, what it does, what it got and returned, and what may be done with it.
+import { act, get } from "../api.js";
+import { canOperate, canWriteRoom, config, me } from "../auth.js";
+import { count, duration, shortId } from "../format.js";
+import { parseExact, stringify } from "../json.js";
+import { html, useRef, useSignal } from "../lib.js";
+import { usePoll, useStream } from "../live.js";
+import { go } from "../router.js";
+import { Ago, Badge, Button, Copy, Dialog, Failure, JobLink, Json, Loaded, Page, RoomLink, Section, Facts, Status, Time, toast, WorkerLink } from "../ui.js";
+import { Result } from "./result.js";
+import { Log } from "./task_log.js";
+import { apply } from "./tasks.js";
+import { isOver, Timeline } from "./timeline.js";
+
+async function load(id, abort) {
+  const [task, history, explanation] = await Promise.all(
+    ["", "/history", "/explain"].map((part) => get(`/tasks/${encodeURIComponent(id)}${part}`, {}, { signal: abort })));
+  return { task, history, explanation };
+}
+
+export function Task({ segments }) {
+  const id = segments[1];
+  const state = usePoll((abort) => load(id, abort), [id], 10);
+  const progress = useSignal(null);
+  const news = useSignal(null);
+  const task = state.data?.task;
+  const isEnded = !task || isOver(task.status);
+  const stream = useStream(isEnded ? null : `/tasks/${encodeURIComponent(id)}/events`, (event, body) => {
+    if (event === "progress") progress.value = body.data;
+    else if (event === "log") news.value = body.data;
+    else if (event === "snapshot") progress.value = body.progress ? { attempt: body.attempt, progress: body.progress } : null;
+    else if (event === "status" || event === "result" || event === "end") state.reload();
+  });
+  return html`<${Page} title=${`Task ${shortId(id)}`} actions=${task && html`
+      ${!isEnded && html`<${Badge} tone=${stream.isOpen ? "good" : "warn"}>${stream.isOpen ? "live" : "connecting"}<//>`}
+      <${Actions} task=${task} reload=${state.reload} />`}>
+    <${Loaded} state=${state}>${({ task: found, history, explanation }) => html`
+      <${Summary} task=${found} explanation=${explanation} />
+      ${!isEnded && html`<${Progress} progress=${(progress.value?.attempt === found.attempt && progress.value.progress) || found.progress} />`}
+      <${Trouble} task=${found} history=${history} />
+      <${Timeline} history=${history} />
+      <div class="columns">
+        <${Section} title="Payload" actions=${html`<${Copy} text=${stringify(found.payload, 2)} label="Copy JSON" />`}>
+          <${Json} value=${found.payload} label="Payload" /><//>
+        <${Result} task=${found} />
+      </div>
+      <${Log} id=${found.id} attempt=${found.attempt} attempts=${attemptsOf(found)} news=${news.value} />`}<//><//>`;
+}
+
+const attemptsOf = (task) => Array.from({ length: Math.min(task.attempt, 50) }, (_, index) => task.attempt - index);
+
+function Summary({ task, explanation }) {
+  const isWaiting = task.status === "pending";
+  return html`<section class="card" aria-label="Summary">
+    <${Facts} items=${[
+      ["Status", html`<${Status} status=${task.status} />`],
+      ["Job", html`<${JobLink} name=${task.job_name} />`],
+      ["Room", html`<${RoomLink} id=${task.room_id} />`],
+      ["Submitter", task.created_by],
+      ["Created", html`<${Ago} at=${task.created_at} />`],
+      ["Started", task.started_at && html`<${Ago} at=${task.started_at} />`],
+      ["Ended", task.completed_at && html`<${Ago} at=${task.completed_at} />`],
+      ["Worker", task.worker_id && html`<${WorkerLink} id=${task.worker_id} />`],
+      ["Attempt", task.attempt || null],
+      ["Priority", task.priority || null],
+      ["Due", isWaiting && task.run_at && html`<${Time} at=${task.run_at} />`],
+      ["Fails if not claimed", isWaiting && task.expires_at && html`<${Ago} at=${task.expires_at} />`],
+      ["Id", html`<span class="id">${task.id}</span> <${Copy} text=${task.id} />`, "wide"],
+    ]} />
+    ${explanation.reasons.length > 0 && task.status !== "completed" && html`<div class="why"><h3>${isWaiting ? "Why it waits" : isOver(task.status) ? "Why it ended" : "Who holds it"}</h3>
+      <ul>${explanation.reasons.map((reason) => html`<li key=${reason.code}><code>${reason.code}</code> ${reason.detail}</li>`)}</ul>
+      ${isWaiting && explanation.wait_seconds !== null && html`<p class="help">It waits about ${duration(explanation.wait_seconds)} at the current rate of its job${
+        explanation.queue_position ? `, at position ${count(explanation.queue_position)} of its queue` : ""}.</p>`}</div>`}</section>`;
+}
+
+function Progress({ progress }) {
+  if (!progress) return null;
+  const { current, total, unit, message, data } = progress;
+  const part = total ? Math.min(1, Number(current ?? 0) / Number(total)) : null;
+  return html`<section class="card progress" aria-label="Progress"><div><strong>${message ?? "Progress"}</strong>
+      <span>${[current, total && `of ${total}`, unit, part !== null && `· ${Math.round(part * 100)} %`].filter((each) => each || each === 0).join(" ")}</span></div>
+    <progress max="1" value=${part ?? undefined} aria-label="Progress"></progress>
+    ${data && html`<details><summary>Data</summary><${Json} value=${data} label="Data of the progress" /></details>`}</section>`;
+}
+
+function Trouble({ task, history }) {
+  const detail = history.attempts.find((each) => each.attempt === task.attempt);
+  const failure = detail?.failure ?? task.failure;
+  const isFull = useSignal(false);
+  if (!task.error && !failure) return null;
+  const text = isFull.value ? failure?.full_traceback : failure?.traceback || failure?.full_traceback;
+  return html`<${Section} title=${task.status === "pending" ? "The last attempt failed" : "Error"} class="wide trouble" actions=${html`
+      ${failure?.full_traceback && failure.full_traceback !== failure.traceback && html`<button type="button" class="small" aria-pressed=${isFull.value ? "true" : "false"}
+        onClick=${() => (isFull.value = !isFull.value)}>All frames</button>`}
+      ${text && html`<${Copy} text=${text} />`}`}>
+    <p class="error">${task.error_code && html`<code>${task.error_code}</code>`} ${failure?.type && !task.error?.startsWith(failure.type) && html`<strong>${failure.type}</strong> `}${task.error}</p>
+    ${failure?.notes?.map((note, index) => html`<p key=${index} class="help">${note}</p>`)}
+    ${text && html`<pre tabindex="0" role="region" aria-label="Traceback">${text}</pre>`}<//>`;
+}
+
+// Operators may do everything; others cancel and retry what they submitted, and submit in rooms where they may write.
+function Actions({ task, reload }) {
+  const editing = useSignal(false);
+  if (config.value.read_only) return null;
+  const isOwn = task.created_by === me.value.id;
+  const isHeld = ["claimed", "running"].includes(task.status);
+  const run = (name) => () => apply[name](task.id).then(reload);
+  const may = {
+    retry: ["failed", "cancelled"].includes(task.status) && (canOperate.value || isOwn),
+    cancel: !isOver(task.status) && (canOperate.value || isOwn),
+    release: isHeld && canOperate.value,
+    fail: !isOver(task.status) && canOperate.value,
+    submit: canOperate.value || (canWriteRoom.value && me.value.room === task.room_id),
+  };
+  const failIt = () => act("POST", `/tasks/${task.id}/fail`, {}).then(reload);
+  return html`
+    ${may.retry && html`<${Button} tone="primary" onClick=${run("retry")} done="The task is in its queue again.">Retry<//>`}
+    ${may.release && html`<${Button} onClick=${run("release")} done="The task is in its queue again."
+      confirm=${{ title: "Release the task?", body: "Its worker loses it, and another worker may claim it. This counts as no failure.", action: "Release", tone: "primary" }}>Release<//>`}
+    ${may.cancel && html`<${Button} onClick=${run("cancel")} done="The task is cancelled."
+      confirm=${{ title: "Cancel the task?", body: isHeld ? "Its worker is asked to stop." : "No worker gets it.", action: "Cancel the task" }}>Cancel<//>`}
+    ${may.fail && html`<${Button} onClick=${failIt} done="The task has failed."
+      confirm=${{ title: "Fail the task?", body: "It ends as failed, also while a worker holds it. The worker's later reports are refused.", action: "Fail the task" }}>Fail<//>`}
+    ${may.submit && html`<button type="button" onClick=${() => (editing.value = true)}>Submit again …</button>`}
+    ${editing.value && html`<${Resubmit} task=${task} onClose=${() => (editing.value = false)} />`}`;
+}
+
+function Resubmit({ task, onClose }) {
+  const text = useRef();
+  const error = useSignal(null);
+  const submit = async () => {
+    let payload;
+    try {
+      payload = parseExact(text.current.value);
+    } catch (problem) {
+      error.value = new Error(`The payload is no JSON: ${problem.message}`);
+      return;
+    }
+    try {
+      const name = encodeURIComponent(task.job_name).replaceAll("%3A", ":");
+      const body = { payload, ...(task.priority && { priority: task.priority }) };
+      const made = await act("POST", `/rooms/${encodeURIComponent(task.room_id)}/tasks/${name}`, body);
+      onClose();
+      toast("Submitted.");
+      go(["tasks", made.id]);
+    } catch (problem) {
+      error.value = problem;
+    }
+  };
+  return html`<${Dialog} title="Submit again" onClose=${onClose} wide>
+    <div class="dialog-body"><p class="help">A new task of <span class="name">${task.job_name}</span> in the room ${task.room_id}. Change the payload as you like.</p>
+      <label for="payload">Payload</label>
+      <textarea id="payload" ref=${text} rows="16" spellcheck=${false} defaultValue=${stringify(task.payload, 2)}></textarea>
+      <${Failure} error=${error.value} /></div>
+    <footer><button type="button" onClick=${onClose}>Close</button><${Button} tone="primary" onClick=${submit}>Submit<//></footer><//>`;
+}

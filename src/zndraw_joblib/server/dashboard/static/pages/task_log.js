@@ -1,0 +1,60 @@
+// The log of an attempt: what is there, and the lines that follow.
+import { get } from "../api.js";
+import { count, timeOfDay, utc } from "../format.js";
+import { html, useEffect, useLayoutEffect, useRef, useSignal } from "../lib.js";
+import { Empty, Failure, Section } from "../ui.js";
+
+const MAX_SHOWN = 5000;
+
+async function readAll(id, attempt, abort) {
+  let lines = [];
+  let after = 0;
+  for (;;) {
+    const part = await get(`/tasks/${id}/log`, { attempt, after }, { signal: abort });
+    lines = [...lines, ...part.lines].slice(-MAX_SHOWN);
+    if (!part.next) return { lines, dropped: part.dropped, last: part.last };
+    after = part.next;
+  }
+}
+
+// `news` is the last `log` event of the task's stream. `attempts` are the numbers of all attempts.
+export function Log({ id, attempt, attempts, news }) {
+  const chosen = useSignal(null);
+  const shown = chosen.value ?? attempt;
+  const log = useSignal(null);
+  const error = useSignal(null);
+  useEffect(() => {
+    if (!shown) return undefined;
+    const controller = new AbortController();
+    readAll(id, shown, controller.signal).then(
+      (found) => (log.value = { ...found, attempt: shown }),
+      (problem) => controller.signal.aborted || (error.value = problem),
+    );
+    return () => controller.abort();
+  }, [id, shown]);
+  useEffect(() => {
+    const known = log.value;
+    if (!news || !known || news.attempt !== known.attempt) return;
+    const more = news.lines.map((line, index) => ({ ...line, n: news.first + index })).filter((line) => line.n > known.last);
+    if (more.length) log.value = { ...known, lines: [...known.lines, ...more].slice(-MAX_SHOWN), last: more.at(-1).n };
+  }, [news, log.value?.attempt]);
+  const choice = attempts.length > 1 && html`<label>Attempt <select value=${shown} onChange=${(event) => (chosen.value = Number(event.target.value))}>
+    ${attempts.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select></label>`;
+  return html`<${Section} title="Log" class="wide" actions=${choice}>
+    ${error.value && html`<${Failure} error=${error.value} />`}
+    ${log.value?.lines.length ? html`<${Lines} ...${log.value} />` : html`<${Empty}>${shown ? "No line yet." : "No worker has claimed the task yet."}<//>`}<//>`;
+}
+
+function Lines({ lines, dropped }) {
+  const element = useRef();
+  const isAtEnd = useRef(true);
+  // New lines scroll into view, unless the reader has scrolled up.
+  useLayoutEffect(() => {
+    if (isAtEnd.current) element.current.scrollTop = element.current.scrollHeight;
+  }, [lines]);
+  const onScroll = ({ target }) => (isAtEnd.current = target.scrollHeight - target.scrollTop - target.clientHeight < 20);
+  return html`${dropped > 0 && html`<p class="help">${count(dropped)} lines were not kept.</p>`}
+    <div class="log" ref=${element} onScroll=${onScroll} role="log" aria-label="Log" tabindex="0">
+      ${lines.map((line) => html`<div key=${line.n} class="line ${line.level ?? ""} ${line.source ?? ""}"><time title=${utc(line.at)}>${timeOfDay(line.at)}</time>
+        ${line.level && line.level !== "info" && html`<b>${line.level}</b> `}<span>${line.text}</span></div>`)}</div>`;
+}

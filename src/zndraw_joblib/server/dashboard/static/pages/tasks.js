@@ -1,0 +1,130 @@
+// All tasks that match the filter in the address, newest first, and actions on the chosen or on all of them.
+import { act, get } from "../api.js";
+import { canOperate, canReadAll, canWriteRoom, me, ownRoom } from "../auth.js";
+import { count, plural, shortId } from "../format.js";
+import { html, signal, useMemo, useSignal } from "../lib.js";
+import { usePoll } from "../live.js";
+import { href, route } from "../router.js";
+import { Ago, Between, Button, Dialog, Empty, Failure, JobLink, Loaded, Page, Paging, RoomLink, Status, Table, TaskLink, toast, WorkerLink } from "../ui.js";
+import { filterOf, isFiltered, keyOf, NAMES, TaskFilters } from "./task_filter.js";
+
+const LIMIT = 50;
+// The actions: which statuses they change, and what to call them. Callers who are no operators may do two of them.
+const ACTIONS = {
+  retry: { label: "Retry", statuses: ["failed", "cancelled"], text: "Failed and cancelled tasks return to their queues.", done: "put back into the queue" },
+  cancel: { label: "Cancel", statuses: ["pending", "claimed", "running"], text: "Tasks that have not ended are cancelled; their workers stop.", done: "cancelled" },
+  release: { label: "Release", statuses: ["claimed", "running"], text: "Workers lose the tasks that they hold; the tasks return to their queues.", done: "released", isOperators: true },
+  purge: { label: "Purge", statuses: ["completed", "failed", "cancelled"], text: "Ended tasks are deleted with their logs and results. This cannot be undone.", done: "deleted", skipped: "ended too recently; purge them later", isOperators: true },
+};
+
+const permitted = () => Object.entries(ACTIONS).filter(([, action]) => canOperate.value || (canWriteRoom.value && !action.isOperators));
+
+export function Tasks() {
+  const { query } = route.value;
+  const key = keyOf(query);
+  const cursor = query.get("cursor");
+  const isMissingRoom = !canReadAll.value && !query.get("room") && !ownRoom.value;
+  const chosen = useMemo(() => signal(new Set()), [key, cursor]);
+  const bulk = useSignal(null);
+  const found = usePoll((abort) => isMissingRoom ? { items: [], next: null } : get("/tasks", { ...filterOf(query), cursor, limit: LIMIT }, { signal: abort }),
+    [key, cursor, isMissingRoom], cursor ? 15 : 3);
+  const rooms = filterOf(query).room;
+  const isCounted = !isFiltered(query, NAMES.filter((name) => name !== "room" && name !== "status"));
+  const counts = usePoll((abort) => isCounted && !isMissingRoom ? get("/tasks/counts", { room: rooms }, { signal: abort }) : null, [JSON.stringify(rooms), isCounted, isMissingRoom], 5);
+  const actions = permitted();
+  return html`<${Page} title="Tasks" actions=${actions.length > 0 && !isMissingRoom && html`<span class="help">All that match:</span>
+      ${actions.map(([name, action]) => html`<button key=${name} type="button" class="small" onClick=${() => (bulk.value = name)}>${action.label} …</button>`)}`}>
+    <${TaskFilters} counts=${isCounted ? counts.data : null} />
+    ${isMissingRoom ? html`<${Empty}>Name your room above. You see the tasks of rooms that you may read.<//>` : html`
+      <${Loaded} state=${found}>${({ items, next }) => html`
+        ${chosen.value.size > 0 && html`<${Chosen} tasks=${items.filter((task) => chosen.value.has(task.id))} chosen=${chosen} reload=${found.reload} />`}
+        <${Table} caption="Tasks" columns=${columnsOf(items)} rows=${items} selection=${actions.length ? chosen : null}
+          rowLabel=${(task) => `task ${shortId(task.id)}`} empty=${nothing(query, next, cursor)} />
+        <${Paging} next=${next} />`}<//>`}
+    ${bulk.value && html`<${Bulk} action=${bulk.value} filter=${filterOf(query)} onClose=${() => (bulk.value = null)} onDone=${found.reload} />`}<//>`;
+}
+
+function nothing(query, next, cursor) {
+  if (next) return "No match among the newest tasks. The next part searches older ones.";
+  if (cursor) return "No further task matches.";
+  return isFiltered(query) ? "No task matches this filter." : "There are no tasks yet. Submit one with the SDK, the command line or on a job's page.";
+}
+
+function columnsOf(items) {
+  return [
+    { name: "id", label: "Task", render: (task) => html`<${TaskLink} id=${task.id} />` },
+    { name: "status", label: "Status", render: (task) => html`<${Status} status=${task.status} />` },
+    { name: "job", label: "Job", render: (task) => html`<${JobLink} name=${task.job_name} />` },
+    { name: "room", label: "Room", render: (task) => html`<${RoomLink} id=${task.room_id} />` },
+    { name: "created", label: "Created", render: (task) => html`<${Ago} at=${task.created_at} />` },
+    { name: "ran", label: "Ran", class: "number", render: (task) => task.started_at ? html`<${Between} from=${task.started_at} to=${task.completed_at} />` : html`<span class="none">–</span>` },
+    { name: "attempt", label: "Attempt", class: "number", render: (task) => task.attempt || html`<span class="none">–</span>` },
+    { name: "worker", label: "Worker", render: (task) => html`<${WorkerLink} id=${task.worker_id} />` },
+    items.some((task) => task.error || task.error_code) && {
+      name: "error", label: "Error", class: "text",
+      render: (task) => task.error && html`<span title=${`${task.error_code}: ${task.error}`}>${task.error}</span>`,
+    },
+  ].filter(Boolean);
+}
+
+// What may be done with a task: of operators each action, of others those on tasks that they submitted.
+const isAllowed = (task, action) => ACTIONS[action].statuses.includes(task.status) && (canOperate.value || task.created_by === me.value.id);
+
+export const apply = {
+  retry: (id) => act("POST", `/tasks/${id}/retry`, {}),
+  release: (id) => act("POST", `/tasks/${id}/release`, {}),
+  cancel: (id) => act("PATCH", `/tasks/${id}`, { status: "cancelled" }),
+};
+
+function Chosen({ tasks, chosen, reload }) {
+  const run = (name) => async () => {
+    const wanted = tasks.filter((task) => isAllowed(task, name));
+    const results = await Promise.allSettled(wanted.map((task) => apply[name](task.id)));
+    const failed = results.filter((each) => each.status === "rejected");
+    const done = wanted.length - failed.length;
+    if (done) toast(`${plural(done, "task")} ${ACTIONS[name].done}.`);
+    if (failed.length) toast(`${plural(failed.length, "task")} not changed: ${failed[0].reason.message}`, "bad");
+    chosen.value = new Set();
+    reload();
+  };
+  return html`<div class="chosen" role="region" aria-label="Chosen tasks"><strong>${count(chosen.value.size)} chosen</strong>
+    ${Object.keys(apply).filter((name) => permitted().some(([each]) => each === name)).map((name) => {
+      const size = tasks.filter((task) => isAllowed(task, name)).length;
+      const { label, text } = ACTIONS[name];
+      return html`<${Button} key=${name} class="small" disabled=${!size} onClick=${run(name)}
+        confirm=${{ title: `${label} ${plural(size, "task")}?`, body: text, action: label, tone: name === "retry" ? "primary" : "danger" }}>${label} ${size}<//>`;
+    })}
+    <button type="button" class="plain small" onClick=${() => (chosen.value = new Set())}>Choose none</button></div>`;
+}
+
+// Shows how many tasks an action would change, and does it after a confirmation.
+function Bulk({ action, filter, onClose, onDone }) {
+  const { label, text, done } = ACTIONS[action];
+  // The filter as it was when the dialog opened: the token of the preview confirms this one.
+  const kept = useMemo(() => filter, []);
+  const preview = usePoll((signal) => act("POST", "/tasks/bulk/preview", { action, filter: kept }, { signal }), [action], null);
+  const error = useSignal(null);
+  const run = async () => {
+    try {
+      const { affected, skipped } = await act("POST", "/tasks/bulk", { action, filter: kept, token: preview.data.token });
+      toast(`${plural(affected, "task")} ${done}${skipped ? `, ${count(skipped)} skipped: they ${ACTIONS[action].skipped ?? "had changed meanwhile"}` : ""}.`);
+      onClose();
+      onDone();
+    } catch (problem) {
+      error.value = problem;
+    }
+  };
+  const conditions = Object.entries(kept).map(([name, value]) => `${name} ${[value].flat().join(" or ")}`);
+  return html`<${Dialog} title=${`${label} all that match`} onClose=${onClose} wide>
+    <div class="dialog-body">
+      <p>${text}</p>
+      <p class="help">${conditions.length ? `Filter: ${conditions.join(", ")}` : "No filter: all tasks of all rooms."}</p>
+      ${error.value ? html`<${Failure} error=${error.value} />` : html`<${Loaded} state=${preview}>${(found) => html`
+        <p class="counted"><strong>${plural(found.count, "task")}</strong> ${found.is_complete ? "" : `(the newest ${count(found.limit)}; there are more)`}</p>
+        <ul class="examples">${found.examples.slice(0, 5).map((task) => html`<li key=${task.id}><a class="id" href=${href(["tasks", task.id])}>${shortId(task.id)}</a>
+          <${Status} status=${task.status} /> <span class="name">${task.job_name}</span> <${Ago} at=${task.created_at} /></li>`)}</ul>`}<//>`}
+    </div>
+    <footer><button type="button" onClick=${onClose}>Close</button>
+      <${Button} tone=${action === "retry" ? "primary" : "danger"} disabled=${!preview.data?.count || Boolean(error.value)} onClick=${run}>
+        ${label} ${preview.data ? plural(preview.data.count, "task") : ""}<//></footer><//>`;
+}

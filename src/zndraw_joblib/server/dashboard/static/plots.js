@@ -1,0 +1,83 @@
+// Lines over time, drawn by uPlot. Each plot has a text that says the same to a screen reader.
+import { html, useEffect, useId, useRef } from "./lib.js";
+import { compact } from "./format.js";
+import "./language.js";
+import { drawn } from "./theme.js";
+import uPlot from "./vendor/uplot.js";
+
+const HEIGHT = 190;
+// The labels of times: of days, hours and minutes, in 24 hours.
+const CLOCK = [
+  [86_400, "{D} {MMM}", null, null, null, null, null, null, 1],
+  [60, "{HH}:{mm}", "\n{D} {MMM}", null, "\n{D} {MMM}", null, null, null, 1],
+  [1, ":{ss}", "\n{HH}:{mm}", null, null, null, "\n{HH}:{mm}", null, 1],
+];
+
+// The indices of values without a neighbour, of which a line shows nothing: they are drawn as points.
+function alone(values) {
+  const isThere = (index) => values[index] !== null && values[index] !== undefined;
+  return [...values.keys()].filter((index) => isThere(index) && !isThere(index - 1) && !isThere(index + 1));
+}
+
+// The value of a CSS colour as the canvas needs it.
+function colour(element, name, alpha = 1) {
+  element.style.color = `var(--${name})`;
+  const found = getComputedStyle(element).color;
+  element.style.color = "";
+  return alpha === 1 ? found : `color-mix(in srgb, ${found} ${alpha * 100}%, transparent)`;
+}
+
+function optionsFor(element, { series, format, width, sync, isIndex, least, incrs }) {
+  const [line, soft] = [colour(element, "line"), colour(element, "soft")];
+  const axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1, size: 4 }, font: "11px system-ui, sans-serif" };
+  return {
+    width,
+    height: HEIGHT,
+    padding: [8, 8, 0, 0],
+    cursor: { sync: sync ? { key: sync } : undefined, points: { size: 6 }, y: false, drag: { x: false, y: false } },
+    legend: { live: true },
+    scales: { x: { time: !isIndex }, y: { range: (_, low, high) => [Math.min(0, low), Math.max(high * 1.1, least)] } },
+    axes: [{ ...axis, values: isIndex ? undefined : CLOCK }, { ...axis, size: 56, incrs, values: (_, values) => values.map(format) }],
+    series: [
+      { value: (_, at) => (at === null || at === undefined ? "–" : isIndex ? String(at) : new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" })) },
+      ...series.map((each) => ({
+        label: each.label,
+        stroke: colour(element, each.colour),
+        fill: each.fill ? colour(element, each.colour, 0.14) : undefined,
+        width: 2,
+        dash: each.dash,
+        spanGaps: false,
+        points: { show: false, size: 5, filter: (plot, index) => alone(plot.data[index]) },
+        value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
+      })),
+    ],
+  };
+}
+
+// `times` in seconds; `series`: [{ label, values, colour, fill, dash }]; `summary` says what the plot shows.
+// `least` is the least height of the scale, and `incrs` are the steps of its labels. With `isIndex`, `times` are no times but numbers.
+export function Plot({ times, series, format = compact, range, sync, summary, isIndex = false, least = 1e-9, incrs }) {
+  const element = useRef();
+  const plot = useRef();
+  const id = useId();
+  const look = JSON.stringify([series.map(({ label, colour: name }) => [label, name]), drawn.value]);
+  const latest = useRef();
+  latest.current = { range };
+  useEffect(() => {
+    const host = element.current;
+    const options = optionsFor(host, { series, format, sync, isIndex, least, incrs, width: host.clientWidth });
+    // The range moves with time, so it is read when the plot is drawn.
+    options.scales.x.range = (_, low, high) => latest.current.range ?? [low, high];
+    plot.current = new uPlot(options, [times, ...series.map(({ values }) => values)], host);
+    const observer = new ResizeObserver(() => plot.current.setSize({ width: host.clientWidth, height: HEIGHT }));
+    observer.observe(host);
+    return () => {
+      observer.disconnect();
+      plot.current.destroy();
+      plot.current = null;
+    };
+  }, [look]);
+  useEffect(() => plot.current?.setData([times, ...series.map(({ values }) => values)]));
+  return html`<figure class="plot"><div ref=${element} aria-hidden="true"></div>
+    <figcaption id=${id} class="hidden">${summary}</figcaption></figure>`;
+}

@@ -1,0 +1,277 @@
+// The parts that pages are made of.
+import { Problem } from "./api.js";
+import { stringify } from "./json.js";
+import { between, compact, duration, shortId, time, utc } from "./format.js";
+import { html, signal, useEffect, useId, useRef, useSignal } from "./lib.js";
+import { href, route, setQuery } from "./router.js";
+
+// --- Text -----------------------------------------------------------------------------------------------------------
+
+// The present time, once a second, for ages; it stands still while the page is hidden.
+export const now = signal(Date.now());
+setInterval(() => document.hidden || (now.value = Date.now()), 1000);
+
+// A moment in local time; UTC in the title.
+export const Time = ({ at }) => at ? html`<time datetime=${at} title=${utc(at)}>${time(at)}</time>` : html`<span class="none">–</span>`;
+
+// How long ago a moment is, or how long it will take.
+export function Ago({ at }) {
+  if (!at) return html`<span class="none">–</span>`;
+  const seconds = (now.value - new Date(at)) / 1000;
+  const text = duration(Math.max(1, Math.abs(Math.round(seconds))));
+  return html`<time datetime=${at} title=${utc(at)}>${seconds < -1 ? `in ${text}` : `${text} ago`}</time>`;
+}
+
+export const Between = ({ from, to }) => html`<span>${duration(between(from, to ?? (from && new Date(now.value).toISOString())))}</span>`;
+
+// A label with a tone: good, bad, warn, busy, quiet.
+export const Badge = ({ tone = "quiet", title, children }) => html`<span class="badge ${tone}" title=${title}>${children}</span>`;
+
+const TONES = { pending: "quiet", claimed: "warn", running: "busy", completed: "good", failed: "bad", cancelled: "quiet" };
+export const STATUSES = Object.keys(TONES);
+export const Status = ({ status }) => html`<${Badge} tone=${TONES[status]}>${status}<//>`;
+
+export const TaskLink = ({ id }) => html`<a class="id" href=${href(["tasks", id])} title=${id}>${shortId(id)}</a>`;
+export const JobLink = ({ name }) => html`<a class="name" href=${href(["jobs", name])} title=${name}>${name}</a>`;
+export const RoomLink = ({ id }) => html`<a class="name" href=${href(["rooms", id])} title=${id}>${id}</a>`;
+export const WorkerLink = ({ id, name }) =>
+  id ? html`<a class=${name ? "name" : "id"} href=${href(["workers", id])} title=${id}>${name ?? shortId(id)}</a>` : html`<span class="none">–</span>`;
+
+// A value as JSON, with all digits of its numbers.
+export const Json = ({ value, label }) =>
+  html`<pre class="json" tabindex="0" role="region" aria-label=${label}>${stringify(value, 2)}</pre>`;
+
+export function Copy({ text, label = "Copy" }) {
+  const isDone = useSignal(false);
+  const copy = async () => {
+    await copyText(text);
+    isDone.value = true;
+    setTimeout(() => (isDone.value = false), 2000);
+  };
+  return html`<button type="button" class="small" onClick=${copy}>${isDone.value ? "Copied" : label}</button>`;
+}
+
+async function copyText(text) {
+  // The clipboard's own interface exists only in secure contexts, and the page works over plain HTTP.
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = Object.assign(document.createElement("textarea"), { value: text });
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  return area.remove();
+}
+
+// --- States ---------------------------------------------------------------------------------------------------------
+
+export const Loading = () => html`<p class="loading" role="status">Loading …</p>`;
+export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
+
+// What went wrong, in the words of the API.
+export function Failure({ error, retry }) {
+  if (!error) return null;
+  const isProblem = error instanceof Problem;
+  return html`<div class="failure" role="alert">
+    <strong>${isProblem ? error.fields.title || `Status ${error.status}` : "No answer"}</strong>
+    <p>${error.message}</p>
+    ${retry && html`<button type="button" onClick=${retry}>Try again</button>`}
+  </div>`;
+}
+
+// The states of usePoll: loading, failed, or `children(data)`. Content stays when a later request fails.
+export function Loaded({ state, children }) {
+  if (state.data === null) return state.error ? html`<${Failure} error=${state.error} retry=${state.reload} />` : html`<${Loading} />`;
+  return html`${state.error instanceof Problem && html`<${Failure} error=${state.error} retry=${state.reload} />`}${children(state.data)}`;
+}
+
+// --- Layout ---------------------------------------------------------------------------------------------------------
+
+export function Page({ title, actions, children }) {
+  useEffect(() => {
+    document.title = `${title} · zndraw-joblib`;
+  }, [title]);
+  return html`<header class="page-head"><h1 tabindex="-1">${title}</h1><div class="actions">${actions}</div></header>${children}`;
+}
+
+export function Section({ title, actions, children, class: name = "" }) {
+  const id = useId();
+  return html`<section class="card ${name}" aria-labelledby=${id}>
+    <header><h2 id=${id}>${title}</h2><div class="actions">${actions}</div></header>
+    ${children}
+  </section>`;
+}
+
+// Names and values: [["Room", html`…`], …]. Pairs without a value are left out.
+export const Facts = ({ items }) => html`<dl class="facts">
+  ${items.filter(([, value]) => value !== null && value !== undefined && value !== false)
+    .map(([name, value, kind = ""]) => html`<div key=${name} class=${kind}><dt>${name}</dt><dd>${value}</dd></div>`)}
+</dl>`;
+
+// A number with its name; a link if it has an address.
+export const Figure = ({ label, value, to, tone = "", title }) => {
+  const inner = html`<span class="value">${value}</span><span class="label">${label}</span>`;
+  return to ? html`<a class="figure ${tone}" href=${to} title=${title}>${inner}</a>` : html`<div class="figure ${tone}" title=${title}>${inner}</div>`;
+};
+
+// --- Tables ---------------------------------------------------------------------------------------------------------
+
+// `columns`: { name, label, render(row), class }. With `selection`, a signal of a Set of keys, rows can be chosen.
+export function Table({ caption, columns, rows, rowKey = (row) => row.id, empty = "There is nothing here.", selection, rowLabel = rowKey, rowClass }) {
+  if (!rows.length) return html`<${Empty}>${empty}<//>`;
+  const chosen = selection?.value;
+  const toggle = (keys, on) => {
+    const next = new Set(chosen);
+    for (const key of keys) on ? next.add(key) : next.delete(key);
+    selection.value = next;
+  };
+  const keys = rows.map(rowKey);
+  const all = chosen && keys.every((key) => chosen.has(key));
+  return html`<div class="table" tabindex="0" role="region" aria-label=${caption}><table>
+    <caption class="hidden">${caption}</caption>
+    <thead><tr>
+      ${selection && html`<th scope="col" class="choose"><input type="checkbox" aria-label="Choose all rows" checked=${all}
+        onChange=${(event) => toggle(keys, event.target.checked)} /></th>`}
+      ${columns.map((column) => html`<th key=${column.name} scope="col" class=${column.class}>${column.label}</th>`)}
+    </tr></thead>
+    <tbody>${rows.map((row) => {
+      const key = rowKey(row);
+      return html`<tr key=${key} class="${chosen?.has(key) ? "chosen" : ""} ${rowClass?.(row) ?? ""}">
+        ${selection && html`<td class="choose"><input type="checkbox" aria-label=${`Choose ${rowLabel(row)}`} checked=${chosen.has(key)}
+          onChange=${(event) => toggle([key], event.target.checked)} /></td>`}
+        ${columns.map((column) => html`<td key=${column.name} class=${column.class}>${column.render(row)}</td>`)}
+      </tr>`;
+    })}</tbody>
+  </table></div>`;
+}
+
+// A link to the next part of a list: `next` is the cursor of the answer. The address keeps it, so "back" returns.
+export const Paging = ({ next }) => {
+  const isLater = route.value.query.has("cursor");
+  if (!next && !isLater) return null;
+  return html`<nav class="paging" aria-label="Parts of the list">
+    ${isLater && html`<button type="button" onClick=${() => setQuery({ cursor: null }, { keep: true })}>First part</button>`}
+    ${next && html`<button type="button" onClick=${() => setQuery({ cursor: next }, { keep: true })}>Next part</button>`}
+  </nav>`;
+};
+
+// --- Filters: their values are in the address ------------------------------------------------------------------------
+
+export const Filters = ({ children, label = "Filter" }) =>
+  html`<form class="filters" role="search" aria-label=${label} onSubmit=${(event) => event.preventDefault()}>${children}</form>`;
+
+// A field of the query; it applies on Enter, and half a second after the last key.
+export function TextFilter({ name, label, placeholder, isFirst = false, type = "search", list }) {
+  const id = useId();
+  const timer = useRef();
+  const present = route.value.query.get(name) ?? "";
+  const apply = (value) => {
+    clearTimeout(timer.current);
+    setQuery({ [name]: value.trim(), cursor: null });
+  };
+  const later = (event) => {
+    const { value } = event.target;
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => apply(value), 500);
+  };
+  useEffect(() => () => clearTimeout(timer.current), []);
+  return html`<div class="field"><label for=${id}>${label}</label>
+    <input id=${id} type=${type} name=${name} value=${present} placeholder=${placeholder} list=${list} data-first=${isFirst || undefined}
+      autocomplete="off" spellcheck=${false} onInput=${later} onChange=${(event) => apply(event.target.value)} /></div>`;
+}
+
+// `options`: [[value, label], …]; the first one is usually ["", "all"].
+export function ChoiceFilter({ name, label, options }) {
+  const id = useId();
+  const present = route.value.query.get(name) ?? "";
+  return html`<div class="field"><label for=${id}>${label}</label>
+    <select id=${id} name=${name} value=${present} onChange=${(event) => setQuery({ [name]: event.target.value, cursor: null })}>
+      ${options.map(([value, text]) => html`<option key=${value} value=${value} selected=${value === present}>${text}</option>`)}
+    </select></div>`;
+}
+
+// Several values at once, as buttons that are on or off, with their `counts` if there are any.
+export function SetFilter({ name, label, values, counts }) {
+  const chosen = new Set(route.value.query.getAll(name));
+  const toggle = (value) => {
+    chosen.has(value) ? chosen.delete(value) : chosen.add(value);
+    setQuery({ [name]: [...chosen], cursor: null });
+  };
+  return html`<fieldset class="set"><legend>${label}</legend><div>
+    ${values.map((value) => html`<button key=${value} type="button" class="chip" aria-pressed=${chosen.has(value) ? "true" : "false"}
+      onClick=${() => toggle(value)}>${value}${counts && html` <span class="number">${compact(counts[value])}</span>`}</button>`)}
+  </div></fieldset>`;
+}
+
+// --- Actions, messages and dialogs -----------------------------------------------------------------------------------
+
+const messages = signal([]);
+
+export function toast(text, tone = "good") {
+  const message = { text, tone, id: crypto.getRandomValues(new Uint32Array(1))[0] };
+  messages.value = [...messages.value.slice(-3), message];
+  const close = () => (messages.value = messages.value.filter((each) => each !== message));
+  if (tone !== "bad") setTimeout(close, 6000);
+  message.close = close;
+}
+
+export const Messages = () => html`<div class="toasts" aria-live="polite">
+  ${messages.value.map((message) => html`<div key=${message.id} class="toast ${message.tone}" role=${message.tone === "bad" ? "alert" : "status"}>
+    <span>${message.text}</span><button type="button" class="plain" aria-label="Close the message" onClick=${message.close}>×</button></div>`)}
+</div>`;
+
+// A button that does `onClick`, is busy meanwhile, and shows what went wrong. With `confirm` (see `ask`) it asks first.
+export function Button({ onClick, confirm, tone = "", disabled, done, children, class: more = "", ...rest }) {
+  const isBusy = useSignal(false);
+  const run = async () => {
+    if (isBusy.value || (confirm && !(await ask(confirm)))) return;
+    isBusy.value = true;
+    try {
+      await onClick();
+      if (done) toast(done);
+    } catch (error) {
+      if (error.name !== "AbortError") toast(error.message, "bad");
+    } finally {
+      isBusy.value = false;
+    }
+  };
+  return html`<button type="button" class="${tone} ${more}" aria-busy=${isBusy.value ? "true" : "false"} disabled=${disabled} onClick=${run} ...${rest}>${children}</button>`;
+}
+
+const asked = signal(null);
+
+// Ask before an action: { title, body, action, tone }. Returns whether the answer is yes.
+export function ask(question) {
+  return new Promise((resolve) => (asked.value = { tone: "danger", ...question, resolve }));
+}
+
+export function Questions() {
+  const question = asked.value;
+  if (!question) return null;
+  const answer = (yes) => {
+    asked.value = null;
+    question.resolve(yes);
+  };
+  return html`<${Dialog} title=${question.title} onClose=${() => answer(false)}>
+    <div class="dialog-body">${question.body}</div>
+    <footer><button type="button" onClick=${() => answer(false)}>Cancel</button>
+      <button type="button" class=${question.tone} onClick=${() => answer(true)}>${question.action}</button></footer>
+  <//>`;
+}
+
+// A dialog over the page; Escape closes it, and the focus returns to where it was.
+export function Dialog({ title, onClose, wide = false, children }) {
+  const element = useRef();
+  const id = useId();
+  useEffect(() => {
+    const before = document.activeElement;
+    element.current.showModal();
+    return () => before?.isConnected && before.focus();
+  }, []);
+  const cancel = (event) => {
+    event.preventDefault();
+    onClose();
+  };
+  return html`<dialog ref=${element} class=${wide ? "wide" : ""} aria-labelledby=${id} onCancel=${cancel}>
+    <header><h2 id=${id}>${title}</h2><button type="button" class="plain" aria-label="Close" onClick=${onClose}>×</button></header>
+    ${children}
+  </dialog>`;
+}

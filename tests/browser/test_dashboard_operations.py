@@ -1,0 +1,263 @@
+"""The pages of jobs, rooms, workers and servers in a browser, and what operators do there."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Locator, expect
+from rest import V1, register
+from waiting import until
+
+from browser.dashboard import Dashboard, example_queue, new_user, opened
+from browser.example_queue import ExampleQueue
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.parametrize("kind", ["sqlite"]),  # the page does not depend on the database
+]
+_CELL = {
+    "type": "object",
+    "description": "The cell of the crystal",
+    "properties": {
+        "lattice": {"enum": ["bcc", "fcc", "hcp"]},
+        "lengths": {
+            "type": "array",
+            "items": {"type": "number", "exclusiveMinimum": 0},
+            "minItems": 1,
+            "default": [2.87],
+        },
+    },
+    "required": ["lattice"],
+}
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "description": "Shown in the list of scans", "maxLength": 60},
+        "seed": {"type": "integer", "minimum": 0},
+        "tolerance": {"anyOf": [{"type": "number", "maximum": 1}, {"type": "null"}], "default": 0.001},
+        "relax": {"type": "boolean", "default": True},
+        "cell": {"$ref": "#/$defs/Cell"},
+        "extra": {"type": "object", "description": "Passed on to the calculator"},
+    },
+    "required": ["title", "cell"],
+    "$defs": {"Cell": _CELL},
+}
+
+
+async def _fill(queue: ExampleQueue) -> dict[str, Any]:
+    """Register a job with a nested schema and a worker that describes itself; let it hold a task."""
+    worker = {"name": "gpu-07", "host": "gpu-07.example.org", "pid": 4242, "version": "1.0.0", "slots": 4}
+    policy = {"max_attempts": 3, "retry_on": ["error", "worker_lost"], "timeout_seconds": 900}
+    queue.jobs["scan"] = await register(
+        queue.client, "Scan", schema=_SCHEMA, worker=worker, max_in_flight=8, **policy
+    )
+    payload = {"title": "Iron", "cell": {"lattice": "bcc"}}
+    return await queue.start("scan", "lab", **payload)
+
+
+async def test_jobs_and_submitting(browser: Browser, database_url: str) -> None:
+    """Pause and resume a job; submit a task with the form of its schema, and see problems at their fields."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        await _fill(queue)
+        page = dashboard.page
+        await _submit_with_the_form(dashboard, queue)
+        await dashboard.show("jobs", "Jobs")
+        row = page.get_by_role("row").filter(has_text="@global:modifiers:Relax")
+        await expect(row).to_contain_text("5")
+        await row.get_by_role("button", name="Pause").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Pause the job").click()
+        await expect(row.get_by_text("paused", exact=True)).to_be_visible()
+        await dashboard.check("jobs")
+        await until(partial(_statistics, queue), interval=0.2)  # the servers read them every 5 s
+        await page.get_by_role("link", name="@global:modifiers:Relax").click()
+        await expect(page.get_by_role("region", name="Tasks per minute")).to_contain_text("In the last hour")
+        await dashboard.check("job-statistics")
+        await page.go_back()
+        await row.get_by_role("button", name="Resume").click()
+        await expect(row.get_by_text("paused", exact=True)).to_be_hidden()
+        await page.get_by_label("State").select_option("paused")
+        await expect(page.get_by_text("No job matches this filter.")).to_be_visible()
+        assert dashboard.seen == []
+
+
+async def _submit_with_the_form(dashboard: Dashboard, queue: ExampleQueue) -> None:
+    page = dashboard.page
+    name = queue.jobs["scan"]["full_name"]
+    await dashboard.show(f"jobs/{name}", "Scan")
+    form = page.get_by_role("region", name="Submit a task")
+    await expect(form.get_by_label("tolerance")).to_have_value("0.001")
+    await form.get_by_label("Room").fill("lab")
+    await form.get_by_label("seed").fill("-1")
+    await form.get_by_role("button", name="Add to lengths").click()
+    await form.get_by_role("textbox", name="lengths 2").fill("0")
+    await form.get_by_label("extra").fill('{"kpoints": [4, 4, 9007199254740993]}')
+    await form.get_by_role("button", name="Submit").click()
+    for label, message in (
+        ("title", "A value is required."),
+        ("lattice", "A value is required."),
+        ("seed", "-1 is less than"),
+        ("lengths 2", "0 is less"),
+    ):
+        field = form.get_by_label(label).and_(form.locator("input, select"))
+        await expect(field).to_have_attribute("aria-invalid", "true")
+        await expect(field.locator("xpath=..").locator(".problem")).to_contain_text(message)
+    await page.evaluate("scrollTo(0, 0)")
+    await dashboard.check("job")
+    await _correct_and_submit(form)
+    await expect(page.get_by_text("Why it waits")).to_be_visible()
+    task = await _newest(queue)
+    assert (task["job_name"], task["priority"]) == (name, 7)
+    assert task["payload"] == {
+        "title": "Iron",
+        "seed": 2**53 + 1,
+        "tolerance": 0.001,
+        "relax": True,
+        "cell": {"lattice": "fcc", "lengths": [2.87]},
+        "extra": {"kpoints": [4, 4, 2**53 + 1]},
+    }
+
+
+async def _statistics(queue: ExampleQueue) -> list[dict[str, Any]]:
+    params = {"job": queue.jobs["relax"]["full_name"], "resolution": 60}
+    response = await queue.client.get(f"{V1}/statistics", params=params)
+    return list(response.json()["intervals"])
+
+
+async def _newest(queue: ExampleQueue) -> dict[str, Any]:
+    response = await queue.client.get(f"{V1}/rooms/lab/tasks", params={"limit": 1})
+    return dict(response.json()["items"][0])
+
+
+async def _correct_and_submit(form: Locator) -> None:
+    """By way of JSON and back to the form, which keeps all digits."""
+    await form.get_by_label("title").fill("Iron")
+    await form.get_by_label("seed").fill("9007199254740993")
+    await form.get_by_label("lattice").select_option("fcc")
+    await form.get_by_role("button", name="Remove lengths 2").click()
+    await form.get_by_role("button", name="JSON").click()
+    text = form.get_by_role("textbox", name="Payload")
+    assert '"seed": 9007199254740993' in await text.input_value()
+    await form.get_by_role("button", name="Form").click()
+    await form.get_by_text("Options").click()
+    await form.get_by_label("Priority").fill("5000")
+    await form.get_by_role("button", name="Submit").click()
+    await expect(form.get_by_label("Priority")).to_have_attribute("aria-invalid", "true")
+    await form.get_by_label("Priority").fill("7")
+    await form.get_by_role("button", name="Submit").click()
+
+
+async def test_rooms_and_workers(browser: Browser, database_url: str) -> None:
+    """The shares of rooms, the overview of one, a worker with its task, and draining it."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        held = await _fill(queue)
+        page = dashboard.page
+        await dashboard.show("rooms", "Rooms")
+        share = page.get_by_role("meter", name="lab: share of running tasks")
+        await expect(share).to_have_attribute("value", "1")
+        await expect(page.get_by_role("row").filter(has_text="teaching")).to_contain_text("5")
+        await dashboard.check("rooms")
+        await dashboard.show("rooms/teaching", "Room teaching")
+        await expect(page.get_by_role("region", name="Newest tasks").get_by_role("row")).to_have_count(8)
+        await expect(page.get_by_role("region", name="Counts")).to_contain_text("5waiting")
+        await dashboard.check("room")
+        await dashboard.show("workers?text=gpu", "Workers")
+        row = page.get_by_role("row").filter(has_text="gpu-07.example.org")
+        await expect(row).to_contain_text("1 of 4")
+        await dashboard.check("workers")
+        await row.get_by_role("link", name="gpu-07").click()
+        await expect(page.get_by_role("heading", level=1, name="Worker gpu-07")).to_be_visible()
+        await expect(page.get_by_role("link", name=held["id"][:8])).to_be_visible()
+        await dashboard.check("worker")
+        await page.get_by_role("button", name="Drain").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Drain the worker").click()
+        await expect(page.get_by_text("draining", exact=True)).to_be_visible()
+        assert dashboard.seen == []
+
+
+async def test_the_servers(browser: Browser, database_url: str) -> None:
+    """Providers, the sweeper with its mode and preview, the settings in force, and who changed what."""
+    async with example_queue(browser, database_url, sweeper_interval_seconds="1") as (dashboard, queue):
+        page, schema = dashboard.page, {"type": "object", "properties": {"path": {"type": "string"}}}
+        body = {"category": "files", "name": "home", "schema": schema}
+        assert (await queue.client.put(f"{V1}/rooms/lab/providers", json=body)).status_code == 201
+        await dashboard.show("providers", "Providers")
+        await page.get_by_role("button", name="Show the schema of lab:files:home").click()
+        await expect(page.get_by_role("region", name="Schema")).to_contain_text('"path"')
+        await page.keyboard.press("Escape")
+        await dashboard.check("providers")
+        await _change_the_sweeper(dashboard, queue)
+        await _follow_the_audit_trail(dashboard, queue)
+        await dashboard.show("settings?source=changed", "Settings")
+        row = page.get_by_role("row").filter(has_text="admin_token")
+        await expect(row).to_contain_text("secret, set")
+        await expect(page.get_by_text("a-token-for-a-real-server")).to_have_count(0)
+        await dashboard.check("settings")
+        assert dashboard.seen == []
+
+
+async def _change_the_sweeper(dashboard: Dashboard, queue: ExampleQueue) -> None:
+    page = dashboard.page
+    await dashboard.show("sweeper", "Sweeper")
+    await page.get_by_role("button", name="Preview").click()
+    await expect(page.get_by_text("Nothing.")).to_be_visible()
+    await page.get_by_role("button", name="observe").click()
+    await page.get_by_role("button", name="Cancel").click()
+    mode = page.get_by_role("group", name="Mode")
+    await expect(mode.get_by_role("button", pressed=True)).to_have_text("enforce")
+    await page.get_by_role("button", name="observe").click()
+    await page.get_by_role("button", name="Set to observe").click()
+    await expect(mode.get_by_role("button", pressed=True)).to_have_text("observe")
+    assert (await queue.client.get(f"{V1}/admin/sweeper")).json()["mode"] == "observe"
+    await expect(page.get_by_role("region", name="Servers").last).to_contain_text("running", timeout=30_000)
+    await page.get_by_label("quiet cycles too").check()
+    await expect(page.get_by_role("region", name="Last cycles").last).to_contain_text(
+        "enforce", timeout=30_000
+    )
+    await dashboard.check("sweeper")
+
+
+async def _follow_the_audit_trail(dashboard: Dashboard, queue: ExampleQueue) -> None:
+    page = dashboard.page
+    await queue.client.post(f"{V1}/rooms/@global/jobs/{queue.jobs['render']['full_name']}/pause")
+    await dashboard.show("audit", "Audit trail")
+    row = page.get_by_role("row").filter(has_text="job.pause")
+    await expect(row.get_by_role("link", name="@global:analysis:Render")).to_be_visible()
+    await dashboard.check("audit")
+    await page.get_by_role("searchbox", name="Action").fill("sweeper.mode")
+    await expect(row).to_be_hidden()
+    await expect(page.get_by_role("row").filter(has_text="mode observe")).to_contain_text("admin")
+
+
+async def test_a_reader_of_a_room(browser: Browser, database_url: str) -> None:
+    """It sees the jobs and workers of its room, submits a task there, and has no button of operators."""
+    async with example_queue(browser, database_url) as (admin, queue):
+        await _fill(queue)
+        async with opened(browser, admin.url, await new_user(database_url, "ann")) as dashboard:
+            page = dashboard.page
+            await _choose_a_room(dashboard)
+            await page.get_by_role("link", name="Rooms").click()
+            await expect(dashboard.title).to_have_text("Room lab")
+            await expect(page.get_by_role("region", name="Counts")).to_contain_text("2running")
+            await dashboard.show("workers", "Workers")
+            await expect(page.get_by_role("row").filter(has_text="gpu-07")).to_be_visible()
+            await expect(page.get_by_text("gpu-07.example.org")).to_have_count(0)
+            await dashboard.show("jobs", "Jobs")
+            await page.get_by_role("link", name="@global:modifiers:Relax").click()
+            await expect(dashboard.title).to_have_text("Relax")
+            for button in ("Pause", "Drain"):
+                await expect(page.get_by_role("button", name=button)).to_have_count(0)
+            await page.get_by_label("structure").select_option("hcp")
+            await page.get_by_role("button", name="Submit").click()
+            await expect(page.get_by_text("Why it waits")).to_be_visible()
+            assert (await _newest(queue))["payload"] == {"steps": 100, "structure": "hcp"}
+            assert dashboard.seen == []
+
+
+async def _choose_a_room(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    for name in ("jobs", "rooms", "workers", "audit"):
+        await dashboard.show(name)
+        await expect(page.get_by_text("Name your room above")).to_be_visible()
+    await page.get_by_role("banner").get_by_label("Room").fill("lab")
+    await page.get_by_role("button", name="Show").click()
+    await expect(dashboard.title).to_have_text("Tasks")

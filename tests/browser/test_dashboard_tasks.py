@@ -1,0 +1,123 @@
+"""The pages of tasks in a browser."""
+
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, expect
+from rest import V1, get_task, report, submit
+
+from browser.dashboard import Dashboard, example_queue
+from browser.example_queue import ExampleQueue
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.parametrize("kind", ["sqlite"]),  # the pages do not depend on the database
+]
+_LINE = {"at": "2026-01-02T03:05:00Z", "text": "one more line", "level": "info", "source": "log"}
+
+
+async def _show(dashboard: Dashboard, task: dict[str, Any]) -> None:
+    await dashboard.show(f"tasks/{task['id']}", f"Task {task['id'][:8]}")
+
+
+async def test_a_task_is_followed_to_its_end(browser: Browser, database_url: str) -> None:
+    """Its page shows progress, log lines and the end as they come, and the result with all its digits."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page, running = dashboard.page, queue.tasks["running"]
+        await _show(dashboard, running)
+        await expect(page.get_by_text("Relaxing the cell")).to_be_visible()
+        await expect(page.get_by_text("live", exact=True)).to_be_visible()
+        await expect(page.get_by_role("log")).to_contain_text("it is halved")
+        await dashboard.check("task")
+        await queue.tell("running", progress={"current": 900, "total": 1000, "message": "Nearly there"})
+        await expect(page.get_by_text("Nearly there")).to_be_visible()
+        await queue.tell("running", log={"first": 14, "lines": [_LINE]})
+        await expect(page.get_by_role("log").get_by_text("one more line")).to_be_visible()
+        done = await report(queue.client, running, "completed", attempt=1, result={"seed": 2**63 + 1})
+        assert done.status_code == 200
+        await expect(page.get_by_label("Result").get_by_text(str(2**63 + 1))).to_be_visible()
+        await expect(page.get_by_text("live", exact=True)).to_be_hidden()
+        await _retry_a_failed_task(dashboard, queue)
+        await _show_results(dashboard, queue)
+        await _submit_again(dashboard, queue)
+        assert dashboard.seen == []
+
+
+async def _retry_a_failed_task(dashboard: Dashboard, queue: ExampleQueue) -> None:
+    page = dashboard.page
+    await _show(dashboard, queue.tasks["failed"])
+    await expect(page.get_by_label("Traceback")).to_contain_text("energy = self.calculator")
+    await dashboard.check("task-failed")
+    await page.get_by_role("button", name="All frames").click()
+    await expect(page.get_by_label("Traceback")).to_contain_text("cause")
+    await page.get_by_role("button", name="Retry").click()
+    await expect(page.get_by_text("Why it waits")).to_be_visible()
+    assert (await get_task(queue.client, queue.tasks["failed"]))["status"] == "pending"
+
+
+async def _show_results(dashboard: Dashboard, queue: ExampleQueue) -> None:
+    page = dashboard.page
+    await _show(dashboard, queue.tasks["array"])
+    await expect(page.get_by_role("img", name="The array as a picture of 24 by 24")).to_be_visible()
+    await dashboard.check("task-array")
+    await _show(dashboard, queue.tasks["image"])
+    await expect(page.get_by_role("img", name="The result")).to_have_js_property("naturalWidth", 96)
+    await dashboard.check("task-image")
+
+
+async def _submit_again(dashboard: Dashboard, queue: ExampleQueue) -> None:
+    """The edited payload arrives with all digits, and 1.0 stays a float."""
+    page = dashboard.page
+    await page.get_by_role("button", name="Submit again").click()
+    text = page.get_by_role("textbox", name="Payload")
+    assert str(2**53 + 1) in await text.input_value()
+    await text.fill('{"width": 9007199254740993, "scale": 1.0}')
+    await dashboard.check("task-submit-again")
+    await page.get_by_role("button", name="Submit", exact=True).click()
+    await expect(page.get_by_text("Submitted.")).to_be_visible()
+    listed = (await queue.client.get(f"{V1}/rooms/lab/tasks", params={"limit": 1})).json()["items"][0]
+    assert repr(listed["payload"]) == "{'width': 9007199254740993, 'scale': 1.0}"
+
+
+async def test_tasks_are_found_chosen_and_retried(browser: Browser, database_url: str) -> None:
+    """The filters are in the address, new tasks appear, and actions apply to what was chosen or matches."""
+    async with example_queue(browser, database_url) as (dashboard, queue):
+        page, rows = dashboard.page, dashboard.page.get_by_role("row")
+        await dashboard.show("tasks", "Tasks")
+        await expect(rows).to_have_count(16)
+        await expect(page.get_by_role("button", name="pending 6")).to_be_visible()
+        await dashboard.check("tasks")
+        await submit(queue.client, queue.jobs["render"], "studio", width=3)
+        await expect(rows).to_have_count(17)
+        await page.get_by_label("Room", exact=True).fill("teaching,archive")
+        await expect(rows).to_have_count(9)
+        await page.get_by_role("button", name="failed").click()
+        await expect(rows).to_have_count(2)
+        assert page.url.endswith("#/tasks?room=teaching%2Carchive&status=failed")
+        await page.reload()
+        await expect(rows).to_have_count(2)
+        await page.get_by_role("checkbox", name="Choose all rows").check()
+        await page.get_by_role("region", name="Chosen tasks").get_by_role("button", name="Retry 1").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Retry").click()
+        await expect(page.get_by_text("1 task put back into the queue.")).to_be_visible()
+        await expect(page.get_by_text("No task matches this filter.")).to_be_visible()
+        await dashboard.check("tasks-none")
+        await page.get_by_role("button", name="Clear").click()
+        await expect(rows).to_have_count(17)
+        await _cancel_all_that_match(dashboard, queue)
+
+
+async def _cancel_all_that_match(dashboard: Dashboard, queue: ExampleQueue) -> None:
+    """The dialog counts the tasks of the filter first, and the others stay as they are."""
+    page = dashboard.page
+    await dashboard.show("tasks?room=teaching", "Tasks")
+    await page.get_by_role("button", name="Cancel …").click()
+    dialog = page.get_by_role("dialog", name="Cancel all that match")
+    await expect(dialog).to_contain_text("6 tasks")
+    await expect(dialog).to_contain_text("room teaching")
+    await dashboard.check("tasks-bulk")
+    await dialog.get_by_role("button", name="Cancel 6 tasks").click()
+    await expect(page.get_by_text("6 tasks cancelled.")).to_be_visible()
+    counts = (await queue.client.get(f"{V1}/tasks/counts")).json()
+    assert (counts["cancelled"], counts["pending"], counts["running"]) == (6, 2, 1)
+    assert dashboard.seen == []

@@ -1,0 +1,66 @@
+"""The command doctor against a running server, without one, and with faults; misspelt variables."""
+
+import json
+from pathlib import Path
+
+from cli.conftest import Stack
+from cli.program import Program, RunningServer
+from zndraw_joblib.cli.doctor import Clocks, check_clocks
+
+
+def checks_of(output: str) -> dict[str, tuple[str, str]]:
+    """Return the state and the remedy of each check of a plain output."""
+    lines = [line.split("\t") for line in output.splitlines()]
+    return {name: (state, remedy) for state, name, _, remedy in lines}
+
+
+def test_each_check_has_a_state_and_a_remedy(stack: Stack, tmp_path: Path) -> None:
+    """A server that works passes; each fault fails its check with a remedy, and the exit code is 1."""
+    # No server answers here, and no Redis.
+    nowhere = ["doctor", "--url", "http://127.0.0.1:1"]
+    nothing = "ZNDRAW_JOBLIB_DATABASE_URL=sqlite:///nothing.db"
+    good, as_json, none, redis, typo, wrong = stack.program.run_all(
+        [
+            ["doctor"],
+            ["doctor", "--json"],
+            [nothing, *nowhere],
+            ["ZNDRAW_JOBLIB_REDIS_URL=redis://:secret@127.0.0.1:1", "doctor"],
+            ["ZNDRAW_JOBLIB_WORKER_TIMEOUT=5", "doctor"],
+            ["ZNDRAW_JOBLIB_WORKERS=0", "doctor"],
+        ]
+    )
+    found = checks_of(good.out)
+    assert {"settings", "server", "database", "clocks", "sweeper"} <= set(found)
+    assert {found[name][0] for name in ("settings", "server", "database", "clocks")} == {"ok"}
+    assert found["disk"][0] in {"ok", "warning"}
+    assert {check["name"] for check in json.loads(as_json.out)} == set(found)
+    assert none.code == 1
+    missing = checks_of(none.out)
+    assert (missing["server"][0], missing["database"][0]) == ("failed", "failed")
+    assert "zndraw-joblib serve" in missing["server"][1]
+    assert missing["clocks"][0] == "skipped"
+    assert redis.code == 1
+    assert checks_of(redis.out)["redis"][0] == "failed"
+    assert "secret" not in redis.out
+    assert "Did you mean ZNDRAW_JOBLIB_WORKER_TIMEOUT_SECONDS?" in checks_of(typo.out)["settings"][1]
+    assert (wrong.code, checks_of(wrong.out)["settings"][0]) == (1, "failed")
+
+
+def test_clocks_that_differ_are_named() -> None:
+    """The check names the clock, how far it is off, and the remedy."""
+    [check] = check_clocks(Clocks(server=-90.0, database=0.2))
+    assert check.state == "warning"
+    assert "server is 90 s behind" in check.detail
+    assert "NTP" in (check.remedy or "")
+
+
+def test_misspelt_variables_are_reported_at_the_start(program: Program) -> None:
+    """`serve` names the nearest setting; a worker reports only what resembles a variable of its own."""
+    typos = {"WORKER_TIMEOUT_SECOND": "1", "TOKN": "abc"}
+    with RunningServer(program, **typos) as server:
+        assert "ZNDRAW_JOBLIB_WORKER_TIMEOUT_SECOND has no effect" in server.stderr
+        assert "Did you mean ZNDRAW_JOBLIB_WORKER_TIMEOUT_SECONDS?" in server.stderr
+    settings = [f"ZNDRAW_JOBLIB_{name}={value}" for name, value in typos.items()]
+    [worker] = program.run_all([[*settings, "worker", "nope.py", "--url", "http://127.0.0.1:1"]])
+    assert "Did you mean ZNDRAW_JOBLIB_TOKEN?" in worker.err
+    assert "WORKER_TIMEOUT" not in worker.err

@@ -1,0 +1,88 @@
+"""Tables on terminals of several widths, and the parameters of a job from its schema."""
+
+import json
+from io import StringIO
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from rich.console import Console
+
+from zndraw_joblib.cli.ids import parse_id
+from zndraw_joblib.cli.job_output import example_call
+from zndraw_joblib.cli.table import Layout, build_table
+from zndraw_joblib.cli.task_list import LAYOUT, columns_of
+from zndraw_joblib.contract.messages import JobResponse
+
+ID = "01a9b2c3-d4e5-7f60-8123-456789abcdef"
+TWIN = "01a9b2c3-d4e5-7f60-8123-456789abcdee"
+
+
+def shown(columns: list[str], cells: list[list[str]], layout: Layout, width: int) -> list[str]:
+    """Return the lines of a table on a terminal."""
+    output = StringIO()
+    Console(file=output, width=width, force_terminal=False).print(build_table(columns, cells, layout, width))
+    return [line for line in output.getvalue().splitlines() if line.strip()]
+
+
+def test_id_job_and_error_stay_visible() -> None:
+    """At 80 columns the job keeps its name and the error its beginning; less important columns give way."""
+    row = [
+        ID,
+        "@global:modifiers:RelaxWithManyStepsAtOnce",
+        "chemistry-lab-3",
+        "failed",
+        "2 hours ago",
+        "1.25 s",
+        "ValueError: the structure has no cell, so it cannot be relaxed",
+    ]
+    columns = columns_of(with_rooms=True)
+    head, _, line = shown(columns, [row], LAYOUT, 80)
+    assert len(line) <= 80
+    assert {"task", "job", "status", "error"} <= set(head.split())
+    assert ID[:18] in line
+    assert "ManyStepsAtOnce" in line
+    assert "failed" in line
+    assert "ValueError: the" in line
+    narrow = shown(columns, [row], LAYOUT, 60)[2]
+    assert ID[:18] in narrow
+    assert "AtOnce" in narrow
+    assert "ValueErr" in narrow
+    assert ID in shown(columns, [row], LAYOUT, 200)[2]
+
+
+def test_shortened_ids_name_each_row() -> None:
+    """Ids that begin alike keep as many characters as distinguish them."""
+    lines = shown(["task", "error"], [[ID, "x" * 50], [TWIN, "y" * 50]], LAYOUT, 70)
+    assert {line.split()[0] for line in lines[2:]} == {ID, TWIN}
+
+
+@pytest.mark.parametrize("text", ["abc", "xyzw", ID + "0", "----"])
+def test_a_prefix_of_an_id_is_checked(text: str) -> None:
+    """A text that no id begins with is an error before any request."""
+    with pytest.raises(Exception, match="is not an id"):
+        parse_id(text)
+    assert parse_id(ID.replace("-", "")) == parse_id(ID.upper()) == ID
+    assert parse_id("01a9b2c3d4") == "01a9b2c3-d4"
+
+
+def test_the_example_call_fits_the_schema() -> None:
+    """Each required parameter has an example of its type, quoted for a shell."""
+    schema: dict[str, Any] = {
+        "properties": {
+            "steps": {"type": "integer", "minimum": 3},
+            "mode": {"$ref": "#/$defs/Mode"},
+            "cell": {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "null"}]},
+            "note": {"type": "string", "examples": ["two words"]},
+            "loop": {"$ref": "#/properties/loop"},
+            "label": {"type": "string", "default": "a"},
+        },
+        "required": ["steps", "mode", "cell", "note", "loop"],
+        "$defs": {"Mode": {"enum": ["fast", "slow"]}},
+    }
+    job = JobResponse(
+        id=uuid4(), room_id="a", category="b", name="C", full_name="a:b:C", workers=[], schema=schema
+    )
+    call = "zndraw-joblib submit a:b:C steps=3 mode=fast 'cell=[]' 'note=two words' loop=text --wait"
+    assert example_call(job) == call
+    assert json.loads(json.dumps(job.schema_)) == schema

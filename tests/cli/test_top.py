@@ -1,0 +1,110 @@
+"""The view of the command top, in the size of a terminal."""
+
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from uuid import uuid4
+
+from rich.console import Console
+
+from zndraw_joblib.cli.top_view import View, render, sparkline
+from zndraw_joblib.contract.operations import (
+    Finding,
+    JobEntry,
+    Overview,
+    Severity,
+    WorkerState,
+    WorkerSummary,
+)
+from zndraw_joblib.contract.searches import StatusCounts
+from zndraw_joblib.contract.statistics import Interval
+
+NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+def a_job(number: int) -> JobEntry:
+    """Return a job whose queue has as many tasks as its number."""
+    return JobEntry(
+        id=uuid4(),
+        full_name=f"@global:modifiers:RelaxWithManyStepsAtOnce{number}",
+        room_id="@global",
+        category="modifiers",
+        name=f"RelaxWithManyStepsAtOnce{number}",
+        created_at=NOW,
+        workers=number % 2,
+        slots=1,
+        queued=number,
+        scheduled=0,
+        counts=StatusCounts(failed=number),
+        oldest_waiting_at=NOW - timedelta(hours=1),
+    )
+
+
+def a_worker(number: int) -> WorkerSummary:
+    """Return a worker that holds as many tasks as its number."""
+    return WorkerSummary(
+        id=uuid4(),
+        last_heartbeat=NOW,
+        job_count=1,
+        name=f"node-{number}",
+        host="very-long-host-name.cluster.example.org",
+        state=WorkerState.ACTIVE,
+        slots=4,
+        held=number,
+    )
+
+
+def test_the_view_fits_a_terminal() -> None:
+    """Findings come first; the fullest jobs and workers are shown, as many as have room."""
+    finding = Finding(
+        code="job-without-workers",
+        severity=Severity.CRITICAL,
+        detail="Job @global:modifiers:Relax has 12 waiting tasks and no worker",
+        remedy="Start a worker that serves the job",
+    )
+    overview = Overview(
+        at=NOW,
+        findings=[finding] * 7,
+        counts=StatusCounts(pending=12, running=3, failed=2),
+        queued=12,
+        scheduled=0,
+        oldest_waiting_at=NOW - timedelta(minutes=5),
+        jobs=50,
+        paused_jobs=0,
+        workers={WorkerState.ACTIVE: 40},
+        slots=160,
+        servers=[],
+        recent=[Interval(start=NOW - timedelta(minutes=1), completed=8)],
+    )
+    view = View("http://127.0.0.1:8000", NOW, overview, [*map(a_job, range(50))], [*map(a_worker, range(40))])
+    output = StringIO()
+    Console(file=output, width=80).print(render(view._replace(problem="gone"), 80, 40))
+    text = output.getvalue()
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 40
+    assert "gone" in lines[0]
+    assert lines[1].startswith("! Job @global:modifiers:Relax")
+    assert " ".join(text.split()).count("Start a worker that serves the job") == 5
+    assert text.index("and 2 more findings") < text.index("Waiting 12")
+    assert text.index("no worker") < text.index("AtOnce49") < text.index("node-39")
+    assert "and 2 more findings" in text
+    assert "AtOnce0 " not in text
+    small = StringIO()
+    Console(file=small, width=80).print(render(view, 80, 24))
+    assert "and 3 more findings" in small.getvalue()
+    whole = StringIO()
+    Console(file=whole, width=200).print(render(view, 200, None))
+    assert whole.getvalue().count("RelaxWithManyStepsAtOnce") == 50
+    assert whole.getvalue().count("very-long-host-name.cluster.example.org") == 40
+
+
+def test_the_sparkline_has_a_letter_for_each_minute() -> None:
+    """A minute in which few tasks ended differs from one without any."""
+    recent = [
+        Interval(start=NOW - timedelta(minutes=59), completed=1),
+        Interval(start=NOW - timedelta(minutes=1), completed=60, failed=10, cancelled=10),
+        Interval(start=NOW - timedelta(hours=3), completed=9),
+    ]
+    line = sparkline(recent, NOW)
+    assert (len(line), line[0], line[1], line[-2], line[-1]) == (60, "▂", "▁", "█", "▁")
+    assert set(sparkline([], NOW)) == {"▁"}

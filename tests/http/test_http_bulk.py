@@ -1,0 +1,337 @@
+"""Actions on all tasks that match a filter, and the audit trail of operators' actions."""
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from databases import on_postgresql
+from replica import ADMIN, Replica
+from rest import V1, AsUser, claim, expect_problem, register, report, submit
+from seeds import LONG_AGO, add_tasks, task
+from sqlalchemy import func, select
+
+from zndraw_joblib.contract.searches import BulkAction, TaskFilter
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.ports import CursorPage, RequestKey
+from zndraw_joblib.server.runtime import Runtime
+from zndraw_joblib.server.service import audit, bulk_actions, bulk_tokens
+from zndraw_joblib.server.service.bulk_tokens import Confirmed
+from zndraw_joblib.server.store.tables import Task, metadata
+from zndraw_joblib.server.store.tasks import details
+
+tasks = Task.__table__
+BULK = f"{V1}/tasks/bulk"
+
+
+async def preview(client: httpx.AsyncClient, action: str, **wanted: Any) -> dict[str, Any]:
+    """Return the preview of an action."""
+    response = await client.post(f"{BULK}/preview", json={"action": action, "filter": wanted})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def act(
+    client: httpx.AsyncClient, token: str, action: str, key: str | None = None, **wanted: Any
+) -> httpx.Response:
+    """Confirm an action; return the response."""
+    headers = {} if key is None else {"Idempotency-Key": f'"{key}"'}
+    return await client.post(BULK, json={"action": action, "filter": wanted, "token": token}, headers=headers)
+
+
+async def trail(client: httpx.AsyncClient, **query: Any) -> list[tuple[str, str, Any]]:
+    """Return action, actor and detail of the audit trail, newest first."""
+    response = await client.get(f"{V1}/audit", params=query)
+    assert response.status_code == 200, response.text
+    return [(entry["action"], entry["actor"], entry["detail"]) for entry in response.json()["items"]]
+
+
+async def fail_one(client: httpx.AsyncClient, job: dict[str, Any], room: str = "lab") -> str:
+    """Submit a task and let it fail; return its id."""
+    submitted = await submit(client, job, room)
+    held = await claim(client, job["worker_id"])
+    assert held is not None
+    assert held["id"] == submitted["id"]
+    assert (await report(client, held, "failed", attempt=held["attempt"], error="no")).status_code == 200
+    return submitted["id"]
+
+
+async def statuses(client: httpx.AsyncClient, ids: list[str]) -> list[str]:
+    """Return the statuses of tasks."""
+    return [(await client.get(f"{V1}/tasks/{task_id}")).json()["status"] for task_id in ids]
+
+
+async def test_an_action_affects_what_its_preview_counted(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retry, cancel, release and purge: not tasks that are newer, or have changed since the preview."""
+    job = await register(client)
+    ids = [await fail_one(client, job) for _ in range(4)]
+    shown = await preview(client, "retry", status=["failed", "running"], room=["lab"])
+    assert (shown["count"], shown["is_complete"], shown["limit"]) == (4, True, 10_000)
+    assert [example["id"] for example in shown["examples"]] == ids[::-1]
+    assert datetime.fromisoformat(shown["expires_at"]) > datetime.now(UTC) + timedelta(minutes=8)
+    newer = await fail_one(client, job)
+    assert (await client.post(f"{V1}/tasks/{ids[0]}/retry")).status_code == 200
+    wanted = {"room": ["lab"], "status": ["running", "failed"]}  # the order of lists does not matter
+    first = await act(client, shown["token"], "retry", key="one", **wanted)
+    assert first.json() == {"action": "retry", "affected": 3, "skipped": 0, "is_complete": True}
+    assert await statuses(client, [*ids, newer]) == ["pending"] * 4 + ["failed"]
+
+    async def refuse(*_: object) -> Confirmed:
+        raise bulk_tokens._invalid("it has expired")
+
+    with monkeypatch.context() as later:
+        later.setattr(bulk_tokens, "verify", refuse)
+        again = await act(client, shown["token"], "retry", key="one", **wanted)
+    assert (again.status_code, again.json()) == (200, first.json())
+    assert (await act(client, shown["token"], "retry", **wanted)).json()["affected"] == 0
+    assert [action for action, _, _ in await trail(client, action="bulk.retry")] == ["bulk.retry"] * 2
+
+
+async def test_held_and_waiting_tasks_are_released_and_cancelled(client: httpx.AsyncClient) -> None:
+    """An action without matches is recorded too."""
+    job = await register(client)
+    for _ in range(4):
+        await submit(client, job)
+    held = await claim(client, job["worker_id"])
+    shown = await preview(client, "release")
+    assert shown["count"] == 1
+    assert (await act(client, shown["token"], "release")).json()["affected"] == 1
+    assert await statuses(client, [held["id"]]) == ["pending"]
+    shown = await preview(client, "cancel", job=[job["full_name"]], text="{}")
+    result = await act(client, shown["token"], "cancel", job=[job["full_name"]], text="{}")
+    assert (shown["count"], result.json()["affected"]) == (4, 4)
+    shown = await preview(client, "purge", status=["pending"])
+    assert shown["count"] == 0
+    assert (await act(client, shown["token"], "purge", status=["pending"])).json()["affected"] == 0
+    assert await trail(client) == [
+        ("bulk.purge", "admin", {"affected": 0, "skipped": 0}),
+        ("bulk.cancel", "admin", {"affected": 4, "skipped": 0}),
+        ("bulk.release", "admin", {"affected": 1, "skipped": 0}),
+    ]
+
+
+async def test_a_purge_deletes_all_that_belongs_to_its_tasks(replica: Replica) -> None:
+    """The counts stay right; other tasks stay."""
+    job = await replica.register()
+    rows = [task(job.id, status, room_id=f"room-{n % 3}") for n in range(400) for status in TaskStatus]
+    rows = [row for row in rows if row["status"] not in {"claimed", "running"}]
+    await add_tasks(replica, rows)
+    done = await apply(replica, Confirmed(ADMIN, BulkAction.PURGE, TaskFilter(room=["room-0", "room-1"]), 0))
+    expected = sum(row["status"] != "pending" and row["room_id"] != "room-2" for row in rows)
+    assert (done.affected, done.skipped, done.is_complete) == (expected, 0, True)
+    left = (await replica.execute(select(func.count()).select_from(tasks))).scalar_one()
+    assert left == len(rows) - expected
+
+
+async def test_a_purge_of_long_logs_takes_several_batches(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch deletes only as many tasks as it may delete lines; the next one continues behind them."""
+
+    async def two_at_once(_: object, seqs: list[int]) -> list[int]:
+        return seqs[:2]
+
+    monkeypatch.setattr(details, "first_to_prune", two_at_once)
+    job = await replica.register()
+    await add_tasks(replica, [task(job.id, TaskStatus.COMPLETED) for _ in range(5)])
+    done = await apply(replica, Confirmed(ADMIN, BulkAction.PURGE, TaskFilter(), 0))
+    assert (done.affected, done.skipped) == (5, 0)
+    assert await replica.rows(tasks) == []
+
+
+async def apply(
+    replica: Replica, confirmed: Confirmed, key: RequestKey | None = None, write: Any = None
+) -> Any:
+    """Preview and apply an action without HTTP."""
+    runtime = replica.runtime
+    shown = await bulk_actions.preview(runtime.database.read, runtime.write, confirmed)
+    checked = await runtime.database.read(
+        bulk_tokens.verify, shown.token, confirmed.caller, confirmed.action, confirmed.wanted
+    )
+    return await bulk_actions.apply(runtime.database.read, write or runtime.write, checked, key)
+
+
+class Killed(Exception):
+    """The process ends."""
+
+
+async def test_a_kill_between_two_batches_loses_nothing(replica: Replica) -> None:
+    """Committed batches stay and are in the audit trail; a repeat affects the rest."""
+    job = await replica.register()
+    await add_tasks(replica, [task(job.id, TaskStatus.FAILED) for _ in range(1200)])
+    batches = 0
+
+    async def write(work: Any, *args: Any) -> Any:
+        nonlocal batches
+        batches += work is bulk_actions._apply_batch
+        if batches > 2:
+            raise Killed
+        return await replica.runtime.write(work, *args)
+
+    confirmed = Confirmed(ADMIN, BulkAction.RETRY, TaskFilter(job=[job.full_name]), 0)
+    with pytest.raises(Killed):
+        await apply(replica, confirmed, write=write)
+    [entry] = await replica.rows(metadata.tables["joblib_audit"])
+    assert (entry.action, entry.detail["skipped"]) == ("bulk.retry", 0)
+    # On a slow machine the search for a batch ends early.
+    affected = entry.detail["affected"]
+    assert 0 < affected <= 1000
+    assert (await apply(replica, confirmed)).affected == 1200 - affected
+
+
+@on_postgresql
+async def test_locked_tasks_are_skipped(replica: Replica) -> None:
+    """The action does not wait for the transaction that locks them."""
+    job = await replica.register()
+    ids = await add_tasks(replica, [task(job.id, TaskStatus.FAILED) for _ in range(5)])
+    async with replica.engine.begin() as connection:
+        await connection.execute(select(tasks.c.seq).where(tasks.c.id.in_(ids[:2])).with_for_update())
+        done = await apply(replica, Confirmed(ADMIN, BulkAction.RETRY, TaskFilter(), 0))
+    assert (done.affected, done.skipped) == (3, 2)
+
+
+async def test_an_action_affects_at_most_its_limit(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest ones; preview and result say that there may be more."""
+    monkeypatch.setattr(bulk_actions, "MAX_BULK_TASKS", 7)
+    monkeypatch.setattr(bulk_actions, "TASKS_PER_BATCH", 3)
+    job = await replica.register()
+    ids = await add_tasks(replica, [task(job.id, TaskStatus.FAILED) for _ in range(9)])
+    done = await apply(replica, Confirmed(ADMIN, BulkAction.RETRY, TaskFilter(), 0))
+    assert (done.affected, done.is_complete) == (7, False)
+    failed = await replica.rows(tasks, tasks.c.status == "failed")
+    assert [row.id for row in failed] == ids[:2]
+
+
+async def test_a_token_is_for_its_caller_action_and_filter(
+    client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any other use of it, and an old or changed one, is a 422 that names it."""
+    job = await register(client)
+    await fail_one(client, job)
+    token = (await preview(client, "retry", room=["lab"]))["token"]
+    root = await as_user("root", is_superuser=True)
+    text, signature = token.split(".")
+    wrong_texts = ["", ".", "é.é", text, f"AA.{signature}", f"{text}.{signature[:-1]}0x"]
+    cases = [
+        (root, token, "retry", {"room": ["lab"]}),
+        (client, token, "purge", {"room": ["lab"]}),
+        (client, token, "retry", {}),
+        (client, token, "retry", {"room": ["lab", "attic"]}),
+        *((client, wrong, "retry", {"room": ["lab"]}) for wrong in wrong_texts),
+    ]
+    for caller, given, action, wanted in cases:
+        response = await act(caller, given, action, **wanted)
+        assert "body.token" in expect_problem(response, 422, "invalid-request")["detail"]
+    monkeypatch.setattr(bulk_tokens, "LIFETIME", timedelta(seconds=-1))
+    old = (await preview(client, "retry", room=["lab"]))["token"]
+    response = await act(client, old, "retry", room=["lab"])
+    assert "expired" in expect_problem(response, 422, "invalid-request")["detail"]
+    unknown = await client.post(f"{BULK}/preview", json={"action": "retry", "filter": {"colour": "red"}})
+    expect_problem(unknown, 422, "invalid-request")
+    assert (await act(client, token, "retry", room=["lab"])).json()["affected"] == 1
+
+
+async def test_users_retry_and_cancel_their_own_tasks(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """Only in rooms that they name, and nothing else."""
+    job = await register(client)
+    ada, bob = await as_user("ada"), await as_user("bob")
+    own, other = [(await submit(user, job))["id"] for user in (ada, bob)]
+    expect_problem(await (await as_user()).post(f"{BULK}/preview", json={}), 401, "unauthorized")
+    for action, wanted in (
+        ("cancel", {}),
+        ("purge", {"room": ["lab"]}),
+        ("release", {"room": ["lab"]}),
+        ("cancel", {"room": ["lab"], "created_by": "bob"}),
+    ):
+        for path, more in ((f"{BULK}/preview", {}), (BULK, {"token": "x"})):
+            body = {"action": action, "filter": wanted, **more}
+            expect_problem(await ada.post(path, json=body), 403, "forbidden")
+    shown = await preview(ada, "cancel", room=["lab"])
+    assert [example["id"] for example in shown["examples"]] == [own]
+    assert (await act(ada, shown["token"], "cancel", room=["lab"])).json()["affected"] == 1
+    assert await statuses(client, [own, other]) == ["cancelled", "pending"]
+    expect_problem(await ada.get(f"{V1}/audit"), 403, "forbidden")
+    assert await trail(ada, room="lab") == [("bulk.cancel", "ada", {"affected": 1, "skipped": 0})]
+    assert await trail(ada, room="attic") == []
+
+
+async def test_operators_actions_are_recorded_and_logged(
+    client: httpx.AsyncClient, as_user: AsUser, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One entry and one line each, with the request's id; not what users do with their own tasks."""
+    ada = await as_user("ada")
+    job = await register(ada, room="lab")
+    name, worker = job["full_name"], job["worker_id"]
+    ids = [(await submit(ada, job))["id"] for _ in range(3)]
+    caplog.set_level(logging.INFO, "zndraw_joblib")
+
+    async def do(method: str, path: str, body: Any = None) -> None:
+        given = {"X-Request-ID": "request-1", "Idempotency-Key": f'"{method} {path}"'}
+        for _ in range(2):  # a repeat is not recorded
+            response = await client.request(method, f"{V1}{path}", json=body, headers=given)
+            assert response.status_code < 300, response.text
+
+    for method, path, body in (
+        ("POST", f"/rooms/lab/jobs/{name}/pause", None),
+        ("POST", f"/rooms/lab/jobs/{name}/resume", None),
+        ("PATCH", "/admin/sweeper", {"mode": "observe"}),
+        ("POST", f"/tasks/{ids[0]}/fail", None),
+        ("POST", f"/tasks/{ids[0]}/retry", None),
+        ("PATCH", f"/tasks/{ids[1]}", {"status": "cancelled"}),
+    ):
+        await do(method, path, body)
+    held = await claim(ada, worker)
+    await do("POST", f"/tasks/{held['id']}/release")
+    await do("POST", f"/workers/{worker}/drain")
+    await do("DELETE", f"/workers/{worker}")
+    assert (await ada.patch(f"{V1}/tasks/{ids[2]}", json={"status": "cancelled"})).status_code == 200
+    expected = [
+        *("worker.remove", "worker.drain", "task.release", "task.cancel", "task.retry", "task.fail"),
+        *("sweeper.mode", "job.resume", "job.pause"),
+    ]
+    found = (await client.get(f"{V1}/audit")).json()["items"]
+    assert [entry["action"] for entry in found] == expected
+    assert {(entry["actor"], entry["request_id"]) for entry in found} == {("admin", "request-1")}
+    lines = [record.getMessage() for record in caplog.records if "Operator action" in record.getMessage()]
+    first = f"Operator action: action=job.pause actor=admin target={name}"
+    assert (len(lines), lines[0]) == (len(expected), first)
+    of_room = [action for action, _, _ in await trail(ada, room="lab")]
+    assert of_room == [action for action in expected if action.startswith(("task", "job"))]
+
+
+async def test_the_audit_trail_has_pages(client: httpx.AsyncClient) -> None:
+    """Each entry once, newest first."""
+    name = (await register(client, room="lab"))["full_name"]
+    expected = ["job.pause", "job.resume"] * 3
+    for action in reversed(expected):
+        url = f"{V1}/rooms/lab/jobs/{name}/{action.removeprefix('job.')}"
+        assert (await client.post(url)).status_code == 200
+    pages, cursor = [], None
+    while True:
+        query = {"limit": 2} if cursor is None else {"limit": 2, "cursor": cursor}
+        page = (await client.get(f"{V1}/audit", params=query)).json()
+        pages += [entry["action"] for entry in page["items"]]
+        if (cursor := page["next"]) is None:
+            break
+    assert pages == expected
+    assert await trail(client, actor="ada") == []
+    for wrong in ("x", "WzEsInRhc2tzIiwxXQ"):  # the second is a cursor of tasks
+        expect_problem(await client.get(f"{V1}/audit", params={"cursor": wrong}), 422, "invalid-request")
+
+
+async def test_old_entries_are_deleted(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond `audit_days`, and beyond the newest 100,000."""
+    table = metadata.tables["joblib_audit"]
+    now = datetime.now(UTC)
+    row = {"actor": "a", "action": "job.pause", "target": "x"}
+    await replica.add(table, [row | {"at": at} for at in (LONG_AGO, now, now, now)])
+    keep = timedelta(days=90)
+    assert await replica.runtime.write(audit.prune, keep, 10) == (1 if now - LONG_AGO > keep else 0)
+    monkeypatch.setattr(audit, "MAX_ROWS", 2)
+    page = CursorPage(10, None)
+    before = (await replica.runtime.database.read(audit.trail, page, None, None, None)).items
+    await replica.runtime.write(audit.prune, keep, 10)
+    assert (await replica.runtime.database.read(audit.trail, page, None, None, None)).items == before[:2]

@@ -1,0 +1,158 @@
+"""The overview names what is wrong first; statistics and overviews are for those who may read the rooms."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+from databases import on_sqlite
+from fastapi import FastAPI, HTTPException
+from replica import ManualClock
+from rest import V1, AsUser, expect_problem, register, submit
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
+
+from zndraw_joblib import JobLib, JobLibSettings
+from zndraw_joblib.server.ports import Identity
+
+
+@asynccontextmanager
+async def queue_at(
+    engine: AsyncEngine, clock: ManualClock
+) -> AsyncIterator[tuple[JobLib, httpx.AsyncClient]]:
+    """Return a queue on a clock, without background loops, and the client of a superuser."""
+
+    async def identify() -> Identity:
+        return Identity("ada", is_superuser=True)
+
+    joblib = JobLib(
+        session_maker=async_sessionmaker(engine), identity=identify, settings=JobLibSettings(), clock=clock
+    )
+    app = FastAPI()
+    joblib.mount(app)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        yield joblib, client
+        await joblib.runtime.finish()
+
+
+async def get(client: httpx.AsyncClient, path: str, **params: Any) -> Any:
+    """Return the body of a response."""
+    response = await client.get(f"{V1}{path}", params=params)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def fail_tasks(client: httpx.AsyncClient, job: dict[str, Any], number: int) -> None:
+    """Submit, start and fail tasks."""
+    for _ in range(number):
+        await submit(client, job)
+        body = {"worker_id": job["worker_id"], "start": True}
+        task = (await client.post(f"{V1}/tasks/claim", json=body)).json()["task"]
+        report = {"status": "failed", "error": "oh"}
+        assert (await client.patch(f"{V1}/tasks/{task['id']}", json=report)).is_success
+
+
+async def add_problems(client: httpx.AsyncClient) -> list[str]:
+    """Add a failing job, one without workers, a paused one and a slow one; return their names."""
+    failing, unserved, paused, slow = [
+        await register(client, name, start_timeout_seconds=0)
+        for name in ("Failing", "Unserved", "Paused", "Slow")
+    ]
+    await fail_tasks(client, failing, 5)
+    for job in (unserved, paused, paused, slow):
+        await submit(client, job)
+    assert (await client.delete(f"{V1}/workers/{unserved['worker_id']}")).is_success
+    assert (await client.post(f"{V1}/rooms/lab/jobs/{paused['full_name']}/pause")).is_success
+    return [job["full_name"] for job in (failing, unserved, paused, slow)]
+
+
+async def test_findings_are_first_and_have_remedies(engine: AsyncEngine, clock: ManualClock) -> None:
+    """Jobs without workers, paused jobs, long waits, failing jobs, silent workers and sweepers."""
+    async with queue_at(engine, clock) as (joblib, client):
+        await joblib.rollups.update()
+        clock.advance(1)
+        assert (await get(client, "/overview"))["findings"] == []
+        failing, unserved, paused, slow = await add_problems(client)
+        await joblib.sweeper.cycle()
+        clock.advance(700)
+        await joblib.rollups.update()
+        found = await get(client, "/overview")
+        codes = [(finding["code"], finding["job"], finding["severity"]) for finding in found["findings"]]
+        assert codes == [
+            ("job-without-workers", unserved, "critical"),
+            ("failing-job", failing, "critical"),
+            ("sweeper-silent", None, "critical"),
+            ("job-paused", paused, "warning"),
+            ("waiting-too-long", slow, "warning"),
+            ("silent-workers", None, "warning"),
+        ]
+        assert all(finding["remedy"] and finding["detail"] for finding in found["findings"])
+        assert found["counts"] == dict.fromkeys(("claimed", "running", "completed", "cancelled"), 0) | {
+            "pending": 4,
+            "failed": 5,
+        }
+        assert (found["queued"], found["jobs"], found["paused_jobs"]) == (4, 4, 1)
+        assert found["workers"] == {"active": 0, "silent": 3, "draining": 0}
+        assert [(each["submitted"], each["failed"]) for each in found["recent"]] == [(9, 5)]
+        assert clock.now - datetime.fromisoformat(found["oldest_waiting_at"]) == timedelta(seconds=700)
+        room, other = [await get(client, f"/rooms/{room}/overview") for room in ("lab", "other")]
+        assert [finding["code"] for finding in room["findings"]] == ["job-without-workers", "job-paused"]
+        assert (room["counts"]["pending"], room["counts"]["failed"], len(room["jobs"])) == (4, 5, 4)
+        assert (other["findings"], other["oldest_waiting_at"]) == ([], None)
+        assert set(other["counts"].values()) == {0}
+
+
+async def test_statistics_of_a_job_and_of_all(engine: AsyncEngine, clock: ManualClock) -> None:
+    """By minute and by hour, in a range of time; other values are a 422."""
+    async with queue_at(engine, clock) as (joblib, client):
+        await joblib.rollups.update()
+        clock.advance(1)
+        one, two = [await register(client, name) for name in ("One", "Two")]
+        await fail_tasks(client, one, 2)
+        clock.advance(3600)
+        await submit(client, two)
+        clock.advance(1)
+        while (await joblib.rollups.update()).is_behind:
+            pass
+        everything = await get(client, "/statistics", resolution=3600)
+        assert [(each["submitted"], each["failed"]) for each in everything["intervals"]] == [(2, 2), (1, 0)]
+        assert everything["until"] == clock.now.isoformat().replace("+00:00", "Z")
+        of_one = await get(client, "/statistics", job=one["full_name"], resolution=3600)
+        assert of_one["job_id"] == one["id"]
+        [interval] = of_one["intervals"]
+        assert (interval["causes"], sum(interval["running"]["buckets"])) == ({"error": 2}, 2)
+        assert (await get(client, "/statistics"))["intervals"][0]["submitted"] == 1
+        until = datetime(2030, 1, 1, 0, 1, tzinfo=UTC).isoformat()
+        assert (await get(client, "/statistics", until=until))["intervals"][0]["submitted"] == 2
+        for params in ({"resolution": 61}, {"since": "yesterday"}, {"resolution": "x"}):
+            expect_problem(await client.get(f"{V1}/statistics", params=params), 422, "invalid-request")
+        assert (await get(client, "/statistics", until="0001-01-01T00:00:00Z"))["intervals"] == []
+        unknown = await client.get(f"{V1}/statistics", params={"job": "lab:modifiers:Unknown"})
+        expect_problem(unknown, 404, "job-not-found")
+
+
+@on_sqlite
+async def test_a_reader_of_one_room_sees_nothing_else(
+    client: httpx.AsyncClient, app: FastAPI, as_user: AsUser
+) -> None:
+    """Overviews of reserved rooms and of the queue, and statistics of other rooms, are refused."""
+
+    async def only_lab(room_id: str) -> str:
+        if room_id != "lab":
+            raise HTTPException(403, "not your room")
+        return room_id
+
+    own = await register(client, "Own", "lab")
+    for room in ("other", "@global"):
+        await register(client, "Other", room)
+    app.state.joblib.guards = type(app.state.joblib.guards)(only_lab, None)
+    reader = await as_user("reader")
+    assert (await reader.get(f"{V1}/rooms/lab/overview")).status_code == 200
+    own_statistics = await reader.get(f"{V1}/statistics", params={"job": own["full_name"]})
+    assert own_statistics.status_code == 200
+    refused = ["/overview", "/overview/events", "/rooms/other/overview", "/rooms/@global/overview"]
+    refused += ["/rooms/@internal/overview", "/statistics", "/admin/sweeper"]
+    refused += [f"/statistics?job={room}:modifiers:Other" for room in ("other", "@global")]
+    assert {path: (await reader.get(f"{V1}{path}")).status_code for path in refused} == dict.fromkeys(
+        refused, 403
+    )

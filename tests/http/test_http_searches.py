@@ -1,0 +1,244 @@
+"""Searches across rooms: every filter, the pages, the budget, and who may search where."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import httpx
+from replica import OWNER, SUBMITTER, Replica
+from rest import V1, AsUser, claim, expect_problem, register, report, submit
+from seeds import LONG_AGO, add_tasks, task
+
+from zndraw_joblib.contract.searches import TaskFilter
+from zndraw_joblib.contract.status import HELD, TaskStatus
+from zndraw_joblib.server.ports import CursorPage
+from zndraw_joblib.server.service import cursors, searches
+from zndraw_joblib.server.store.searches import Budget
+
+ERRORS = ["ValueError: 100%_sure", "value~error", None]
+PAYLOADS: list[dict[str, Any]] = [{"file": "a_b%c.xyz"}, {"file": "aXbYc"}, {"name": 'He said "HÉ"'}]
+
+
+async def seed(replica: Replica) -> list[dict[str, Any]]:
+    """Insert 180 tasks that differ in everything; return their rows, newest first, with their job's name."""
+    jobs = [await replica.register(name) for name in ("Rotate", "Scale")]
+    worker = jobs[0].worker_id
+    rows = []
+    for index in range(180):
+        status = list(TaskStatus)[index % 6]
+        is_held = status in HELD
+        row = task(
+            jobs[index % 2].id,
+            status,
+            room_id=f"room-{index % 5}",
+            created_by=[SUBMITTER.id, "other"][index // 6 % 2],
+            worker_id=worker if is_held or (index % 12 == 3) else None,
+            worker_owner_id=OWNER.id if is_held else None,
+            error=ERRORS[index % 3] if status is TaskStatus.FAILED or index % 7 == 0 else None,
+            error_code="worker-lost" if index % 4 == 0 else "error",
+            payload=PAYLOADS[index // 7 % 3],
+            created_at=LONG_AGO + timedelta(minutes=index // 2),
+            completed_at=LONG_AGO + timedelta(minutes=index)
+            if status in set(TaskStatus) - HELD - {"pending"}
+            else None,
+        )
+        rows.append(row | {"job": jobs[index % 2].full_name})
+    await add_tasks(replica, [{name: row[name] for name in row if name != "job"} for row in rows])
+    return rows[::-1]
+
+
+def lowered(text: str | None) -> str:
+    """Return a text with the letters a to z in lower case."""
+    return "".join(letter.lower() if letter.isascii() else letter for letter in text or "")
+
+
+def does_match(row: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Return whether a row matches every field of a filter."""
+    payload = json.dumps(row["payload"], separators=(",", ":"), ensure_ascii=False)
+    found = {"room": row["room_id"], "worker": row["worker_id"]}
+    for name, value in wanted.items():
+        if name == "text":
+            is_same = any(lowered(value) in lowered(text) for text in (payload, row["error"]))
+        elif name in {"since", "until"}:
+            is_same = (row["created_at"] >= value) == (name == "since")
+        else:
+            own = found.get(name, row.get(name))
+            is_same = own in value if isinstance(value, list) else own == value
+        if not is_same:
+            return False
+    return True
+
+
+def at(minutes: int) -> datetime:
+    """Return a time among those of the tasks."""
+    return LONG_AGO + timedelta(minutes=minutes)
+
+
+async def everything(replica: Replica, limit: int, budget: Budget | None = None, **wanted: Any) -> list[UUID]:
+    """Read a search to its end; return the ids that it found."""
+    found: list[UUID] = []
+    cursor = None
+    while True:
+        part = await replica.runtime.database.read(
+            searches.find, TaskFilter(**wanted), CursorPage(limit, cursor), budget
+        )
+        assert len(part.items) <= limit
+        found += [item.id for item in part.items]
+        cursor = part.next
+        if cursor is None:
+            return found
+
+
+async def test_each_filter_alone_and_with_others(replica: Replica) -> None:
+    """A search finds exactly the tasks that match all fields, newest first, in pages of any size."""
+    rows = await seed(replica)
+    worker = next(row["worker_id"] for row in rows if row["worker_id"])
+    job, other = rows[0]["job"], rows[1]["job"]
+    texts = ["a_b%c", "A_B%C", "%", "_", "~", "VALUE", "\\", '\\"hé', "HÉ", 'e":"a', "100%_SURE", "nowhere"]
+    cases: list[dict[str, Any]] = [
+        {},
+        *({"status": [status]} for status in TaskStatus),
+        {"status": ["failed", "cancelled"]},
+        {"status": ["pending", "running"]},
+        {"status": ["failed", "pending"]},
+        {"job": [job]},
+        {"job": [job, other, "@global:modifiers:None"]},
+        {"job": ["@global:modifiers:None"]},
+        {"job": [job], "status": ["pending"]},
+        {"room": ["room-1"]},
+        {"room": ["room-1", "room-3", "none"]},
+        {"room": ["room-1", "room-3"], "status": ["failed", "completed"]},
+        {"room": ["room-2"], "job": [job], "status": ["pending", "failed"]},
+        {"room": ["room-2"], "since": at(10), "until": at(50)},
+        {"room": [f"room-{number}" for number in range(8)], "status": list(TaskStatus)},
+        {"worker": worker},
+        {"worker": worker, "status": ["running"]},
+        {"created_by": "other"},
+        {"error_code": ["worker-lost"]},
+        {"since": at(30)},
+        {"until": at(30)},
+        {"since": at(20), "until": at(21), "created_by": "other"},
+        *({"text": text} for text in texts),
+        {"text": "value", "status": ["failed"], "room": ["room-0", "room-4"]},
+    ]  # fmt: skip
+    for wanted in cases:
+        expected = [row["id"] for row in rows if does_match(row, wanted)]
+        for limit in (7, 200):
+            assert await everything(replica, limit, **wanted) == expected, wanted
+
+
+async def test_who_may_search_where(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """Superusers search all rooms; others must name rooms. Literal paths come before ids."""
+    job = await register(client)
+    tasks = [await submit(client, job, room) for room in ("lab", "attic", "lab")]
+    held = await claim(client, job["worker_id"])
+    assert (await report(client, held, "failed", attempt=1, error="no")).status_code == 200
+    ada = await as_user("ada")
+    for url in (f"{V1}/tasks", f"{V1}/tasks/counts"):
+        expect_problem(await (await as_user()).get(url), 401, "unauthorized")
+        problem = expect_problem(await ada.get(url), 403, "forbidden")
+        assert "room" in problem["detail"]
+        expect_problem(await ada.get(url, params={"room": ["lab", "bad@room"]}), 400, "invalid-room-id")
+        expect_problem(await client.get(url, params={"room": "a\x00"}), 422, "invalid-request")
+    found = (await client.get(f"{V1}/tasks")).json()
+    assert [item["id"] for item in found["items"]] == [task["id"] for task in reversed(tasks)]
+    assert found["next"] is None
+    assert "payload" not in found["items"][0]
+    of_room = (await ada.get(f"{V1}/tasks", params={"room": "lab", "status": ["failed", "running"]})).json()
+    assert [(item["id"], item["error"]) for item in of_room["items"]] == [(tasks[0]["id"], "no")]
+    zeros = dict.fromkeys(TaskStatus, 0)
+    assert (await client.get(f"{V1}/tasks/counts")).json() == zeros | {"pending": 2, "failed": 1}
+    counts = await ada.get(f"{V1}/tasks/counts", params={"room": ["attic", "none"]})
+    assert counts.json() == zeros | {"pending": 1}
+
+
+async def test_wrong_parameters_are_problems(client: httpx.AsyncClient) -> None:
+    """Each names its parameter. A cursor of another list, or of a search without rooms, is refused."""
+    job = await register(client)
+    for _ in range(3):
+        await submit(client, job)
+    pages = [
+        (await client.get(f"{V1}/tasks", params={"limit": 1, **room})).json()
+        for room in ({}, {"room": "lab"})
+    ]
+    for page in pages:
+        assert len(page["items"]) == 1
+    of_all, of_room = [page["next"] for page in pages]
+    wrong = ["", "x", "W10", "e30", "WzEsLTFd", "bnVsbA", of_room, "A" * 5000, "é", of_all[:-2]]
+    for name, values in {
+        "limit": ["0", "201", "-1", "x", "", "1.5", "9" * 400],
+        "cursor": wrong,
+        "status": ["done", ""],
+        "worker": ["x"],
+        "since": ["yesterday", "2026-01-01T00:00:00", "0001-01-01T00:00:00%2B01:00"],
+        "text": ["", "x" * 201, "\x00"],
+        "error_code": ["", "x" * 401],
+        "created_by": ["\x00"],
+        "job": [["x"] * 21],
+    }.items():
+        for value in values:
+            response = await client.get(f"{V1}/tasks", params={name: value})
+            assert f"query.{name}" in expect_problem(response, 422, "invalid-request")["detail"], value
+    mixed = await client.get(f"{V1}/tasks", params={"room": "lab", "cursor": of_all})
+    expect_problem(mixed, 422, "invalid-request")
+    huge = cursors.encode("tasks of rooms", 2**62, 2**62)
+    expect_problem(
+        await client.get(f"{V1}/tasks", params={"room": "lab", "cursor": huge}), 422, "invalid-request"
+    )
+    assert (await client.get(f"{V1}/tasks", params={"unknown": "1", "limit": 200})).status_code == 200
+
+
+async def test_every_task_is_found_once_while_tasks_are_added_and_change(replica: Replica) -> None:
+    """Pages begin where the last one ended, whatever is added, moved or deleted meanwhile."""
+    job = await replica.register()
+    first = [(await replica.submit(job, room=f"room-{index % 2}")).id for index in range(20)]
+    for wanted in ({}, {"room": ["room-0", "room-1"]}, {"status": ["pending", "running"]}):
+        found, cursor = [], None
+        while True:
+            read = replica.runtime.database.read
+            part = await read(searches.find, TaskFilter(**wanted), CursorPage(3, cursor))
+            found += [item.id for item in part.items]
+            await replica.submit(job)
+            if (cursor := part.next) is None:
+                break
+        assert [task_id for task_id in found if task_id in set(first)] == first[::-1]
+        assert len(found) == len(set(found))
+
+
+async def test_a_search_for_few_among_many_ends_early_and_reads_on(replica: Replica) -> None:
+    """With a budget of one window, a part may be empty; the last part has no `next`."""
+    job = await replica.register()
+    rows = [task(job.id, payload={"n": number}) for number in range(1000)]
+    await add_tasks(replica, rows)
+    wanted, budget = TaskFilter(text='"n":7}'), Budget(rows=1)
+    part = await replica.runtime.database.read(searches.find, wanted, CursorPage(5, None), budget)
+    assert (part.items, part.next is None) == ([], False)
+    assert await everything(replica, 5, budget, text='"n":7}') == [rows[7]["id"]]
+    assert await everything(replica, 5, Budget(seconds=0), text='"n":7}', room=["lab"]) == [rows[7]["id"]]
+    assert await everything(replica, 200, budget) == [row["id"] for row in reversed(rows)]
+    first, last = datetime.min.replace(tzinfo=UTC), datetime(9999, 12, 31, 23, 59, tzinfo=UTC)
+    assert len(await everything(replica, 200, since=first, until=last)) == 1000
+    since, until = at(1), at(2)
+    assert await everything(replica, 5, budget, since=since) == []
+    assert await everything(replica, 5, budget, until=since, text='"n":7}') == [rows[7]["id"]]
+    assert await everything(replica, 5, budget, until=until - timedelta(days=1)) == []
+
+
+async def test_ids_are_found_by_their_first_characters(client: httpx.AsyncClient, as_user: AsUser) -> None:
+    """Users find tasks of rooms that they may read, and their own workers."""
+    ada, bob = await as_user("ada"), await as_user("bob")
+    job = await register(ada, room="lab")
+    url, worker = f"{V1}/ids", job["worker_id"]
+    task_id = (await submit(ada, job))["id"]
+    for size in (18, 24, 36):
+        assert task_id in (await client.get(url, params={"prefix": task_id[:size]})).json()["tasks"]
+    found = (await client.get(url, params={"prefix": worker[:8].upper()})).json()
+    assert found == {"tasks": [], "workers": [worker]}
+    for user, room, tasks, workers in ((ada, "lab", 1, 1), (bob, "lab", 1, 0), (ada, "attic", 0, 1)):
+        responses = [await user.get(url, params={"prefix": each, "room": room}) for each in (task_id, worker)]
+        counts = (len(responses[0].json()["tasks"]), len(responses[1].json()["workers"]))
+        assert counts == (tasks, workers)
+    expect_problem(await bob.get(url, params={"prefix": worker}), 403, "forbidden")
+    for wrong in ("", "abc", "xyzw", "a" * 37, "\x00" * 8):
+        expect_problem(await client.get(url, params={"prefix": wrong}), 422, "invalid-request")

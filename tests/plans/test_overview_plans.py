@@ -1,0 +1,44 @@
+"""The statistics and the overview read an index or the newest tasks, never the history or the backlog."""
+
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+from plans.explained import Explainer, Plan
+from plans.seeding import LAB, TASKS
+from plans.test_plans import describe
+from zndraw_joblib.server.service import overview
+from zndraw_joblib.server.store.tasks import occurrences
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+# The last minute of the tasks, of which the last ten have greater numbers than the floor.
+INTERVAL = occurrences.Interval(
+    START + timedelta(seconds=TASKS - 60), START + timedelta(seconds=TASKS), TASKS - 10
+)
+
+
+def assert_no_scan(plans: list[Plan], *, along_key: bool = False) -> None:
+    """Check that no statement reads all tasks; with `along_key`, the newest ones by a range of the key."""
+    for plan in plans:
+        scanned = {name for name, index in plan.scans if index is None and name == "joblib_task"}
+        if along_key and "Seq Scan joblib_task" not in plan.text and "SCAN joblib_task" not in plan.text:
+            scanned = set()
+        assert not scanned, describe(plan)
+
+
+async def test_an_overview_scans_no_tasks(explainer: Explainer) -> None:
+    """Neither that of the queue nor that of a room."""
+    assert_no_scan(await explainer.plans(partial(overview.read, heartbeat_seconds=15)))
+    assert_no_scan(await explainer.plans(partial(overview.read_room, room_id=LAB)))
+
+
+async def test_a_pass_reads_the_newest_tasks_and_the_last_ends(explainer: Explainer) -> None:
+    """Also after a long absence."""
+    for read in (
+        partial(occurrences.read, interval=INTERVAL),
+        partial(occurrences.after, floor=INTERVAL.task_floor, at=INTERVAL.since),
+        partial(occurrences.last_before, interval=INTERVAL, at=INTERVAL.since),
+        partial(occurrences.next_end, attempt_floor=0, at=INTERVAL.since),
+    ):
+        assert_no_scan(await explainer.plans(read), along_key=True)
+    plans = await explainer.plans(partial(occurrences.read, interval=INTERVAL))
+    assert any("ix_joblib_task_ended" in plan.by("joblib_task") for plan in plans)

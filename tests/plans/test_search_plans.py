@@ -1,0 +1,79 @@
+"""A search reads a window of one index, with any statistics."""
+
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+from replica import ADMIN
+
+from plans.explained import FEW, Explainer, Plan
+from plans.seeding import BIG, RARE, worker_id
+from plans.test_plans import describe, name
+from zndraw_joblib.contract.searches import TaskFilter
+from zndraw_joblib.server.ports import CursorPage
+from zndraw_joblib.server.service import ids, searches
+from zndraw_joblib.server.store import searches as store
+from zndraw_joblib.server.store.searches import Budget
+
+UNSUCCESSFUL, HELD, QUEUE = "ix_joblib_task_unsuccessful", "ix_joblib_task_held", "ix_joblib_task_queue"
+SCHEDULED, JOB_ROOM = "ix_joblib_task_scheduled", "ix_joblib_task_job_room"
+ROOM, ROOM_STATUS = "ix_joblib_task_room", "ix_joblib_task_room_status"
+IDS = {"sqlite_autoindex_joblib_task_1", "uq_joblib_task_id"}
+# The primary key backwards is also shown as a scan.
+KEY = {"PRIMARY KEY", "pk_joblib_task", None}
+CASES: dict[str, list[tuple[dict[str, Any], set[str | None]]]] = {
+    "key": [({}, KEY), ({"text": "rare"}, KEY), ({"status": ["completed"], "created_by": "nobody"}, KEY)],
+    "status": [
+        ({"status": ["failed"]}, {UNSUCCESSFUL}),
+        ({"status": ["failed", "cancelled"], "text": "rare"}, {UNSUCCESSFUL}),
+    ],
+    "room": [
+        ({"room": ["quiet"]}, {ROOM}),
+        ({"room": ["lab", "quiet"], "text": "rare"}, {ROOM}),
+        ({"room": ["lab"], "status": ["failed"], "text": "rare"}, {ROOM_STATUS}),
+        ({"room": ["lab"], "job": [str(name(RARE))]}, {JOB_ROOM}),
+    ],
+    "few": [
+        ({"status": ["running"], "worker": worker_id(61_500 % 20_000)}, KEY | {HELD}),
+        ({"status": ["pending"], "job": [str(name(RARE))]}, KEY | {QUEUE, SCHEDULED}),
+        ({"job": [str(name(RARE))]}, KEY | {JOB_ROOM}),
+        ({"job": [str(name(BIG))]}, KEY | {JOB_ROOM}),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+async def test_a_search_reads_its_index(
+    explainer: Explainer, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No window is read by another index, and no large result is sorted, however fast the windows grow."""
+    monkeypatch.setattr(store, "_SECONDS_TO_GROW", 60.0)
+    monkeypatch.setattr(store, "_MAX_SECONDS", 60.0)
+    for wanted, indexes in CASES[kind]:
+        budget = Budget(rows=4_000, seconds=60)
+        work = partial(searches.find, wanted=TaskFilter(**wanted), page=CursorPage(50, None), budget=budget)
+        for plan in await explainer.plans(work):
+            assert plan.by("joblib_task") <= indexes, describe(plan)
+            if explainer.is_postgresql:
+                assert "Seq Scan joblib_task" not in plan.text, describe(plan)
+                assert plan.sorted_rows <= 5 * FEW, describe(plan)
+            elif " < " in plan.statement and kind != "few":
+                assert_begins_at_its_place(plan)
+
+
+def assert_begins_at_its_place(plan: Plan) -> None:
+    """Check that a window on SQLite does not walk from the newest task of the index to its place."""
+    reads = [line for line in plan.text.splitlines() if re.match("(SEARCH|SCAN) joblib_task", line)]
+    assert reads, describe(plan)
+    assert all("<?)" in line for line in reads), describe(plan)
+
+
+async def test_counts_and_ids_scan_no_tasks(explainer: Explainer) -> None:
+    """Counts are kept; held tasks and ids are found by their indexes."""
+    for rooms in ([], ["lab"]):
+        for plan in await explainer.plans(partial(searches.count, rooms=rooms)):
+            assert plan.by("joblib_task") <= {HELD, ROOM_STATUS}, describe(plan)
+    work = partial(ids.find, caller=ADMIN, span=ids.parse("0000-0000"), rooms=["lab"])
+    for plan in await explainer.plans(work):
+        assert plan.by("joblib_task") <= IDS, describe(plan)
