@@ -15,7 +15,7 @@ import httpx
 from chaos.environment import Environment
 from chaos.jobs import ROOMS, Job
 from chaos.records import Submission
-from zndraw_joblib.worker.api import API_PREFIX
+from zndraw_joblib.client.api import API_PREFIX
 
 _INTERVAL_SECONDS = 0.12
 _TASK_SECONDS = 0.05

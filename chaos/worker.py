@@ -14,7 +14,7 @@ import httpx
 from chaos.jobs import Job, Slow
 from chaos.records import WorkerLog
 from zndraw_joblib import ClaimedTask, JobManager
-from zndraw_joblib.worker.api import API_PREFIX, Connection
+from zndraw_joblib.client.api import API_PREFIX, Connection
 
 _TIMEOUT_SECONDS = 5.0
 _POLL_SECONDS = 0.02

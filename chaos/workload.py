@@ -13,7 +13,7 @@ from chaos import jobs
 from chaos.environment import Environment
 from chaos.faults import FaultInjector
 from chaos.records import RunRecord, Submission
-from zndraw_joblib.worker.api import API_PREFIX
+from zndraw_joblib.client.api import API_PREFIX
 
 _SUBMITTERS = 8
 _RETRY_SECONDS = 0.2

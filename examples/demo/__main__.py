@@ -10,8 +10,8 @@ from examples.demo.output import Output
 from examples.demo.processes import DemoFailed, DemoProcesses
 from examples.demo.scenario import Scenario
 from zndraw_joblib import ProblemException, connect
-from zndraw_joblib.worker.client import JobClient
-from zndraw_joblib.worker.rest import RestApi
+from zndraw_joblib.client.job_client import JobClient
+from zndraw_joblib.client.rest import TaskRest
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
     output.print_plan(len(modules))
     try:
         with DemoProcesses() as processes, connect(processes.url, processes.token) as api:
-            summary = Scenario(processes, JobClient(RestApi(api)), modules, output).run()
+            summary = Scenario(processes, JobClient(TaskRest(api)), modules, output).run()
     except KeyboardInterrupt:
         return 130
     except (DemoFailed, ProblemException, OSError) as error:

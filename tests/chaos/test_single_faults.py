@@ -16,7 +16,7 @@ from chaos.scenarios import SCENARIOS, Scenario
 from chaos.single import run_scenario
 from chaos.stage import Stage, sqlite_file
 
-from zndraw_joblib.worker.api import API_PREFIX
+from zndraw_joblib.client.api import API_PREFIX
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ import pytest
 from waiting import wait_until
 
 from cli.program import TIMEOUT, Program, RunningServer
-from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 
 JOBS = '''

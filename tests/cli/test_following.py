@@ -17,8 +17,8 @@ from waiting import wait_until
 from cli.conftest import Stack, serving
 from cli.program import TIMEOUT, Program, RunningServer
 from cli.terminal import OnTerminal
+from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.contract.problems import PROBLEM_MEDIA_TYPE as PROBLEM
-from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 
 JOBS = '''

@@ -19,9 +19,9 @@ from waiting import wait_until
 from cli.program import TIMEOUT, Program, RunningServer
 from zndraw_joblib.cli.server import serve
 from zndraw_joblib.cli.server.processes import ChildConfig
+from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.contract.logs import LogConfig, LogLevel
 from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 
 # Starts the children without the parent's check of the database.

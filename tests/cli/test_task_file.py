@@ -12,7 +12,7 @@ from sdk.proxy import Proxy, raw
 
 from cli.conftest import Stack
 from cli.program import Program, RunningServer
-from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 
 SHOW = "@global:analysis:Show"

@@ -17,12 +17,12 @@ from waiting import wait_until
 
 from deploy.conftest import TOKEN
 from deploy.forwarder import Forwarder
+from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.job_client import JobClient
+from zndraw_joblib.client.retry import is_unreachable
 from zndraw_joblib.contract.messages import MAX_PAGE
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.worker.api import Connection, connect
-from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.retry import is_unreachable
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # each of the processes imports a server
 

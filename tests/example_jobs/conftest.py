@@ -10,7 +10,7 @@ from cli.conftest import Stack
 from cli.program import Program, RunningServer
 from waiting import wait_until
 
-from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from host.conftest import Start
 from zndraw_joblib import Identity, JobLib, RequestRefused, verify_readable_room, verify_writable_room
+from zndraw_joblib.client.responses import read_error
 from zndraw_joblib.server.providers.results.memory import MemoryResults
-from zndraw_joblib.worker.responses import read_error
 
 READS = ["jobs", "tasks", "workers", "providers"]
 

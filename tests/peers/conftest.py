@@ -13,8 +13,8 @@ from cli.program import Program, RunningServer
 from waiting import wait_until
 
 from peers.peer import ROOT, Peer
-from zndraw_joblib.worker.api import Connection
-from zndraw_joblib.worker.client import JobClient
+from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 
 PEERS = Path(__file__).parent

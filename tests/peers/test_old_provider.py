@@ -8,13 +8,13 @@ from waiting import wait_until
 
 from peers.conftest import TRANSPORTS, V1, LiveServer
 from peers.peer import Peer
+from zndraw_joblib.client.job_client import ProviderResult
 from zndraw_joblib.contract.problems import (
     ProviderFailed,
     ProviderNotConnected,
     ProviderNotFound,
     ProviderTimeout,
 )
-from zndraw_joblib.worker.client import ProviderResult
 
 
 def read_until_joined(server: LiveServer, name: str, path: str) -> ProviderResult:

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from sdk.live import LiveServer
-from zndraw_joblib.worker.api import Connection
+from zndraw_joblib.client.api import Connection
 from zndraw_joblib.worker.manager import JobManager
 
 

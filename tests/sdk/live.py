@@ -8,9 +8,9 @@ from uuid import uuid4
 import uvicorn
 from waiting import wait_until
 
+from zndraw_joblib.client.api import Connection, connect
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
-from zndraw_joblib.worker.api import Connection, connect
 
 TOKEN = "a-token-for-the-tests"
 # Socket.IO does not respond to the open poll of a client that leaves.

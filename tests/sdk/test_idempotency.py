@@ -12,13 +12,13 @@ from sdk.live import TOKEN, LiveServer
 from sdk.providers import Echo
 from sdk.proxy import Proxy, raw
 from zndraw_joblib.cli.client import AdminClient
+from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.job_client import JobClient
+from zndraw_joblib.client.responses import UnexpectedResponse
 from zndraw_joblib.contract.messages import JobRegisterRequest
 from zndraw_joblib.contract.problems import IdempotencyKeyReused
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.worker.api import Connection, connect
-from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.responses import UnexpectedResponse
 from zndraw_joblib.worker.rest import RestApi
 
 Make = Callable[..., JobManager]

@@ -17,10 +17,10 @@ from waiting import wait_until
 from sdk.jobs import Add, Picky
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
+from zndraw_joblib.client.api import Connection, connect
 from zndraw_joblib.contract.batches import BatchResponse, BatchSubmitRequest, TaskToSubmit
 from zndraw_joblib.contract.messages import TaskUpdateRequest
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask
@@ -342,7 +342,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from sdk.jobs import Add
-from zndraw_joblib.worker.api import connect
+from zndraw_joblib.client.api import connect
 from zndraw_joblib.worker.manager import JobManager
 
 url, token, room, running = sys.argv[1:]

@@ -9,13 +9,14 @@ import httpx
 import pytest
 
 from sdk.jobs import Add, Picky
+from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.rest import quoted
 from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.worker.api import Connection
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.rest import RestApi, quoted
+from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 Make = Callable[..., JobManager]

@@ -20,6 +20,7 @@ from waiting import wait_until
 from sdk.jobs import Add
 from sdk.live import LiveServer
 from sdk.providers import Call, Data, Echo, Gate, Text
+from zndraw_joblib.client.api import Connection
 from zndraw_joblib.contract.events import providers_of
 from zndraw_joblib.contract.problems import (
     InvalidRequest,
@@ -28,7 +29,6 @@ from zndraw_joblib.contract.problems import (
     ProviderNotFound,
     ProviderTimeout,
 )
-from zndraw_joblib.worker.api import Connection
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.registrations import ProviderRegistration
 from zndraw_joblib.worker.rest import RestApi

@@ -12,10 +12,10 @@ from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from sdk.providers import Echo
 from sdk.proxy import Proxy, raw
+from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.contract.problems import InvalidCategory, JobNotFound
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.worker.api import Connection, connect
-from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.rest import RestApi
 
@@ -116,7 +116,7 @@ def test_a_result_too_large_for_the_proxy_fails_its_task(
     worker: Make, room: str, proxy: Proxy, api_by_proxy: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy's 413 is repeated for a shorter time; then the task fails with the reason."""
-    monkeypatch.setattr("zndraw_joblib.worker.retry.TOO_LARGE_SECONDS", 1.0)
+    monkeypatch.setattr("zndraw_joblib.client.retry.TOO_LARGE_SECONDS", 1.0)
     manager = worker(lambda task: "x" * 1000, at=api_by_proxy)
     manager.register(Add, room=room)
     too_large = raw("413 Request Entity Too Large", b"<h1>413 Request Entity Too Large</h1>")

@@ -18,14 +18,14 @@ from waiting import wait_until
 
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
+from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.realtime import Realtime
 from zndraw_joblib.contract.events import sockets_of, workers_of
 from zndraw_joblib.server.http.problems import install_exception_handlers
 from zndraw_joblib.server.mount import JobLib
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.store.engine import open_database
-from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.realtime import Realtime
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.subscriptions import Subscriptions
@@ -33,7 +33,7 @@ from zndraw_joblib.worker.subscriptions import Subscriptions
 Make = Callable[..., JobManager]
 Own = Callable[..., LiveServer]
 HOST = Identity("host", is_superuser=True)
-REALTIME = "zndraw_joblib.worker.realtime"
+REALTIME = "zndraw_joblib.client.realtime"
 ON_POLL = {"long_poll": 0, "polling_interval": 60}
 
 

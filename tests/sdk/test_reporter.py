@@ -12,9 +12,9 @@ from waiting import wait_until
 from sdk.jobs import Add
 from sdk.live import TOKEN, LiveServer
 from sdk.proxy import Proxy, raw
+from zndraw_joblib.client.api import Connection, connect
 from zndraw_joblib.contract.messages import HeartbeatRequest, TaskUpdateRequest, TaskVerdict, Verdict
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.worker.api import Connection, connect
 from zndraw_joblib.worker.execution import Outcome
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.poller import NOW

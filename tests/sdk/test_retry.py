@@ -12,8 +12,8 @@ from itertools import count
 import httpx
 import pytest
 
+from zndraw_joblib.client.retry import FailureLog, RequestBackoff, is_transient, is_unreachable, retry_after
 from zndraw_joblib.contract.problems import ServiceUnavailable, TooManyRequests
-from zndraw_joblib.worker.retry import FailureLog, RequestBackoff, is_transient, is_unreachable, retry_after
 from zndraw_joblib.worker.session import sleep_until
 
 

@@ -11,12 +11,12 @@ from servers import ServerProcess
 from sdk.jobs import Add
 from sdk.proxy import Proxy, raw
 from zndraw_joblib import NewTask, connect
+from zndraw_joblib.client.api import Connection
+from zndraw_joblib.client.batches import chunks, task_body
+from zndraw_joblib.client.job_client import JobClient
+from zndraw_joblib.client.responses import UnexpectedResponse
 from zndraw_joblib.contract.problems import InvalidIdempotencyKey, InvalidPayload, JobNotFound
-from zndraw_joblib.worker.api import Connection
-from zndraw_joblib.worker.batches import chunks, task_body
-from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.manager import JobManager
-from zndraw_joblib.worker.responses import UnexpectedResponse
 from zndraw_joblib.worker.rest import RestApi
 
 ADD = "@global:modifiers:Add"

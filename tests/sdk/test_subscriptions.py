@@ -20,6 +20,7 @@ from waiting import wait_until
 from sdk.jobs import Add, Picky
 from sdk.live import LiveServer
 from sdk.providers import Call
+from zndraw_joblib.client.api import Connection
 from zndraw_joblib.contract.events import (
     Event,
     JoinJobRoom,
@@ -33,7 +34,6 @@ from zndraw_joblib.contract.events import (
 from zndraw_joblib.server.http.problems import install_exception_handlers
 from zndraw_joblib.server.mount import JobLib
 from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.worker.api import Connection
 from zndraw_joblib.worker.manager import JobManager
 from zndraw_joblib.worker.reports import HeldTasks
 from zndraw_joblib.worker.subscriptions import Subscriptions

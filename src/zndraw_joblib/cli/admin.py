@@ -10,8 +10,8 @@ from zndraw_joblib.cli.errors import UsageError
 from zndraw_joblib.cli.options import AsJson, TaskId, Url
 from zndraw_joblib.cli.table import Layout
 from zndraw_joblib.cli.task_output import print_task
+from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.contract.messages import SweeperMode, SweeperPreview, SweeperState
-from zndraw_joblib.worker.api import DEFAULT_URL
 
 Reason = Annotated[
     str | None, typer.Argument(metavar="REASON", help="The error message that the submitter sees.")

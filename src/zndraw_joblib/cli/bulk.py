@@ -23,8 +23,8 @@ from zndraw_joblib.cli.task_filter import (
     select,
 )
 from zndraw_joblib.cli.task_list import print_tasks
+from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.contract.searches import BulkAction, BulkPreview, BulkResult, TaskFilter
-from zndraw_joblib.worker.api import DEFAULT_URL
 
 Action = Annotated[
     BulkAction,

@@ -15,6 +15,12 @@ import httpx
 from zndraw_joblib.cli import credentials
 from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.operator_client import OperatorClient
+from zndraw_joblib.client.api import Connection, connect
+from zndraw_joblib.client.batches import chunks
+from zndraw_joblib.client.job_client import Attempt, ReadTask
+from zndraw_joblib.client.responses import UnexpectedResponse
+from zndraw_joblib.client.rest import Download, Model, TaskRest, quoted
+from zndraw_joblib.client.retry import BUSY, RequestBackoff, unexpected_response_of
 from zndraw_joblib.contract.history import NumberedLine, TaskLog
 from zndraw_joblib.contract.messages import (
     MAX_PAGE,
@@ -33,12 +39,6 @@ from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.problems import ProblemException, Unauthorized
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.contract.streams import TaskEvents
-from zndraw_joblib.worker.api import Connection, connect
-from zndraw_joblib.worker.batches import chunks
-from zndraw_joblib.worker.client import Attempt, ReadTask
-from zndraw_joblib.worker.responses import UnexpectedResponse
-from zndraw_joblib.worker.rest import Download, Model, RestApi, quoted
-from zndraw_joblib.worker.retry import BUSY, RequestBackoff, unexpected_response_of
 
 TOKEN_VARIABLE = "ZNDRAW_JOBLIB_TOKEN"  # noqa: S105 - the name of a variable
 _MAX_DETAIL = 500
@@ -231,7 +231,7 @@ def open_connection(access: Access, *, realtime: bool = False) -> Iterator[Conne
 def open_client(url: str) -> Iterator[AdminClient]:
     """Open a client for one command; errors inside the block become a `CommandError`."""
     with open_connection(find_access(url)) as connection:
-        yield AdminClient(RestApi(connection))
+        yield AdminClient(TaskRest(connection))
 
 
 def _job_path(job: JobName) -> str:

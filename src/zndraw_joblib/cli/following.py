@@ -16,10 +16,10 @@ from zndraw_joblib.cli.display import console, format_duration, one_line, print_
 from zndraw_joblib.cli.errors import CommandError
 from zndraw_joblib.cli.task_output import amount_text, line_text, print_lines
 from zndraw_joblib.cli.task_stream import TaskStream
+from zndraw_joblib.client.retry import is_unreachable
 from zndraw_joblib.contract.history import NumberedLine
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.worker.retry import is_unreachable
 
 # The exit code of timeout(1).
 EXIT_TIMEOUT = 124

@@ -10,10 +10,10 @@ from zndraw_joblib.cli.errors import CommandError
 from zndraw_joblib.cli.job_output import print_job
 from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Job, Room, Url, check_room
 from zndraw_joblib.cli.table import Layout
+from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.contract.messages import JobResponse, JobSummary
 from zndraw_joblib.contract.names import JobName, parse_job_name
 from zndraw_joblib.contract.operations import JobEntry
-from zndraw_joblib.worker.api import DEFAULT_URL
 
 JobRoom = Annotated[
     str | None,

@@ -11,9 +11,9 @@ from zndraw_joblib.cli.errors import UsageError
 from zndraw_joblib.cli.options import AsJson, DatabaseUrl, Limit, Url, check_room
 from zndraw_joblib.cli.server.commands import needs_server
 from zndraw_joblib.cli.table import Layout
+from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.contract.operations import AuditEntry, SettingEntry, Settings
 from zndraw_joblib.contract.variables import PREFIX
-from zndraw_joblib.worker.api import DEFAULT_URL
 
 AuditRoom = Annotated[
     str | None, typer.Option("--room", callback=check_room, metavar="ROOM", help="Only actions in this room.")

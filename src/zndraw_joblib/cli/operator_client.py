@@ -9,6 +9,10 @@ from uuid import UUID
 from zndraw_joblib.cli.errors import CommandError, MissingOperation
 from zndraw_joblib.cli.ids import whole_id
 from zndraw_joblib.cli.options import DEFAULT_ROOM
+from zndraw_joblib.client.api import ApiManager
+from zndraw_joblib.client.job_client import JobClient
+from zndraw_joblib.client.responses import UnexpectedResponse
+from zndraw_joblib.client.retry import is_missing
 from zndraw_joblib.contract.operations import (
     AuditEntry,
     AuditTrail,
@@ -31,10 +35,6 @@ from zndraw_joblib.contract.searches import (
     PrefixMatches,
     TaskFilter,
 )
-from zndraw_joblib.worker.api import ApiManager
-from zndraw_joblib.worker.client import JobClient
-from zndraw_joblib.worker.responses import UnexpectedResponse
-from zndraw_joblib.worker.retry import is_missing
 
 MAX_PART = 200
 _SEARCH_SECONDS = 60.0

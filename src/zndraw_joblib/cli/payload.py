@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from zndraw_joblib.cli.errors import UsageError
+from zndraw_joblib.client.rest import validated
 from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY, format_key
 from zndraw_joblib.contract.messages import TaskSubmitRequest
 from zndraw_joblib.contract.outcomes import encode
-from zndraw_joblib.worker.rest import validated
 
 _OPTIONS = {
     "delay_seconds": "--delay",

@@ -14,9 +14,9 @@ from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Url, check_room
 from zndraw_joblib.cli.payload import check_key, check_payload, parse_object, parse_options, parse_values
 from zndraw_joblib.cli.task_file import checked_file, encoder, submit_file
 from zndraw_joblib.cli.task_output import check_completed, write_result
+from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.contract.logs import LogConfig
 from zndraw_joblib.contract.names import RESERVED
-from zndraw_joblib.worker.api import DEFAULT_URL
 
 JobOfTask = Annotated[
     str | None,

@@ -17,12 +17,12 @@ from zndraw_joblib.cli.display import console, one_line, print_note
 from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.jobs import find_job
 from zndraw_joblib.cli.options import DEFAULT_ROOM
+from zndraw_joblib.client.batches import task_body
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES
 from zndraw_joblib.contract.messages import TaskSubmitRequest
 from zndraw_joblib.contract.names import RESERVED, JobName
 from zndraw_joblib.contract.outcomes import describe_errors
 from zndraw_joblib.contract.problems import JobNotFound, ProblemException
-from zndraw_joblib.worker.batches import task_body
 
 STDIN = "-"
 _SHOWN_FAULTS = 10

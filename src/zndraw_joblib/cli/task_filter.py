@@ -12,9 +12,9 @@ from zndraw_joblib.cli.errors import UsageError
 from zndraw_joblib.cli.ids import parse_id
 from zndraw_joblib.cli.jobs import find_job
 from zndraw_joblib.cli.options import DEFAULT_ROOM, check_room
+from zndraw_joblib.client.rest import validated
 from zndraw_joblib.contract.searches import TaskFilter
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.worker.rest import validated
 
 AllRooms = Annotated[bool, typer.Option("--all-rooms", help="Tasks of all rooms, for a superuser.")]
 Rooms = Annotated[

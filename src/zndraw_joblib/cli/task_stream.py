@@ -5,13 +5,13 @@ from uuid import UUID
 
 from zndraw_joblib.cli.client import AdminClient
 from zndraw_joblib.cli.display import print_note
+from zndraw_joblib.client.retry import is_connection_error, is_missing
 from zndraw_joblib.contract.events import TaskStatusEvent
 from zndraw_joblib.contract.history import NumberedLine
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.progress import LogPart, Progress
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.contract.streams import EventKind, StreamEvent
-from zndraw_joblib.worker.retry import is_connection_error, is_missing
 
 # How often the reason of a pending task is requested; how often a server without streams is polled.
 _PENDING_SECONDS, _POLL_SECONDS = 5, 1

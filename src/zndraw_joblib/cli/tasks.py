@@ -27,10 +27,10 @@ from zndraw_joblib.cli.task_filter import (
 )
 from zndraw_joblib.cli.task_list import print_tasks
 from zndraw_joblib.cli.task_output import check_completed, print_history, print_log, print_task, write_result
+from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.contract.logs import LogConfig
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.searches import FoundTask
-from zndraw_joblib.worker.api import DEFAULT_URL
 
 History = Annotated[
     bool, typer.Option("--history", help="List the task's status changes and the details of each attempt.")

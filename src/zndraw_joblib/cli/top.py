@@ -13,8 +13,8 @@ from zndraw_joblib.cli.client import AdminClient, open_client
 from zndraw_joblib.cli.display import print_json
 from zndraw_joblib.cli.options import AsJson, Url
 from zndraw_joblib.cli.top_view import View, render
-from zndraw_joblib.worker.api import DEFAULT_URL
-from zndraw_joblib.worker.retry import describe, is_unreachable
+from zndraw_joblib.client.api import DEFAULT_URL
+from zndraw_joblib.client.retry import describe, is_unreachable
 
 Interval = Annotated[
     float, typer.Option("--interval", metavar="SECONDS", min=0.5, max=3600, help="The time between updates.")

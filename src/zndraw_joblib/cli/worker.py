@@ -13,19 +13,19 @@ from zndraw_joblib.cli.display import print_note
 from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.options import Format, Log, Url, check_room
 from zndraw_joblib.cli.variables import warn_of_unknown
+from zndraw_joblib.client.api import DEFAULT_URL
+from zndraw_joblib.client.job_client import JobClient
+from zndraw_joblib.client.rest import TaskRest
+from zndraw_joblib.client.retry import is_unreachable
 from zndraw_joblib.contract.logs import LogConfig, LogFormat, LogLevel
 from zndraw_joblib.contract.messages import MAX_BATCH
 from zndraw_joblib.contract.names import GLOBAL, is_name
 from zndraw_joblib.contract.policy import RetryOn
 from zndraw_joblib.contract.workers import MAX_WORKER_NAME, WorkerInfo
-from zndraw_joblib.worker.api import DEFAULT_URL
-from zndraw_joblib.worker.client import JobClient
 from zndraw_joblib.worker.folders import Folder, share_folder
 from zndraw_joblib.worker.loading import CannotLoad, TargetBroken, load_context, load_extensions
 from zndraw_joblib.worker.manager import DEFAULT_PREFETCH, JobManager
 from zndraw_joblib.worker.registrations import PolicyOptions, policy_of
-from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.retry import is_unreachable
 from zndraw_joblib.worker.serving import ProcessConfig, RunOptions, serve, serve_processes
 
 Target = Annotated[
@@ -282,7 +282,7 @@ def _wait_for_server(url: str) -> Access:
         access = find_access(url)
         with open_connection(access) as api:
             try:
-                JobClient(RestApi(api)).workers(limit=1)
+                JobClient(TaskRest(api)).workers(limit=1)
             except Exception as error:
                 may_succeed = is_unreachable(error) or find_access(url) != access
                 if not may_succeed or time.monotonic() > deadline:

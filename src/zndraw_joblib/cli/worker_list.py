@@ -10,8 +10,8 @@ from zndraw_joblib.cli.ids import parse_id
 from zndraw_joblib.cli.options import AsJson, Limit, Url, WorkerId, check_room
 from zndraw_joblib.cli.table import Layout
 from zndraw_joblib.cli.task_list import print_tasks
+from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.contract.operations import WorkerSummary
-from zndraw_joblib.worker.api import DEFAULT_URL
 
 WorkersRoom = Annotated[
     str | None,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
 from typing import Any
 
+from zndraw_joblib.client.retry import describe
 from zndraw_joblib.contract.forks import exit_if_forked
 from zndraw_joblib.worker.execution import Outcome, await_task, failed
-from zndraw_joblib.worker.retry import describe
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import finalize
 
-from zndraw_joblib.worker.realtime import Realtime
+from zndraw_joblib.client.realtime import Realtime
 
 Handlers = Mapping[str, Callable[..., None]]
 _RESERVED = frozenset({"connect", "connect_error", "disconnect"})

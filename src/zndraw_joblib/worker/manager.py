@@ -8,13 +8,15 @@ from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar, Unpack, get_args, overload
 from uuid import UUID, uuid4
 
+from zndraw_joblib.client.api import ApiManager
+from zndraw_joblib.client.job_client import Attempt, JobClient, job_name_of
+from zndraw_joblib.client.rest import validated
+from zndraw_joblib.client.retry import retry
 from zndraw_joblib.contract.forks import check_not_forked
 from zndraw_joblib.contract.messages import MAX_BATCH, HeartbeatRequest, TaskResponse
 from zndraw_joblib.contract.names import GLOBAL, parse_job_name
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.traces import RUN_SPANS, RunSpans
-from zndraw_joblib.worker.api import ApiManager
-from zndraw_joblib.worker.client import Attempt, JobClient, job_name_of
 from zndraw_joblib.worker.execution import Execute
 from zndraw_joblib.worker.poller import NOW, Pace
 from zndraw_joblib.worker.registrations import (
@@ -25,8 +27,7 @@ from zndraw_joblib.worker.registrations import (
     policy_of,
 )
 from zndraw_joblib.worker.reports import HeldTasks
-from zndraw_joblib.worker.rest import RestApi, validated
-from zndraw_joblib.worker.retry import retry
+from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.return_types import warn_of_return_type
 from zndraw_joblib.worker.session import Session, SessionConfig, stop_signals
 from zndraw_joblib.worker.subscriptions import Subscriptions
@@ -97,6 +98,7 @@ class JobManager(JobClient):
             check_importable(execute)
         limits = {} if max_tasks is None else {"max_tasks": max_tasks}
         validated(HeartbeatRequest, {**limits, "worker": {"name": name}})
+        self._rest: RestApi
         super().__init__(RestApi(api))
         self._held, self._lock = HeldTasks(), threading.Lock()
         self._subscriptions = Subscriptions(getattr(api, "tsio", None) if tsio is None else tsio, self._held)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from zndraw_joblib.client.retry import describe, is_transient
 from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.contract.traces import RunSpans, TaskSpan, active
 from zndraw_joblib.worker.coroutines import Coroutines
@@ -20,7 +21,6 @@ from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.report_entries import Entry
 from zndraw_joblib.worker.reporter import Reporter
 from zndraw_joblib.worker.reports import Reports
-from zndraw_joblib.worker.retry import describe, is_transient
 from zndraw_joblib.worker.spans import end_task_span, start_task_span
 from zndraw_joblib.worker.task_log import log_end, log_start
 from zndraw_joblib.worker.task_poller import TaskPoller

@@ -11,9 +11,9 @@ from math import ceil
 from typing import Generic, TypeVar
 from uuid import UUID, uuid4
 
+from zndraw_joblib.client.retry import FailureLog, RequestBackoff, describe, status_of
 from zndraw_joblib.contract.forks import check_not_forked, exit_if_forked
 from zndraw_joblib.worker.registrations import Registrations
-from zndraw_joblib.worker.retry import FailureLog, RequestBackoff, describe, status_of
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from uuid import UUID
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
+from zndraw_joblib.client.retry import describe, is_transient, retry, status_of
 from zndraw_joblib.contract.forks import exit_if_forked
 from zndraw_joblib.contract.outcomes import describe_errors, encode, error_text, text_of
 from zndraw_joblib.contract.problems import ProviderNotFound
@@ -27,7 +28,6 @@ from zndraw_joblib.contract.providers import (
 from zndraw_joblib.worker.poller import Pace, Poller
 from zndraw_joblib.worker.registrations import ProviderRegistration, Registrations
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.retry import describe, is_transient, retry, status_of
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,9 @@ from functools import partial
 from typing import Any, TypedDict, TypeVar
 from uuid import UUID
 
+from zndraw_joblib.client.job_client import category_of
+from zndraw_joblib.client.rest import validated
+from zndraw_joblib.client.retry import describe, is_transient, problem_of
 from zndraw_joblib.contract.messages import (
     HeartbeatRequest,
     JobRegisterRequest,
@@ -20,11 +23,9 @@ from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn
 from zndraw_joblib.contract.problems import WorkerNotFound
 from zndraw_joblib.contract.providers import ProviderRegisterRequest, ProviderResponse
 from zndraw_joblib.contract.workers import WorkerInfo
-from zndraw_joblib.worker.client import category_of
 from zndraw_joblib.worker.live_reports import LiveReports
 from zndraw_joblib.worker.reports import HeldTasks
-from zndraw_joblib.worker.rest import RestApi, validated
-from zndraw_joblib.worker.retry import describe, is_transient, problem_of
+from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.subscriptions import Subscriptions
 
 log = logging.getLogger(__name__)

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from zndraw_joblib.client.retry import RequestBackoff
 from zndraw_joblib.contract.messages import TaskUpdateRequest
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.contract.task_channel import LiveReport
 from zndraw_joblib.worker.execution import Outcome
-from zndraw_joblib.worker.retry import RequestBackoff
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 

@@ -7,14 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from zndraw_joblib.contract.logs import task_fields
-from zndraw_joblib.contract.messages import MAX_BATCH
-from zndraw_joblib.worker import retry
-from zndraw_joblib.worker.execution import Outcome
-from zndraw_joblib.worker.report_entries import Entry, Sent
-from zndraw_joblib.worker.reports import RETRY_SECONDS, HeldTasks, is_content_refused, is_gone
-from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.retry import (
+from zndraw_joblib.client import retry
+from zndraw_joblib.client.retry import (
     FailureLog,
     RequestBackoff,
     describe,
@@ -24,6 +18,12 @@ from zndraw_joblib.worker.retry import (
     is_unreachable,
     status_of,
 )
+from zndraw_joblib.contract.logs import task_fields
+from zndraw_joblib.contract.messages import MAX_BATCH
+from zndraw_joblib.worker.execution import Outcome
+from zndraw_joblib.worker.report_entries import Entry, Sent
+from zndraw_joblib.worker.reports import RETRY_SECONDS, HeldTasks, is_content_refused, is_gone
+from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from zndraw_joblib.client.retry import describe, is_too_large_for_proxy, is_unreachable, retry, status_of
 from zndraw_joblib.contract.codecs import NotSerializable
 from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.failures import failure_of
@@ -31,7 +32,6 @@ from zndraw_joblib.contract.task_channel import LiveReport, TaskChannel
 from zndraw_joblib.worker.execution import Outcome, not_serializable
 from zndraw_joblib.worker.rest import RestApi
 from zndraw_joblib.worker.result_uploads import ResultUploads
-from zndraw_joblib.worker.retry import describe, is_too_large_for_proxy, is_unreachable, retry, status_of
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+from zndraw_joblib.client.retry import describe, is_missing, is_transient, problem_of, retry, status_of
 from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.contract.outcomes import error_text
 from zndraw_joblib.contract.problems import ResultStoreFull, TaskNotFound
 from zndraw_joblib.contract.results import Content
 from zndraw_joblib.worker.execution import Outcome
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.retry import describe, is_missing, is_transient, problem_of, retry, status_of
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)

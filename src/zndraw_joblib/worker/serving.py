@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict, Unpack
 
+from zndraw_joblib.client.api import ApiManager, connect
 from zndraw_joblib.contract.logs import LogConfig
 from zndraw_joblib.contract.policy import RetryOn
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.task_context import call_run
 from zndraw_joblib.contract.traces import RunSpans
-from zndraw_joblib.worker.api import ApiManager, connect
 from zndraw_joblib.worker.loading import CannotLoad, load_context, load_extensions
 from zndraw_joblib.worker.manager import Executor, JobManager
 from zndraw_joblib.worker.registrations import PolicyOptions, class_policy, policy_of

@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
+from zndraw_joblib.client.retry import FailureLog, RequestBackoff
 from zndraw_joblib.contract.capture import stop_following_threads
 from zndraw_joblib.contract.forks import default_signals_in_forks
 from zndraw_joblib.contract.traces import RunSpans
@@ -26,7 +27,6 @@ from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reporter import Reporter
 from zndraw_joblib.worker.reports import HeldTasks, Reports
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.retry import FailureLog, RequestBackoff
 from zndraw_joblib.worker.subscriptions import Subscriptions
 from zndraw_joblib.worker.task_poller import TaskPoller
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
+from zndraw_joblib.client.realtime import Realtime
+from zndraw_joblib.client.retry import describe
 from zndraw_joblib.contract.events import (
     Event,
     JoinJobRoom,
@@ -19,9 +21,7 @@ from zndraw_joblib.contract.events import (
 from zndraw_joblib.contract.problems import WorkerNotFound, problem_for
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.handlers import SharedHandlers, is_socketio_client, share_handlers
-from zndraw_joblib.worker.realtime import Realtime
 from zndraw_joblib.worker.reports import HeldTasks
-from zndraw_joblib.worker.retry import describe
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from uuid import UUID
 
+from zndraw_joblib.client.retry import RequestBackoff, describe, is_transient
 from zndraw_joblib.contract.logs import task_fields
 from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
 from zndraw_joblib.contract.traces import parse_traceparent
@@ -15,7 +16,6 @@ from zndraw_joblib.worker.poller import NOW, Pace, Poller
 from zndraw_joblib.worker.registrations import Registrations
 from zndraw_joblib.worker.reports import HeldTasks, Reports
 from zndraw_joblib.worker.rest import RestApi
-from zndraw_joblib.worker.retry import RequestBackoff, describe, is_transient
 from zndraw_joblib.worker.spans import record_claim
 from zndraw_joblib.worker.tasks import ClaimedTask
 

@@ -16,6 +16,7 @@ from socket import socket, socketpair
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+from zndraw_joblib.client.retry import describe
 from zndraw_joblib.contract.forks import default_signals_in_forks, exit_if_forked
 from zndraw_joblib.contract.logs import LogConfig, applied_config
 from zndraw_joblib.contract.outcomes import error_text
@@ -23,7 +24,6 @@ from zndraw_joblib.contract.traces import continued, current_traceparent
 from zndraw_joblib.worker.execution import Execute, Outcome, await_task, failed, run_task
 from zndraw_joblib.worker.process_channel import Channel
 from zndraw_joblib.worker.process_reports import Forwarded, ForwardedReports, Forwarder
-from zndraw_joblib.worker.retry import describe
 from zndraw_joblib.worker.tasks import ClaimedTask
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from zndraw_joblib.cli.server import bootstrap_token, database, processes, setti
 from zndraw_joblib.cli.server.bootstrap_token import BootstrapToken
 from zndraw_joblib.cli.server.file_lock import only_server
 from zndraw_joblib.cli.variables import warn_of_unknown
+from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.contract.logs import LogConfig
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema
-from zndraw_joblib.worker.api import DEFAULT_URL
 
 _ALL_ADDRESSES = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound to
 

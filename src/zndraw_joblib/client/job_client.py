@@ -13,6 +13,19 @@ from uuid import UUID, uuid4, uuid5
 
 from pydantic_core import to_jsonable_python
 
+from zndraw_joblib.client.batches import Chunk, NewTask, chunks, one_chunk, payload_of, task_body
+from zndraw_joblib.client.rest import quoted
+from zndraw_joblib.client.result_reader import ResultReader
+from zndraw_joblib.client.retry import (
+    RequestBackoff,
+    describe,
+    is_refusal_of_host,
+    is_refused,
+    is_repeatable,
+    is_unreachable,
+    problem_of,
+    retry,
+)
 from zndraw_joblib.contract import codecs
 from zndraw_joblib.contract.history import TaskExplanation, TaskHistory
 from zndraw_joblib.contract.idempotency import format_key
@@ -27,19 +40,6 @@ from zndraw_joblib.contract.problems import (
 )
 from zndraw_joblib.contract.providers import ProviderResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
-from zndraw_joblib.worker.batches import Chunk, NewTask, chunks, one_chunk, payload_of, task_body
-from zndraw_joblib.worker.rest import quoted
-from zndraw_joblib.worker.result_reader import ResultReader
-from zndraw_joblib.worker.retry import (
-    RequestBackoff,
-    describe,
-    is_refusal_of_host,
-    is_refused,
-    is_repeatable,
-    is_unreachable,
-    problem_of,
-    retry,
-)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

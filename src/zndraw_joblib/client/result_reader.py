@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
+from zndraw_joblib.client.rest import Download, TaskRest
+from zndraw_joblib.client.retry import is_unreachable, retry
 from zndraw_joblib.contract.progress import StoredResult
 from zndraw_joblib.contract.results import decode_content
-from zndraw_joblib.worker.rest import Download, RestApi
-from zndraw_joblib.worker.retry import is_unreachable, retry
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _RETRY_SECONDS = 30.0
 class ResultReader:
     """A client that reads the results of tasks. It repeats its requests for 30 s while there is no server."""
 
-    def __init__(self, rest: RestApi) -> None:
+    def __init__(self, rest: TaskRest) -> None:
         self._rest = rest
 
     def result(self, task_id: str | UUID) -> Any:

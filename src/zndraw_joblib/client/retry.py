@@ -10,10 +10,10 @@ from typing import TypeVar
 
 import httpx
 
+from zndraw_joblib.client.responses import UnexpectedResponse
 from zndraw_joblib.contract.backoff import ExponentialBackoff
 from zndraw_joblib.contract.outcomes import text_of
 from zndraw_joblib.contract.problems import InternalJobNotConfigured, ProblemException, RequestInProgress
-from zndraw_joblib.worker.responses import UnexpectedResponse
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from typing import Protocol, Self
 
 import httpx
 
-from zndraw_joblib.worker.realtime import Realtime
-from zndraw_joblib.worker.responses import read_error
+from zndraw_joblib.client.realtime import Realtime
+from zndraw_joblib.client.responses import read_error
 
 API_PREFIX = "/v1/joblib"
 DEFAULT_URL = "http://127.0.0.1:8000"

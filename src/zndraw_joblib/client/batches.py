@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from zndraw_joblib.client.rest import validated
 from zndraw_joblib.contract import codecs
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, TaskToSubmit
 from zndraw_joblib.contract.messages import MAX_BATCH
 from zndraw_joblib.contract.outcomes import encode
-from zndraw_joblib.worker.rest import validated
 
 # Proxies often refuse bodies of more than a megabyte.
 _CHUNK_BYTES = 1_000_000
