@@ -75,6 +75,8 @@ class JobManager(JobClient):
     Thread-safe; a context manager that disconnects at the end.
     """
 
+    _rest: RestApi
+
     def __init__(  # noqa: PLR0913 - the keywords are the contract's
         self,
         api: ApiManager,
@@ -98,7 +100,6 @@ class JobManager(JobClient):
             check_importable(execute)
         limits = {} if max_tasks is None else {"max_tasks": max_tasks}
         validated(HeartbeatRequest, {**limits, "worker": {"name": name}})
-        self._rest: RestApi
         super().__init__(RestApi(api))
         self._held, self._lock = HeldTasks(), threading.Lock()
         self._subscriptions = Subscriptions(getattr(api, "tsio", None) if tsio is None else tsio, self._held)
