@@ -14,12 +14,14 @@ from sqlalchemy import func, select
 
 from zndraw_joblib.contract.searches import BulkAction, TaskFilter
 from zndraw_joblib.contract.status import TaskStatus
-from zndraw_joblib.server.ports import CursorPage, RequestKey
+from zndraw_joblib.server.ports import CursorPage
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import audit, bulk_actions, bulk_tokens
+from zndraw_joblib.server.service.bulk_actions import BulkLimits
 from zndraw_joblib.server.service.bulk_tokens import Confirmed
+from zndraw_joblib.server.store import runtime_settings
+from zndraw_joblib.server.store.detail_tables import AttemptDetail
 from zndraw_joblib.server.store.tables import Task, metadata
-from zndraw_joblib.server.store.tasks import details
 
 tasks = Task.__table__
 BULK = f"{V1}/tasks/bulk"
@@ -63,7 +65,7 @@ async def statuses(client: httpx.AsyncClient, ids: list[str]) -> list[str]:
 
 
 async def test_an_action_affects_what_its_preview_counted(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, runtime: Runtime
 ) -> None:
     """Retry, cancel, release and purge: not tasks that are newer, or have changed since the preview."""
     job = await register(client)
@@ -78,15 +80,11 @@ async def test_an_action_affects_what_its_preview_counted(
     first = await act(client, shown["token"], "retry", key="one", **wanted)
     assert first.json() == {"action": "retry", "affected": 3, "skipped": 0, "is_complete": True}
     assert await statuses(client, [*ids, newer]) == ["pending"] * 4 + ["failed"]
-
-    async def refuse(*_: object) -> Confirmed:
-        raise bulk_tokens._invalid("it has expired")
-
-    with monkeypatch.context() as later:
-        later.setattr(bulk_tokens, "verify", refuse)
-        again = await act(client, shown["token"], "retry", key="one", **wanted)
-    assert (again.status_code, again.json()) == (200, first.json())
     assert (await act(client, shown["token"], "retry", **wanted)).json()["affected"] == 0
+    await runtime.write(runtime_settings.put, "bulk_token_key", "another key")
+    expect_problem(await act(client, shown["token"], "retry", **wanted), 422, "invalid-request")
+    again = await act(client, shown["token"], "retry", key="one", **wanted)
+    assert (again.status_code, again.json()) == (200, first.json())
     assert [action for action, _, _ in await trail(client, action="bulk.retry")] == ["bulk.retry"] * 2
 
 
@@ -126,32 +124,39 @@ async def test_a_purge_deletes_all_that_belongs_to_its_tasks(replica: Replica) -
     assert left == len(rows) - expected
 
 
-async def test_a_purge_of_long_logs_takes_several_batches(
-    replica: Replica, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch deletes only as many tasks as it may delete lines; the next one continues behind them."""
-
-    async def two_at_once(_: object, seqs: list[int]) -> list[int]:
-        return seqs[:2]
-
-    monkeypatch.setattr(details, "first_to_prune", two_at_once)
+async def test_a_purge_of_long_logs_takes_several_batches(replica: Replica) -> None:
+    """A batch deletes at most 50,000 lines of logs, but at least one task; the next batch goes on."""
     job = await replica.register()
     await add_tasks(replica, [task(job.id, TaskStatus.COMPLETED) for _ in range(5)])
-    done = await apply(replica, Confirmed(ADMIN, BulkAction.PURGE, TaskFilter(), 0))
-    assert (done.affected, done.skipped) == (5, 0)
+    lines = [25_000, 25_000, 60_000, 10_000, 10_000]
+    seqs = sorted(row.seq for row in await replica.rows(tasks))
+    logs = [{"task_seq": seq, "attempt": 1, "log_lines": n} for seq, n in zip(seqs, lines, strict=True)]
+    await replica.add(AttemptDetail.__table__, logs)
+    left: list[int] = []
+
+    async def write(work: Any, *args: Any) -> Any:
+        result = await replica.runtime.write(work, *args)
+        if work is bulk_actions._apply_batch:
+            left.append(len(await replica.rows(AttemptDetail.__table__)))
+        return result
+
+    done = await apply(replica, Confirmed(ADMIN, BulkAction.PURGE, TaskFilter(), 0), write=write)
+    assert (done.affected, done.skipped, left) == (5, 0, [3, 2, 0])
     assert await replica.rows(tasks) == []
 
 
 async def apply(
-    replica: Replica, confirmed: Confirmed, key: RequestKey | None = None, write: Any = None
+    replica: Replica, confirmed: Confirmed, limits: BulkLimits | None = None, write: Any = None
 ) -> Any:
     """Preview and apply an action without HTTP."""
     runtime = replica.runtime
-    shown = await bulk_actions.preview(runtime.database.read, runtime.write, confirmed)
+    limits = limits or BulkLimits()
+    shown = await bulk_actions.preview(runtime.database.read, runtime.write, confirmed, limits)
+    assert shown.limit == limits.tasks
     checked = await runtime.database.read(
         bulk_tokens.verify, shown.token, confirmed.caller, confirmed.action, confirmed.wanted
     )
-    return await bulk_actions.apply(runtime.database.read, write or runtime.write, checked, key)
+    return await bulk_actions.apply(runtime.database.read, write or runtime.write, checked, None, limits)
 
 
 class Killed(Exception):
@@ -193,20 +198,19 @@ async def test_locked_tasks_are_skipped(replica: Replica) -> None:
     assert (done.affected, done.skipped) == (3, 2)
 
 
-async def test_an_action_affects_at_most_its_limit(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_action_affects_at_most_its_limit(replica: Replica) -> None:
     """The newest ones; preview and result say that there may be more."""
-    monkeypatch.setattr(bulk_actions, "MAX_BULK_TASKS", 7)
-    monkeypatch.setattr(bulk_actions, "TASKS_PER_BATCH", 3)
     job = await replica.register()
     ids = await add_tasks(replica, [task(job.id, TaskStatus.FAILED) for _ in range(9)])
-    done = await apply(replica, Confirmed(ADMIN, BulkAction.RETRY, TaskFilter(), 0))
+    confirmed = Confirmed(ADMIN, BulkAction.RETRY, TaskFilter(), 0)
+    done = await apply(replica, confirmed, BulkLimits(tasks=7, batch=3))
     assert (done.affected, done.is_complete) == (7, False)
     failed = await replica.rows(tasks, tasks.c.status == "failed")
     assert [row.id for row in failed] == ids[:2]
 
 
 async def test_a_token_is_for_its_caller_action_and_filter(
-    client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, as_user: AsUser, runtime: Runtime
 ) -> None:
     """Any other use of it, and an old or changed one, is a 422 that names it."""
     job = await register(client)
@@ -225,9 +229,9 @@ async def test_a_token_is_for_its_caller_action_and_filter(
     for caller, given, action, wanted in cases:
         response = await act(caller, given, action, **wanted)
         assert "body.token" in expect_problem(response, 422, "invalid-request")["detail"]
-    monkeypatch.setattr(bulk_tokens, "LIFETIME", timedelta(seconds=-1))
-    old = (await preview(client, "retry", room=["lab"]))["token"]
-    response = await act(client, old, "retry", room=["lab"])
+    confirmed = Confirmed(ADMIN, BulkAction.RETRY, TaskFilter(room=["lab"]), 1)
+    old = await runtime.write(bulk_tokens.issue, confirmed, lifetime=timedelta(seconds=-1))
+    response = await act(client, old.token, "retry", room=["lab"])
     assert "expired" in expect_problem(response, 422, "invalid-request")["detail"]
     unknown = await client.post(f"{BULK}/preview", json={"action": "retry", "filter": {"colour": "red"}})
     expect_problem(unknown, 422, "invalid-request")
@@ -322,7 +326,7 @@ async def test_the_audit_trail_has_pages(client: httpx.AsyncClient) -> None:
         expect_problem(await client.get(f"{V1}/audit", params={"cursor": wrong}), 422, "invalid-request")
 
 
-async def test_old_entries_are_deleted(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_entries_are_deleted(replica: Replica) -> None:
     """Those beyond `audit_days`, and beyond the newest 100,000."""
     table = metadata.tables["joblib_audit"]
     now = datetime.now(UTC)
@@ -330,8 +334,7 @@ async def test_old_entries_are_deleted(replica: Replica, monkeypatch: pytest.Mon
     await replica.add(table, [row | {"at": at} for at in (LONG_AGO, now, now, now)])
     keep = timedelta(days=90)
     assert await replica.runtime.write(audit.prune, keep, 10) == (1 if now - LONG_AGO > keep else 0)
-    monkeypatch.setattr(audit, "MAX_ROWS", 2)
     page = CursorPage(10, None)
     before = (await replica.runtime.database.read(audit.trail, page, None, None, None)).items
-    await replica.runtime.write(audit.prune, keep, 10)
+    await replica.runtime.write(audit.prune, keep, 10, most=2)
     assert (await replica.runtime.database.read(audit.trail, page, None, None, None)).items == before[:2]

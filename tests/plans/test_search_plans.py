@@ -13,7 +13,6 @@ from plans.test_plans import describe, name
 from zndraw_joblib.contract.searches import TaskFilter
 from zndraw_joblib.server.ports import CursorPage
 from zndraw_joblib.server.service import ids, searches
-from zndraw_joblib.server.store import searches as store
 from zndraw_joblib.server.store.searches import Budget
 
 UNSUCCESSFUL, HELD, QUEUE = "ix_joblib_task_unsuccessful", "ix_joblib_task_held", "ix_joblib_task_queue"
@@ -44,14 +43,10 @@ CASES: dict[str, list[tuple[dict[str, Any], set[str | None]]]] = {
 
 
 @pytest.mark.parametrize("kind", CASES)
-async def test_a_search_reads_its_index(
-    explainer: Explainer, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_search_reads_its_index(explainer: Explainer, kind: str) -> None:
     """No window is read by another index, and no large result is sorted, however fast the windows grow."""
-    monkeypatch.setattr(store, "_SECONDS_TO_GROW", 60.0)
-    monkeypatch.setattr(store, "_MAX_SECONDS", 60.0)
+    budget = Budget(rows=4_000, seconds=60, grow_below=60, shrink_above=60)
     for wanted, indexes in CASES[kind]:
-        budget = Budget(rows=4_000, seconds=60)
         work = partial(searches.find, wanted=TaskFilter(**wanted), page=CursorPage(50, None), budget=budget)
         for plan in await explainer.plans(work):
             assert plan.by("joblib_task") <= indexes, describe(plan)

@@ -80,6 +80,6 @@ async def trail(
     return AuditTrail(items=items, next=following)
 
 
-async def prune(tx: Transaction, keep: timedelta, limit: int) -> int:
-    """Delete a batch of the entries that are older than `keep`, or beyond the 100,000 newest."""
-    return await store.prune(tx, await tx.now() - keep, MAX_ROWS, limit)
+async def prune(tx: Transaction, keep: timedelta, limit: int, most: int = MAX_ROWS) -> int:
+    """Delete up to `limit` entries that are older than `keep`, or are not among the `most` newest."""
+    return await store.prune(tx, await tx.now() - keep, most, limit)

@@ -28,10 +28,7 @@ from zndraw_joblib.server.store.tasks import Move, TaskRecord, details, read, wr
 from zndraw_joblib.server.store.tasks.positions import positions
 
 Run = Callable[..., Awaitable[Any]]
-TASKS_PER_BATCH = 500
 _EXAMPLES = 10
-# A request searches for about this long; then it is not complete.
-_SECONDS = 5.0
 _BUDGET = Budget(rows=100_000, seconds=0.2)
 STATUSES: Mapping[BulkAction, frozenset[TaskStatus]] = MappingProxyType(
     {
@@ -44,12 +41,25 @@ STATUSES: Mapping[BulkAction, frozenset[TaskStatus]] = MappingProxyType(
 _RESULT = answers_of(BulkResult)
 
 
+class BulkLimits(NamedTuple):
+    """How many tasks an action affects, how many in one transaction, and how long it searches in seconds."""
+
+    tasks: int = MAX_BULK_TASKS
+    batch: int = 500
+    seconds: float = 5.0
+
+
+_LIMITS = BulkLimits()
+
+
 class _Found(NamedTuple):
     rows: list[FoundRow]
     is_complete: bool
 
 
-async def preview(read_in: Run, write_in: Run, confirmed: Confirmed) -> BulkPreview:
+async def preview(
+    read_in: Run, write_in: Run, confirmed: Confirmed, limits: BulkLimits = _LIMITS
+) -> BulkPreview:
     """Return how many tasks an action would affect now, and the token that confirms it.
 
     `read_in` and `write_in` run a function in a transaction; `newest` of `confirmed` is not used.
@@ -57,14 +67,14 @@ async def preview(read_in: Run, write_in: Run, confirmed: Confirmed) -> BulkPrev
     confirmed = confirmed._replace(newest=await read_in(store.newest))
     count, is_complete = 0, True
     first: list[FoundRow] = []
-    async for found in _search(read_in, confirmed):
+    async for found in _search(read_in, confirmed, limits):
         count, is_complete = count + len(found.rows), found.is_complete
         first += found.rows[: _EXAMPLES - len(first)]
     token, expires_at = await write_in(bulk_tokens.issue, confirmed)
     return BulkPreview(
         action=confirmed.action,
         count=count,
-        limit=MAX_BULK_TASKS,
+        limit=limits.tasks,
         is_complete=is_complete,
         examples=await read_in(searches.entries, first),
         token=token,
@@ -72,7 +82,9 @@ async def preview(read_in: Run, write_in: Run, confirmed: Confirmed) -> BulkPrev
     )
 
 
-async def apply(read_in: Run, write_in: Run, confirmed: Confirmed, key: RequestKey | None) -> BulkResult:
+async def apply(
+    read_in: Run, write_in: Run, confirmed: Confirmed, key: RequestKey | None, limits: BulkLimits = _LIMITS
+) -> BulkResult:
     """Apply a confirmed action to the tasks that still match, newest first.
 
     After a kill all committed batches stay; a repeat affects the tasks that are left. `first_result` has the
@@ -81,7 +93,7 @@ async def apply(read_in: Run, write_in: Run, confirmed: Confirmed, key: RequestK
     affected = skipped = 0
     entry: int | None = None
     is_complete = True
-    async for found in _search(read_in, confirmed):
+    async for found in _search(read_in, confirmed, limits):
         is_complete = found.is_complete
         # Oldest first, as `_apply_batch` handles them: a purge may handle only the first of them.
         rows = sorted(found.rows, key=attrgetter("seq"))
@@ -114,14 +126,14 @@ async def first_result(write_in: Run, key: RequestKey | None) -> BulkResult | No
     return answer
 
 
-async def _search(read_in: Run, confirmed: Confirmed) -> Any:
-    """Yield the tasks that match in batches; the last one tells whether the search read to its end."""
+async def _search(read_in: Run, confirmed: Confirmed, limits: BulkLimits) -> Any:
+    """Yield the tasks that match in batches; the last one states whether the search read to its end."""
     wanted = await read_in(_resolve, confirmed)
     if wanted is None:
         return
-    after, left, gives_up = None, MAX_BULK_TASKS, time.monotonic() + _SECONDS
+    after, left, gives_up = None, limits.tasks, time.monotonic() + limits.seconds
     while left > 0:
-        part: Part = await read_in(store.find, wanted, after, min(TASKS_PER_BATCH, left), _BUDGET)
+        part: Part = await read_in(store.find, wanted, after, min(limits.batch, left), _BUDGET)
         after, left = part.after, left - len(part.rows)
         yield _Found(part.rows, after is None)
         if after is None or time.monotonic() >= gives_up:

@@ -38,9 +38,9 @@ class Issued(NamedTuple):
     expires_at: datetime
 
 
-async def issue(tx: Transaction, confirmed: Confirmed) -> Issued:
+async def issue(tx: Transaction, confirmed: Confirmed, lifetime: timedelta = LIFETIME) -> Issued:
     """Return a token for an action that was previewed."""
-    expires_at = datetime.fromtimestamp(int((await tx.now() + LIFETIME).timestamp()), UTC)
+    expires_at = datetime.fromtimestamp(int((await tx.now() + lifetime).timestamp()), UTC)
     key = await runtime_settings.get(tx, _KEY)
     if key is None:
         await runtime_settings.add(tx, _KEY, secrets.token_urlsafe(32))

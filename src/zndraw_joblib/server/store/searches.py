@@ -32,8 +32,6 @@ _FIRST, _FIRST_WITH_TEXT = 256, 16
 _MAX_ROWS_FIRST, _MAX_ROWS = 1024, 4096
 # Unsuccessful tasks are scattered: without statistics PostgreSQL would rather scan than read more of them.
 _MAX_UNSUCCESSFUL = 256
-# A window under way is not interrupted: it is to take 10 ms at most. A larger one may take four times longer.
-_SECONDS_TO_GROW, _MAX_SECONDS = 0.0035, 0.01
 # Tasks are numbered almost in the order of their creation: a transaction takes less than this.
 _DISORDER = timedelta(hours=1)
 _FIRST_JOB, _LAST_JOB = UUID(int=0), UUID(int=2**128 - 1)
@@ -48,10 +46,16 @@ class Place(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """How much a search reads at most: about so many rows, and no window that ends after so many seconds."""
+    """How much a search reads at most: about so many rows, and no window that ends after so many seconds.
+
+    The search does not interrupt a window. After a window that took less than `grow_below` seconds, the next
+    one is four times larger; after a window that took more than `shrink_above` seconds, it is smaller.
+    """
 
     rows: int = 20_000
     seconds: float = 0.02
+    grow_below: float = 0.0035
+    shrink_above: float = 0.01
 
 
 @dataclass(frozen=True)
@@ -115,15 +119,18 @@ class _Pace:
     def _rows(self, place: int) -> int:
         return _WINDOWS[place] * self._streams
 
+    def _may_be(self, place: int) -> bool:
+        return place <= self._last and self._rows(place) <= _MAX_ROWS
+
     def permits_another(self) -> bool:
         """Return whether there may be one more window, once a window is read, and choose its size."""
         now = time.monotonic()
         took, self._started = now - self._started, now
         self._read += self._rows(self._place)
         following = self._place + 1
-        if took > _MAX_SECONDS:
+        if took > self._budget.shrink_above:
             self._place = max(self._place - 1, 0)
-        elif took < _SECONDS_TO_GROW and following <= self._last and self._rows(following) <= _MAX_ROWS:
+        elif took < self._budget.grow_below and self._may_be(following):
             self._place = following
         return self._read < self._budget.rows and now + took < self._gives_up
 
