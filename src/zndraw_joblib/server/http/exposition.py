@@ -59,13 +59,6 @@ def _histogram(name: str, text: str, labels: Sequence[str] = ()) -> HistogramMet
     return HistogramMetricFamily(_NAME + name, text, labels=labels)
 
 
-def _by_job(family: GaugeMetricFamily, values: Mapping[str, float | None]) -> Metric:
-    for job, value in values.items():
-        if value is not None:
-            family.add_metric([job], value)
-    return family
-
-
 def of_queue(found: QueueMetrics) -> Iterator[Metric]:
     """Return the figures of the whole queue, which are the same from every server."""
     yield from _of_jobs(found.jobs)
@@ -104,26 +97,18 @@ def _of_jobs(jobs: Mapping[str, JobMetrics]) -> Iterator[Metric]:
         for status in TaskStatus:
             tasks.add_metric([name, status], job.tasks[status])
     yield tasks
-    yield _by_job(
-        _gauge("queued_tasks", "Pending tasks that are in the queue of their job.", _JOB),
-        {name: job.queued for name, job in jobs.items()},
-    )
-    yield _by_job(
-        _gauge("scheduled_tasks", "Pending tasks that enter the queue later.", _JOB),
-        {name: job.scheduled for name, job in jobs.items()},
-    )
-    yield _by_job(
-        _gauge("oldest_waiting_seconds", "How long the first task of the queue has waited.", _JOB),
-        {name: job.oldest_seconds for name, job in jobs.items()},
-    )
-    yield _by_job(
-        _gauge("job_workers", "Workers that serve a job and are not draining.", _JOB),
-        {name: job.workers for name, job in jobs.items()},
-    )
-    yield _by_job(
-        _gauge("job_paused", "Whether a job is paused.", _JOB),
-        {name: job.is_paused for name, job in jobs.items()},
-    )
+    for metric, text, field in (
+        ("queued_tasks", "Pending tasks that are in the queue of their job.", "queued"),
+        ("scheduled_tasks", "Pending tasks that enter the queue later.", "scheduled"),
+        ("oldest_waiting_seconds", "How long the first task of the queue has waited.", "oldest_seconds"),
+        ("job_workers", "Workers that serve a job and are not draining.", "workers"),
+        ("job_paused", "Whether a job is paused.", "is_paused"),
+    ):
+        family = _gauge(metric, text, _JOB)
+        for name, job in jobs.items():
+            if (value := getattr(job, field)) is not None:
+                family.add_metric([name], value)
+        yield family
 
 
 def _totals_of_jobs(jobs: Mapping[str, JobMetrics]) -> Iterator[Metric]:

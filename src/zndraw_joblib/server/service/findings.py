@@ -25,23 +25,22 @@ def ordered(found: Iterable[Finding]) -> list[Finding]:
 
 def unserved(job: QueuedJob) -> Finding:
     """Return that no worker serves a job with queued tasks."""
-    return Finding(
-        code="job-without-workers",
-        severity=Severity.CRITICAL,
-        detail=f"No worker serves {job.full_name}: {_tasks(job.queued)} in its queue.",
-        remedy="Start a worker that registers this job, or cancel its tasks.",
-        job=job.full_name,
-        count=job.queued,
-    )
+    remedy = "Start a worker that registers this job, or cancel its tasks."
+    return _queued(job, "job-without-workers", Severity.CRITICAL, f"No worker serves {job.full_name}", remedy)
 
 
 def paused(job: QueuedJob) -> Finding:
     """Return that a paused job has queued tasks."""
+    remedy = "Resume the job when its tasks may run again."
+    return _queued(job, "job-paused", Severity.WARNING, f"{job.full_name} is paused", remedy)
+
+
+def _queued(job: QueuedJob, code: str, severity: Severity, problem: str, remedy: str) -> Finding:
     return Finding(
-        code="job-paused",
-        severity=Severity.WARNING,
-        detail=f"{job.full_name} is paused: {_tasks(job.queued)} in its queue.",
-        remedy="Resume the job when its tasks may run again.",
+        code=code,
+        severity=severity,
+        detail=f"{problem}: {_tasks(job.queued)} in its queue.",
+        remedy=remedy,
         job=job.full_name,
         count=job.queued,
     )

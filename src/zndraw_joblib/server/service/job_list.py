@@ -4,6 +4,7 @@ from datetime import datetime
 from uuid import UUID
 
 from zndraw_joblib.contract.operations import JobEntries, JobEntry
+from zndraw_joblib.contract.searches import StatusCounts
 from zndraw_joblib.server.ports import CursorPage, JobFilter
 from zndraw_joblib.server.service import cursors
 from zndraw_joblib.server.store import job_list as store
@@ -37,24 +38,43 @@ async def entries(tx: Transaction, found: list[tuple[JobRecord, int]]) -> list[J
     oldest: dict[UUID, datetime] = {}
     for task in await heads.of_queues(tx, waiting) if waiting else []:
         oldest[task.job_id] = min(task.created_at, oldest.get(task.job_id, task.created_at))
-    listed = []
-    for job, scheduled in found:
-        service = services.get(job.id, Service(0, 0))
-        entry = JobEntry(
-            id=job.id,
-            full_name=str(job.name),
-            schema_=job.schema,
-            paused=job.paused,
-            deleted=job.deleted,
-            created_at=job.created_at,
-            workers=service.workers,
-            slots=service.slots,
+    return [
+        entry(
+            job,
+            services.get(job.id),
+            counts.get(job.id, kept.NO_COUNTS),
             queued=job.pending,
             scheduled=scheduled,
-            counts=counts.get(job.id, kept.NO_COUNTS),
             oldest_waiting_at=oldest.get(job.id),
-            **job.name._asdict(),
-            **dict(job.policy),
         )
-        listed.append(entry)
-    return listed
+        for job, scheduled in found
+    ]
+
+
+def entry(
+    job: JobRecord,
+    service: Service | None,
+    counts: StatusCounts,
+    *,
+    queued: int,
+    scheduled: int = 0,
+    oldest_waiting_at: datetime | None = None,
+) -> JobEntry:
+    """Return a job with its workers and counts."""
+    workers, slots = service or (0, 0)
+    return JobEntry(
+        id=job.id,
+        full_name=str(job.name),
+        schema_=job.schema,
+        paused=job.paused,
+        deleted=job.deleted,
+        created_at=job.created_at,
+        workers=workers,
+        slots=slots,
+        queued=queued,
+        scheduled=scheduled,
+        counts=counts,
+        oldest_waiting_at=oldest_waiting_at,
+        **job.name._asdict(),
+        **dict(job.policy),
+    )

@@ -7,16 +7,15 @@ from zndraw_joblib.contract.operations import Finding, JobEntry, Overview, RoomO
 from zndraw_joblib.contract.searches import StatusCounts
 from zndraw_joblib.contract.statistics import HOUR, MINUTE
 from zndraw_joblib.server.ports import Page
-from zndraw_joblib.server.service import findings, servers
-from zndraw_joblib.server.store import job_list, statistic_position, statistics, worker_list
+from zndraw_joblib.server.service import findings, job_list, servers
+from zndraw_joblib.server.store import job_list as job_list_store
 from zndraw_joblib.server.store import jobs as job_store
+from zndraw_joblib.server.store import statistic_position, statistics, worker_list
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.job_list import QueuedJob
-from zndraw_joblib.server.store.jobs import JobRecord
 from zndraw_joblib.server.store.statistics import ALL_JOBS
 from zndraw_joblib.server.store.tasks import heads, kept
 from zndraw_joblib.server.store.tasks.heads import WaitingTask
-from zndraw_joblib.server.store.worker_list import Service
 
 _SILENT_HEARTBEATS = 2
 _RECENT = timedelta(minutes=15)
@@ -27,7 +26,7 @@ _ROOM_JOBS = 200
 async def read(tx: Transaction, heartbeat_seconds: float) -> Overview:
     """Return the state of the queue. Call it in a snapshot: it has sums of several tables."""
     now = await tx.now()
-    totals, waiting = await job_list.totals(tx), await heads.of_queues(tx)
+    totals, waiting = await job_list_store.totals(tx), await heads.of_queues(tx)
     silent_since = now - timedelta(seconds=_SILENT_HEARTBEATS * heartbeat_seconds)
     groups = await worker_list.by_state(tx, silent_since)
     listed = await servers.entries(tx)
@@ -56,8 +55,8 @@ async def read(tx: Transaction, heartbeat_seconds: float) -> Overview:
 
 
 async def _of_jobs(tx: Transaction, waiting: list[WaitingTask], now: datetime) -> list[Finding]:
-    unserved = await job_list.unserved(tx, _LISTED_JOBS)
-    paused = await job_list.paused(tx, _LISTED_JOBS)
+    unserved = await job_list_store.unserved(tx, _LISTED_JOBS)
+    paused = await job_list_store.paused(tx, _LISTED_JOBS)
     found = [findings.unserved(job) for job in unserved]
     found += [findings.paused(job) for job in paused]
     # The longest wait of each job, unless it is known why it waits.
@@ -82,9 +81,10 @@ async def read_room(tx: Transaction, room_id: str) -> RoomOverview:
     counts = await kept.of_jobs_in_room(tx, room_id)
     services = await worker_list.services(tx, [job.id for job in jobs]) if jobs else {}
     oldest = (await heads.oldest_of_rooms(tx, [room_id])).get(room_id)
-    entries = [
-        _entry(job, services.get(job.id, Service(0, 0)), counts.get(job.id, StatusCounts())) for job in jobs
-    ]
+    entries = []
+    for job in jobs:
+        of_job = counts.get(job.id, kept.NO_COUNTS)  # its pending tasks count as queued
+        entries.append(job_list.entry(job, services.get(job.id), of_job, queued=of_job.pending))
     total = StatusCounts()
     for each in counts.values():
         for name, number in each:
@@ -108,22 +108,3 @@ def _of_room(entries: list[JobEntry]) -> list[Finding]:
         if entry.queued and entry.paused:
             found.append(findings.paused(job))
     return found
-
-
-def _entry(job: JobRecord, service: Service, counts: StatusCounts) -> JobEntry:
-    """Return a job with the counts of a room; its pending tasks count as queued."""
-    return JobEntry(
-        id=job.id,
-        full_name=str(job.name),
-        schema_=job.schema,
-        paused=job.paused,
-        deleted=job.deleted,
-        created_at=job.created_at,
-        workers=service.workers,
-        slots=service.slots,
-        queued=counts.pending,
-        scheduled=0,
-        counts=counts,
-        **job.name._asdict(),
-        **dict(job.policy),
-    )
