@@ -160,10 +160,14 @@ async def test_the_text_of_an_explanation(timed: Replica, clock: ManualClock) ->
         return [(why.code, why.detail) for why in response.reasons]
 
     assert await explain_task() == [("queued", "It is at position 1 of its queue, after 0 other tasks")]
-    await timed.start(job.worker_id)
+    claimed = await timed.claim_task(job.worker_id)
+    [(code, detail)] = await explain_task()
+    assert code == "claimed"
+    assert detail.startswith(f"Worker {job.worker_id} has claimed it, attempt 1, since ")
+    await timed.report(task.id, TaskStatus.RUNNING, attempt=claimed.attempt)
     [(code, detail)] = await explain_task()
     assert code == "running"
-    assert f"worker {job.worker_id}, attempt 1" in detail
+    assert detail.startswith(f"Worker {job.worker_id} runs it, attempt 1, since ")
     await timed.report(task.id, TaskStatus.FAILED, error="oh")
     [(code, detail)] = await explain_task()
     assert code == "scheduled"

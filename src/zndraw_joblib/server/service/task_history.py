@@ -73,8 +73,9 @@ async def explain(tx: Transaction, task_id: UUID, order: ClaimOrder) -> TaskExpl
             reasons.append(Reason(code=task.error_code, detail=task.error or ""))
     elif task.status in HELD:
         since = task.started_at or task.claimed_at
-        holder = "the server" if task.worker_id is None else f"worker {task.worker_id}"
-        state = f"It is {task.status} by {holder}, attempt {task.attempt}"
+        holder = "The server" if task.worker_id is None else f"Worker {task.worker_id}"
+        does = "runs it" if task.status is TaskStatus.RUNNING else "has claimed it"
+        state = f"{holder} {does}, attempt {task.attempt}"
         reasons = [Reason(code=task.status, detail=f"{state}, since {since:%Y-%m-%d %H:%M:%S} UTC")]
     else:
         reasons, expected = await _pending_reasons(tx, task, position, order)

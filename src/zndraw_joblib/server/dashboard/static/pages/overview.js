@@ -6,7 +6,7 @@ import { usePoll, useStream } from "../live.js";
 import { Plot } from "../plots.js";
 import { href, route, setQuery } from "../router.js";
 import { causesOf, filled, mergedHistogram, quantile, sumOf } from "../statistics.js";
-import { Ago, Badge, Empty, Figure, Loaded, Page, Section, Table } from "../ui.js";
+import { Ago, Badge, Between, Empty, Figure, Loaded, Page, Section, Table } from "../ui.js";
 
 const WHOLE = [1, 2, 5].flatMap((step) => [1, 10, 100, 1000, 10_000, 100_000].map((size) => step * size)).sort((a, b) => a - b);
 const RANGES = {
@@ -58,7 +58,7 @@ export function Findings({ findings }) {
   return html`<section class="findings" aria-labelledby="findings"><h2 id="findings">${plural(findings.length, "problem")}</h2>
     <ul>${findings.map((finding) => html`<li key=${[finding.code, finding.job, finding.room, finding.task].join()} class="finding ${finding.severity}">
       <div class="finding-head"><${Badge} tone=${finding.severity === "critical" ? "bad" : "warn"} title=${finding.code}>${finding.severity}<//>
-        <strong>${finding.detail}</strong>${finding.since && html`<span class="help">since <${Ago} at=${finding.since} /></span>`}</div>
+        <strong>${finding.detail}</strong>${finding.since && html`<span class="help">for <${Between} from=${finding.since} /></span>`}</div>
       <p>${finding.remedy}</p>
       <p class="links">${linksOf(finding).map(([label, to]) => html`<a key=${to} href=${to}>${label}</a>`)}</p></li>`)}</ul></section>`;
 }
