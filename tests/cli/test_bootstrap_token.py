@@ -14,7 +14,7 @@ import pytest
 from servers import free_port
 
 from cli.conftest import Stack
-from cli.program import Program, RunningServer
+from cli.program import TIMEOUT, Program, RunningServer
 from zndraw_joblib.cli.server import bootstrap_token
 from zndraw_joblib.cli.server.bootstrap_token import BootstrapToken
 from zndraw_joblib.server.http.tokens import digest
@@ -152,7 +152,7 @@ def test_a_configured_token_replaces_the_first_token(program: Program) -> None:
 
 
 def test_a_worker_started_before_the_first_start_gets_its_token(program: Program) -> None:
-    """It finds the token of the new server, as users start both at the same time."""
+    """It finds the token of the new server, as users start both at the same time. A signal then stops it."""
     (program.folder / "early.py").write_text(JOB)
     port = free_port()
     with program.start("worker", "early.py", "--url", f"http://127.0.0.1:{port}") as worker:
@@ -160,4 +160,6 @@ def test_a_worker_started_before_the_first_start_gets_its_token(program: Program
         assert worker.stderr.readline().startswith("No answer from")
         with RunningServer(program, port=port):
             assert worker.stderr.readline().startswith("Serving Early in @global")
-            worker.kill()
+            worker.send_signal(signal.SIGTERM)
+            worker.communicate(timeout=TIMEOUT)
+    assert worker.returncode == 0

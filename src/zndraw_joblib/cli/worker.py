@@ -4,6 +4,7 @@ import time
 import traceback
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, cast
 
 import typer
@@ -208,9 +209,13 @@ def share(
     except (ImportError, OSError, ValueError) as error:
         raise CommandError(f"The folder {folder!r} cannot be shared: {error}") from error
     access = _wait_for_server(url)
-    print_note(f"Sharing {folder} as {name!r} in {room} at {access.url}; Ctrl-C stops it.")
     with open_connection(access, realtime=True) as api, JobManager(api) as manager:
-        manager.wait(lambda: share_folder(manager, shared, name=name, room=room))
+
+        def begin() -> None:
+            print_note(f"Sharing {folder} as {name!r} in {room} at {access.url}; Ctrl-C stops it.")
+            share_folder(manager, shared, name=name, room=room)
+
+        manager.wait(begin)
 
 
 def _checked(name: str | None) -> str | None:
@@ -250,8 +255,8 @@ def _run(config: ProcessConfig, processes: int) -> None:
         return
     access = _wait_for_server(config.url)
     served = f"{config.target} in {config.room} at {access.url}"
-    print_note(f"{processes} processes serve {served}; Ctrl-C stops them.")
-    if serve_processes(replace(config, url=access.url, token=access.token), processes):
+    note = partial(print_note, f"{processes} processes serve {served}; Ctrl-C stops them.")
+    if serve_processes(replace(config, url=access.url, token=access.token), processes, note):
         raise typer.Exit(1)
 
 
@@ -265,9 +270,17 @@ def _run_one(config: ProcessConfig) -> None:
         raise CommandError(f"{error}{location}") from error
     access = _wait_for_server(config.url)
     names = ", ".join(cls.__name__ for cls in extensions)
-    print_note(f"Serving {names} in {config.room} at {access.url}; Ctrl-C stops it.")
+    note = partial(print_note, f"Serving {names} in {config.room} at {access.url}; Ctrl-C stops it.")
     with open_connection(access, realtime=True) as api:
-        serve(api, extensions, room=config.room, context=context, policy=config.policy, **config.options)
+        serve(
+            api,
+            extensions,
+            room=config.room,
+            context=context,
+            policy=config.policy,
+            on_start=note,
+            **config.options,
+        )
 
 
 def _wait_for_server(url: str) -> Access:

@@ -46,18 +46,21 @@ def serve(
     room: str,
     context: Callable[..., Any] | None = None,
     policy: PolicyOptions | None = None,
+    on_start: Callable[[], object] | None = None,
     **options: Unpack[RunOptions],
 ) -> None:
     """Register `extensions` as jobs of `room` and run their tasks, until SIGINT or SIGTERM.
 
     `context` returns the `vis` of each task's `run`; it is called with the task if it takes an argument.
     `policy` sets fields of the policies of all jobs; several attempts alone mean after any failure, unless a
-    class sets its `retry_on`. `options` are those of `JobManager`. A refusal of the
-    server at registration is raised.
+    class sets its `retry_on`. `on_start` is called before the registration, once signals are handled.
+    `options` are those of `JobManager`. A refusal of the server at registration is raised.
     """
     with JobManager(api, execute=Runner(context), **options) as manager:
 
         def register() -> None:
+            if on_start is not None:
+                on_start()
             for cls in extensions:
                 manager.register(cls, room=room, **_with_reasons(cls, policy or {}))
 
@@ -113,16 +116,17 @@ class ProcessConfig:
     log: LogConfig = field(default_factory=LogConfig)
 
 
-def serve_processes(config: ProcessConfig, count: int) -> int:
+def serve_processes(config: ProcessConfig, count: int, on_start: Callable[[], object] | None = None) -> int:
     """Serve from `count` processes, each a worker of its own, until SIGINT or SIGTERM; return the exit code.
 
     The first signal lets running tasks end, the second does not. A process that crashes is replaced, see
     `Supervisor`; one whose worker has left, because an operator drained it, is not. When the server or
-    `loading` refuses a process, all end, and the exit code is 2. Call it on the main thread.
+    `loading` refuses a process, all end, and the exit code is 2. `on_start` is called
+    once signals are handled. Call it on the main thread.
     """
     command = (sys.executable, "-P", "-m", _MODULE)
     line = json.dumps(asdict(config))
-    supervisor = Supervisor(command, line, count, _after, second_signal=signal.SIGTERM)
+    supervisor = Supervisor(command, line, count, _after, second_signal=signal.SIGTERM, on_start=on_start)
     refused = asyncio.run(supervisor.run())
     if refused is None:
         return 0

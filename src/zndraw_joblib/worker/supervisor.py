@@ -57,7 +57,8 @@ class Supervisor:
 
     Each child gets `config`, one line, over a socket that is its standard input, and a session of its own:
     Ctrl-C reaches only the parent. `after` decides what follows the end of a child. A child that is not
-    ready within `start_seconds` is killed. `on_ready` is called once all children are ready.
+    ready within `start_seconds` is killed. `on_start` is called once signals are handled, and
+    `on_ready` once all children are ready.
 
     The first SIGINT or SIGTERM calls `on_stop` and sends SIGTERM to the children; after `stop_seconds` they
     are killed. The second signal sends them `second_signal`. All times are seconds, None for no limit.
@@ -72,6 +73,7 @@ class Supervisor:
     stop_seconds: float | None = None
     second_signal: signal.Signals = signal.SIGKILL
     settled_seconds: float = 60.0
+    on_start: Callable[[], object] | None = None
     on_ready: Callable[[], object] | None = None
     on_stop: Callable[[], object] | None = None
     _processes: set[Process] = field(default_factory=set, init=False)
@@ -91,6 +93,8 @@ class Supervisor:
             # A shell makes its background jobs ignore SIGINT.
             if signal.getsignal(number) != signal.SIG_IGN:
                 loop.add_signal_handler(number, self._handle_signal)
+        if self.on_start is not None:
+            self.on_start()
         await asyncio.gather(*(self._keep_running() for _ in range(self.count)))
         return self._aborted
 
