@@ -51,6 +51,18 @@ def test_id_job_and_error_stay_visible() -> None:
     assert ID in shown(columns, [row], LAYOUT, 200)[2]
 
 
+def test_the_target_of_an_action_is_whole() -> None:
+    """A filter takes several lines; other columns have their text in the first one."""
+    target = '{"status":["failed"],"room":["chemistry-lab-3"],"text":"no cell"}'
+    layout = Layout(wide=["target"], wrapped=["target"])
+    columns = ["at", "action", "target"]
+    lines = shown(columns, [["2 hours ago", "bulk.retry", target]], layout, 60)
+    first, *others = [line.strip() for line in lines[2:]]
+    assert first.startswith("2 hours ago")
+    assert "".join([first.split("bulk.retry")[1], *others]).replace(" ", "") == target.replace(" ", "")
+    assert max(map(len, lines)) <= 60
+
+
 def test_shortened_ids_name_each_row() -> None:
     """Ids that begin alike keep as many characters as distinguish them."""
     lines = shown(["task", "error"], [[ID, "x" * 50], [TWIN, "y" * 50]], LAYOUT, 70)

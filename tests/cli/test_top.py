@@ -53,8 +53,8 @@ def a_worker(number: int) -> WorkerSummary:
     )
 
 
-def test_the_view_fits_a_terminal() -> None:
-    """Findings come first; the fullest jobs and workers are shown, as many as have room."""
+def a_view() -> View:
+    """Return a view of 7 findings, 50 jobs and 40 workers."""
     finding = Finding(
         code="job-without-workers",
         severity=Severity.CRITICAL,
@@ -75,10 +75,19 @@ def test_the_view_fits_a_terminal() -> None:
         servers=[],
         recent=[Interval(start=NOW - timedelta(minutes=1), completed=8)],
     )
-    view = View("http://127.0.0.1:8000", NOW, overview, [*map(a_job, range(50))], [*map(a_worker, range(40))])
+    return View("http://127.0.0.1:8000", NOW, overview, [*map(a_job, range(50))], [*map(a_worker, range(40))])
+
+
+def shown(view: View, width: int, height: int | None) -> str:
+    """Return what a terminal shows."""
     output = StringIO()
-    Console(file=output, width=80).print(render(view._replace(problem="gone"), 80, 40))
-    text = output.getvalue()
+    Console(file=output, width=width).print(render(view, width, height))
+    return output.getvalue()
+
+
+def test_the_view_fits_a_terminal() -> None:
+    """Findings come first; the fullest jobs and workers are shown, as many as have room."""
+    text = shown(a_view()._replace(problem="gone"), 80, 40)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 40
@@ -89,13 +98,20 @@ def test_the_view_fits_a_terminal() -> None:
     assert text.index("no worker") < text.index("AtOnce49") < text.index("node-39")
     assert "and 2 more findings" in text
     assert "AtOnce0 " not in text
-    small = StringIO()
-    Console(file=small, width=80).print(render(view, 80, 24))
-    assert "and 3 more findings" in small.getvalue()
-    whole = StringIO()
-    Console(file=whole, width=200).print(render(view, 200, None))
-    assert whole.getvalue().count("RelaxWithManyStepsAtOnce") == 50
-    assert whole.getvalue().count("very-long-host-name.cluster.example.org") == 40
+    whole = shown(a_view(), 200, None)
+    assert whole.count("RelaxWithManyStepsAtOnce") == 50
+    assert whole.count("very-long-host-name.cluster.example.org") == 40
+    assert "more workers" not in whole
+
+
+def test_a_small_terminal_has_each_table() -> None:
+    """24 lines show the fullest job and worker, and how many there are more."""
+    text = shown(a_view(), 80, 24)
+    lines = text.splitlines()
+    assert len(lines) <= 24
+    for part in ("and 4 more findings", "AtOnce49", "and 48 more jobs", "node-39"):
+        assert part in text
+    assert lines[-1] == "  and 39 more workers"
 
 
 def test_the_sparkline_has_a_letter_for_each_minute() -> None:

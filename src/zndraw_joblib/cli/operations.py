@@ -46,7 +46,7 @@ def audit(
     if as_json:
         print_json(found)
         return
-    layout = Layout(wide=["target", "detail"], optional=["room", "detail"], paths=["target"])
+    layout = Layout(wide=["target", "detail"], optional=["room", "detail"], wrapped=["target"])
     columns = ["at", "actor", "action", "target", "room", "detail"]
     print_rows(list(map(_audit_row, found)), columns, layout, caption=f"{len(found)} actions")
 

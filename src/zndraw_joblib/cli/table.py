@@ -20,13 +20,15 @@ class Layout:
     """Which columns give way on a narrow terminal.
 
     As far as needed: `ids` are cut to a prefix that is unique in the table, `wide` columns to 16 characters,
-    and `optional` ones are left out, the first one first. A text in one of `paths` keeps its end.
+    and `optional` ones are left out, the first one first. A text in one of `paths` keeps its end, and one in
+    `wrapped` takes several lines.
     """
 
     wide: Sequence[str] = ()
     ids: Sequence[str] = ()
     optional: Sequence[str] = ()
     paths: Sequence[str] = ("job",)
+    wrapped: Sequence[str] = ()
 
 
 def build_table(
@@ -46,9 +48,9 @@ def build_table(
         widths = _fit(widths, layout, width)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name, column_width in widths.items():
-        table.add_column(name, no_wrap=True, overflow="ellipsis", width=column_width)
+        table.add_column(name, overflow="fold", width=column_width)
     for number in range(len(cells)):
-        row = (_cut(texts[name][number], size, is_path=name in layout.paths) for name, size in widths.items())
+        row = (_cut(texts[name][number], name, size, layout) for name, size in widths.items())
         table.add_row(*map(Text, row), style=styles[number] if styles else None)
     return table
 
@@ -89,10 +91,10 @@ def _excess(widths: dict[str, int], width: int) -> int:
     return sum(widths.values()) + _GAP * len(widths) - width
 
 
-def _cut(text: str, size: int, *, is_path: bool) -> str:
-    if cell_len(text) <= size:
+def _cut(text: str, column: str, size: int, layout: Layout) -> str:
+    if cell_len(text) <= size or column in layout.wrapped:
         return text
-    if not is_path:
+    if column not in layout.paths:
         return set_cell_size(text, size - 1).rstrip() + "…"
     while cell_len(text) > size - 1:
         text = text[1:]

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from zndraw_joblib.cli.display import cells_of, format_duration, one_line
@@ -20,9 +21,8 @@ _MINUTES = 60
 _MAX_FINDINGS = 5
 # With a height, findings take at most this part of it; the first one is always whole.
 _PART_OF_FINDINGS = 3
-# Of a table: the line above, the header, the line below it, and the line at the end.
+# Of a table: the line above, the header, the line below it, and the line that counts the other rows.
 _TABLE_LINES = 4
-_FEWEST_ROWS = 3
 _STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow"}
 
 
@@ -43,19 +43,30 @@ def render(view: View, width: int, height: int | None) -> RenderableType:
     lines = [_title(view), *_findings(view.overview, width, room), *_totals(view.overview)]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
-    rows = None if height is None else max(2 * _FEWEST_ROWS, height - len(lines) - 2 * _TABLE_LINES)
-    job_rows = None if rows is None else max(_FEWEST_ROWS, min(len(view.jobs), rows - _FEWEST_ROWS))
-    worker_rows = None if rows is None or job_rows is None else max(_FEWEST_ROWS, rows - job_rows)
+    job_rows, worker_rows = len(view.jobs), len(view.workers)
+    if height is not None:
+        rows = max(2, height - len(lines) - 2 * _TABLE_LINES)
+        job_rows = min(job_rows, rows - min(worker_rows, rows // 2))
+        worker_rows = min(worker_rows, rows - job_rows)
     jobs = sorted(view.jobs, key=_load, reverse=True)[:job_rows]
     workers = sorted(view.workers, key=lambda worker: worker.held or 0, reverse=True)[:worker_rows]
     job_cells = cells_of(list(map(job_row, jobs)), JOB_COLUMNS)
     worker_cells = cells_of(list(map(worker_row, workers)), WORKER_COLUMNS)
+    all_jobs = max(view.overview.jobs, len(view.jobs))
+    all_workers = max(sum(view.overview.workers.values()), len(view.workers))
     styles = ["yellow" if job.paused or (job.queued and not job.workers) else "" for job in jobs]
     return Group(
         *lines,
-        build_table(JOB_COLUMNS, job_cells, JOB_LAYOUT, width, styles),
-        build_table(WORKER_COLUMNS, worker_cells, WORKER_LAYOUT, width),
+        *_section(build_table(JOB_COLUMNS, job_cells, JOB_LAYOUT, width, styles), all_jobs, "job"),
+        *_section(build_table(WORKER_COLUMNS, worker_cells, WORKER_LAYOUT, width), all_workers, "worker"),
     )
+
+
+def _section(table: Table, count: int, noun: str) -> list[RenderableType]:
+    """Return an empty line, a table, and how many of `count` rows it does not show."""
+    table.show_edge = False
+    more = count - table.row_count
+    return [Text(), table, Text(f"  and {_plural(more, f'more {noun}')}" if more else "", "dim")]
 
 
 def sparkline(intervals: Sequence[Interval], at: datetime) -> str:
@@ -106,13 +117,14 @@ def _rate(overview: Overview) -> str:
 
 
 def _findings(overview: Overview, width: int, room: int | None) -> list[Text]:
-    """Return the most important findings, wrapped; with a `room`, as many as have so many lines."""
+    """Return the most important findings, wrapped; with a `room`, as many as fit into so many lines."""
     lines: list[Text] = []
     shown = 0
     for finding in overview.findings[:_MAX_FINDINGS]:
         text = f"! {one_line(finding.detail)} → {one_line(finding.remedy)}"
         wrapped = textwrap.wrap(text, width, subsequent_indent="  ")
-        if shown and room is not None and len(lines) + len(wrapped) > room:
+        # The last line of the room counts the findings that are not shown.
+        if shown and room is not None and len(lines) + len(wrapped) >= room:
             break
         lines += (Text(line, _STYLES[finding.severity]) for line in wrapped)
         shown += 1
