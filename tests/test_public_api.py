@@ -81,7 +81,8 @@ def test_the_names_of_version_0_1_7_exist() -> None:
     for cls in problems.PROBLEMS.values():
         assert getattr(zndraw_joblib, cls.__name__) is cls
     for cls in events.Event.__subclasses__():
-        assert getattr(zndraw_joblib, cls.__name__) is cls
+        if cls.__module__ == events.__name__:  # a test of a host may have events of its own
+            assert getattr(zndraw_joblib, cls.__name__) is cls
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

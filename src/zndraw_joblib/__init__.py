@@ -1,6 +1,9 @@
 """A job queue with an HTTP API for FastAPI. The public names are loaded on first use."""
 
+import sys
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _MODULES = {
@@ -143,6 +146,9 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
+# The import paths of version 0.1.x, such as `zndraw_joblib.models`.
+__path__.append(str(Path(__file__).with_name("compat_0_1") / "paths"))
+
 __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - derived, so that each name stands in one place
 
 
@@ -158,3 +164,14 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """List the public names."""
     return __all__
+
+
+class _Package(ModuleType):
+    """This package. `import zndraw_joblib.router`, a module of version 0.1.x, does not hide `router`."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _MODULE_OF and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -13,14 +13,15 @@ from zndraw_joblib.contract.status import TaskStatus
 
 
 class Event(BaseModel):
-    """A Socket.IO event; its name on the wire is the snake_case name of its class."""
+    """A Socket.IO event. Its name on the wire is the class's `event_name`, by default its snake_case name."""
 
     model_config = ConfigDict(frozen=True)
     event_name: ClassVar[str] = "event"
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.event_name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        if "event_name" not in cls.__dict__:
+            cls.event_name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
 class JobsInvalidate(Event):

@@ -13,7 +13,7 @@ from zndraw_joblib.contract.names import INTERNAL, JobName, parse_job_name, pars
 from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthorized
 from zndraw_joblib.server.http.fastapi_internals import solve
 from zndraw_joblib.server.http.guards import Guard, verify_readable_room, verify_writable_room
-from zndraw_joblib.server.http.headers import header_values
+from zndraw_joblib.server.http.headers import header_values, preferred_wait
 from zndraw_joblib.server.http.request_counts import WAITED
 from zndraw_joblib.server.http.routing import CALLER, RESOLVERS
 from zndraw_joblib.server.http.state import QueueState, queue_state
@@ -26,10 +26,7 @@ _JSON = (b"content-type", JSON_MEDIA_TYPE.encode())
 MAX_OFFSET = 2**62
 MAX_PART = 200
 _PART = 50
-_PREFERENCES = re.compile(r'(?:[^,"]|"[^"]*")+')
-_WAIT = re.compile(r'\s*wait\s*=\s*("?)(\d+)\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
 _MINIMAL = re.compile(r'\s*return\s*=\s*("?)minimal\1\s*(?:;.*)?', re.IGNORECASE | re.DOTALL)
-_MAX_WAIT = 10**6
 _WHOLE = re.compile(r"\d{1,19}")
 
 
@@ -118,11 +115,7 @@ async def _cursor_page(
 
 
 def _wanted_seconds(request: Request) -> float | None:
-    for header in header_values(request, b"prefer"):
-        for preference in _PREFERENCES.findall(header):
-            if match := _WAIT.fullmatch(preference):
-                return min(float(match[2]), _MAX_WAIT)
-    return None
+    return preferred_wait(header_values(request, b"prefer"))
 
 
 def _wants_minimal(request: Request) -> bool:

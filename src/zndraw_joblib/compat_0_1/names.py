@@ -1,0 +1,98 @@
+"""The public names of version 0.1.x, by module: where each is now, and what to use instead."""
+
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+
+class OldName(NamedTuple):
+    """A name of version 0.1.x. `target` is ``module:name`` of its value; `instead` is for people."""
+
+    target: str
+    instead: str
+
+
+# Names that are also public names of the package now.
+_PUBLIC = {
+    "client": ("ApiManager", "Category", "ClaimedTask", "Extension", "JobManager"),
+    "dependencies": ("ResultBackend", "get_result_backend", "validate_room_id", "verify_writable_room"),
+    "events": ("Emission", "JobsInvalidate", "ProviderResultReady", "ProvidersInvalidate", "emit"),
+    "exceptions": (
+        *("Forbidden", "InternalJobNotConfigured", "InvalidCategory", "InvalidRoomId"),
+        *("InvalidTaskTransition", "JobNotFound", "ProblemException", "ProviderNotFound", "ProviderTimeout"),
+        *("SchemaConflict", "TaskNotFound", "WorkerNotFound", "problem_exception_handler"),
+    ),
+    "models": ("Job", "ProviderRecord", "Task", "TaskStatus", "Worker", "WorkerJobLink"),
+    "provider": ("Provider",),
+    "registry": ("InternalExecutor", "InternalRegistry", "register_internal_jobs", "register_internal_tasks"),
+    "router": ("router",),
+    "schemas": (
+        *("JobRegisterRequest", "JobResponse", "JobSummary", "PaginatedResponse", "ProviderRegisterRequest"),
+        *("ProviderResponse", "TaskClaimRequest", "TaskClaimResponse", "TaskSubmitRequest"),
+        *("TaskUpdateRequest", "WorkerResponse", "WorkerSummary"),
+    ),
+    "settings": ("JobLibSettings",),
+    "sweeper": ("cleanup_stale_workers", "cleanup_stuck_internal_tasks", "cleanup_worker", "run_sweeper"),
+}
+# Names that have another name now.
+_RENAMED = {"events": {"FrozenEvent": "Event"}, "exceptions": {"ProviderTimeoutError": "ProviderTimeout"}}
+_STATUSES = {
+    "TERMINAL_STATUSES": ("statuses", "TaskStatus.COMPLETED, FAILED and CANCELLED"),
+    "VALID_TRANSITIONS": ("statuses", "the problem InvalidTaskTransition of a report"),
+}
+_WITH_TEXT_IDS = "with UUIDs as ids"
+# Names whose value is in this package: its module, and what to use instead.
+_KEPT: dict[str, dict[str, tuple[str, str]]] = {
+    "dependencies": {
+        "parse_prefer_wait": ("preferences", "the header Prefer of the request"),
+        "request_hash": ("requests", "the field request_id of a provider request"),
+    },
+    "events": {
+        "build_task_status_emission": ("events", "Emission(TaskStatusEvent(…), room)"),
+        **{
+            name: ("events", f"zndraw_joblib.{name} {_WITH_TEXT_IDS}")
+            for name in (
+                *("JoinJobRoom", "JoinProviderRoom", "LeaveJobRoom", "LeaveProviderRoom"),
+                *("ProviderRequest", "TaskAvailable", "TaskStatusEvent"),
+            )
+        },
+    },
+    "models": {**_STATUSES},
+    "router": {**_STATUSES, "parse_prefer_wait": ("preferences", "the header Prefer of the request")},
+    "schemas": {"TaskResponse": ("schemas", f"zndraw_joblib.TaskResponse {_WITH_TEXT_IDS}")},
+}
+
+
+def _names_of(module: str) -> dict[str, OldName]:
+    kept = {
+        name: OldName(f"zndraw_joblib.compat_0_1.{where}:{name}", instead)
+        for name, (where, instead) in _KEPT.get(module, {}).items()
+    }
+    public = {name: name for name in _PUBLIC.get(module, ())} | _RENAMED.get(module, {})
+    moved = {old: OldName(f"zndraw_joblib:{new}", f"zndraw_joblib.{new}") for old, new in public.items()}
+    return dict(sorted({**kept, **moved}.items()))
+
+
+NAMES = {module: _names_of(module) for module in sorted({*_PUBLIC, *_KEPT, *_RENAMED})}
+
+
+def get_old_name(module: str, name: str, stacklevel: int = 2) -> Any:
+    """Return the value of a name of an old module, with a warning for the code that asks for it."""
+    found = NAMES[module].get(name)
+    if found is None:
+        raise AttributeError(f"module 'zndraw_joblib.{module}' has no attribute {name!r}")
+    warnings.warn(
+        f"zndraw_joblib.{module}.{name} is a name of version 0.1; use {found.instead} "
+        "(docs/how-to/migrate-from-0.1.md)",
+        DeprecationWarning,
+        stacklevel=stacklevel + 1,
+    )
+    target, _, attribute = found.target.partition(":")
+    return getattr(import_module(target), attribute)
+
+
+def old_module(module: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__all__`, `__getattr__` and `__dir__` of an old module."""
+    names = list(NAMES[module])
+    return names, lambda name: get_old_name(module, name), lambda: names
