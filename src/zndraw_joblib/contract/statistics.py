@@ -46,8 +46,8 @@ class Counters(BaseModel):
     """What happened to tasks.
 
     `submitted` tasks were created; `completed`, `failed` and `cancelled` ones ended. `retried`: attempts that
-    failed and whose tasks returned to their queues. `lost`: attempts whose worker or time was lost, whatever
-    became of their tasks. `causes`: failed and lost attempts by error code. `waiting`: from the entry into
+    failed and whose tasks returned to their queues. `lost`: attempts that ended because the worker was lost
+    or a time limit passed. `causes`: failed and lost attempts by error code. `waiting`: from the entry into
     the queue to the claim, `running`: from the start to the end, of attempts that ended.
     """
 

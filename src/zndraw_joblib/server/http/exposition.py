@@ -120,7 +120,7 @@ def _totals_of_jobs(jobs: Mapping[str, JobMetrics]) -> Iterator[Metric]:
     for metric, text, key in (
         ("tasks_submitted", "Tasks that were submitted.", "submitted"),
         ("attempts_retried", "Attempts that failed and whose tasks returned to the queue.", "retried"),
-        ("attempts_lost", "Attempts whose worker or time was lost.", "lost"),
+        ("attempts_lost", "Attempts that ended because the worker was lost or a time limit passed.", "lost"),
     ):
         family = _counter(metric, text, _JOB)
         for name, job in jobs.items():

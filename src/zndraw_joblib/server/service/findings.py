@@ -87,8 +87,8 @@ def failing(ends: RecentEnds, since: datetime) -> list[Finding]:
             Finding(
                 code="lost-attempts",
                 severity=Severity.WARNING,
-                detail=f"{ends.lost} attempts of {ends.job} lost their worker or their time since "
-                f"{since:%H:%M} UTC.",
+                detail=f"{ends.lost} attempts of {ends.job} ended since {since:%H:%M} UTC because the worker "
+                "was lost or a time limit passed.",
                 remedy="Check the memory of the workers, their connection and the time limits of the job.",
                 job=ends.job,
                 count=ends.lost,
