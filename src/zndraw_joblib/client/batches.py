@@ -5,10 +5,9 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
 from zndraw_joblib.client.rest import validated
-from zndraw_joblib.contract import codecs
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, TaskToSubmit
 from zndraw_joblib.contract.messages import MAX_BATCH
 from zndraw_joblib.contract.outcomes import encode
@@ -44,15 +43,6 @@ class Chunk(NamedTuple):
 
     body: bytes
     tasks: int
-
-
-def payload_of(job: Any) -> Any:
-    """Return an instance of an extension, which may define `model_dump` itself, as plain JSON values."""
-    try:
-        dumped = job.model_dump(mode="json")
-    except PydanticSerializationError:
-        return codecs.plain_model(job)
-    return codecs.plain(dumped)
 
 
 def task_body(room: str, job: str, payload: Any, options: Mapping[str, Any]) -> bytes:

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4, uuid5
 
 from pydantic_core import to_jsonable_python
 
-from zndraw_joblib.client.batches import Chunk, NewTask, chunks, one_chunk, payload_of, task_body
+from zndraw_joblib.client.batches import Chunk, NewTask, chunks, one_chunk, task_body
 from zndraw_joblib.client.rest import quoted
 from zndraw_joblib.client.result_reader import ResultReader
 from zndraw_joblib.client.retry import (
@@ -230,7 +230,7 @@ class JobClient(ResultReader):
                 "remove one of them"
             )
         name = job_name_of(type(job), task.job_room or self._job_room_of(type(job)))
-        return name, payload_of(job)
+        return name, codecs.payload_of(job)
 
     def get_task(self, task_id: str | UUID) -> TaskResponse:
         """Return a task."""

@@ -135,6 +135,15 @@ def plain_model(model: Any, root: str = "payload") -> Any:
     return plain(_model_fields(model, _Encoder().convert_part, by_alias=False), root)
 
 
+def payload_of(job: Any) -> Any:
+    """Return an instance of an extension, which may define `model_dump` itself, as plain JSON values."""
+    try:
+        dumped = job.model_dump(mode="json")
+    except PydanticSerializationError:
+        return plain_model(job)
+    return plain(dumped)
+
+
 def decode(value: Any) -> Any:
     """Return a JSON value with all tagged objects as what they were.
 

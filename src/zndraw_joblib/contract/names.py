@@ -9,6 +9,8 @@ from zndraw_joblib.contract.problems import InvalidRoomId, JobNotFound, NotFound
 GLOBAL = "@global"
 INTERNAL = "@internal"
 RESERVED = frozenset({GLOBAL, INTERNAL})
+# The id of the caller where a host's own code calls the queue for no user.
+HOST = "@host"
 
 MAX_NAME_LENGTH = 128
 # Names of classes, modules and versions match; separators of paths, URLs and full names do not.

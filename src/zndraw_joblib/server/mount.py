@@ -19,6 +19,7 @@ from zndraw_joblib.server.background.rollups import Rollups
 from zndraw_joblib.server.background.scheduler import Scheduler
 from zndraw_joblib.server.background.server_reports import ServerReports
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.host.api import HostApi
 from zndraw_joblib.server.http import add_routes
 from zndraw_joblib.server.http.dashboard import Dashboard
 from zndraw_joblib.server.http.dependencies import check_readable
@@ -27,7 +28,6 @@ from zndraw_joblib.server.http.guards import Guard, RoomGuards
 from zndraw_joblib.server.http.host_identity import check_identity_type, identity_dependency
 from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.problems import router as problem_pages
-from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.registry import InternalExecutor, InternalRegistry
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 InternalJobs = Callable[[Runtime, Callable[[], None]], AbstractAsyncContextManager[InternalRegistry]]
 
 
-class JobLib(QueueState):
+class JobLib(HostApi):
     """A job queue for a FastAPI app.
 
         joblib = JobLib(session_maker=async_sessionmaker(engine), identity=current_user)
@@ -83,7 +83,7 @@ class JobLib(QueueState):
         monotonic: Callable[[], float] = time.monotonic,
         internal_jobs: InternalJobs | None = None,
     ) -> None:
-        self.settings = settings or JobLibSettings()
+        self.settings, self.clock = settings or JobLibSettings(), clock
         self.identity = identity
         self._resolve_identity = identity_dependency(identity)
         self.guards = RoomGuards(readable_room, writable_room)

@@ -55,6 +55,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 P = ParamSpec("P")
 OnceOrRepeat = TaskResponse | Repeat[TaskResponse]
+Write = Callable[..., Awaitable[Any]]
 
 _MAX_CLAIM_PAUSE, _FINISH_SECONDS, _LAST_EVENTS_SECONDS = 0.5, 10.0, 1.0
 # A write for this many tasks takes a few milliseconds, or a few tens if it changes all of them.
@@ -184,10 +185,10 @@ class Runtime:
 
     async def _finish_write(self, write: Awaitable[tuple[Result, Transaction]]) -> Result:
         result, tx = await write
-        await self.publish(tx)
+        self.publish(tx)
         return result
 
-    async def publish(self, tx: Transaction) -> None:
+    def publish(self, tx: Transaction) -> None:
         """Wake waiters and queue events after the commit. No request waits for the publisher."""
         self.waiters.notify(tx.wakes)
         if (seconds := tx.seconds_until_due) is not None:
@@ -228,19 +229,18 @@ class Runtime:
         return await self.payload_validator.submit(items, self._submits.put_many)
 
     async def submit_all(
-        self, items: Sequence[tasks.Submission], key: RequestKey | None = None
+        self, items: Sequence[tasks.Submission], key: RequestKey | None = None, write: Write | None = None
     ) -> list[TaskResponse] | Repeat[list[TaskResponse]]:
-        """Add tasks in one transaction. Raises the problem of the first one that cannot be added."""
+        """Add tasks in one transaction, that of `write`. Raises the problem of the first faulty one."""
         repeat: Repeat[list[TaskResponse]] | None = None
 
         async def put(validated: Sequence[tasks.Submission]) -> Sequence[TaskResponse | Exception]:
             nonlocal repeat
             try:
-                done = await self.write(once_or_repeat(key, TASKS, tasks.submit_all), validated)
+                done = await (write or self.write)(once_or_repeat(key, TASKS, tasks.submit_all), validated)
             except tasks.NoneSubmitted as error:
                 return error.results
-            if isinstance(done, Repeat):
-                repeat = done
+            repeat = done if isinstance(done, Repeat) else None
             found: list[TaskResponse] = done.result if isinstance(done, Repeat) else done
             return found
 

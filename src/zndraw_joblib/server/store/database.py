@@ -344,10 +344,14 @@ def _bound(
     return run_with_id
 
 
-def _logged(done: tuple[Result, Transaction]) -> tuple[Result, Transaction]:
+def log_actions(tx: Transaction) -> None:
     """Log the operators' actions of a committed transaction, one line each."""
-    for action in done[1].actions:
+    for action in tx.actions:
         logger.info("Operator action: %s", action)
+
+
+def _logged(done: tuple[Result, Transaction]) -> tuple[Result, Transaction]:
+    log_actions(done[1])
     return done
 
 

@@ -1,0 +1,183 @@
+"""The methods of `JobLib` for the code of a host: submit, read, cancel and follow tasks."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast
+from uuid import UUID
+
+from zndraw_joblib.contract.batches import TaskToSubmit
+from zndraw_joblib.contract.messages import (
+    MAX_BATCH,
+    JobSummary,
+    PaginatedResponse,
+    TaskResponse,
+    TaskUpdateRequest,
+)
+from zndraw_joblib.contract.names import GLOBAL, validate_room_id
+from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.server.batcher import raised
+from zndraw_joblib.server.host.requests import SubmitOptions, identity_of, new_task, request_key
+from zndraw_joblib.server.http.state import QueueState
+from zndraw_joblib.server.ports import Page
+from zndraw_joblib.server.service import idempotency, jobs, rules, tasks
+from zndraw_joblib.server.service.idempotency import Repeat
+from zndraw_joblib.server.service.tasks import Report, Submission
+from zndraw_joblib.server.store.database import Clock, Transaction
+from zndraw_joblib.server.store.host_sessions import read_in, write_in
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class HostApi(QueueState):
+    """What a host's code calls. Room guards do not apply: the host decides who may do what.
+
+    `identity` is the user for whom the host acts, an object with `id` and `is_superuser`; without it the
+    host acts as ``@host``, a superuser. With `session`, an `AsyncSession` on the queue's database, a call is
+    a part of the session's transaction: it takes effect if and when the host commits, and workers and
+    clients are notified after that. The methods return the contract's models and raise its problems.
+    """
+
+    clock: Clock | None
+
+    async def submit(  # noqa: PLR0913 - one keyword for each option
+        self,
+        job: Any,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        room: str | None = None,
+        job_room: str | None = None,
+        identity: Any = None,
+        session: Any = None,
+        idempotency_key: str | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> TaskResponse:
+        """Submit a task from `room`, by default the job's own room.
+
+        `job` is a full name ``room:category:name``, an `Extension` class, or an instance of one, which is
+        its own payload. The job of a class is in `job_room`, by default ``@global``. The task's `created_by`
+        is the id of `identity`. Calls with the same `idempotency_key` and arguments submit one task.
+
+        Raises the problems of ``POST /rooms/{room}/tasks/{job}``, such as `JobNotFound`, `InvalidPayload` and
+        `ServiceUnavailable`. On PostgreSQL, other submits of the job wait until the `session` ends.
+        """
+        caller = identity_of(identity)
+        name, task = new_task(job, payload, room, job_room, options)
+        hours = self.runtime.settings.idempotency_key_hours
+        key = request_key("submit", caller, idempotency_key, task, hours)
+        item = self.dispatcher.submission(caller, task.room_id, name, task, key)
+        if session is None:
+            return await self.dispatcher.submit(item)
+
+        async def put(item: Submission) -> TaskResponse:
+            return await self._write(session, _submit, item)
+
+        return await self.runtime.payload_validator.submit_one(_deferred(item), put)
+
+    async def submit_many(
+        self,
+        tasks: Iterable[Any],
+        *,
+        room: str | None = None,
+        job_room: str | None = None,
+        identity: Any = None,
+        session: Any = None,
+        idempotency_key: str | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> list[TaskResponse]:
+        """Submit up to 1,000 tasks in one transaction: all of them, or none.
+
+        A task is an instance of an `Extension`, or a `TaskToSubmit` with its own room, job and options. The
+        other arguments are as for `submit`. Raises the problem of the first task that cannot be submitted;
+        it names the task, like ``tasks.3``.
+        """
+        caller = identity_of(identity)
+        made = [_new_task(index, task, room, job_room, options) for index, task in enumerate(tasks)]
+        if len(made) > MAX_BATCH:
+            raise InvalidRequest(f"tasks: {len(made)} tasks, but one call submits at most {MAX_BATCH}")
+        if not made:
+            return []
+        hours = self.runtime.settings.idempotency_key_hours
+        key = request_key("submit_many", caller, idempotency_key, [task for _, task in made], hours)
+        items = [self.dispatcher.submission(caller, task.room_id, name, task) for name, task in made]
+        if session is None:
+            return await self.dispatcher.submit_all(items, key)
+        got = await self.runtime.submit_all(list(map(_deferred, items)), key, partial(self._write, session))
+        return cast("list[TaskResponse]", got.result if isinstance(got, Repeat) else got)
+
+    async def get(self, task_id: UUID | str, *, session: Any = None) -> TaskResponse:
+        """Return a task. Raises `TaskNotFound`."""
+        return await self._read(session, tasks.get, _id(task_id))
+
+    async def cancel(self, task_id: UUID | str, *, identity: Any = None, session: Any = None) -> TaskResponse:
+        """Cancel a task that has not ended; a worker that runs it is notified. Return it.
+
+        Raises `TaskNotFound`, `InvalidTaskTransition` for a task that has ended otherwise, and `Forbidden`
+        unless `identity` is its submitter or a superuser.
+        """
+        update = TaskUpdateRequest(status=TaskStatus.CANCELLED)
+        report = Report(identity_of(identity), _id(task_id), update)
+        if session is None:
+            return await self.runtime.report(report)
+        return await self._write(session, _report, report)
+
+    async def jobs(
+        self, room: str = GLOBAL, *, limit: int = 50, offset: int = 0, session: Any = None
+    ) -> PaginatedResponse[JobSummary]:
+        """Return a page of the jobs that a room can use: its own and those of the reserved rooms."""
+        return await self._read(session, jobs.page, validate_room_id(room), Page(limit, offset))
+
+    async def _read(
+        self,
+        session: Any,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        if session is None:
+            return await self.runtime.database.read(work, *args, **kwargs)
+        return await read_in(session, self.clock, lambda tx: work(tx, *args, **kwargs))
+
+    async def _write(
+        self,
+        session: Any,
+        work: Callable[Concatenate[Transaction, P], Awaitable[Result]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result:
+        seconds, publish = self.runtime.database.lock_seconds, self.runtime.publish
+        return await write_in(session, self.clock, seconds, lambda tx: work(tx, *args, **kwargs), publish)
+
+
+def _new_task(
+    index: int, task: Any, room: str | None, job_room: str | None, options: SubmitOptions
+) -> tuple[Any, TaskToSubmit]:
+    try:
+        return new_task(task, None, room, job_room, options)
+    except ProblemException as problem:
+        raise rules.at_item(problem, "tasks", index) from problem.__cause__
+
+
+def _deferred(item: Submission) -> Submission:
+    """Let the dispatcher send a task of an internal job, after the host's commit."""
+    return replace(item, is_deferred=item.is_configured)
+
+
+async def _submit(tx: Transaction, item: Submission) -> TaskResponse:
+    [got] = await idempotency.submit(tx, [item])
+    done = raised(got)
+    return cast("TaskResponse", done.result if isinstance(done, Repeat) else done)
+
+
+async def _report(tx: Transaction, item: Report) -> TaskResponse:
+    [got] = await tasks.report(tx, [item])
+    return raised(got)
+
+
+def _id(task_id: UUID | str) -> UUID:
+    try:
+        return task_id if isinstance(task_id, UUID) else UUID(task_id)
+    except ValueError as error:
+        raise InvalidRequest(f"task_id: {task_id!r:.100} is not a UUID") from error

@@ -1,0 +1,160 @@
+"""A host's code submits, reads and cancels tasks, on its own or for a user."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
+
+import pytest
+from databases import on_sqlite
+from rest import V1
+
+from host.queues import Host, running_host
+from zndraw_joblib import (
+    Category,
+    Extension,
+    Forbidden,
+    IdempotencyKeyReused,
+    Identity,
+    InvalidPayload,
+    InvalidRequest,
+    InvalidTaskTransition,
+    JobNotFound,
+    TaskNotFound,
+)
+from zndraw_joblib.contract.batches import TaskToSubmit
+
+ADA = Identity("ada", is_superuser=False)
+BOUND = 30
+SCHEMA = {"type": "object", "properties": {"width": {"type": "integer"}}, "required": ["width"]}
+
+
+class Area(Extension):
+    """A job as its class."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    width: int = 1
+
+    def run(self, vis: Any, **kwargs: Any) -> int:
+        """Return the width."""
+        return self.width
+
+
+@pytest.fixture
+async def host(async_url: str) -> AsyncIterator[Host]:
+    """Run a host."""
+    async with running_host(async_url) as host:
+        yield host
+
+
+async def test_a_task_by_name_runs_and_is_read(host: Host) -> None:
+    """A worker gets the payload; `get` returns the result, and `created_by` is the host."""
+    job = await host.register(schema=SCHEMA)
+    task = await host.joblib.submit(job["full_name"], {"width": 2}, room="lab", priority=3)
+    assert (task.room_id, task.created_by, task.priority, task.queue_position) == ("lab", "@host", 3, 1)
+    claimed = await host.end(job, result=[4])
+    assert (claimed["id"], claimed["payload"]) == (str(task.id), {"width": 2})
+    ended = await host.joblib.get(str(task.id))
+    assert (ended.status, ended.result) == ("completed", [4])
+
+
+@on_sqlite
+async def test_a_task_by_class_and_instance(host: Host) -> None:
+    """The class names the job; an instance is the payload; a user may be the submitter."""
+    await host.register("Area", category="analysis")
+    by_class = await host.joblib.submit(Area, {"width": 5}, room="lab")
+    task = await host.joblib.submit(Area(width=7), room="lab", identity=ADA)
+    assert (by_class.job_name, by_class.payload) == ("@global:analysis:Area", {"width": 5})
+    assert (task.payload, task.created_by) == ({"width": 7}, "ada")
+    assert [item.full_name for item in (await host.joblib.jobs("lab")).items] == ["@global:analysis:Area"]
+
+
+async def test_many_tasks_are_submitted_or_none(host: Host) -> None:
+    """The problem names the first faulty task."""
+    await host.register("Area", category="analysis", schema=SCHEMA)
+    other = await host.register()
+    named = TaskToSubmit(room_id="attic", job_name=other["full_name"])
+    made = await host.joblib.submit_many([Area(width=1), named], room="lab", idempotency_key="order-7")
+    assert [(task.room_id, task.job_name) for task in made] == [
+        ("lab", "@global:analysis:Area"),
+        ("attic", other["full_name"]),
+    ]
+    again = await host.joblib.submit_many([Area(width=1), named], room="lab", idempotency_key="order-7")
+    assert [task.id for task in again] == [task.id for task in made]
+    faulty = TaskToSubmit(room_id="lab", job_name="@global:analysis:Area")
+    with pytest.raises(InvalidPayload, match=r"tasks\.1"):
+        await host.joblib.submit_many([Area(width=1), faulty], room="lab")
+    assert (await host.client.get(f"{V1}/rooms/lab/tasks")).json()["total"] == 1
+    assert await host.joblib.submit_many([]) == []
+
+
+@on_sqlite
+async def test_a_key_submits_one_task(host: Host) -> None:
+    """The same arguments get the same task, in a session too; others are an error."""
+    job = await host.register()
+    first = await host.joblib.submit(job["full_name"], {"a": 1}, room="lab", idempotency_key="k")
+    again = await host.joblib.submit(job["full_name"], {"a": 1}, room="lab", idempotency_key="k")
+    async with host.sessions.begin() as session:
+        third = await host.joblib.submit(
+            job["full_name"], {"a": 1}, room="lab", idempotency_key="k", session=session
+        )
+        with pytest.raises(IdempotencyKeyReused):
+            await host.joblib.submit(job["full_name"], idempotency_key="k", session=session)
+    assert first.id == again.id == third.id
+
+
+@on_sqlite
+async def test_errors_are_those_of_rest(host: Host) -> None:
+    """Each names what is wrong."""
+    job = await host.register(schema=SCHEMA)
+    name, submit = job["full_name"], host.joblib.submit
+    with pytest.raises(InvalidPayload):
+        await submit(name, {"width": "x"}, room="lab")
+    with pytest.raises(JobNotFound):
+        await submit("@global:modifiers:Missing", room="lab")
+    with pytest.raises(InvalidRequest, match="delay_seconds"):
+        await submit(name, {"width": 1}, room="lab", delay_seconds=-1)
+    with pytest.raises(InvalidRequest, match="payload"):
+        await submit(name, {"width": object()}, room="lab")
+    with pytest.raises(TypeError, match="colour"):
+        await submit(name, {"width": 1}, room="lab", colour=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="neither a full name"):
+        await submit(5)
+    with pytest.raises(TypeError, match="own payload"):
+        await submit(Area(), {"width": 1})
+    with pytest.raises(TypeError, match="is_superuser"):
+        await submit(name, {"width": 1}, identity="ada")
+    with pytest.raises(TypeError, match="AsyncSession"):
+        await submit(name, {"width": 1}, session=host.engine)
+    with pytest.raises(TaskNotFound):
+        await host.joblib.get("00000000-0000-4000-8000-000000000000")
+    with pytest.raises(InvalidRequest, match="UUID"):
+        await host.joblib.get("x")
+
+
+async def test_a_task_is_cancelled_by_those_who_may(host: Host) -> None:
+    """The submitter and the host may; in a session it takes effect at the commit."""
+    job = await host.register()
+    mine, other = [await host.joblib.submit(job["full_name"], room="lab", identity=ADA) for _ in range(2)]
+    with pytest.raises(Forbidden):
+        await host.joblib.cancel(mine.id, identity=Identity("eve", is_superuser=False))
+    assert (await host.joblib.cancel(mine.id, identity=ADA)).status == "cancelled"
+    async with asyncio.timeout(BOUND), host.sessions() as session:
+        await host.joblib.cancel(other.id, session=session)
+        assert (await host.joblib.get(other.id, session=session)).status == "cancelled"
+        await session.rollback()
+        assert (await host.joblib.get(other.id)).status == "pending"
+        await host.joblib.cancel(other.id, session=session)
+        await session.commit()
+    assert (await host.joblib.get(other.id)).status == "cancelled"
+    await host.joblib.submit(job["full_name"], room="lab")
+    ended = await host.end(job)
+    with pytest.raises(InvalidTaskTransition):
+        await host.joblib.cancel(ended["id"])
+
+
+@on_sqlite
+async def test_no_user_is_the_host(async_url: str) -> None:
+    """A request whose identity has the host's id is refused."""
+    async with running_host(async_url) as host:
+        host.app.dependency_overrides[host.joblib.identity] = lambda: Identity("@host", is_superuser=False)
+        assert (await host.client.get(f"{V1}/me")).status_code == 403
