@@ -15,7 +15,7 @@ class OldName(NamedTuple):
 
 # Names that are also public names of the package now.
 _PUBLIC = {
-    "client": ("ApiManager", "Category", "ClaimedTask", "Extension", "JobManager"),
+    "client": ("ApiManager", "Category", "ClaimedTask", "Extension"),
     "dependencies": ("ResultBackend", "get_result_backend", "validate_room_id", "verify_writable_room"),
     "events": ("Emission", "JobsInvalidate", "ProviderResultReady", "ProvidersInvalidate", "emit"),
     "exceptions": (
@@ -44,6 +44,7 @@ _STATUSES = {
 _WITH_TEXT_IDS = "with UUIDs as ids"
 # Names whose value is in this package: its module, and what to use instead.
 _KEPT: dict[str, dict[str, tuple[str, str]]] = {
+    "client": {"JobManager": ("manager", "zndraw_joblib.JobManager")},
     "dependencies": {
         "parse_prefer_wait": ("preferences", "the header Prefer of the request"),
         "request_hash": ("requests", "the field request_id of a provider request"),

@@ -37,13 +37,13 @@ from zndraw_joblib.worker.tasks import ClaimedTask
 __all__ = ["ClaimedTask", "JobManager"]
 
 T = TypeVar("T")
+RunKwargs = Mapping[str, Any] | None
 Job = TypeVar("Job", bound=type[Any])
 
 LONG_POLL_SECONDS = 20.0
 DEFAULT_PREFETCH = 100
 Executor = Literal["thread", "process"]
 EXECUTORS: tuple[Executor, ...] = get_args(Executor)
-_REGISTER_SECONDS = 30.0
 _HEARTBEAT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
 
@@ -71,11 +71,16 @@ class JobManager(JobClient):
     If the program has an OpenTelemetry tracer provider, each run has a span: with ``run_spans="link"`` in a
     trace of its own that has a link to the submitter's, with ``"child"`` in the submitter's trace.
 
-    When an operator drains the worker, it claims no more, and disconnects once its tasks have ended.
+    When an operator drains the worker, it claims no more, and disconnects once its tasks have ended. So it
+    does after the server could not be reached for `max_unreachable_seconds`; by default it tries for ever.
+
+    It is a mapping from the full names of the registered jobs to their classes; without a job it is true too.
     Thread-safe; a context manager that disconnects at the end.
     """
 
     _rest: RestApi
+
+    _register_seconds = 30.0
 
     def __init__(  # noqa: PLR0913 - the keywords are the contract's
         self,
@@ -94,8 +99,11 @@ class JobManager(JobClient):
         capture_output: bool = True,
         run_spans: RunSpans = "link",
         name: str | None = None,
+        max_unreachable_seconds: float | None = None,
     ) -> None:
         _check_options(concurrency, read_concurrency, prefetch, executor, run_spans)
+        if max_unreachable_seconds is not None and max_unreachable_seconds <= 0:
+            raise ValueError(f"max_unreachable_seconds must be positive, not {max_unreachable_seconds}")
         if executor == "process":
             check_importable(execute)
         limits = {} if max_tasks is None else {"max_tasks": max_tasks}
@@ -115,6 +123,7 @@ class JobManager(JobClient):
             capture_output=capture_output,
             run_spans=run_spans,
             name=name,
+            max_unreachable_seconds=max_unreachable_seconds,
         )
         self._session: Session | None = None
 
@@ -137,23 +146,41 @@ class JobManager(JobClient):
         return MappingProxyType({name: provider.handler for name, provider in providers.items()})
 
     @overload
-    def register(self, cls: Job, *, room: str = ..., **policy: Unpack[PolicyOptions]) -> Job: ...
+    def register(
+        self, cls: Job, *, room: str = ..., run_kwargs: RunKwargs = ..., **policy: Unpack[PolicyOptions]
+    ) -> Job: ...
     @overload
     def register(
-        self, cls: None = ..., *, room: str = ..., **policy: Unpack[PolicyOptions]
+        self,
+        cls: None = ...,
+        *,
+        room: str = ...,
+        run_kwargs: RunKwargs = ...,
+        **policy: Unpack[PolicyOptions],
     ) -> Callable[[Job], Job]: ...
     def register(
-        self, cls: Job | None = None, *, room: str = GLOBAL, **policy: Unpack[PolicyOptions]
+        self,
+        cls: Job | None = None,
+        *,
+        room: str = GLOBAL,
+        run_kwargs: RunKwargs = None,
+        **policy: Unpack[PolicyOptions],
     ) -> Job | Callable[[Job], Job]:
         """Register a class as a job of `room` and start to serve it; usable as a decorator.
 
         `policy` sets fields of the job's `JobPolicy`, over those that the class sets in `policy`, a class
         attribute with a `JobPolicy`; the others keep their registered or default value.
+        `run_kwargs` are keywords for `run`: `execute` finds them as `task.run_kwargs`.
         Raises TypeError or ValueError for an invalid policy. While the server cannot be reached, the
         registration is repeated for 30 seconds; a refusal is raised at once.
         """
-        register = partial(self._register, room=room, policy=policy_of(policy))
+        register = partial(self._register, room=room, policy=policy_of(policy), run_kwargs=run_kwargs or {})
         return register if cls is None else register(cls)
+
+    def get_run_kwargs(self, full_name: str) -> dict[str, Any]:
+        """Return the keywords that a job was registered with; none for a job without, or an unknown one."""
+        session = self._session
+        return dict(session.registrations.run_kwargs_of(full_name)) if session else {}
 
     def unregister(self, job: str | type[Any], *, room: str = GLOBAL) -> None:
         """Unregister a job, given its full name or its class. Raises KeyError if it is not registered."""
@@ -172,7 +199,7 @@ class JobManager(JobClient):
         provider = ProviderRegistration(cls, name, room, handler)
         provider.request(None)  # raises for invalid arguments without a request to the server
         call = partial(session.registrations.register_provider, provider, uuid4())
-        provider_id = _repeat(session, call, f"Registering {name}")
+        provider_id = self._repeat(session, call, f"Registering {name}")
         session.start_providers()
         return provider_id
 
@@ -183,7 +210,9 @@ class JobManager(JobClient):
     def create_worker(self) -> UUID:
         """Create the worker before it has any job, start its heartbeats, and return its id."""
         session = self._active()
-        worker_id = _repeat(session, partial(session.registrations.create, uuid4()), "Creating the worker")
+        worker_id = self._repeat(
+            session, partial(session.registrations.create, uuid4()), "Creating the worker"
+        )
         session.start_heartbeats()
         return worker_id
 
@@ -280,6 +309,21 @@ class JobManager(JobClient):
         for error in failed:
             raise error
 
+    def __contains__(self, full_name: object) -> bool:
+        return full_name in self.registry
+
+    def __getitem__(self, full_name: str) -> type[Any]:
+        return self.registry[full_name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.registry)
+
+    def __len__(self) -> int:
+        return len(self.registry)
+
+    def __bool__(self) -> bool:
+        return True
+
     def __enter__(self) -> Self:
         return self
 
@@ -296,17 +340,20 @@ class JobManager(JobClient):
                 self._session = Session(self._rest, self._subscriptions, self._held, self._config)
             return self._session
 
-    def _register(self, cls: Job, room: str, policy: JobPolicy) -> Job:
+    def _register(self, cls: Job, room: str, policy: JobPolicy, run_kwargs: Mapping[str, Any]) -> Job:
         if self._config.in_processes:
             check_importable(cls)
         warn_of_return_type(cls)
         session = self._active()
-        call = partial(
-            session.registrations.register, JobRegistration(cls, room, class_policy(cls, policy)), uuid4()
-        )
-        _repeat(session, call, f"Registering {cls.__name__}")
+        job = JobRegistration(cls, room, class_policy(cls, policy), run_kwargs)
+        call = partial(session.registrations.register, job, uuid4())
+        self._repeat(session, call, f"Registering {cls.__name__}")
         session.start_tasks()
         return cls
+
+    def _repeat(self, session: Session, call: Callable[[], T], what: str) -> T:
+        seconds, is_retryable = self._register_seconds, Attempt().may_repeat
+        return retry(call, what, seconds=seconds, stop=session.stop, is_retryable=is_retryable)
 
     def _job_room_of(self, cls: type[Any]) -> str:
         rooms = [parse_job_name(name).room_id for name, known in self.registry.items() if known is cls]
@@ -325,7 +372,3 @@ def _check_options(
         raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, not {executor!r}")
     if run_spans not in RUN_SPANS:
         raise ValueError(f"run_spans must be one of {', '.join(RUN_SPANS)}, not {run_spans!r}")
-
-
-def _repeat(session: Session, call: Callable[[], T], what: str) -> T:
-    return retry(call, what, seconds=_REGISTER_SECONDS, stop=session.stop, is_retryable=Attempt().may_repeat)

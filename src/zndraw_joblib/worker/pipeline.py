@@ -295,7 +295,10 @@ class Pipeline:
             return None
         if not (is_sure or self._start(task)):
             return None
-        return self._reporter.begin(task.with_extension(extension), started=not is_sure)
+        return self._reporter.begin(
+            task.with_extension(extension, self._registrations.run_kwargs_of(task.job_name)),
+            started=not is_sure,
+        )
 
     def _start(self, task: ClaimedTask) -> bool:
         """Report the start and wait for the answer; release the task when the worker stops meanwhile."""

@@ -3,8 +3,8 @@
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypedDict, TypeVar
 from uuid import UUID
@@ -69,11 +69,15 @@ def class_policy(cls: type[Any], options: JobPolicy) -> JobPolicy:
 
 @dataclass(frozen=True, slots=True)
 class JobRegistration:
-    """A class that is registered as a job of a room, with the policy fields that its author set."""
+    """A class that is registered as a job of a room, with the policy fields that its author set.
+
+    `run_kwargs` are keywords for its `run`, which the server does not know.
+    """
 
     cls: type[Any]
     room_id: str
     policy: JobPolicy
+    run_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def request(self, worker_id: UUID | None, about: dict[str, Any]) -> JobRegisterRequest:
         """Return the body that registers it; `about` is as in `Registrations`."""
@@ -116,6 +120,10 @@ class ProviderRegistration:
         return validated(ProviderRegisterRequest, {**fields, "worker_id": worker_id, "worker": info})
 
 
+class NoWorker(RuntimeError, ValueError):
+    """The manager has no worker yet, or none any longer."""
+
+
 class Registrations:
     """The worker as the server knows it: one id, its jobs and its providers. Thread-safe.
 
@@ -138,7 +146,7 @@ class Registrations:
         self.jobs: dict[str, JobRegistration] = {}
         self.providers: dict[str, ProviderRegistration] = {}
         self.has_left = False
-        self._classes: dict[str, type[Any]] = {}
+        self._known: dict[str, JobRegistration] = {}
         self._rest = rest
         self._subscriptions = subscriptions
         self._held = held
@@ -148,10 +156,10 @@ class Registrations:
         self._lock = threading.RLock()
 
     def worker(self) -> UUID:
-        """Return the worker's id. Raises RuntimeError before the first registration and after the end."""
+        """Return the worker's id. Raises `NoWorker` before the first registration and after the end."""
         worker_id = self.worker_id
         if worker_id is None:
-            raise RuntimeError("There is no worker: call register() or create_worker() first")
+            raise NoWorker("There is no worker: call register() or create_worker() first")
         return worker_id
 
     def create(self, operation: UUID) -> UUID:
@@ -168,7 +176,7 @@ class Registrations:
             response = self._first_time(lambda: self._register_job(job, self.worker_id, operation))
             self.worker_id = response.worker_id
             self.jobs[response.full_name] = job
-            self._classes[response.full_name] = job.cls
+            self._known[response.full_name] = job
             self._subscriptions.join(response.full_name, self.worker())
 
     def register_provider(self, provider: ProviderRegistration, operation: UUID) -> UUID:
@@ -188,7 +196,13 @@ class Registrations:
         A task may come before the response to the registration of its job: this waits for the response.
         """
         with self._lock:
-            return self._classes.get(full_name)
+            known = self._known.get(full_name)
+        return known.cls if known else None
+
+    def run_kwargs_of(self, full_name: str) -> Mapping[str, Any]:
+        """Return the keywords with which a job was registered here, also one unregistered since."""
+        known = self._known.get(full_name)
+        return known.run_kwargs if known else {}
 
     def provider_of(self, full_name: str) -> ProviderRegistration | None:
         """Return a provider, None if it is not registered here; wait for a registration under way."""

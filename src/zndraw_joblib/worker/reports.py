@@ -153,13 +153,13 @@ class Reports:
             self._held.remove(*tasks)
 
     def _release(self, task: ClaimedTask, timeout: float | None = None) -> TaskResponse:
-        token = TaskActionRequest(worker_id=task.worker_id, attempt=task.attempt)
+        token = TaskActionRequest(**task.token)
         return self._rest.act_on_task(task.task_id, "release", token, timeout)
 
     def _report(
         self, task: ClaimedTask, status: TaskStatus, *, stop: threading.Event | None = None, **outcome: Any
     ) -> TaskResponse:
-        update = TaskUpdateRequest(status=status, worker_id=task.worker_id, attempt=task.attempt, **outcome)
+        update = TaskUpdateRequest(status=status, **task.token, **outcome)
         call = partial(self._rest.report_task, task.task_id, update)
         if status not in TERMINAL:
             return self._retry(task, status, call, stop or self._stop)

@@ -1,6 +1,7 @@
 """One session of a worker, from its first registration until it is removed: its parts and its threads."""
 
 import logging
+import math
 import os
 import random
 import signal
@@ -11,9 +12,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from zndraw_joblib.client.retry import FailureLog, RequestBackoff
+from zndraw_joblib.client.retry import FailureLog, RequestBackoff, is_unreachable
 from zndraw_joblib.contract.capture import stop_following_threads
 from zndraw_joblib.contract.forks import default_signals_in_forks
 from zndraw_joblib.contract.traces import RunSpans
@@ -60,6 +61,7 @@ class SessionConfig:
     capture_output: bool = True
     run_spans: RunSpans = "link"
     name: str | None = None
+    max_unreachable_seconds: float | None = None
 
 
 class Session:
@@ -99,7 +101,9 @@ class Session:
         with self._start_lock:
             if self._heartbeat_thread is None:
                 interval = self._config.heartbeat_interval
-                loop = HeartbeatLoop(self.registrations, self.stop, self._heartbeat_due, interval)
+                longest = self._config.max_unreachable_seconds
+                gives_up = GivesUp(math.inf if longest is None else longest, self._give_up)
+                loop = HeartbeatLoop(self.registrations, self.stop, self._heartbeat_due, interval, gives_up)
                 self._heartbeat_thread = _start_thread("heartbeat", loop.run)
 
     def start_tasks(self) -> None:
@@ -172,16 +176,21 @@ class Session:
 
     def drain(self) -> None:
         """Claim no more, and close once no task is held, including those from `claim`. Returns at once."""
+        self._begin_drain("The server drains worker %s")
+
+    def _give_up(self) -> None:
+        self._begin_drain(
+            "The server is unreachable for too long (max_unreachable_seconds): worker %s leaves"
+        )
+
+    def _begin_drain(self, reason: str) -> None:
         with self._start_lock:
             if self.tasks.stopped:
                 return
             self.tasks.stop()
             self.providers.stop()
-        log.info(
-            "The server drains worker %s",
-            self.registrations.worker_id,
-            extra={"worker_id": str(self.registrations.worker_id)},
-        )
+        worker_id = self.registrations.worker_id
+        log.info(reason, worker_id, extra={"worker_id": str(worker_id)})
         _start_thread("drain", self._drain)
 
     def _drain(self) -> None:
@@ -282,6 +291,13 @@ def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
+class GivesUp(NamedTuple):
+    """After how many seconds without a response the heartbeats call `act`, and go on."""
+
+    seconds: float
+    act: Callable[[], None]
+
+
 class HeartbeatLoop:
     """Sends heartbeats until `stop` is set.
 
@@ -296,7 +312,9 @@ class HeartbeatLoop:
         stop: threading.Event,
         due: threading.Event,
         interval: float | None = None,
+        gives_up: GivesUp | None = None,
     ) -> None:
+        self._gives_up = gives_up
         self._registrations = registrations
         self._stop = stop
         self._due = due
@@ -308,6 +326,7 @@ class HeartbeatLoop:
     def run(self) -> None:
         """Send heartbeats until it is stopped, whatever fails; set `due` too, so that it notices at once."""
         backoff, failures = RequestBackoff(), FailureLog(log, "Heartbeat")
+        reached = time.monotonic()
         while not self._stop.is_set():
             try:
                 self.send_once()
@@ -315,10 +334,14 @@ class HeartbeatLoop:
             except BaseException as error:
                 pause = min(backoff.after(error), self.interval)
                 failures.failed(error, pause)
+                if not is_unreachable(error):
+                    reached = time.monotonic()
+                elif self._gives_up and time.monotonic() - reached > self._gives_up.seconds:
+                    self._gives_up.act()
             else:
                 backoff.reset()
                 failures.succeeded()
-                pause = self.interval
+                pause, reached = self.interval, time.monotonic()
             self._rest(pause)
 
     def send_once(self) -> None:

@@ -144,7 +144,7 @@ class TaskPoller(Poller[TaskResponse]):
             self._reports.try_release(task)
             return None
         if fault is None:
-            return task.with_extension(extension)
+            return task.with_extension(extension, self._registrations.run_kwargs_of(task.job_name))
         log.error(
             "Task %s of %s cannot run here: %s", task.task_id, task.job_name, fault, extra=task_fields(task)
         )

@@ -1,0 +1,190 @@
+"""`JobManager` as version 0.1.x had it, against a real server."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from threading import Event
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+from sdk.live import LiveServer
+
+from zndraw_joblib import ClaimedTask, Extension, JobManager, Provider, TaskNotFound
+from zndraw_joblib.client.api import Connection
+
+OldManager = Callable[..., Any]
+
+
+class Rotate(Extension):
+    """A job."""
+
+    category: ClassVar[str] = "modifiers"
+    angle: float = 0.0
+
+    def run(self, vis: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return what it got."""
+        return {"vis": vis, **kwargs}
+
+
+class Words(Provider):
+    """A provider."""
+
+    category: ClassVar[str] = "filesystem"
+
+    def read(self, handler: Any) -> Any:
+        """Return the handler."""
+        return handler
+
+
+@pytest.fixture
+def old_manager(api: Connection) -> Iterator[OldManager]:
+    """Return a function that creates a manager of version 0.1.x; all are disconnected at the end."""
+    with pytest.warns(DeprecationWarning, match="client.JobManager"):
+        from zndraw_joblib.client import JobManager
+    with ExitStack() as stack:
+
+        def make(execute: Any = None, *, at: Any = None, **options: Any) -> Any:
+            manager = JobManager(at or api, None, execute=execute, **options)
+            stack.callback(manager.disconnect, timeout=1)
+            return manager
+
+        yield make
+
+
+def test_the_manager_is_a_mapping_of_its_jobs(worker: Callable[..., JobManager], room: str) -> None:
+    """From the full names of registered jobs to their classes; a manager without jobs is true."""
+    manager, name = worker(), f"{room}:modifiers:Rotate"
+    assert (len(manager), list(manager), name in manager, bool(manager)) == (0, [], False, True)
+    manager.register(Rotate, room=room)
+    assert (len(manager), list(manager), name in manager) == (1, [name], True)
+    assert manager[name] is Rotate
+    with pytest.raises(KeyError, match="other"):
+        _ = manager["other"]
+
+
+def test_keywords_of_a_job_reach_its_tasks(worker: Callable[..., JobManager], room: str) -> None:
+    """Those of `register` are on the task, for `execute` to pass to `run`; by default there are none."""
+    done: list[dict[str, Any]] = []
+    ran = Event()
+
+    def execute(task: ClaimedTask) -> None:
+        done.append(task.extension.run(None, **task.run_kwargs))
+        ran.set()
+
+    manager, name = worker(execute), f"{room}:modifiers:Rotate"
+    manager.register(Rotate, room=room, run_kwargs={"speed": 2})
+    assert manager.get_run_kwargs(name) == {"speed": 2}
+    assert manager.get_run_kwargs("unknown") == {}
+    manager.submit(name)
+    assert ran.wait(30)
+    assert done == [{"vis": None, "speed": 2}]
+    by_hand = worker()
+    by_hand.register(Rotate, room=f"{room}-2")
+    by_hand.submit(f"{room}-2:modifiers:Rotate")
+    task = by_hand.claim(wait=10)
+    assert task is not None
+    assert task.run_kwargs == {}
+
+
+def test_without_a_worker_there_is_nothing_to_claim(worker: Callable[..., JobManager]) -> None:
+    """`claim` and `heartbeat` raise a ValueError that says what to call first."""
+    manager = worker()
+    for call in (manager.claim, manager.heartbeat):
+        with pytest.raises(ValueError, match=r"call register\(\) or create_worker\(\) first"):
+            call()
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
+def test_a_task_built_by_hand_is_reported(worker: Callable[..., JobManager], room: str, status: str) -> None:
+    """It has no token of a claim; the server accepts the reports of the worker's owner."""
+    manager, name = worker(), f"{room}:modifiers:Rotate"
+    manager.register(Rotate, room=room)
+    task_id = manager.submit(name)
+    claimed = manager.claim(wait=10)
+    assert claimed is not None
+    by_hand = ClaimedTask(task_id, name, room, Rotate())
+    assert manager.start(by_hand).status == "running"
+    report = {
+        "completed": lambda: manager.complete(by_hand, {"angle": 3}),
+        "failed": lambda: manager.fail(by_hand, "no"),
+        "cancelled": lambda: manager.cancel(by_hand),
+    }[status]
+    assert report().status == status
+    task = manager.get_task(task_id)
+    assert (task.status, task.error) == (status, "no" if status == "failed" else None)
+
+
+def test_a_released_task_built_by_hand_is_pending(worker: Callable[..., JobManager], room: str) -> None:
+    """It can be claimed again."""
+    manager, name = worker(), f"{room}:modifiers:Rotate"
+    manager.register(Rotate, room=room)
+    task_id = manager.submit(name)
+    assert manager.claim(wait=10) is not None
+    assert manager.release(ClaimedTask(task_id, name, room, None)).status == "pending"
+
+
+def test_a_task_is_failed_by_its_id(old_manager: OldManager, room: str) -> None:
+    """With the error's text; an unknown one is a KeyError."""
+    manager, name = old_manager(), f"{room}:modifiers:Rotate"
+    manager.register(Rotate, room=room)
+    task_id = manager.submit(name)
+    assert manager.claim(wait=10) is not None
+    manager.fail_by_id(task_id, "not today")
+    task = manager.get_task(task_id)
+    assert (task.status, task.error) == ("failed", "not today")
+    with pytest.raises(TaskNotFound):
+        manager.fail_by_id("00000000-0000-4000-8000-000000000000", "no")
+
+
+def test_ids_are_texts(old_manager: OldManager, room: str) -> None:
+    """Those of workers and providers; there is none before the first registration."""
+    manager = old_manager()
+    assert manager.worker_id is None
+    worker_id = manager.create_worker()
+    assert isinstance(worker_id, str)
+    assert manager.worker_id == worker_id
+    provider_id = manager.register_provider(Words, name="one", handler="it", room=room)
+    assert isinstance(provider_id, str)
+    assert manager.handlers == {f"{room}:filesystem:one": "it"}
+
+
+def test_an_unknown_provider_is_unregistered_in_silence(old_manager: OldManager, room: str) -> None:
+    """So is one that was unregistered before."""
+    manager = old_manager()
+    manager.unregister_provider("lab:words:one")
+    manager.register_provider(Words, name="one", handler="it", room=room)
+    for _ in range(2):
+        manager.unregister_provider(f"{room}:filesystem:one")
+    assert manager.handlers == {}
+
+
+def test_an_unreachable_server_fails_a_registration(
+    old_manager: OldManager, own_server: Callable[..., LiveServer]
+) -> None:
+    """After `max_startup_retries` repeats."""
+    server = own_server()
+    with server.connect() as api:
+        server.stop()
+        manager = old_manager(at=api, max_startup_retries=0)
+        with pytest.raises(httpx.ConnectError):
+            manager.register(Rotate)
+
+
+def test_a_worker_leaves_an_unreachable_server(own_server: Callable[..., LiveServer], room: str) -> None:
+    """`max_unreachable_seconds` after the last response, `wait` returns."""
+    server = own_server()
+    with (
+        server.connect() as api,
+        JobManager(api, max_unreachable_seconds=0.5, heartbeat_interval=0.1) as manager,
+    ):
+        manager.register(Rotate, room=room)
+        server.stop()
+        manager.wait()
+        assert manager.worker_id is None
+
+
+@pytest.mark.parametrize("options", [{"max_unreachable_seconds": 0}, {"max_startup_retries": -1}])
+def test_wrong_options_are_refused(old_manager: OldManager, options: dict[str, Any]) -> None:
+    """The error names the option."""
+    with pytest.raises(ValueError, match=next(iter(options))):
+        old_manager(**options)
