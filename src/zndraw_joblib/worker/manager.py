@@ -101,13 +101,9 @@ class JobManager(JobClient):
         name: str | None = None,
         max_unreachable_seconds: float | None = None,
     ) -> None:
-        _check_options(concurrency, read_concurrency, prefetch, executor, run_spans)
-        if max_unreachable_seconds is not None and max_unreachable_seconds <= 0:
-            raise ValueError(f"max_unreachable_seconds must be positive, not {max_unreachable_seconds}")
+        _check_options(concurrency, read_concurrency, prefetch, executor, run_spans, max_unreachable_seconds)
         if executor == "process":
             check_importable(execute)
-        limits = {} if max_tasks is None else {"max_tasks": max_tasks}
-        validated(HeartbeatRequest, {**limits, "worker": {"name": name}})
         super().__init__(RestApi(api))
         self._held, self._lock = HeldTasks(), threading.Lock()
         self._subscriptions = Subscriptions(getattr(api, "tsio", None) if tsio is None else tsio, self._held)
@@ -119,7 +115,7 @@ class JobManager(JobClient):
             read_concurrency=read_concurrency,
             heartbeat_interval=heartbeat_interval,
             pace=Pace(long_poll, polling_interval),
-            limits=limits,
+            limits=_limits(max_tasks, name),
             capture_output=capture_output,
             run_spans=run_spans,
             name=name,
@@ -360,9 +356,23 @@ class JobManager(JobClient):
         return rooms[0] if len(rooms) == 1 else GLOBAL
 
 
+def _limits(max_tasks: int | None, name: str | None) -> dict[str, Any]:
+    """Return the limits of a worker's heartbeats. Raises ValueError for invalid ones, or an invalid name."""
+    limits = {} if max_tasks is None else {"max_tasks": max_tasks}
+    validated(HeartbeatRequest, {**limits, "worker": {"name": name}})
+    return limits
+
+
 def _check_options(
-    concurrency: int, read_concurrency: int, prefetch: int, executor: str, run_spans: str
+    concurrency: int,
+    read_concurrency: int,
+    prefetch: int,
+    executor: str,
+    run_spans: str,
+    max_unreachable_seconds: float | None,
 ) -> None:
+    if max_unreachable_seconds is not None and max_unreachable_seconds <= 0:
+        raise ValueError(f"max_unreachable_seconds must be positive, not {max_unreachable_seconds}")
     for name, number in (("concurrency", concurrency), ("read_concurrency", read_concurrency)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, not {number}")
