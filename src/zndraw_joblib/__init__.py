@@ -117,6 +117,7 @@ _MODULES = {
     "contract.status": ("TaskStatus",),
     "contract.task_context": ("TaskContext", "TaskLogHandler", "current_task"),
     "contract.extensions": ("Category", "Extension", "GiveUp", "NonRetryable", "Provider"),
+    "contract.functions": ("JobFunction", "job"),
     "client.api": ("ApiManager", "connect"),
     "client.batches": ("NewTask",),
     "client.job_client": ("ProviderResult", "ReadResult"),

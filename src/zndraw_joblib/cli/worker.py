@@ -18,6 +18,7 @@ from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.client.retry import is_unreachable
+from zndraw_joblib.contract.extensions import job_room_of
 from zndraw_joblib.contract.logs import LogConfig, LogFormat, LogLevel
 from zndraw_joblib.contract.messages import MAX_BATCH
 from zndraw_joblib.contract.names import GLOBAL, is_name
@@ -69,7 +70,13 @@ ExecutorOption = Annotated[
     ExecutorName, typer.Option("--executor", help="Run tasks in threads, or each in a process of its own.")
 ]
 JobRoom = Annotated[
-    str, typer.Option("--room", callback=check_room, metavar="ROOM", help="The room to register the jobs in.")
+    str | None,
+    typer.Option(
+        "--room",
+        callback=check_room,
+        metavar="ROOM",
+        help="The room to register the jobs in; by default that which each job sets, else @global.",
+    ),
 ]
 Context = Annotated[
     str | None,
@@ -149,7 +156,7 @@ def worker(  # noqa: PLR0913 - each is an option
     concurrency: Concurrency = 1,
     prefetch: Prefetch = DEFAULT_PREFETCH,
     executor: ExecutorOption = ExecutorName.THREAD,
-    room: JobRoom = GLOBAL,
+    room: JobRoom = None,
     context: Context = None,
     capture: Capture = True,
     max_attempts: MaxAttempts = None,
@@ -254,7 +261,8 @@ def _run(config: ProcessConfig, processes: int) -> None:
         _run_one(config)
         return
     access = _wait_for_server(config.url)
-    served = f"{config.target} in {config.room} at {access.url}"
+    place = f" in {config.room}" if config.room else ""
+    served = f"{config.target}{place} at {access.url}"
     note = partial(print_note, f"{processes} processes serve {served}; Ctrl-C stops them.")
     if serve_processes(replace(config, url=access.url, token=access.token), processes, note):
         raise typer.Exit(1)
@@ -270,7 +278,8 @@ def _run_one(config: ProcessConfig) -> None:
         raise CommandError(f"{error}{location}") from error
     access = _wait_for_server(config.url)
     names = ", ".join(cls.__name__ for cls in extensions)
-    note = partial(print_note, f"Serving {names} in {config.room} at {access.url}; Ctrl-C stops it.")
+    rooms = ", ".join(sorted({config.room or job_room_of(cls) for cls in extensions}))
+    note = partial(print_note, f"Serving {names} in {rooms} at {access.url}; Ctrl-C stops it.")
     with open_connection(access, realtime=True) as api:
         serve(
             api,

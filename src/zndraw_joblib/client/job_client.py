@@ -27,6 +27,7 @@ from zndraw_joblib.client.retry import (
     retry,
 )
 from zndraw_joblib.contract import codecs
+from zndraw_joblib.contract.extensions import DEFAULT_CATEGORY, check_task, job_room_of
 from zndraw_joblib.contract.history import TaskExplanation, TaskHistory
 from zndraw_joblib.contract.idempotency import format_key
 from zndraw_joblib.contract.messages import JobSummary, PaginatedResponse, TaskResponse
@@ -176,13 +177,11 @@ class JobClient(ResultReader):
 
     def _body_of(self, task: Any, room: str | None, index: int) -> bytes:
         new = task if isinstance(task, NewTask) else NewTask(task)
-        if not (isinstance(new.job, str) or hasattr(new.job, "category")):
-            raise TypeError(
-                f"tasks.{index}: a task is an instance of an extension or a NewTask, not {new.job!r:.100}"
-            )
         try:
             name, payload = self._name_and_payload(new)
             return task_body(new.room or room or name.room_id, str(name), payload, new.options())
+        except TypeError as error:
+            raise TypeError(f"tasks.{index}: {error}") from error
         except (ValueError, ProblemException) as error:
             raise ValueError(f"tasks.{index}: {error}") from error
 
@@ -229,6 +228,7 @@ class JobClient(ResultReader):
                 f"submit() got a payload and an instance of {type(job).__name__}, which is its own payload: "
                 "remove one of them"
             )
+        check_task(job)
         name = job_name_of(type(job), task.job_room or self._job_room_of(type(job)))
         return name, codecs.payload_of(job)
 
@@ -352,7 +352,7 @@ class JobClient(ResultReader):
 
     def _job_room_of(self, cls: type[Any]) -> str:
         """Return the room whose job a class is."""
-        return GLOBAL
+        return job_room_of(cls)
 
     def _poll_task(
         self, task_id: str, wait: float, backoff: RequestBackoff, read: ReadTask | None = None
@@ -397,4 +397,5 @@ def job_name_of(cls: type[Any], room: str) -> JobName:
 
 def category_of(cls: type[Any]) -> str:
     """Return the category of a class, whether it is a string or an enum member."""
-    return str(getattr(cls.category, "value", cls.category))
+    category = getattr(cls, "category", DEFAULT_CATEGORY)
+    return str(getattr(category, "value", category))

@@ -1,10 +1,16 @@
 """The base classes of a worker's code: extensions, which are jobs, and providers, which answer requests."""
 
+import inspect
 from abc import ABC, abstractmethod
 from enum import StrEnum
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, model_validator
+
+from zndraw_joblib.contract.names import GLOBAL
+
+DEFAULT_CATEGORY = "jobs"
+_JOB_METHODS = ("model_json_schema", "model_validate", "model_dump")
 
 
 class Category(StrEnum):
@@ -18,10 +24,13 @@ class Category(StrEnum):
 class Extension(BaseModel, ABC):
     """A job. Its fields are the payload, and its name is the last part of the job's full name.
 
-    A class attribute ``policy: ClassVar[JobPolicy]`` sets fields of the job's policy.
+    A class attribute ``policy: ClassVar[JobPolicy]`` sets fields of the job's policy. `category` and
+    `job_room` are the first two parts of its full name, where the registration gives no other room; each
+    server allows the default category.
     """
 
-    category: ClassVar[Category | str]
+    category: ClassVar[Category | str] = DEFAULT_CATEGORY
+    job_room: ClassVar[str] = GLOBAL
 
     @abstractmethod
     def run(self, vis: Any, **kwargs: Any) -> Any:
@@ -30,6 +39,49 @@ class Extension(BaseModel, ABC):
         `vis` is the context that the worker's host creates for each task, or None. A `run` with an argument
         `task` gets the `TaskContext`, to report progress and to log; `current_task` returns it anywhere.
         """
+
+
+def check_job(value: object) -> None:
+    """Raise TypeError, with the remedy, if `value` is not a class that can be a job: `@job` makes one too."""
+    if fault := _fault_of(value):
+        raise TypeError(fault)
+
+
+def check_task(value: object) -> None:
+    """Raise TypeError, with the remedy, if `value` is not an instance of a job's class, which is a task."""
+    if isinstance(value, type) and (fault := _fault_of(value)) is None:
+        call = f"{value.__name__}.task(…)" if hasattr(value, "__wrapped__") else f"{value.__name__}(…)"
+        raise TypeError(f"{value.__qualname__} is a job, not a task of it: pass {call}")
+    if isinstance(value, type) or inspect.isfunction(value):
+        raise TypeError(fault)
+    if not callable(getattr(value, "model_dump", None)):
+        raise TypeError(
+            f"{value!r:.100} is no task: pass an instance of an Extension, area.task(…) of a function with "
+            "@job, or the full name of a job and its payload"
+        )
+
+
+def job_room_of(cls: type[Any]) -> str:
+    """Return the room of a job where neither its registration nor a submit names one."""
+    return str(getattr(cls, "job_room", GLOBAL))
+
+
+def _fault_of(value: object) -> str | None:
+    if inspect.isfunction(value):
+        what = "A lambda" if value.__name__ == "<lambda>" else f"The function {value.__qualname__}()"
+        return f"{what} is no job: define it with def, and decorate it with @job"
+    if not isinstance(value, type):
+        cls = type(value)
+        is_job = _fault_of(cls) is None
+        remedy = f"pass {cls.__qualname__} itself" if is_job else "pass a function with @job, or an Extension"
+        return f"{value!r:.100} is {'a task of a job' if is_job else 'no job'}: {remedy}"
+    if inspect.isabstract(value) or not callable(getattr(value, "run", None)):
+        is_provider = callable(getattr(value, "read", None))
+        remedy = "use register_provider()" if is_provider else "define run(self, vis)"
+        return f"The class {value.__qualname__} has no method run, so it is no job: {remedy}"
+    if missing := [name for name in _JOB_METHODS if not callable(getattr(value, name, None))]:
+        return f"The class {value.__qualname__} has no {', '.join(missing)}: derive it from Extension"
+    return None
 
 
 class Provider(BaseModel, ABC):

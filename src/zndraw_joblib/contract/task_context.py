@@ -39,6 +39,7 @@ class TaskContext:
     __slots__ = ()
 
     task_id: str
+    room_id: str
     cancelled: Event
     channel: TaskChannel
 

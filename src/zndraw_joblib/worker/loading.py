@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-log = logging.getLogger(__name__)
+from zndraw_joblib.contract.extensions import check_job
 
-_EXTENSION_METHODS = ("model_json_schema", "model_validate", "model_dump", "run")
+log = logging.getLogger(__name__)
 
 
 class CannotLoad(Exception):
@@ -34,7 +34,7 @@ class NothingToServe(CannotLoad):
 def load_extensions(target: str) -> list[type[Any]]:
     """Return the extensions that a module or a ``.py`` file defines, in their order.
 
-    Classes that the module only imports, abstract classes and names with a leading underscore do not count.
+    Classes of other modules, abstract classes and names with a leading underscore do not count.
     Raises `CannotLoad`.
     """
     module = load_module(target)
@@ -46,7 +46,8 @@ def load_extensions(target: str) -> list[type[Any]]:
     extensions = [cls for cls in dict.fromkeys(found) if _has_category(cls) and _takes_vis(cls)]
     if not extensions:
         raise NothingToServe(
-            f"{target!r} defines no extension: no class of its own with a category and run(self, vis)"
+            f"{target!r} defines no extension: no function with @job, and no class of its own with a "
+            "category and run(self, vis)"
         )
     return extensions
 
@@ -105,11 +106,13 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _is_extension(value: object) -> bool:
-    return (
-        isinstance(value, type)
-        and not inspect.isabstract(value)
-        and all(callable(getattr(value, name, None)) for name in _EXTENSION_METHODS)
-    )
+    if not isinstance(value, type):
+        return False
+    try:
+        check_job(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _has_category(cls: type[Any]) -> bool:

@@ -12,6 +12,7 @@ from zndraw_joblib.client.api import ApiManager
 from zndraw_joblib.client.job_client import Attempt, JobClient, job_name_of
 from zndraw_joblib.client.rest import validated
 from zndraw_joblib.client.retry import retry
+from zndraw_joblib.contract.extensions import check_job, job_room_of
 from zndraw_joblib.contract.forks import check_not_forked
 from zndraw_joblib.contract.messages import MAX_BATCH, HeartbeatRequest, TaskResponse
 from zndraw_joblib.contract.names import GLOBAL, parse_job_name
@@ -143,14 +144,14 @@ class JobManager(JobClient):
 
     @overload
     def register(
-        self, cls: Job, *, room: str = ..., run_kwargs: RunKwargs = ..., **policy: Unpack[PolicyOptions]
+        self, cls: Job, *, room: str | None = ..., run_kwargs: RunKwargs = ..., **policy: Unpack[PolicyOptions]
     ) -> Job: ...
     @overload
     def register(
         self,
         cls: None = ...,
         *,
-        room: str = ...,
+        room: str | None = ...,
         run_kwargs: RunKwargs = ...,
         **policy: Unpack[PolicyOptions],
     ) -> Callable[[Job], Job]: ...
@@ -158,16 +159,17 @@ class JobManager(JobClient):
         self,
         cls: Job | None = None,
         *,
-        room: str = GLOBAL,
+        room: str | None = None,
         run_kwargs: RunKwargs = None,
         **policy: Unpack[PolicyOptions],
     ) -> Job | Callable[[Job], Job]:
-        """Register a class as a job of `room` and start to serve it; usable as a decorator.
+        """Register a class, or a function with `@job`, as a job and start to serve it; usable as a decorator.
 
-        `policy` sets fields of the job's `JobPolicy`, over those that the class sets in `policy`, a class
-        attribute with a `JobPolicy`; the others keep their registered or default value.
-        `run_kwargs` are keywords for `run`: `execute` finds them as `task.run_kwargs`.
-        Raises TypeError or ValueError for an invalid policy. While the server cannot be reached, the
+        `room` is by default the `job_room` of the class: ``@global``, unless it sets another one. `policy`
+        sets fields of the job's `JobPolicy`, over those that the class sets in `policy`, a class attribute
+        with a `JobPolicy`; the others keep their registered or default value. `run_kwargs` are keywords for
+        `run`: `execute` finds them as `task.run_kwargs`. Raises TypeError for what is no job, and TypeError or
+        ValueError for an invalid policy. While the server cannot be reached, the
         registration is repeated for 30 seconds; a refusal is raised at once.
         """
         register = partial(self._register, room=room, policy=policy_of(policy), run_kwargs=run_kwargs or {})
@@ -178,9 +180,9 @@ class JobManager(JobClient):
         session = self._session
         return dict(session.registrations.run_kwargs_of(full_name)) if session else {}
 
-    def unregister(self, job: str | type[Any], *, room: str = GLOBAL) -> None:
+    def unregister(self, job: str | type[Any], *, room: str | None = None) -> None:
         """Unregister a job, given its full name or its class. Raises KeyError if it is not registered."""
-        full_name = job if isinstance(job, str) else str(job_name_of(job, room))
+        full_name = job if isinstance(job, str) else str(job_name_of(job, room or job_room_of(job)))
         self._active().registrations.unregister(full_name)
 
     def register_provider(self, cls: type[Any], *, name: str, handler: Any, room: str = GLOBAL) -> UUID:
@@ -336,12 +338,13 @@ class JobManager(JobClient):
                 self._session = Session(self._rest, self._subscriptions, self._held, self._config)
             return self._session
 
-    def _register(self, cls: Job, room: str, policy: JobPolicy, run_kwargs: Mapping[str, Any]) -> Job:
+    def _register(self, cls: Job, room: str | None, policy: JobPolicy, run_kwargs: Mapping[str, Any]) -> Job:
+        check_job(cls)
         if self._config.in_processes:
             check_importable(cls)
         warn_of_return_type(cls)
         session = self._active()
-        job = JobRegistration(cls, room, class_policy(cls, policy), run_kwargs)
+        job = JobRegistration(cls, room or job_room_of(cls), class_policy(cls, policy), run_kwargs)
         call = partial(session.registrations.register, job, uuid4())
         self._repeat(session, call, f"Registering {cls.__name__}")
         session.start_tasks()
@@ -353,7 +356,7 @@ class JobManager(JobClient):
 
     def _job_room_of(self, cls: type[Any]) -> str:
         rooms = [parse_job_name(name).room_id for name, known in self.registry.items() if known is cls]
-        return rooms[0] if len(rooms) == 1 else GLOBAL
+        return rooms[0] if len(rooms) == 1 else job_room_of(cls)
 
 
 def _limits(max_tasks: int | None, name: str | None) -> dict[str, Any]:

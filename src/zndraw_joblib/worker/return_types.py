@@ -9,15 +9,16 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_return_type(job: type[Any]) -> None:
-    """Log a warning if `run` is declared to return objects of a class that cannot be encoded."""
+    """Log a warning if a job is declared to return objects of a class that cannot be encoded."""
+    run = getattr(job, "__wrapped__", job.run)
     try:
-        returned = get_type_hints(job.run).get("return", Any)
+        returned = get_type_hints(run).get("return", Any)
     # An annotation may be any code, and names that exist only for type checkers.
     except Exception:
         return
     if not can_encode(returned):
         log.warning(
-            "%s.run returns objects of %s.%s, which cannot be encoded: its tasks will fail. Return JSON "
+            "%s() returns objects of %s.%s, which cannot be encoded: its tasks will fail. Return JSON "
             "values or a dataclass, or call register_codec() before the registration",
-            *(job.__qualname__, returned.__module__, returned.__qualname__),
+            *(run.__qualname__, returned.__module__, returned.__qualname__),
         )

@@ -43,14 +43,15 @@ def serve(
     api: ApiManager,
     extensions: Sequence[type[Any]],
     *,
-    room: str,
+    room: str | None = None,
     context: Callable[..., Any] | None = None,
     policy: PolicyOptions | None = None,
     on_start: Callable[[], object] | None = None,
     **options: Unpack[RunOptions],
 ) -> None:
-    """Register `extensions` as jobs of `room` and run their tasks, until SIGINT or SIGTERM.
+    """Register `extensions` as jobs, and run their tasks until SIGINT or SIGTERM.
 
+    They are jobs of `room`, by default each of its `job_room`.
     `context` returns the `vis` of each task's `run`; it is called with the task if it takes an argument.
     `policy` sets fields of the policies of all jobs; several attempts alone mean after any failure, unless a
     class sets its `retry_on`. `on_start` is called before the registration, once signals are handled.
@@ -109,7 +110,7 @@ class ProcessConfig:
     target: str
     url: str
     token: str | None = field(repr=False)
-    room: str
+    room: str | None = None
     context: str | None = None
     options: RunOptions = field(default_factory=RunOptions)
     policy: PolicyOptions = field(default_factory=PolicyOptions)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_REQUIRED = ("model_json_schema", "model_validate", "run")
+from zndraw_joblib.contract.extensions import check_job
 
 
 class CannotLoad(ValueError):
@@ -14,9 +14,9 @@ class CannotLoad(ValueError):
 
 
 def load(entries: Sequence[str]) -> list[type[Any]]:
-    """Return the classes of the entries ``module:Class``, also from the working directory.
+    """Return the jobs of the entries ``module:Class`` or ``module:function``; raise `CannotLoad`.
 
-    Raises `CannotLoad`.
+    The modules may be in the working directory.
     """
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -38,9 +38,8 @@ def _load(entry: str) -> type[Any]:
         raise CannotLoad(f"internal_extensions: {entry!r} cannot be imported: {reason}") from error
     if found is None:
         raise CannotLoad(f"internal_extensions: {entry!r}: the module {module!r} has no {name!r}")
-    missing = [name for name in _REQUIRED if not callable(getattr(found, name, None))]
-    if not isinstance(found, type) or missing or not getattr(found, "category", None):
-        raise CannotLoad(
-            f"internal_extensions: {entry!r} is no extension: a class with a category and a run method"
-        )
-    return found
+    try:
+        check_job(found)
+    except TypeError as error:
+        raise CannotLoad(f"internal_extensions: {entry!r}: {error}") from error
+    return found  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 from taskiq import AsyncBroker, TaskiqEvents
 
+from zndraw_joblib.contract.extensions import DEFAULT_CATEGORY, check_job
 from zndraw_joblib.contract.messages import JobRegisterRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.policy import JobPolicy
@@ -19,7 +20,8 @@ def register_internal_tasks(
     """Register a task for each extension with a broker, under the job's full name.
 
     Call it in worker processes. The broker calls the executor's methods `start` and `stop`, if it has them,
-    when such a process starts and stops. Raises ValueError for an extension that cannot be a job.
+    when such a process starts and stops. Raises TypeError for what is no job, and ValueError for an invalid
+    name.
     """
     names = {str(_name_of(cls)): cls for cls in extensions}
     tasks: dict[str, Any] = {
@@ -42,7 +44,7 @@ async def offer_internal_jobs(
 ) -> InternalRegistry:
     """Create or update the extensions' jobs in the database and register their tasks with the broker.
 
-    Raises ValueError for an extension that cannot be a job.
+    Raises TypeError for what is no job, and ValueError for an invalid name.
     """
     registry = register_internal_tasks(broker, extensions, executor)
     await write(internal.register, [offer_of(cls) for cls in registry.extensions.values()])
@@ -57,7 +59,8 @@ def _call(cls: type[Any], executor: InternalExecutor) -> Callable[..., Any]:
 
 
 def _name_of(cls: type[Any]) -> JobName:
-    category: Any = getattr(cls, "category", None)
+    check_job(cls)
+    category: Any = getattr(cls, "category", DEFAULT_CATEGORY)
     try:
         named = JobRegisterRequest(category=getattr(category, "value", category), name=cls.__name__)
     except ValidationError as error:
@@ -66,7 +69,7 @@ def _name_of(cls: type[Any]) -> JobName:
 
 
 def offer_of(cls: type[Any]) -> internal.InternalJob:
-    """Return an extension as an internal job. Raises ValueError where it cannot be one."""
+    """Return an extension as an internal job. Raises TypeError, ValueError where it cannot be one."""
     policy = getattr(cls, "policy", None)
     found = policy if isinstance(policy, JobPolicy) else JobPolicy()
     offer = internal.InternalJob(_name_of(cls), cls.model_json_schema(), found)

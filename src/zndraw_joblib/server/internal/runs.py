@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from inspect import iscoroutine
 from typing import Any, NamedTuple
 
 from zndraw_joblib.contract.capture import running
@@ -159,6 +160,7 @@ def outcome_of(
     try:
         with running(context):
             value = call_run(extension, argument_of(context), context)
+            value = asyncio.run(value) if iscoroutine(value) else value
             exit_if_forked(pid)
             encoded = encode_result(value)
             return Outcome(content=encoded) if isinstance(encoded, Content) else Outcome(json.loads(encoded))

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
+from zndraw_joblib.contract.extensions import DEFAULT_CATEGORY
 from zndraw_joblib.contract.messages import JobRegisterRequest, JobResponse, JobSummary, PaginatedResponse
 from zndraw_joblib.contract.names import INTERNAL, RESERVED, JobName
 from zndraw_joblib.contract.policy import JobPolicy
@@ -40,7 +41,7 @@ def check(item: Registration, allowed_categories: Sequence[str]) -> None:
     """Raise the problem of a registration that is invalid whatever the database contains."""
     if item.room_id in RESERVED and not item.caller.is_superuser:
         raise Forbidden(f"Only a superuser may register jobs in {item.room_id}")
-    if item.request.category not in allowed_categories:
+    if item.request.category not in {*allowed_categories, DEFAULT_CATEGORY}:
         raise InvalidCategory(
             f"Category {item.request.category!r} is not allowed; allowed are: {', '.join(allowed_categories)}"
         )
