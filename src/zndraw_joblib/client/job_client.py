@@ -27,7 +27,7 @@ from zndraw_joblib.client.retry import (
     retry,
 )
 from zndraw_joblib.contract import codecs
-from zndraw_joblib.contract.extensions import DEFAULT_CATEGORY, check_task, job_room_of
+from zndraw_joblib.contract.extensions import check_task, job_name_of, job_room_of
 from zndraw_joblib.contract.history import TaskExplanation, TaskHistory
 from zndraw_joblib.contract.idempotency import format_key
 from zndraw_joblib.contract.messages import JobSummary, PaginatedResponse, TaskResponse
@@ -388,14 +388,3 @@ def _query_of(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 )
             if one is not None:
                 yield name, one if isinstance(one, str) else json.dumps(one)
-
-
-def job_name_of(cls: type[Any], room: str) -> JobName:
-    """Return the name of the job that a class is in a room."""
-    return JobName(room, category_of(cls), cls.__name__)
-
-
-def category_of(cls: type[Any]) -> str:
-    """Return the category of a class, whether it is a string or an enum member."""
-    category = getattr(cls, "category", DEFAULT_CATEGORY)
-    return str(getattr(category, "value", category))

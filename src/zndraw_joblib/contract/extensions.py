@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, model_validator
 
-from zndraw_joblib.contract.names import GLOBAL
+from zndraw_joblib.contract.names import GLOBAL, JobName
 
 DEFAULT_CATEGORY = "jobs"
 _JOB_METHODS = ("model_json_schema", "model_validate", "model_dump")
@@ -59,6 +59,17 @@ def check_task(value: object) -> None:
             f"{value!r:.100} is no task: pass an instance of an Extension, area.task(…) of a function with "
             "@job, or the full name of a job and its payload"
         )
+
+
+def category_of(cls: type[Any]) -> str:
+    """Return the category of a class, whether it is a string or an enum member."""
+    category = getattr(cls, "category", DEFAULT_CATEGORY)
+    return str(getattr(category, "value", category))
+
+
+def job_name_of(cls: type[Any], room: str) -> JobName:
+    """Return the name of the job that a class is in a room."""
+    return JobName(room, category_of(cls), cls.__name__)
 
 
 def job_room_of(cls: type[Any]) -> str:

@@ -9,10 +9,10 @@ from typing import Any, Literal, Self, TypeVar, Unpack, get_args, overload
 from uuid import UUID, uuid4
 
 from zndraw_joblib.client.api import ApiManager
-from zndraw_joblib.client.job_client import Attempt, JobClient, job_name_of
+from zndraw_joblib.client.job_client import Attempt, JobClient
 from zndraw_joblib.client.rest import validated
 from zndraw_joblib.client.retry import retry
-from zndraw_joblib.contract.extensions import check_job, job_room_of
+from zndraw_joblib.contract.extensions import check_job, job_name_of, job_room_of
 from zndraw_joblib.contract.forks import check_not_forked
 from zndraw_joblib.contract.messages import MAX_BATCH, HeartbeatRequest, TaskResponse
 from zndraw_joblib.contract.names import GLOBAL, parse_job_name

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 from taskiq import AsyncBroker, TaskiqEvents
 
-from zndraw_joblib.contract.extensions import DEFAULT_CATEGORY, check_job
+from zndraw_joblib.contract.extensions import category_of, check_job
 from zndraw_joblib.contract.messages import JobRegisterRequest
 from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.policy import JobPolicy
@@ -60,9 +60,8 @@ def _call(cls: type[Any], executor: InternalExecutor) -> Callable[..., Any]:
 
 def _name_of(cls: type[Any]) -> JobName:
     check_job(cls)
-    category: Any = getattr(cls, "category", DEFAULT_CATEGORY)
     try:
-        named = JobRegisterRequest(category=getattr(category, "value", category), name=cls.__name__)
+        named = JobRegisterRequest(category=category_of(cls), name=cls.__name__)
     except ValidationError as error:
         raise ValueError(f"{cls.__name__} cannot be an internal job: {error.errors()[0]['msg']}") from error
     return JobName(INTERNAL, named.category, named.name)
