@@ -39,7 +39,7 @@ class Abstract(Extension):
 class _Private(Sooner):
     pass
 
-class Homeless(Extension):
+class Unsorted(Extension):
     def run(self, vis, **kwargs):
         return vis
 
@@ -65,11 +65,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
 
 
 def test_only_extensions_defined_in_the_module_are_loaded(write: Callable[[str, str], str]) -> None:
-    """In their order, once each; none that is imported, abstract, private or without a category."""
+    """In their order, once each; none that is imported, abstract or private."""
     path = write("by_path.py", SOURCE)
     write("by_name.py", SOURCE)
     for target in (path, "by_name"):
-        assert [cls.__name__ for cls in load_extensions(target)] == ["Later", "Sooner"]
+        assert [cls.__name__ for cls in load_extensions(target)] == ["Later", "Sooner", "Unsorted"]
     assert load_extensions(path)[1] is load_extensions(path)[1]
     assert load_context(f"{path}:context")() == "context"
     assert load_context("by_name:context")() == "context"

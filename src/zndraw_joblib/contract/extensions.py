@@ -49,11 +49,10 @@ def check_job(value: object) -> None:
 
 def check_task(value: object) -> None:
     """Raise TypeError, with the remedy, if `value` is not an instance of a job's class, which is a task."""
-    if isinstance(value, type) and (fault := _fault_of(value)) is None:
-        call = f"{value.__name__}.task(…)" if hasattr(value, "__wrapped__") else f"{value.__name__}(…)"
-        raise TypeError(f"{value.__qualname__} is a job, not a task of it: pass {call}")
     if isinstance(value, type) or inspect.isfunction(value):
-        raise TypeError(fault)
+        name = value.__qualname__
+        call = f"{name}.task(…)" if hasattr(value, "__wrapped__") else f"{name}(…)"
+        raise TypeError(_fault_of(value) or f"{name} is a job, not a task of it: pass {call}")
     if not callable(getattr(value, "model_dump", None)):
         raise TypeError(
             f"{value!r:.100} is no task: pass an instance of an Extension, area.task(…) of a function with "
@@ -63,8 +62,7 @@ def check_task(value: object) -> None:
 
 def category_of(cls: type[Any]) -> str:
     """Return the category of a class, whether it is a string or an enum member."""
-    category = getattr(cls, "category", DEFAULT_CATEGORY)
-    return str(getattr(category, "value", category))
+    return str(getattr(cls.category, "value", cls.category))
 
 
 def job_name_of(cls: type[Any], room: str) -> JobName:
@@ -92,6 +90,8 @@ def _fault_of(value: object) -> str | None:
         return f"The class {value.__qualname__} has no method run, so it is no job: {remedy}"
     if missing := [name for name in _JOB_METHODS if not callable(getattr(value, name, None))]:
         return f"The class {value.__qualname__} has no {', '.join(missing)}: derive it from Extension"
+    if not getattr(value, "category", None):
+        return f"The class {value.__qualname__} has no category: set category, or derive it from Extension"
     return None
 
 

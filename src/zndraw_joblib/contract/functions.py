@@ -107,12 +107,14 @@ def job(
     the registration gives no others. A call still calls the function; `area.task(width=3)` is a task of it,
     to submit. Raises TypeError for a function that cannot be a job; it names the parameter and the remedy.
     """
-    given = {"category": _checked_category(category), "job_room": validate_room_id(room)}
+    given: dict[str, Any] = {"category": _checked_category(category), "job_room": validate_room_id(room)}
+    if policy is not None:
+        given["policy"] = _checked_policy(policy)
 
     def decorate(function: Any) -> Any:
         _check_function(function)
         cls = _job_class(function, name or function.__name__, signature_of(function))
-        for attribute, value in {**given, **({"policy": policy} if policy else {})}.items():
+        for attribute, value in given.items():
             setattr(cls, attribute, value)
         return cls
 
@@ -126,13 +128,14 @@ def _check_function(function: Any) -> None:
         )
     if not inspect.isfunction(function):
         raise TypeError(f"@job needs a function, not {function!r:.100}: call it in a function of its own")
+    if function.__name__ == "<lambda>":
+        raise TypeError("@job: a lambda has no name: define the function with def")
 
 
 def _job_class(function: Callable[..., Any], name: str, signature: JobSignature) -> Any:
     if not is_name(name):
         raise TypeError(
-            f"@job: {name!r} cannot be the name of a job: pass name=…, letters, digits, '_', '-' and '.', or "
-            "define the function with def"
+            f"@job: {name!r:.100} cannot be the name of a job: use letters, digits, '_', '-' and '.'"
         )
     try:
         cls: Any = create_model(
@@ -162,11 +165,18 @@ def _unusable(function: Callable[..., Any], signature: JobSignature, error: Pyda
     for name, (annotation, _) in signature.fields.items():
         try:
             TypeAdapter(annotation).json_schema()
-        except PydanticUserError as fault:
-            why = f"has a type without a JSON Schema ({fault.message.partition('.')[0]})"
-            remedy = "use one that JSON can express, or a validator with json_schema_input_type"
+        except PydanticUserError:
+            shown = getattr(annotation, "__qualname__", repr(annotation))
+            why = f"has the type {shown}, which has no JSON Schema"
+            remedy = "use a type that JSON can express, or a validator with json_schema_input_type"
             return wrong_parameter(function, name, why, remedy)
     return TypeError(f"@job: {function.__qualname__}() has no JSON Schema: {error.message}")
+
+
+def _checked_policy(policy: JobPolicy) -> JobPolicy:
+    if not isinstance(policy, JobPolicy):
+        raise TypeError(f"@job: policy must be a JobPolicy, not {policy!r:.100}")
+    return policy
 
 
 def _checked_category(category: Category | str) -> str:

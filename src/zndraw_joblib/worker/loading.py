@@ -43,7 +43,7 @@ def load_extensions(target: str) -> list[type[Any]]:
         for name, value in vars(module).items()
         if not name.startswith("_") and _is_extension(value) and value.__module__ == module.__name__
     ]
-    extensions = [cls for cls in dict.fromkeys(found) if _has_category(cls) and _takes_vis(cls)]
+    extensions = [cls for cls in dict.fromkeys(found) if _takes_vis(cls)]
     if not extensions:
         raise NothingToServe(
             f"{target!r} defines no extension: no function with @job, and no class of its own with a "
@@ -113,13 +113,6 @@ def _is_extension(value: object) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _has_category(cls: type[Any]) -> bool:
-    if getattr(cls, "category", None):
-        return True
-    log.warning("%s has no category, so it is not served", cls.__name__)
-    return False
 
 
 def _takes_vis(cls: type[Any]) -> bool:

@@ -1,0 +1,149 @@
+"""Jobs from functions, run by real workers."""
+
+import importlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from sdk.function_jobs import later, refuse, scale, where
+from sdk.jobs import Add
+from zndraw_joblib.contract.problems import InvalidPayload, SchemaConflict
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.worker.batches import NewTask
+from zndraw_joblib.worker.loading import load_extensions
+from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.serving import Runner
+
+Make = Callable[..., JobManager]
+
+
+@pytest.mark.parametrize("executor", ["thread", "process"])
+def test_functions_run_in_threads_in_processes_and_on_an_event_loop(
+    worker: Make, room: str, executor: str
+) -> None:
+    """A worker serves them beside classes; each gets its arguments and what it asks of the worker."""
+    manager = worker(Runner(dict), executor=executor, concurrency=2)
+    for job in (scale, where, later, Add):
+        assert manager.register(job, room=room) is job
+    assert {name.partition(":")[2] for name in manager.registry} == {
+        *("jobs:scale", "analysis:Where", "jobs:later", "modifiers:Add")
+    }
+    tasks = [scale.task(3), where.task(words=["a"]), later.task("hi"), Add(a=1)]
+    ids = [manager.submit(task, room=room) for task in tasks]
+    found = [manager.wait_for(task_id, 60) for task_id in ids]
+    assert [task.error for task in found] == [None] * 4
+    assert (found[0].result, found[3].result) == (6.0, 1)
+    place = found[1].result
+    assert (place["task"], place["room"], place["vis"], place["words"]) == (ids[1], room, {}, ["a"])
+    assert (place["pid"] == os.getpid()) == (executor == "thread")
+    assert found[1].progress is not None
+    assert found[1].progress.message == "here"
+    thread = "zndraw-joblib-async" if executor == "thread" else "MainThread"
+    assert found[2].result == ["hi", thread, ids[2]]
+
+
+def test_a_job_sets_its_room_and_its_policy(worker: Make, room: str) -> None:
+    """They hold where the registration, or the submit, gives no others."""
+    manager = worker(Runner())
+    manager.register(refuse)
+    manager.register(where, room=room, priority=5)
+    assert list(manager.registry) == ["quiet:jobs:refuse", f"{room}:analysis:Where"]
+    failed = manager.wait_for(manager.submit(refuse.task("no")), 30)
+    assert (failed.room_id, failed.job_name, failed.error) == (
+        "quiet",
+        "quiet:jobs:refuse",
+        "NonRetryable: no",
+    )
+    assert failed.failure is not None
+    files = re.findall(r'File ".*/(\w+/\w+\.py)"', failed.failure.traceback or "")
+    assert files == ["sdk/function_jobs.py"]
+    assert manager.wait_for(manager.submit(where.task(), room=room), 30).status == TaskStatus.COMPLETED
+    with pytest.raises(SchemaConflict, match="max_attempts"):
+        worker().register(where, room=room, max_attempts=4)
+    other = worker()  # it has registered nothing
+    ids = other.submit_many([refuse.task("a"), NewTask(refuse.task("b"), priority=1)], atomic=True)
+    assert {other.wait_for(task_id, 30).room_id for task_id in ids} == {"quiet"}
+    manager.unregister(refuse)
+    assert list(manager.registry) == [f"{room}:analysis:Where"]
+
+
+def test_the_server_refuses_arguments_that_the_function_does_not_take(worker: Make, room: str) -> None:
+    """Its schema has the required parameters, their bounds, and no others."""
+    manager = worker()
+    manager.register(scale, room=room)
+    name = f"{room}:jobs:scale"
+    for payload, text in (
+        ({}, "value"),
+        ({"value": 1, "factor": 0}, "factor"),
+        ({"value": 1, "facter": 2}, "facter"),
+    ):
+        with pytest.raises(InvalidPayload, match=text):
+            manager.submit(name, payload)
+    assert manager.get_task(manager.submit(name, {"value": 1})).status == TaskStatus.PENDING
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (scale.task(1), "pass scale itself"),
+        (scale.__wrapped__, "The function scale.* decorate it with @job"),
+        (lambda: None, "A lambda is no job"),
+        (type("NoRun", (BaseModel,), {}), "The class NoRun has no method run"),
+        ("jobs:scale", "'jobs:scale' is no job"),
+    ],
+    ids=["instance", "function", "lambda", "class", "name"],
+)
+def test_register_says_what_is_wrong_with_its_argument(worker: Make, wrong: object, text: str) -> None:
+    """Before anything is sent to the server."""
+    manager = worker()
+    with pytest.raises(TypeError, match=text):
+        manager.register(wrong)
+    assert manager.worker_id is None
+
+
+def test_a_function_that_no_process_can_import_is_refused(worker: Make) -> None:
+    """A nested one, or one whose name in its module is another object."""
+    from zndraw_joblib import job
+
+    @job
+    def nested() -> None:
+        """Do nothing."""
+
+    manager = worker(Runner(), executor="process")
+    for wrong in (nested, job(where.__wrapped__, name="other")):
+        with pytest.raises(TypeError, match=r"cannot run in another process.*executor='thread'"):
+            manager.register(wrong)
+
+
+@pytest.mark.parametrize("wrong", [scale, Add, scale.__wrapped__, 3], ids=["job", "class", "function", "int"])
+def test_submit_says_what_is_wrong_with_its_argument(worker: Make, wrong: object) -> None:
+    """A job is not a task of it."""
+    with pytest.raises(TypeError, match=r"pass|decorate"):
+        worker().submit(wrong)
+    with pytest.raises(TypeError, match=r"tasks\.1"):
+        worker().submit_many([Add(), wrong])
+
+
+def test_the_example_runs(worker: Make, room: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command `worker` loads its functions, in their order."""
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    monkeypatch.syspath_prepend(str(root))
+    found = load_extensions("examples.functions")
+    assert [job.__name__ for job in found] == ["area", "estimate_pi", "ask"]
+    example = importlib.import_module("examples.functions")
+    manager = worker(Runner())
+    for job in found:
+        manager.register(job, room=room)
+    tasks = [
+        example.area.task(3, height=4),
+        example.estimate_pi.task(samples=10),
+        example.ask_service.task(0),
+    ]
+    ids = [manager.submit(task, room=room) for task in tasks]
+    area, pi, answer = (manager.wait_for(task_id, 30).result for task_id in ids)
+    assert (area, 0 <= pi <= 4, answer) == (12.0, True, "answered after 0 s")
