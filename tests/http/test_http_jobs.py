@@ -118,6 +118,8 @@ async def test_allowed_categories_limits_the_categories(
     settings.allowed_categories = ["filters"]
     assert (await client.put(JOBS, json=body)).status_code == 201
     expect_problem(await client.put(JOBS, json=ROTATE), 400, "invalid-category")
+    body["category"] = "jobs"  # that of jobs without one
+    assert (await client.put(JOBS, json=body)).status_code == 201
 
 
 async def test_a_room_lists_its_own_and_reserved_jobs(client: httpx.AsyncClient) -> None:

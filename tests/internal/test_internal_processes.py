@@ -240,7 +240,10 @@ INVALID_EXTENSIONS = [
     ("nowhere.jobs:Count", "internal_extensions: 'nowhere.jobs:Count': there is no module 'nowhere.jobs'"),
     ("internal.jobs", "internal_extensions: 'internal.jobs' does not have the form module:Class"),
     ("internal.jobs:Missing", "'internal.jobs:Missing': the module 'internal.jobs' has no 'Missing'"),
-    ("internal.jobs:note", "'internal.jobs:note' is no extension: a class with a category and a run method"),
+    (
+        "internal.jobs:note",
+        "'internal.jobs:note': The function note() is no job: define it with def, and decorate it with @job",
+    ),
 ]
 
 
