@@ -144,7 +144,12 @@ class JobManager(JobClient):
 
     @overload
     def register(
-        self, cls: Job, *, room: str | None = ..., run_kwargs: RunKwargs = ..., **policy: Unpack[PolicyOptions]
+        self,
+        cls: Job,
+        *,
+        room: str | None = ...,
+        run_kwargs: RunKwargs = ...,
+        **policy: Unpack[PolicyOptions],
     ) -> Job: ...
     @overload
     def register(
@@ -168,9 +173,9 @@ class JobManager(JobClient):
         `room` is by default the `job_room` of the class: ``@global``, unless it sets another one. `policy`
         sets fields of the job's `JobPolicy`, over those that the class sets in `policy`, a class attribute
         with a `JobPolicy`; the others keep their registered or default value. `run_kwargs` are keywords for
-        `run`: `execute` finds them as `task.run_kwargs`. Raises TypeError for what is no job, and TypeError or
-        ValueError for an invalid policy. While the server cannot be reached, the
-        registration is repeated for 30 seconds; a refusal is raised at once.
+        `run`: `execute` finds them as `task.run_kwargs`. Raises TypeError for what is no job, and TypeError
+        or ValueError for an invalid policy. While the server cannot be reached, the registration is repeated
+        for 30 seconds; a refusal is raised at once.
         """
         register = partial(self._register, room=room, policy=policy_of(policy), run_kwargs=run_kwargs or {})
         return register if cls is None else register(cls)
