@@ -1,6 +1,8 @@
 """The methods of `JobLib` for the code of a host: submit, read, cancel and follow tasks."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast
@@ -15,9 +17,10 @@ from zndraw_joblib.contract.messages import (
     TaskUpdateRequest,
 )
 from zndraw_joblib.contract.names import GLOBAL, validate_room_id
-from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
-from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.contract.problems import InvalidRequest, ProblemException, ServiceUnavailable
+from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.batcher import raised
+from zndraw_joblib.server.host.following import HostEvent, follow
 from zndraw_joblib.server.host.requests import SubmitOptions, identity_of, new_task, request_key
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.ports import Page
@@ -128,6 +131,43 @@ class HostApi(QueueState):
     ) -> PaginatedResponse[JobSummary]:
         """Return a page of the jobs that a room can use: its own and those of the reserved rooms."""
         return await self._read(session, jobs.page, validate_room_id(room), Page(limit, offset))
+
+    async def wait(self, task_id: UUID | str, timeout: float | None = None) -> TaskResponse:
+        """Wait for the end of a task, and return it. It holds no database session while it waits.
+
+        Raises TimeoutError if it has not ended after `timeout` seconds, by default never, `TaskNotFound`, and
+        `ServiceUnavailable` if the server stops or too many requests wait (`max_waiting_requests`).
+        """
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout)
+        task = await self.runtime.get_task(_id(task_id), deadline - time.monotonic())
+        if task.status in TERMINAL:
+            return task
+        if time.monotonic() < deadline:
+            raise ServiceUnavailable("The server is stopping: it no longer waits for the task")
+        raise TimeoutError(f"Task {task_id} has not ended after {timeout:g} s; it is {task.status}")
+
+    def events(
+        self,
+        task_id: UUID | str | None = None,
+        *,
+        room: str | None = None,
+        after: int | None = None,
+        identity: Any = None,
+    ) -> AsyncGenerator[HostEvent]:
+        """Yield a snapshot of a task or of a room, and then each event, as the event stream does.
+
+        Without `after`, the first item is a `TaskResponse` or a `RoomSnapshot`; with it, the events after
+        that number follow. A `Resync` says that events are missing; a new snapshot follows. The others are
+        `StreamEvent`. It ends with the task, and when the server stops; leave the loop of a room with `break`
+        and close it with ``contextlib.aclosing``. Raises `TaskNotFound`, `ServiceUnavailable` and
+        `TooManyRequests`; `max_streams_per_user` counts the streams of `identity`.
+        """
+        caller = identity_of(identity)
+        if (task_id is None) == (room is None):
+            raise TypeError("events: pass task_id or room")
+        room_id = None if room is None else validate_room_id(room)
+        wanted_id = None if task_id is None else _id(task_id)
+        return follow(self.streams, self.runtime, caller, room_id=room_id, task_id=wanted_id, after=after)
 
     async def _read(
         self,
