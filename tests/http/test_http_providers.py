@@ -189,9 +189,15 @@ async def test_the_room_guards_of_a_host_apply(client: httpx.AsyncClient, app: F
         await client.put(f"{V1}/rooms/lab/providers", json={"category": "files", "name": "x"}), 423, "locked"
     )
     assert (await client.get(f"{V1}/rooms/lab/providers")).status_code == 200
-    app.dependency_overrides[verify_readable_room] = locked
+
+    def hidden() -> str:
+        from fastapi import HTTPException
+
+        raise HTTPException(403, "hidden")
+
+    app.dependency_overrides[verify_readable_room] = hidden
     for url in (f"{V1}/rooms/lab/providers", URL, f"{URL}/info"):
-        expect_problem(await client.get(url), 423, "locked")
+        expect_problem(await client.get(url), 403, "forbidden")
     app.dependency_overrides.clear()
 
 

@@ -4,6 +4,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
+from zndraw_joblib.contract.bodies import RequestBody, ResponseBody
 from zndraw_joblib.contract.messages import MAX_BATCH, TaskResponse, TaskSubmitRequest, TaskUpdateRequest
 from zndraw_joblib.contract.problems import Problem
 
@@ -17,7 +18,7 @@ class TaskToSubmit(TaskSubmitRequest):
     job_name: str
 
 
-class BatchSubmitRequest(BaseModel):
+class BatchSubmitRequest(RequestBody):
     """Submit tasks of any rooms and jobs, in order.
 
     With `atomic`, either all are submitted, in one transaction, or none.
@@ -33,7 +34,7 @@ class TaskReport(TaskUpdateRequest):
     id: UUID
 
 
-class BatchReportRequest(BaseModel):
+class BatchReportRequest(RequestBody):
     """Report on tasks. `worker_id` holds for each report that has none of its own."""
 
     worker_id: UUID | None = None
@@ -53,7 +54,7 @@ class BatchResult(BaseModel):
     problem: Problem | None = None
 
 
-class BatchResponse(BaseModel):
+class BatchResponse(ResponseBody):
     """The results of the items, in their order."""
 
     results: list[BatchResult]

@@ -3,13 +3,14 @@
 from datetime import datetime
 from uuid import UUID
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from zndraw_joblib.contract.bodies import ResponseBody
 from zndraw_joblib.contract.progress import Failure, LogLine, Progress
 from zndraw_joblib.contract.status import TaskStatus
 
 
-class Transition(BaseModel):
+class Transition(ResponseBody):
     """A change of a task's status. `attempt` counts its claims; `worker_id` held it before or after."""
 
     at: datetime
@@ -21,7 +22,7 @@ class Transition(BaseModel):
     run_at: datetime | None = None
 
 
-class AttemptDetail(BaseModel):
+class AttemptDetail(ResponseBody):
     """The details of an attempt: its last progress, the number of lines of its log, and its failure.
 
     `log_dropped` counts the lines that are not kept: they were dropped by the worker, or are the oldest of a
@@ -36,7 +37,7 @@ class AttemptDetail(BaseModel):
     failure: Failure | None = None
 
 
-class TaskHistory(BaseModel):
+class TaskHistory(ResponseBody):
     """All transitions of a task, oldest first, and the details of its last 20 attempts.
 
     An attempt without details is not in `attempts`.
@@ -53,7 +54,7 @@ class NumberedLine(LogLine):
     n: int
 
 
-class TaskLog(BaseModel):
+class TaskLog(ResponseBody):
     """Lines of the log of one attempt, oldest first.
 
     `last` is the number of the last line so far, and `dropped` how many of them are not kept. `next` is the
@@ -68,14 +69,14 @@ class TaskLog(BaseModel):
     next: int | None = None
 
 
-class Reason(BaseModel):
+class Reason(ResponseBody):
     """One reason why a task waits or is held. `code` is for programs, `detail` is a sentence."""
 
     code: str
     detail: str
 
 
-class TaskExplanation(BaseModel):
+class TaskExplanation(ResponseBody):
     """Why a task has its status: all reasons that apply, the most important one first.
 
     `wait_seconds`: about how long a queued task waits at the current rate of its job; null if unknown.

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
+from zndraw_joblib.contract.bodies import RequestBody, ResponseBody, is_none
 from zndraw_joblib.contract.names import MAX_NAME_LENGTH, NAME_PATTERN, is_name
 from zndraw_joblib.contract.policy import Attempts, JobPolicy, Priority, Seconds
 from zndraw_joblib.contract.progress import Failure, LogPart, Progress, StoredResult
@@ -63,7 +64,7 @@ class SchemaBody(BaseModel):
     schema_: JsonObject = Field(default_factory=dict, alias="schema")
 
 
-class PaginatedResponse(BaseModel, Generic[Item]):
+class PaginatedResponse(ResponseBody, Generic[Item]):
     """One page of a list, newest first; `total` counts the whole list."""
 
     items: list[Item]
@@ -89,7 +90,7 @@ class JobRegisterRequest(SchemaBody, JobPolicy):
     worker: WorkerInfo | None = None
 
 
-class JobResponse(SchemaBody, JobPolicy):
+class JobResponse(SchemaBody, JobPolicy, ResponseBody):
     """A job. `workers` are the ids of the workers that serve it.
 
     `worker_id` is the registering worker, only in the response to a registration. `paused`: an operator has
@@ -106,7 +107,7 @@ class JobResponse(SchemaBody, JobPolicy):
     paused: bool = False
 
 
-class JobSummary(BaseModel):
+class JobSummary(ResponseBody):
     """A job in a list."""
 
     full_name: str
@@ -115,7 +116,7 @@ class JobSummary(BaseModel):
     workers: list[UUID]
 
 
-class NamedTask(BaseModel):
+class NamedTask(RequestBody):
     """A task that a worker believes it holds; `attempt` is the token of its claim.
 
     `progress` and `log` are what its job did since the last report, as in a report.
@@ -132,7 +133,7 @@ class NamedTask(BaseModel):
         return self.progress is not None or self.log is not None
 
 
-class HeartbeatRequest(BaseModel):
+class HeartbeatRequest(RequestBody):
     """A heartbeat. `tasks` are all tasks that the worker holds; the response has a verdict for each.
 
     The server releases, retries or fails a held task that the list omits for three heartbeats. Without the
@@ -158,14 +159,14 @@ class Verdict(StrEnum):
     LOST = "lost"
 
 
-class TaskVerdict(BaseModel):
+class TaskVerdict(ResponseBody):
     """The verdict on one task that a worker named."""
 
     id: UUID
     verdict: Verdict
 
 
-class WorkerResponse(BaseModel):
+class WorkerResponse(ResponseBody):
     """A worker; it has to send a heartbeat every `heartbeat_interval_seconds`.
 
     `drain`: an operator drains the worker: it has to claim no more, finish its tasks, and disconnect.
@@ -179,7 +180,7 @@ class WorkerResponse(BaseModel):
     tasks: list[TaskVerdict] = Field(default_factory=list)
 
 
-class TaskSubmitRequest(BaseModel):
+class TaskSubmitRequest(RequestBody):
     """Submit a task with `payload`.
 
     `priority` and `max_attempts` override those of the job. The task enters its queue at `run_at`, or
@@ -201,11 +202,7 @@ class TaskSubmitRequest(BaseModel):
         return self
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
-class TaskResponse(BaseModel):
+class TaskResponse(ResponseBody):
     """A task.
 
     - `queue_position`: the place of a waiting task in the job's queue, from 1; null for other tasks.
@@ -239,13 +236,13 @@ class TaskResponse(BaseModel):
     priority: int = 0
     run_at: datetime | None = None
     expires_at: datetime | None = None
-    progress: Progress | None = Field(default=None, exclude_if=_is_none)
-    failure: Failure | None = Field(default=None, exclude_if=_is_none)
-    stored_result: StoredResult | None = Field(default=None, exclude_if=_is_none)
-    traceparent: str | None = Field(default=None, exclude_if=_is_none)
+    progress: Progress | None = Field(default=None, exclude_if=is_none)
+    failure: Failure | None = Field(default=None, exclude_if=is_none)
+    stored_result: StoredResult | None = Field(default=None, exclude_if=is_none)
+    traceparent: str | None = Field(default=None, exclude_if=is_none)
 
 
-class TaskClaimRequest(BaseModel):
+class TaskClaimRequest(RequestBody):
     """Claim the oldest pending task of the worker's jobs, or up to `max` of them.
 
     A claim that is repeated with the same `claim_id`, because its response was lost, gets the same tasks that
@@ -284,7 +281,7 @@ class TaskClaimResponse(BaseModel):
     reason: EmptyReason | None = None
 
 
-class TaskUpdateRequest(BaseModel):
+class TaskUpdateRequest(RequestBody):
     """Report on a task. `worker_id` and `attempt`, if given, must be those of the claim.
 
     A report has a new `status`, or what the job did: `progress` and lines of the `log`, or both. Only a task
@@ -318,7 +315,7 @@ class TaskUpdateRequest(BaseModel):
         return self.progress is not None or self.log is not None or self.failure is not None
 
 
-class TaskActionRequest(BaseModel):
+class TaskActionRequest(RequestBody):
     """Release, retry or fail a task.
 
     `worker_id` and `attempt`, if given, must be those of the current or last claim. `error` is the reason.
@@ -329,7 +326,7 @@ class TaskActionRequest(BaseModel):
     error: str | None = None
 
 
-class PlannedChange(BaseModel):
+class PlannedChange(ResponseBody):
     """What the sweeper would do with a task; `reason` is as in the task's history."""
 
     id: UUID
@@ -339,7 +336,7 @@ class PlannedChange(BaseModel):
     run_at: datetime | None = None
 
 
-class SweeperPreview(BaseModel):
+class SweeperPreview(ResponseBody):
     """What a cycle of the sweeper would do now, at most one batch of each kind.
 
     `scanned` and `stale` are numbers of workers; `workers` are the ids that would be removed.
@@ -359,13 +356,13 @@ class SweeperMode(StrEnum):
     OFF = "off"
 
 
-class SweeperUpdate(BaseModel):
+class SweeperUpdate(RequestBody):
     """Change the mode of the sweepers of all servers."""
 
     mode: SweeperMode
 
 
-class SweeperCycle(BaseModel):
+class SweeperCycle(ResponseBody):
     """The summary of one cycle of the sweeper; `elapsed` is in seconds, the other numbers are counts.
 
     `scanned`, `stale` and `expired`: workers seen, silent for too long, removed. `released` and `failed`:
@@ -386,7 +383,7 @@ class SweeperCycle(BaseModel):
     held_back: bool
 
 
-class SweeperState(BaseModel):
+class SweeperState(ResponseBody):
     """The sweeper of the responding server. It expires no worker for `grace_remaining_seconds` more."""
 
     mode: SweeperMode

@@ -5,8 +5,9 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from zndraw_joblib.contract.bodies import ResponseBody
 from zndraw_joblib.contract.messages import SchemaBody, SweeperCycle, SweeperMode, SweeperState
 from zndraw_joblib.contract.policy import JobPolicy
 from zndraw_joblib.contract.searches import FoundTask, StatusCounts
@@ -23,7 +24,7 @@ class Permission(StrEnum):
     WRITE_ROOM = "room:write"
 
 
-class Me(BaseModel):
+class Me(ResponseBody):
     """The caller. `permissions` are what it may do; endpoints check them again.
 
     `all:read`: read every room, the audit trail, servers and settings. `all:operate`: pause jobs, drain
@@ -36,7 +37,7 @@ class Me(BaseModel):
     permissions: list[Permission]
 
 
-class Version(BaseModel):
+class Version(ResponseBody):
     """The release of the server that responds: of the package, of Python, and of the database's schema."""
 
     version: str
@@ -46,7 +47,7 @@ class Version(BaseModel):
     schema_version: str
 
 
-class JobEntry(SchemaBody, JobPolicy):
+class JobEntry(SchemaBody, JobPolicy, ResponseBody):
     """A job with its counts. `workers` is the number of workers that serve it, `slots` the sum of theirs.
 
     `oldest_waiting_at` is when the oldest task of its queue was created, null if the queue is empty.
@@ -68,14 +69,14 @@ class JobEntry(SchemaBody, JobPolicy):
     oldest_waiting_at: datetime | None = None
 
 
-class JobEntries(BaseModel):
+class JobEntries(ResponseBody):
     """Jobs by full name; `next` is the `cursor` of the request that reads on, null at the end."""
 
     items: list[JobEntry]
     next: str | None = None
 
 
-class RoomEntry(BaseModel):
+class RoomEntry(ResponseBody):
     """A room with its counts. `share` is its part, from 0 to 1, of all tasks that are claimed or running."""
 
     id: str
@@ -85,7 +86,7 @@ class RoomEntry(BaseModel):
     oldest_waiting_at: datetime | None = None
 
 
-class RoomEntries(BaseModel):
+class RoomEntries(ResponseBody):
     """Rooms by id; `next` is the `cursor` of the request that reads on, null at the end."""
 
     items: list[RoomEntry]
@@ -100,7 +101,7 @@ class WorkerState(StrEnum):
     DRAINING = "draining"
 
 
-class WorkerSummary(WorkerInfo):
+class WorkerSummary(WorkerInfo, ResponseBody):
     """A worker in a list; `job_count` is the number of jobs it serves.
 
     `name` to `slots` are what the worker said about itself. `jobs` are the jobs that the caller may see, at
@@ -127,7 +128,7 @@ class WorkerDetail(WorkerSummary):
     tasks: list[FoundTask] = Field(default_factory=list)
 
 
-class ProviderEntry(SchemaBody):
+class ProviderEntry(SchemaBody, ResponseBody):
     """A provider. `open_requests` is how many of its requests have no result yet."""
 
     id: UUID
@@ -142,14 +143,14 @@ class ProviderEntry(SchemaBody):
     open_requests: int
 
 
-class ProviderEntries(BaseModel):
+class ProviderEntries(ResponseBody):
     """Providers by full name; `next` is the `cursor` of the request that reads on, null at the end."""
 
     items: list[ProviderEntry]
     next: str | None = None
 
 
-class ServerEntry(BaseModel):
+class ServerEntry(ResponseBody):
     """A server process. `is_silent`: its sweeper has not reported for three intervals."""
 
     id: UUID
@@ -178,7 +179,7 @@ class SweeperDetail(SweeperState):
     history: list[ServerCycle]
 
 
-class AuditEntry(BaseModel):
+class AuditEntry(ResponseBody):
     """An action. `target` is what it changed: a task or worker by id, a job by name, or a filter."""
 
     n: int
@@ -191,14 +192,14 @@ class AuditEntry(BaseModel):
     request_id: str | None = None
 
 
-class AuditTrail(BaseModel):
+class AuditTrail(ResponseBody):
     """Actions, newest first; `next` is the `cursor` of the request that reads on, null at the end."""
 
     items: list[AuditEntry]
     next: str | None = None
 
 
-class SettingEntry(BaseModel):
+class SettingEntry(ResponseBody):
     """A setting in force; a secret has no value.
 
     `source` is `default`, `environment`, `file` or `argument`.
@@ -212,7 +213,7 @@ class SettingEntry(BaseModel):
     description: str = ""
 
 
-class Settings(BaseModel):
+class Settings(ResponseBody):
     """The settings of the server that responds. `unknown` are variables that no setting has."""
 
     settings: list[SettingEntry]
@@ -226,7 +227,7 @@ class Severity(StrEnum):
     WARNING = "warning"
 
 
-class Finding(BaseModel):
+class Finding(ResponseBody):
     """Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
 
     Codes: `job-without-workers`, `job-paused`, `waiting-too-long`, `failing-job`, `sweeper-silent`,
@@ -244,7 +245,7 @@ class Finding(BaseModel):
     since: datetime | None = None
 
 
-class Overview(BaseModel):
+class Overview(ResponseBody):
     """The state of the queue at `at`: findings first, the most urgent first.
 
     `recent` are the intervals of the last hour, one for each minute. `statistics_until` is the moment up to
@@ -266,7 +267,7 @@ class Overview(BaseModel):
     statistics_until: datetime | None = None
 
 
-class RoomOverview(BaseModel):
+class RoomOverview(ResponseBody):
     """The state of one room at `at`, for a reader of the room; without statistics of other rooms."""
 
     at: datetime

@@ -40,7 +40,8 @@ _TYPE_PREFIX = "/v1/problems/"
 class Problem(BaseModel):
     """The body of an error response (RFC 9457); a problem may have extra members."""
 
-    model_config = ConfigDict(extra="allow")
+    # A response of this server always has a type; `about:blank` is for the errors of proxies.
+    model_config = ConfigDict(extra="allow", json_schema_extra={"required": ["type", "title", "status"]})
 
     type: str = "about:blank"
     title: str

@@ -4,8 +4,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 from pydantic_core import to_json
+
+from zndraw_joblib.contract.bodies import RequestBody, ResponseBody
 
 MAX_LOG_LINES = 1000
 MAX_LINE_CHARACTERS = 8192
@@ -16,7 +18,7 @@ MAX_PROGRESS_DATA_BYTES = 16 * 1024
 Amount = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Progress(BaseModel):
+class Progress(RequestBody):
     """How far a task is: `current` of `total` units, and what it does now. Each field may be unknown.
 
     `data` is any JSON object of at most 16 KiB, for the job's own front-end.
@@ -54,7 +56,7 @@ class LogSource(StrEnum):
     STDERR = "stderr"
 
 
-class LogLine(BaseModel):
+class LogLine(RequestBody):
     """One line of a task's log, without its line break."""
 
     model_config = ConfigDict(frozen=True)
@@ -65,7 +67,7 @@ class LogLine(BaseModel):
     source: LogSource = LogSource.LOG
 
 
-class LogPart(BaseModel):
+class LogPart(RequestBody):
     """Consecutive lines of an attempt's log. `first` is the number of the first one, counted from 1.
 
     The server ignores lines that it has, so a part may be sent again. Numbers that it never got are lines
@@ -76,7 +78,7 @@ class LogPart(BaseModel):
     lines: Annotated[list[LogLine], Field(min_length=1, max_length=MAX_LOG_LINES)]
 
 
-class Failure(BaseModel):
+class Failure(RequestBody):
     """The exception that ended an attempt.
 
     - `type`: the exception's class, like ``KeyError`` or ``package.module.OwnError``.
@@ -88,10 +90,12 @@ class Failure(BaseModel):
     type: Annotated[str, Field(max_length=256)]
     traceback: Annotated[str, Field(max_length=MAX_TRACEBACK_CHARACTERS)] = ""
     full_traceback: Annotated[str, Field(max_length=MAX_TRACEBACK_CHARACTERS)] = ""
-    notes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20)] = []
+    notes: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=20)] = Field(
+        default_factory=list
+    )
 
 
-class StoredResult(BaseModel):
+class StoredResult(ResponseBody):
     """A result that is kept as bytes: read it with ``GET /tasks/{id}/result``. `size` is in bytes."""
 
     content_type: str

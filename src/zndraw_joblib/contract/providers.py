@@ -10,6 +10,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, Field
 
+from zndraw_joblib.contract.bodies import RequestBody, ResponseBody
 from zndraw_joblib.contract.messages import Name, SchemaBody
 from zndraw_joblib.contract.workers import WorkerInfo
 
@@ -38,7 +39,7 @@ def media_type(text: str) -> str:
 ContentType = Annotated[str, AfterValidator(media_type)]
 
 
-class ProviderRegisterRequest(SchemaBody):
+class ProviderRegisterRequest(SchemaBody, RequestBody):
     """Register a provider, and a worker for it; without `worker_id` a new worker is made.
 
     `schema` describes the parameters of a request; `content_type` is that of the results. `worker` describes
@@ -52,7 +53,7 @@ class ProviderRegisterRequest(SchemaBody):
     worker: WorkerInfo | None = None
 
 
-class ProviderResponse(SchemaBody):
+class ProviderResponse(SchemaBody, ResponseBody):
     """A provider; the worker `worker_id` answers its requests, with bytes of `content_type`."""
 
     id: UUID
@@ -65,7 +66,7 @@ class ProviderResponse(SchemaBody):
     content_type: str
 
 
-class ProviderClaimRequest(BaseModel):
+class ProviderClaimRequest(RequestBody):
     """Claim the oldest request that waits for one of the worker's providers.
 
     A claim that is repeated with the same `claim_id`, because its response was lost, gets the same request.
@@ -75,7 +76,7 @@ class ProviderClaimRequest(BaseModel):
     claim_id: UUID | None = None
 
 
-class ClaimedProviderRequest(BaseModel):
+class ClaimedProviderRequest(ResponseBody):
     """A provider request, to be answered by ``POST /providers/{provider_id}/results``.
 
     `request_id` is its hash. `params` are the parameters of the query as canonical JSON: a string for each,
@@ -88,7 +89,7 @@ class ClaimedProviderRequest(BaseModel):
     params: str
 
 
-class ProviderClaimResponse(BaseModel):
+class ProviderClaimResponse(ResponseBody):
     """The claimed request, or null."""
 
     request: ClaimedProviderRequest | None = None

@@ -5,8 +5,9 @@ from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
+from zndraw_joblib.contract.bodies import RequestBody, ResponseBody
 from zndraw_joblib.contract.messages import Moment
 from zndraw_joblib.contract.status import TaskStatus
 
@@ -26,7 +27,7 @@ Name = Annotated[str, Field(min_length=1, max_length=400), AfterValidator(_witho
 Names = Annotated[list[Name], Field(max_length=MAX_FILTER_VALUES)]
 
 
-class TaskFilter(BaseModel):
+class TaskFilter(RequestBody):
     """Which tasks to find: a task has to match every field that is given, and any value of a list.
 
     `job` has full names of jobs (``room:category:name``), `room` ids of rooms. `worker` is the id of the
@@ -48,7 +49,7 @@ class TaskFilter(BaseModel):
     until: Moment | None = None
 
 
-class FoundTask(BaseModel):
+class FoundTask(ResponseBody):
     """A task in the result of a search, without payload and result. `error` has at most 300 characters."""
 
     id: UUID
@@ -68,7 +69,7 @@ class FoundTask(BaseModel):
     error_code: str | None = None
 
 
-class FoundTasks(BaseModel):
+class FoundTasks(ResponseBody):
     """A part of the result of a search, newest first.
 
     `next` is the `cursor` of the request that reads on, null at the end. A search that reads many tasks to
@@ -79,7 +80,7 @@ class FoundTasks(BaseModel):
     next: str | None = None
 
 
-class StatusCounts(BaseModel):
+class StatusCounts(ResponseBody):
     """How many tasks have each status. They are kept counts, so reading them scans no tasks."""
 
     pending: int = 0
@@ -103,14 +104,14 @@ class BulkAction(StrEnum):
     PURGE = "purge"
 
 
-class BulkPreviewRequest(BaseModel):
+class BulkPreviewRequest(RequestBody):
     """Ask how many tasks an action would affect."""
 
     action: BulkAction
     filter: TaskFilter
 
 
-class BulkPreview(BaseModel):
+class BulkPreview(ResponseBody):
     """How many tasks an action would affect; `examples` are some of them, newest first.
 
     `count` is at most `limit`, and `is_complete` is false if there are more: the action affects at most that
@@ -126,7 +127,7 @@ class BulkPreview(BaseModel):
     expires_at: datetime
 
 
-class BulkRequest(BaseModel):
+class BulkRequest(RequestBody):
     """Apply an action that was previewed: `token` is that of the preview. The filter must be the same."""
 
     action: BulkAction
@@ -134,7 +135,7 @@ class BulkRequest(BaseModel):
     token: Annotated[str, Field(max_length=2000)]
 
 
-class BulkResult(BaseModel):
+class BulkResult(ResponseBody):
     """How many tasks the action has affected, and how many that match it has `skipped`.
 
     Those had another status by then, were locked, or, for a purge, ended so recently that the statistics
@@ -150,7 +151,7 @@ class BulkResult(BaseModel):
     is_complete: bool = True
 
 
-class PrefixMatches(BaseModel):
+class PrefixMatches(ResponseBody):
     """The ids of tasks or workers that begin with a prefix: at most ten."""
 
     tasks: list[UUID] = Field(default_factory=list)

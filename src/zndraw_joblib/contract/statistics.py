@@ -3,7 +3,9 @@
 from datetime import datetime
 from uuid import UUID
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from zndraw_joblib.contract.bodies import ResponseBody
 
 # Upper bounds in seconds of all buckets but the last, which has none.
 BUCKET_BOUNDS = (
@@ -27,7 +29,7 @@ MINUTE = 60
 HOUR = 3600
 
 
-class Histogram(BaseModel):
+class Histogram(ResponseBody):
     """How many durations are in each bucket; `buckets` has one count more than `BUCKET_BOUNDS`.
 
     A bucket has the durations up to its bound that are in no bucket before it. `sum` is in seconds.
@@ -42,7 +44,7 @@ class Histogram(BaseModel):
         return sum(self.buckets)
 
 
-class Counters(BaseModel):
+class Counters(ResponseBody):
     """What happened to tasks.
 
     `submitted` tasks were created; `completed`, `failed` and `cancelled` ones ended. `retried`: attempts that
@@ -68,7 +70,7 @@ class Interval(Counters):
     start: datetime
 
 
-class Statistics(BaseModel):
+class Statistics(ResponseBody):
     """Statistics of all jobs, or of one, oldest interval first. Intervals without any task are not in it.
 
     `resolution` is the length of an interval in seconds. The statistics include everything up to `until`, and

@@ -5,8 +5,9 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from pydantic import BaseModel
+from pydantic import Field
 
+from zndraw_joblib.contract.bodies import ResponseBody, is_none
 from zndraw_joblib.contract.events import TaskStatusEvent
 from zndraw_joblib.contract.messages import TaskResponse
 
@@ -20,7 +21,7 @@ class EventKind(StrEnum):
     RESULT = "result"
 
 
-class StreamEvent(BaseModel):
+class StreamEvent(ResponseBody):
     """An event of a task. `n` grows from event to event; those of one task need not be consecutive.
 
     `data` is, for `status`, what the event `task_status_event` has; for `progress`, the `attempt` and the
@@ -41,7 +42,7 @@ class ResyncReason(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Resync(BaseModel):
+class Resync(ResponseBody):
     """Events are missing: a new snapshot follows.
 
     - `pruned`: the events after the position are no longer kept.
@@ -52,20 +53,20 @@ class Resync(BaseModel):
     after: int
 
 
-class RoomSnapshot(BaseModel):
+class RoomSnapshot(ResponseBody):
     """The newest tasks of a room, newest first, and the count of all its tasks."""
 
     tasks: list[TaskStatusEvent]
     total: int
 
 
-class _Events(BaseModel):
+class _Events(ResponseBody):
     """Events after a position. `next` is the position to continue from.
 
     `ended`: the task has ended, and no further events follow.
     """
 
-    resync: Resync | None = None
+    resync: Resync | None = Field(default=None, exclude_if=is_none)
     events: list[StreamEvent]
     next: int
     ended: bool = False
@@ -74,16 +75,16 @@ class _Events(BaseModel):
 class TaskEvents(_Events):
     """Events of a task. Without a position, or after `resync`, its state comes first."""
 
-    snapshot: TaskResponse | None = None
+    snapshot: TaskResponse | None = Field(default=None, exclude_if=is_none)
 
 
 class RoomEvents(_Events):
     """Events of a room. Without a position, or after `resync`, its newest tasks come first."""
 
-    snapshot: RoomSnapshot | None = None
+    snapshot: RoomSnapshot | None = Field(default=None, exclude_if=is_none)
 
 
-class StreamToken(BaseModel):
+class StreamToken(ResponseBody):
     """A token that opens one event stream, as ``?token=…``, until `expires_at`."""
 
     token: str

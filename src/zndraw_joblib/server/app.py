@@ -18,6 +18,7 @@ from zndraw_joblib.contract.traces import TRACEPARENT
 from zndraw_joblib.server.http import health, metrics
 from zndraw_joblib.server.http.fastapi_internals import has_telemetry
 from zndraw_joblib.server.http.middleware import QueueMiddleware
+from zndraw_joblib.server.http.openapi.operations import tag_metadata
 from zndraw_joblib.server.http.problems import install_exception_handlers
 from zndraw_joblib.server.http.request_ids import REQUEST_ID, SCOPE_KEY, request_id_of, with_header
 from zndraw_joblib.server.http.tokens import BearerTokens
@@ -33,6 +34,22 @@ from zndraw_joblib.server.store.engine import open_database
 from zndraw_joblib.server.store.limits import Limits
 
 _MAX_EVENT_BYTES = 100_000
+_DESCRIPTION = """\
+Workers register *jobs*; clients submit *tasks* of a job in a *room*, and follow them until they end.
+
+Every operation under `/v1/joblib` needs a bearer token. Every error is a problem (RFC 9457): its `type`
+is the path of a page that explains it; each operation lists its problems. With the header
+`Idempotency-Key` a request may be repeated safely, and with `Prefer: wait=N` it waits for an event.
+"""
+# The head of the OpenAPI document.
+_INFO: dict[str, Any] = {
+    "title": "zndraw-joblib",
+    "summary": "A job queue with an HTTP API.",
+    "description": _DESCRIPTION,
+    "license_info": {"name": "MIT", "identifier": "MIT"},
+    "openapi_tags": tag_metadata(),
+    "servers": [{"url": "/", "description": "This server."}],
+}
 
 
 class StandaloneApp(FastAPI):
@@ -85,7 +102,7 @@ def create_app(settings: ServerSettings, *, realtime: bool = True, tsio: Any = N
         finally:
             await database.close()
 
-    app = StandaloneApp(title="zndraw-joblib", version=version("zndraw-joblib"), lifespan=lifespan)
+    app = StandaloneApp(**_INFO, version=version("zndraw-joblib"), lifespan=lifespan)
     install_exception_handlers(app)
     if settings.cors_origins:
         _add_cors(app, settings)

@@ -27,7 +27,7 @@ from zndraw_joblib.server.http.fastapi_internals import solve
 from zndraw_joblib.server.http.guards import Guard, RoomGuards
 from zndraw_joblib.server.http.host_identity import check_identity_type, identity_dependency
 from zndraw_joblib.server.http.middleware import QueueMiddleware
-from zndraw_joblib.server.http.problems import router as problem_pages
+from zndraw_joblib.server.http.problems import add_problem_pages
 from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.internal.registry import InternalExecutor, InternalRegistry
@@ -151,12 +151,13 @@ class JobLib(HostApi):
         self._app = app
         app.state.joblib = self
         self.guards.remember(app)
-        add_routes(app, self.identity)
+        is_host = not isinstance(self.identity, BearerTokens)
+        namespace = "joblib" if is_host else ""
+        add_routes(app, self.identity, namespace)
         # At the end, so that it is inside all middleware of the host.
         app.user_middleware.append(Middleware(QueueMiddleware, host=app))
-        app.include_router(problem_pages)
+        add_problem_pages(app, namespace)
         if dashboard is not None:
-            is_host = not isinstance(self.identity, BearerTokens)
             page = Dashboard(dashboard, is_host=is_host, read_only=read_only, headers=headers_module)
             page.add_to(app)
         host_lifespan = app.router.lifespan_context

@@ -26,11 +26,11 @@ from zndraw_joblib.server.http import (
     tasks,
     workers,
 )
-from zndraw_joblib.server.http.problems import PROBLEM_RESPONSES
+from zndraw_joblib.server.http.openapi.operations import complete_document, description_of
 from zndraw_joblib.server.http.routing import Route
+from zndraw_joblib.server.http.type_files import add_type_files
 
 PREFIX = "/v1/joblib"
-TAG = "joblib"
 
 # The busiest first: Starlette tries routes one after another. Of two that match, the one with the literal
 # path comes first: `/tasks/counts`, then `/tasks/{task_id}`.
@@ -40,13 +40,16 @@ _nouns = (
     *(audit, bulk, ids),
 )
 routes = [route for noun in _nouns for route in noun.router.routes if isinstance(route, APIRoute)]
-router = APIRouter(prefix=PREFIX, tags=[TAG])
+router = APIRouter(prefix=PREFIX)
 for _noun in _nouns:
     router.include_router(_noun.router)
 
 
-def add_routes(app: FastAPI, identity: Callable[..., Any]) -> None:
-    """Add the routes of the API to an app; `identity` is the dependency that returns the caller."""
+def add_routes(app: FastAPI, identity: Callable[..., Any], namespace: str = "") -> None:
+    """Add the routes of the API to an app; `identity` is the dependency that returns the caller.
+
+    `namespace` begins the ids and tags of the operations, so that they differ from those of the host.
+    """
     for route in routes:
         # Directly into the app: Starlette searches an included router twice for each request.
         app.router.add_api_route(
@@ -54,10 +57,12 @@ def add_routes(app: FastAPI, identity: Callable[..., Any]) -> None:
             route.endpoint,
             methods=list(route.methods or ()),
             name=route.name,
-            tags=[TAG],
             status_code=route.status_code,
             response_model=route.response_model,
-            responses={**PROBLEM_RESPONSES, **route.responses},
+            response_class=route.response_class,
             dependencies=[Depends(identity)],
             route_class_override=Route,
+            **description_of(route, namespace),
         )
+    add_type_files(app, PREFIX)
+    complete_document(app)

@@ -14,7 +14,7 @@ from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.service import audit, servers, sweep
 from zndraw_joblib.server.service.idempotency import NOTHING, once
 
-router = APIRouter(route_class=Route)
+router = APIRouter(route_class=Route, tags=["admin"])
 
 
 @router.get("/admin/sweeper", response_model=SweeperDetail)

@@ -23,7 +23,7 @@ from zndraw_joblib.server.problem_responses import as_problem
 from zndraw_joblib.server.service import rules
 from zndraw_joblib.server.service.tasks import Report, Submission, has_body
 
-router = APIRouter(route_class=Route)
+router = APIRouter(route_class=Route, tags=["tasks"])
 
 Outcome = TaskResponse | Exception
 # No value in a body of this size is larger than 1 MiB: a number may grow from 4 to 18 bytes.

@@ -20,13 +20,13 @@ from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.service import bulk_actions, bulk_tokens
 from zndraw_joblib.server.service.bulk_tokens import Confirmed
 
-router = APIRouter(route_class=Route)
+router = APIRouter(route_class=Route, tags=["tasks"])
 
 _OWN_ACTIONS = {BulkAction.RETRY, BulkAction.CANCEL}
 
 
 @router.post("/tasks/bulk/preview", response_model=BulkPreview)
-async def preview_action(
+async def preview_bulk_action(
     request: Request, runtime: CurrentRuntime, caller: Caller, body: BulkPreviewRequest
 ) -> Response:
     """Count the tasks that an action would affect. It changes nothing; its `token` confirms the action.
@@ -39,7 +39,7 @@ async def preview_action(
 
 
 @router.post("/tasks/bulk", response_model=BulkResult)
-async def apply_action(
+async def apply_bulk_action(
     request: Request, runtime: CurrentRuntime, caller: Caller, body: BulkRequest, key: Key
 ) -> Response:
     """Apply an action to up to 10,000 tasks that match the filter of its preview, newest first.

@@ -1,16 +1,15 @@
 """The operators' page: static files without data, and a configuration that says where the API is."""
 
-import hashlib
-import mimetypes
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.responses import RedirectResponse
 
 from zndraw_joblib.contract.problems import NotFound
+from zndraw_joblib.server.http.static_files import StaticFile, file_response, static_file
 from zndraw_joblib.server.problem_responses import problem_response
 
 FOLDER = Path(__file__).parents[1] / "dashboard"
@@ -20,11 +19,9 @@ POLICY = (
     "img-src 'self' data: blob:; font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
-    "Cache-Control": "no-cache",
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
 
@@ -44,12 +41,6 @@ class Config(BaseModel):
     headers: str | None = None
 
 
-class _File(NamedTuple):
-    content: bytes
-    media_type: str
-    etag: str
-
-
 class Dashboard:
     """The files of the page below a path of an app, with headers that permit only the page's own code."""
 
@@ -64,7 +55,7 @@ class Dashboard:
             title="zndraw-joblib",
             headers=headers,
         )
-        self._config = _file("config.json", config.model_dump_json().encode())
+        self._config = static_file("config.json", config.model_dump_json().encode())
         self._files = _read_files()
 
     def add_to(self, app: FastAPI) -> None:
@@ -83,16 +74,16 @@ class Dashboard:
         return RedirectResponse(f"{self.path.rpartition('/')[2]}/", 308)
 
     async def _index(self, request: Request) -> Response:
-        return _respond(request, self._files["index.html"])
+        return file_response(request, self._files["index.html"], _HEADERS)
 
     async def _get_config(self, request: Request) -> Response:
-        return _respond(request, self._config)
+        return file_response(request, self._config, _HEADERS)
 
     async def _static(self, request: Request) -> Response:
         name = f"static/{request.path_params['name']}"
         if name not in self._files:
             return problem_response(NotFound(f"The page has no file {name!r}"))
-        return _respond(request, self._files[name])
+        return file_response(request, self._files[name], _HEADERS)
 
 
 def _checked(path: str) -> str:
@@ -102,22 +93,8 @@ def _checked(path: str) -> str:
     return path.rstrip("/")
 
 
-def _read_files() -> dict[str, _File]:
+def _read_files() -> dict[str, StaticFile]:
     shown = {".html", ".js", ".css", ".svg"}
     paths = [path for path in FOLDER.rglob("*") if path.suffix in shown]
     names = (path.relative_to(FOLDER).as_posix() for path in paths)
-    return {name: _file(name, path.read_bytes()) for name, path in zip(names, paths, strict=True)}
-
-
-def _file(name: str, content: bytes) -> _File:
-    kinds = {"js": "text/javascript", "svg": "image/svg+xml"}
-    kind = kinds.get(name.rpartition(".")[2]) or mimetypes.guess_type(name)[0] or "application/octet-stream"
-    return _File(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
-
-
-def _respond(request: Request, file: _File) -> Response:
-    headers = {**_HEADERS, "ETag": file.etag}
-    known = request.headers.get("if-none-match", "")
-    if file.etag in {tag.strip().removeprefix("W/") for tag in known.split(",")}:
-        return Response(status_code=304, headers=headers)
-    return Response(file.content, headers=headers, media_type=file.media_type)
+    return {name: static_file(name, path.read_bytes()) for name, path in zip(names, paths, strict=True)}

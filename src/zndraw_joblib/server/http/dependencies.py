@@ -14,6 +14,7 @@ from zndraw_joblib.contract.problems import Forbidden, InvalidRequest, Unauthori
 from zndraw_joblib.server.http.fastapi_internals import solve
 from zndraw_joblib.server.http.guards import Guard, verify_readable_room, verify_writable_room
 from zndraw_joblib.server.http.headers import header_values, preferred_wait
+from zndraw_joblib.server.http.parameters import Omissible
 from zndraw_joblib.server.http.request_counts import WAITED
 from zndraw_joblib.server.http.routing import CALLER, RESOLVERS
 from zndraw_joblib.server.http.state import QueueState, queue_state
@@ -78,23 +79,37 @@ def _guard(dependency: Guard) -> Callable[[Request], Any]:
     return resolve
 
 
+PreferWait = Annotated[
+    Omissible[str],
+    Header(
+        alias="Prefer",
+        description="`wait=N`: wait up to N seconds (RFC 7240). The response has `Preference-Applied`.",
+        examples=["wait=30"],
+    ),
+]
+PreferMinimal = Annotated[
+    Omissible[str],
+    Header(
+        alias="Prefer",
+        description="`return=minimal`: leave the tasks out of the response (RFC 7240).",
+        examples=["return=minimal"],
+    ),
+]
+
+
 async def _job_name(name: Annotated[str, Path(description="room:category:name")]) -> None:
     """Declare the parameter; `RESOLVERS` has its function."""
 
 
-async def _wait(prefer: Annotated[list[str] | None, Header(description="RFC 7240: wait=N")] = None) -> None:
+async def _wait(prefer: PreferWait = None) -> None:
     """Declare the parameter; `RESOLVERS` has its function."""
 
 
-async def _wanted_wait(
-    prefer: Annotated[list[str] | None, Header(description="RFC 7240: wait=N")] = None,
-) -> None:
+async def _wanted_wait(prefer: PreferWait = None) -> None:
     """Declare the parameter; `RESOLVERS` has its function."""
 
 
-async def _minimal(
-    prefer: Annotated[list[str] | None, Header(description="RFC 7240: return=minimal")] = None,
-) -> None:
+async def _minimal(prefer: PreferMinimal = None) -> None:
     """Declare the parameter; `RESOLVERS` has its function."""
 
 
@@ -110,7 +125,7 @@ async def _page(
 
 async def _cursor_page(
     limit: Annotated[int, Query(ge=1, le=MAX_PART)] = _PART,
-    cursor: Annotated[str | None, Query(description="`next` of the last response")] = None,
+    cursor: Annotated[Omissible[str], Query(description="`next` of the last response")] = None,
 ) -> None:
     """Declare the parameters; `RESOLVERS` has their function."""
 

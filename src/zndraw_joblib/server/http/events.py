@@ -21,6 +21,7 @@ from zndraw_joblib.server.http.dependencies import (
     json_response,
 )
 from zndraw_joblib.server.http.event_stream import EventStream, Subscription
+from zndraw_joblib.server.http.parameters import event_stream
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.http.stream_access import (
@@ -34,12 +35,25 @@ from zndraw_joblib.server.http.stream_access import (
 from zndraw_joblib.server.service import stream_tokens
 from zndraw_joblib.server.service.streams import Part
 
-router = APIRouter(route_class=Route)
-_STREAM: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+router = APIRouter(route_class=Route, tags=["events"])
+_EVENTS = (
+    "Server-Sent Events. `snapshot`: {}, first, and after a `resync`. `status`, `progress`, `log`, `result`: "
+    "a `StreamEvent`, its number is the id. `resync`: a `Resync`, events are missing.{} "
+    "A comment every 15 s keeps the connection open."
+)
 
 
-@router.get("/tasks/{task_id}/events", response_model=TaskEvents, responses=_STREAM)
-async def get_task_events(
+def _responses(snapshot: str, end: str) -> dict[int | str, dict[str, Any]]:
+    description = "The stream, or with `Accept: application/json` the events so far"
+    return {200: {"description": description, "content": event_stream(_EVENTS.format(snapshot, end))}}
+
+
+_TASK_STREAM = _responses("the `TaskResponse`", " `end`: the task has ended, and the stream closes.")
+_ROOM_STREAM = _responses("a `RoomSnapshot`", "")
+
+
+@router.get("/tasks/{task_id}/events", response_model=TaskEvents, responses=_TASK_STREAM)
+async def follow_task(
     request: Request, queue: Queue, access: TaskAccess, after: Position, is_stream: WantsStream, wait: Wait
 ) -> Response:
     """Return a task and what happens to it: a stream with ``Accept: text/event-stream``, else JSON.
@@ -49,8 +63,8 @@ async def get_task_events(
     return await _respond(request, queue, access, after, wait, is_stream=is_stream)
 
 
-@router.get("/rooms/{room_id}/events", response_model=RoomEvents, responses=_STREAM)
-async def get_room_events(
+@router.get("/rooms/{room_id}/events", response_model=RoomEvents, responses=_ROOM_STREAM)
+async def follow_room(
     request: Request, queue: Queue, access: RoomAccess, after: Position, is_stream: WantsStream, wait: Wait
 ) -> Response:
     """Return the newest tasks of a room and what happens to its tasks, as the events of a task."""
@@ -58,7 +72,7 @@ async def get_room_events(
 
 
 @router.post("/tasks/{task_id}/events/token", status_code=201, response_model=StreamToken)
-async def create_task_token(
+async def create_task_stream_token(
     request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID
 ) -> Response:
     """Return a token that reads the events of a task for some minutes, as ``?token=…`` in its URL."""
@@ -69,7 +83,7 @@ async def create_task_token(
 
 
 @router.post("/rooms/{room_id}/events/token", status_code=201, response_model=StreamToken)
-async def create_room_token(
+async def create_room_stream_token(
     request: Request, runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom
 ) -> Response:
     """Return a token that reads the events of a room for some minutes, as ``?token=…`` in its URL."""

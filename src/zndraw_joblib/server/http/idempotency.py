@@ -10,6 +10,7 @@ from fastapi import Depends, Header, Request
 from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY, MAX_KEY_LENGTH, parse_key
 from zndraw_joblib.contract.problems import InvalidIdempotencyKey
 from zndraw_joblib.server.http.headers import header_values
+from zndraw_joblib.server.http.parameters import Omissible
 from zndraw_joblib.server.http.request_body import BODY
 from zndraw_joblib.server.http.routing import CALLER, RESOLVED_LAST, RESOLVERS
 from zndraw_joblib.server.http.state import queue_state
@@ -20,7 +21,7 @@ _HEADER = IDEMPOTENCY_KEY.lower().encode()
 
 async def _idempotency_key(
     idempotency_key: Annotated[
-        str | None,
+        Omissible[str],
         Header(
             alias=IDEMPOTENCY_KEY,
             description=f"A string or token of 1 to {MAX_KEY_LENGTH} characters. The server applies "

@@ -10,7 +10,7 @@ from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.searches import GivenRooms, allowed_rooms
 from zndraw_joblib.server.service import ids
 
-router = APIRouter(route_class=Route)
+router = APIRouter(route_class=Route, tags=["overview"])
 
 
 @router.get("/ids", response_model=PrefixMatches)

@@ -2,13 +2,7 @@
 
 from fastapi import APIRouter, Response
 
-from zndraw_joblib.contract.messages import (
-    JobRegisterRequest,
-    JobResponse,
-    JobSummary,
-    PaginatedResponse,
-    TaskResponse,
-)
+from zndraw_joblib.contract.messages import JobRegisterRequest, JobResponse
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.http.dependencies import (
@@ -22,13 +16,15 @@ from zndraw_joblib.server.http.dependencies import (
     json_response,
 )
 from zndraw_joblib.server.http.idempotency import Key
+from zndraw_joblib.server.http.openapi.pages import JobPage, TaskPage
+from zndraw_joblib.server.http.parameters import Omissible
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.ports import Identity, RequestKey
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import audit, jobs, rules, tasks
 from zndraw_joblib.server.service.idempotency import Answers, answers_of, once
 
-router = APIRouter(route_class=Route)
+router = APIRouter(route_class=Route, tags=["jobs"])
 _JOB: Answers[JobResponse] = answers_of(JobResponse)
 _REGISTERED: Answers[tuple[JobResponse, bool]] = answers_of(tuple[JobResponse, bool])
 
@@ -49,20 +45,20 @@ async def register_job(
     return json_response(job, 201 if is_new else 200)
 
 
-@router.get("/rooms/{room_id}/jobs", response_model=PaginatedResponse[JobSummary])
+@router.get("/rooms/{room_id}/jobs", response_model=JobPage)
 async def list_jobs(runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging) -> Response:
     """List the jobs that are visible in a room: its own and those of the reserved rooms."""
     return json_response(await runtime.database.read(jobs.page, room_id=room_id, part=page))
 
 
-@router.get("/rooms/{room_id}/jobs/{name:path}/tasks", response_model=PaginatedResponse[TaskResponse])
+@router.get("/rooms/{room_id}/jobs/{name:path}/tasks", response_model=TaskPage)
 async def list_job_tasks(
     runtime: CurrentRuntime,
     caller: Caller,
     room_id: ReadableRoom,
     name: NamedJob,
     page: Paging,
-    status: TaskStatus | None = None,
+    status: Omissible[TaskStatus] = None,
 ) -> Response:
     """List a room's tasks of one job, newest first, also of a soft-deleted job."""
     cross_room = runtime.settings.cross_room_jobs

@@ -9,17 +9,18 @@ from zndraw_joblib.contract.operations import Me, Permission, Version
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.server.http.dependencies import Caller, CurrentRuntime, Queue, json_response
 from zndraw_joblib.server.http.guards import Guard, verify_readable_room, verify_writable_room
+from zndraw_joblib.server.http.parameters import Omissible
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.problem_responses import as_problem
 from zndraw_joblib.server.service import version
 
-router = APIRouter(route_class=Route)
+router = APIRouter(route_class=Route, tags=["server"])
 _GUARDS = {Permission.READ_ROOM: verify_readable_room, Permission.WRITE_ROOM: verify_writable_room}
 
 
 @router.get("/me", response_model=Me)
-async def get_caller(request: Request, queue: Queue, caller: Caller, room: str | None = None) -> Response:
+async def get_caller(request: Request, queue: Queue, caller: Caller, room: Omissible[str] = None) -> Response:
     """Return the caller and what it may do; with `room`, also in that room."""
     permissions = [Permission.READ_ALL, Permission.OPERATE] if caller.is_superuser else []
     if room is not None:

@@ -8,17 +8,18 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
+from fastapi.routing import APIRoute
 from prometheus_client.metrics_core import Metric
 
 from zndraw_joblib.server.http import exposition
 from zndraw_joblib.server.http.dependencies import Queue, current_superuser
 from zndraw_joblib.server.http.headers import header_values
-from zndraw_joblib.server.http.problems import PROBLEM_RESPONSES
+from zndraw_joblib.server.http.openapi.operations import description_of, operation_id
 from zndraw_joblib.server.http.routing import RESOLVERS, Route
 from zndraw_joblib.server.http.state import queue_state
 from zndraw_joblib.server.service.metrics import QueueMetrics
 
-router = APIRouter(route_class=Route)
+router = APIRouter(route_class=Route, tags=["overview"])
 
 
 async def metrics_reader(request: Request) -> None:
@@ -63,13 +64,14 @@ def _encode(found: QueueMetrics | None, families: list[Metric], accept: str) -> 
 
 def add_root(app: FastAPI, identity: Callable[..., Any]) -> None:
     """Add the route without the prefix, where Prometheus looks by default."""
+    [route] = (route for route in router.routes if isinstance(route, APIRoute))
+    described = description_of(route) | {"operation_id": operation_id("get_metrics_at_root")}
     app.router.add_api_route(
         "/metrics",
         get_metrics,
         response_class=PlainTextResponse,
-        responses={**PROBLEM_RESPONSES, **_RESPONSES},
-        tags=["metrics"],
         dependencies=[Depends(identity)],
         name="metrics_at_root",
         route_class_override=Route,
+        **described,
     )

@@ -29,13 +29,21 @@ from zndraw_joblib.server.http.event_stream import (
     Subscription,
     wait_for_disconnect,
 )
+from zndraw_joblib.server.http.parameters import Omissible, event_stream
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.problem_responses import as_problem
 from zndraw_joblib.server.service import overview, statistics
 
-router = APIRouter(route_class=Route)
-_STREAM: dict[int | str, Any] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+router = APIRouter(route_class=Route, tags=["overview"])
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The stream",
+        "content": event_stream(
+            "Server-Sent Events. `overview`: an `Overview`. A comment every 15 s keeps the connection open."
+        ),
+    }
+}
 
 
 @router.get("/overview", response_model=Overview)
@@ -45,8 +53,8 @@ async def get_overview(runtime: CurrentRuntime, caller: Superuser) -> Response:
     return json_response(await runtime.database.read_snapshot(overview.read, heartbeat))
 
 
-@router.get("/overview/events", responses=_STREAM)
-async def get_overview_events(request: Request, queue: Queue, caller: Superuser) -> Response:
+@router.get("/overview/events", response_class=Response, responses=_STREAM)
+async def follow_overview(request: Request, queue: Queue, caller: Superuser) -> Response:
     """Stream the state of the queue: at once, and then whenever it has changed, at most every 2 s."""
 
     async def is_allowed() -> bool:
@@ -75,10 +83,10 @@ async def get_statistics(  # noqa: PLR0913 - one parameter for each field of the
     runtime: CurrentRuntime,
     caller: Caller,
     *,
-    job: Annotated[str | None, Query(description="room:category:name")] = None,
+    job: Annotated[Omissible[str], Query(description="room:category:name")] = None,
     resolution: Annotated[int, Query(description="60 or 3600 seconds")] = MINUTE,
-    since: Annotated[Moment | None, Query(description="By default 60 intervals ago.")] = None,
-    until: Moment | None = None,
+    since: Annotated[Omissible[Moment], Query(description="By default 60 intervals ago.")] = None,
+    until: Omissible[Moment] = None,
 ) -> Response:
     """Return what happened to tasks in each interval: of one job, for superusers also of all jobs.
 

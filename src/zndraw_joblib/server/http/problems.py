@@ -1,32 +1,45 @@
 """The pages that explain problem types, and problem responses for a whole app."""
 
 import inspect
-from typing import Any
 
-from fastapi import APIRouter, FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 
-from zndraw_joblib.contract.problems import PROBLEM_MEDIA_TYPE, PROBLEMS, NotFound, Problem, ProblemException
+from zndraw_joblib.contract.problems import PROBLEMS, NotFound, ProblemException
+from zndraw_joblib.server.http.openapi.operations import operation_id, tag_of
+from zndraw_joblib.server.http.openapi.problems import problem_responses
 from zndraw_joblib.server.problem_responses import problem_exception_handler, problem_response
 
-router = APIRouter(tags=["problems"])
-PROBLEM_CONTENT = {PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema()}}
-_REJECTED = {
-    "description": "A problem (RFC 9457); its `type` leads to an explanation",
-    "content": PROBLEM_CONTENT,
-}
-# For the OpenAPI document, in which FastAPI would otherwise declare its own errors.
-PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": _REJECTED,
-    503: {"description": "The server cannot process the request now; repeat it", "content": PROBLEM_CONTENT},
+_PATH = "/v1/problems/{problem_id}"
+# Declared by hand: FastAPI would add a 422 of its own, though any text is valid.
+_PROBLEM_ID = {
+    "in": "path",
+    "name": "problem_id",
+    "required": True,
+    "schema": {"type": "string"},
+    "example": "task-not-found",
 }
 
 
-@router.get("/v1/problems/{problem_id}", response_class=PlainTextResponse, responses={"4XX": _REJECTED})
-async def explain_problem(problem_id: str) -> Response:
+def add_problem_pages(app: FastAPI, namespace: str = "") -> None:
+    """Add the pages to an app; `namespace` is that of the queue's operations."""
+    app.add_api_route(
+        _PATH,
+        explain_problem,
+        response_class=PlainTextResponse,
+        operation_id=operation_id("explain_problem", namespace),
+        tags=[tag_of("problems", namespace)],
+        responses=problem_responses((NotFound,)),
+        # A page has no data, so it needs no identity.
+        openapi_extra={"security": [], "parameters": [_PROBLEM_ID]},
+    )
+
+
+async def explain_problem(request: Request) -> Response:
     """Explain a problem type."""
+    problem_id = request.path_params["problem_id"]
     cls = PROBLEMS.get(problem_id)
     if cls is None:
         return problem_response(NotFound(f"There is no problem type {problem_id!r}"))

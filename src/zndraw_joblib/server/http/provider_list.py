@@ -7,7 +7,7 @@ from zndraw_joblib.server.http.dependencies import CurrentRuntime, CursorPaging,
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.service import provider_list
 
-router = APIRouter(route_class=Route)
+router = APIRouter(route_class=Route, tags=["providers"])
 
 
 @router.get("/providers", response_model=ProviderEntries)

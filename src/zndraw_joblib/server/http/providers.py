@@ -7,7 +7,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Request, Response
 
-from zndraw_joblib.contract.messages import MAX_ERROR_BYTES, PaginatedResponse
+from zndraw_joblib.contract.messages import MAX_ERROR_BYTES
 from zndraw_joblib.contract.problems import InvalidRequest
 from zndraw_joblib.contract.providers import (
     REQUEST_HASH,
@@ -38,7 +38,8 @@ from zndraw_joblib.server.http.dependencies import (
     json_response,
 )
 from zndraw_joblib.server.http.idempotency import Key, claim_id_of
-from zndraw_joblib.server.http.problems import PROBLEM_CONTENT
+from zndraw_joblib.server.http.openapi.pages import ProviderPage
+from zndraw_joblib.server.http.parameters import BINARY, Omissible, header_parameter
 from zndraw_joblib.server.http.request_body import read_body
 from zndraw_joblib.server.http.routing import RESOLVERS, Route
 from zndraw_joblib.server.providers.cache import CachedResult
@@ -47,7 +48,7 @@ from zndraw_joblib.server.service import providers
 from zndraw_joblib.server.service.idempotency import NOTHING, Answers, answers_of, once
 from zndraw_joblib.server.service.provider_requests import find_for_upload
 
-router = APIRouter(route_class=Route)
+router = APIRouter(route_class=Route, tags=["providers"])
 _REGISTERED: Answers[tuple[ProviderResponse, bool]] = answers_of(tuple[ProviderResponse, bool])
 # JSON may escape one byte as six.
 _MAX_ERROR_BODY_BYTES = 8 * MAX_ERROR_BYTES
@@ -69,7 +70,7 @@ async def register_provider(
     return json_response(provider, 201 if is_new else 200)
 
 
-@router.get("/rooms/{room_id}/providers", response_model=PaginatedResponse[ProviderResponse])
+@router.get("/rooms/{room_id}/providers", response_model=ProviderPage)
 async def list_providers(
     runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging
 ) -> Response:
@@ -90,12 +91,13 @@ async def get_provider(
     "/rooms/{room_id}/providers/{name:path}",
     response_class=Response,
     responses={
-        200: {"description": "The provider result, with the provider's content type", "content": {"*/*": {}}},
+        200: {
+            "description": "The provider result, with the provider's content type",
+            "content": {"application/json": {"schema": {}}, "*/*": {"schema": BINARY}},
+        },
         304: {"description": "`If-None-Match` has the current ETag"},
-        502: {"description": "The provider failed", "content": PROBLEM_CONTENT},
-        503: {"description": "No worker is connected for the provider", "content": PROBLEM_CONTENT},
-        504: {"description": "No result yet; send the request again", "content": PROBLEM_CONTENT},
     },
+    openapi_extra={"parameters": [header_parameter("If-None-Match", "The ETag that the client has.")]},
 )
 async def read_provider(  # noqa: PLR0913, PLR0917 - one argument per part of the request
     request: Request,
@@ -134,7 +136,7 @@ async def _respond(request: Request, found: CachedResult, headers: dict[str, str
 
 @router.delete("/providers/{provider_id}", status_code=204)
 async def remove_provider(
-    runtime: CurrentRuntime, caller: Caller, key: Key, provider_id: UUID, worker_id: UUID | None = None
+    runtime: CurrentRuntime, caller: Caller, key: Key, provider_id: UUID, worker_id: Omissible[UUID] = None
 ) -> Response:
     """Remove a provider; with ``worker_id`` only that worker's registration."""
     await runtime.write(
@@ -170,7 +172,9 @@ class _ResultHeaders(NamedTuple):
 async def _result_headers(
     request_hash: Annotated[str, Header(alias=REQUEST_HASH, description="The id of the provider request")],
     result_status: Annotated[str, Header(alias=RESULT_STATUS, description="`ok` or `error`")] = RESULT_OK,
-    worker_id: Annotated[UUID | None, Header(alias=WORKER_ID, description="The worker that uploads")] = None,
+    worker_id: Annotated[
+        Omissible[UUID], Header(alias=WORKER_ID, description="The worker that uploads")
+    ] = None,
 ) -> None:
     """Declare the headers; `RESOLVERS` has their function."""
 
@@ -195,8 +199,12 @@ def _resolve_result_headers(request: Request) -> _ResultHeaders:
 RESOLVERS[_result_headers] = _resolve_result_headers
 
 
-@router.post("/providers/{provider_id}/results", status_code=204)
-async def upload_result(
+@router.post(
+    "/providers/{provider_id}/results",
+    status_code=204,
+    openapi_extra={"requestBody": {"required": True, "content": {"*/*": {"schema": BINARY}}}},
+)
+async def upload_provider_result(
     request: Request,
     queue: Queue,
     caller: Caller,

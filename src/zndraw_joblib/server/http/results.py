@@ -16,34 +16,33 @@ from zndraw_joblib.contract.progress import StoredResult
 from zndraw_joblib.contract.providers import media_type
 from zndraw_joblib.server.http.content import StoredBytes, content_response
 from zndraw_joblib.server.http.dependencies import Caller, Queue, check_readable, json_response
-from zndraw_joblib.server.http.problems import PROBLEM_CONTENT
+from zndraw_joblib.server.http.parameters import BINARY, Omissible, header_parameter
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.providers import parts
 from zndraw_joblib.server.service import task_results
 from zndraw_joblib.server.service.task_results import FoundResult, Upload
 from zndraw_joblib.server.task_results.results import ContentInfo
 
-router = APIRouter(route_class=Route)
+router = APIRouter(route_class=Route, tags=["results"])
 _BINARY_TYPE = "application/octet-stream"
 # Browsers may show these; they save what has another type.
 _INLINE = re.compile(r"application/json|text/plain|image/(png|jpeg|gif|webp)", re.IGNORECASE)
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\\\]")
-Attempt = Annotated[int | None, Query(ge=1, description="the attempt of the claim; required")]
+Attempt = Annotated[
+    Omissible[Annotated[int, Query(ge=1)]], Query(description="The attempt of the claim. It is required.")
+]
 Filename = Annotated[
-    str | None, Query(max_length=255, description="the file name for a client that saves the result")
+    Omissible[Annotated[str, Query(max_length=255)]],
+    Query(description="The file name for a client that saves the result."),
 ]
 
 
 @router.put(
     "/tasks/{task_id}/result",
     response_model=StoredResult,
-    openapi_extra={"requestBody": {"required": True, "content": {"*/*": {}}}},
-    responses={
-        413: {"description": "The result is larger than `max_task_result_bytes`", "content": PROBLEM_CONTENT},
-        507: {"description": "No room for the result: `max_stored_result_bytes`", "content": PROBLEM_CONTENT},
-    },
+    openapi_extra={"requestBody": {"required": True, "content": {"*/*": {"schema": BINARY}}}},
 )
-async def upload_result(
+async def upload_task_result(
     request: Request,
     queue: Queue,
     caller: Caller,
@@ -63,17 +62,37 @@ async def upload_result(
     return json_response(await queue.task_results.upload(upload, info, request.stream()))
 
 
+_HEADERS = {
+    "ETag": {"description": "The version of the result.", "schema": {"type": "string"}},
+    "Content-Disposition": {
+        "description": "Whether a browser may show it, and its file name.",
+        "schema": {"type": "string"},
+    },
+}
 _READ: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The result: JSON, or the bytes that were uploaded", "content": {"*/*": {}}},
-    206: {"description": "The range that `Range` wants", "content": {"*/*": {}}},
+    200: {
+        "description": "The result: the JSON of the report, or the bytes that were uploaded, with their type",
+        "headers": _HEADERS,
+        "content": {"application/json": {"schema": {}}, "*/*": {"schema": BINARY}},
+    },
+    206: {"description": "The range that `Range` wants", "content": {"*/*": {"schema": BINARY}}},
     304: {"description": "`If-None-Match` has the current ETag"},
-    410: {"description": "The stored result has expired", "content": PROBLEM_CONTENT},
-    416: {"description": "The result does not have the wanted range", "content": PROBLEM_CONTENT},
+}
+_HEAD = {
+    status: {name: text for name, text in answer.items() if name != "content"}
+    for status, answer in _READ.items()
+}
+_CONDITIONS = {
+    "parameters": [
+        header_parameter("Range", "The wanted bytes: `bytes=0-1023`."),
+        header_parameter("If-Range", "`Range` applies if this is the current ETag."),
+        header_parameter("If-None-Match", "The ETag of a result that the client has."),
+    ]
 }
 
 
-@router.get("/tasks/{task_id}/result", response_class=Response, responses=_READ)
-async def read_result(request: Request, queue: Queue, caller: Caller, task_id: UUID) -> Response:
+@router.get("/tasks/{task_id}/result", response_class=Response, responses=_READ, openapi_extra=_CONDITIONS)
+async def read_task_result(request: Request, queue: Queue, caller: Caller, task_id: UUID) -> Response:
     """Return the result of a task: its JSON, or the bytes that were uploaded.
 
     ``Range``, ``If-Range`` and ``If-None-Match`` are supported.
@@ -85,10 +104,10 @@ async def read_result(request: Request, queue: Queue, caller: Caller, task_id: U
     return await content_response(request, stored)
 
 
-@router.head("/tasks/{task_id}/result", response_class=Response, responses=_READ)
-async def head_result(request: Request, queue: Queue, caller: Caller, task_id: UUID) -> Response:
+@router.head("/tasks/{task_id}/result", response_class=Response, responses=_HEAD, openapi_extra=_CONDITIONS)
+async def head_task_result(request: Request, queue: Queue, caller: Caller, task_id: UUID) -> Response:
     """Return the headers of the result of a task."""
-    return await read_result(request, queue, caller, task_id)
+    return await read_task_result(request, queue, caller, task_id)
 
 
 def _stored(queue: Queue, found: FoundResult) -> StoredBytes:

@@ -13,13 +13,14 @@ from zndraw_joblib.contract.searches import FoundTasks, Name, Names, StatusCount
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.http.dependencies import Caller, CurrentRuntime, CursorPaging, json_response
 from zndraw_joblib.server.http.guards import Guard, verify_readable_room
+from zndraw_joblib.server.http.parameters import Omissible
 from zndraw_joblib.server.http.routing import RESOLVERS, Route
 from zndraw_joblib.server.http.state import queue_state
 from zndraw_joblib.server.ports import Identity
 from zndraw_joblib.server.problem_responses import invalid_part
 from zndraw_joblib.server.service import searches
 
-router = APIRouter(route_class=Route)
+router = APIRouter(route_class=Route, tags=["tasks"])
 
 _LISTS = ("status", "job", "room", "error_code")
 _VALUES = ("worker", "created_by", "text", "since", "until")
@@ -30,12 +31,14 @@ async def _task_filter(  # noqa: PLR0913 - one parameter each
     status: Annotated[list[TaskStatus], Query()] = [],  # noqa: B006 - declarations
     job: Annotated[Names, Query(description="Full names of jobs.")] = [],  # noqa: B006
     room: Annotated[Names, Query()] = [],  # noqa: B006
-    worker: Annotated[UUID | None, Query(description="The current or last worker.")] = None,
-    created_by: Annotated[Name | None, Query()] = None,
+    worker: Annotated[Omissible[UUID], Query(description="The current or last worker.")] = None,
+    created_by: Annotated[Omissible[Name], Query()] = None,
     error_code: Annotated[Names, Query()] = [],  # noqa: B006
-    text: Annotated[Text | None, Query(description="A part of the payload as JSON, or of the error.")] = None,
-    since: Annotated[Moment | None, Query(description="Created at this time or later.")] = None,
-    until: Annotated[Moment | None, Query(description="Created before this time.")] = None,
+    text: Annotated[
+        Omissible[Text], Query(description="Part of the payload as JSON, or of the error.")
+    ] = None,
+    since: Annotated[Omissible[Moment], Query(description="Created at this time or later.")] = None,
+    until: Annotated[Omissible[Moment], Query(description="Created before this time.")] = None,
 ) -> None:
     """Declare the parameters; `RESOLVERS` has their function."""
 
@@ -85,7 +88,7 @@ async def allowed_rooms(
 
 
 @router.get("/tasks", response_model=FoundTasks)
-async def find_tasks(
+async def search_tasks(
     request: Request, runtime: CurrentRuntime, caller: Caller, wanted: GivenFilter, page: CursorPaging
 ) -> Response:
     """Search tasks, newest first; callers that are no superusers name rooms that they may read.

@@ -12,6 +12,7 @@ from zndraw_joblib.contract.problems import InvalidRequest, Unauthorized
 from zndraw_joblib.server.http.dependencies import check_readable, current_identity
 from zndraw_joblib.server.http.guards import verify_readable_room
 from zndraw_joblib.server.http.headers import header_values
+from zndraw_joblib.server.http.parameters import Omissible
 from zndraw_joblib.server.http.routing import QUERY_TOKEN, RESOLVERS
 from zndraw_joblib.server.http.state import queue_state
 from zndraw_joblib.server.ports import Identity
@@ -109,21 +110,29 @@ def _wants_stream(request: Request) -> bool:
 
 async def _declare_task(
     task_id: UUID,
-    token: Annotated[str | None, Query(description="A token of `/tasks/{task_id}/events/token`")] = None,
+    token: Annotated[Omissible[str], Query(description="A token of `/tasks/{task_id}/events/token`")] = None,
 ) -> None:
     """Declare the parameters; `RESOLVERS` has their function."""
 
 
 async def _declare_room(
     room_id: str,
-    token: Annotated[str | None, Query(description="A token of `/rooms/{room_id}/events/token`")] = None,
+    token: Annotated[Omissible[str], Query(description="A token of `/rooms/{room_id}/events/token`")] = None,
 ) -> None:
     """Declare the parameters; `RESOLVERS` has their function."""
 
 
 async def _declare_position(
-    after: Annotated[int | None, Query(ge=0, description="Continue after the event with this id")] = None,
-    last_event_id: Annotated[int | None, Header(description="The same, as browsers send it")] = None,
+    after: Annotated[
+        Omissible[Annotated[int, Query(ge=0)]], Query(description="Continue after the event with this id")
+    ] = None,
+    last_event_id: Annotated[
+        Omissible[int],
+        Header(
+            alias="Last-Event-ID",
+            description="The same, as browsers send it when they reconnect; it takes precedence over `after`",
+        ),
+    ] = None,
 ) -> None:
     """Declare the parameters; `RESOLVERS` has their function."""
 

@@ -10,7 +10,6 @@ from zndraw_joblib.contract.history import TaskExplanation, TaskHistory, TaskLog
 from zndraw_joblib.contract.logs import fields_here
 from zndraw_joblib.contract.messages import (
     EmptyReason,
-    PaginatedResponse,
     TaskActionRequest,
     TaskClaimRequest,
     TaskClaimResponse,
@@ -34,6 +33,8 @@ from zndraw_joblib.server.http.dependencies import (
     json_response,
 )
 from zndraw_joblib.server.http.idempotency import Key, claim_id_of
+from zndraw_joblib.server.http.openapi.pages import TaskPage
+from zndraw_joblib.server.http.parameters import Omissible
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.traces import Traceparent, submit_span
 from zndraw_joblib.server.ports import Identity, RequestKey
@@ -41,7 +42,7 @@ from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import details, rules, task_actions, task_history, tasks
 from zndraw_joblib.server.service.idempotency import TASK, once
 
-router = APIRouter(route_class=Route)
+router = APIRouter(route_class=Route, tags=["tasks"])
 
 Number = Annotated[int, Query(ge=0, le=MAX_LINE_NUMBER)]
 
@@ -102,20 +103,22 @@ async def get_task(
 
 
 @router.get("/tasks/{task_id}/history", response_model=TaskHistory)
-async def get_history(request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID) -> Response:
+async def get_task_history(
+    request: Request, runtime: CurrentRuntime, caller: Caller, task_id: UUID
+) -> Response:
     """List all transitions of a task, and the details of its last 20 attempts, oldest first."""
     await _check_readable(request, runtime, task_id)
     return json_response(await runtime.database.read(task_history.history, task_id=task_id))
 
 
 @router.get("/tasks/{task_id}/log", response_model=TaskLog)
-async def get_log(  # noqa: PLR0913 - one parameter each
+async def get_task_log(  # noqa: PLR0913 - one parameter each
     request: Request,
     runtime: CurrentRuntime,
     caller: Caller,
     task_id: UUID,
     *,
-    attempt: Number | None = None,
+    attempt: Omissible[Number] = None,
     after: Number = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_LOG_LINES)] = MAX_LOG_LINES,
 ) -> Response:
@@ -187,13 +190,13 @@ async def update_task(
     )
 
 
-@router.get("/rooms/{room_id}/tasks", response_model=PaginatedResponse[TaskResponse])
+@router.get("/rooms/{room_id}/tasks", response_model=TaskPage)
 async def list_tasks(
     runtime: CurrentRuntime,
     caller: Caller,
     room_id: ReadableRoom,
     page: Paging,
-    status: TaskStatus | None = None,
+    status: Omissible[TaskStatus] = None,
 ) -> Response:
     """List a room's tasks, newest first."""
     return json_response(await runtime.database.read(tasks.page, room_id=room_id, status=status, part=page))

@@ -9,6 +9,7 @@ from fastapi import Depends, Header, Request
 from zndraw_joblib.contract import traces
 from zndraw_joblib.contract.names import JobName
 from zndraw_joblib.server.http.fastapi_internals import tracer_provider
+from zndraw_joblib.server.http.parameters import Omissible
 from zndraw_joblib.server.http.routing import RESOLVERS
 
 _HEADER = traces.TRACEPARENT.encode()
@@ -16,7 +17,7 @@ _HEADER = traces.TRACEPARENT.encode()
 
 async def _traceparent(
     traceparent: Annotated[
-        str | None,
+        Omissible[str],
         Header(
             description="The trace context of the submit (W3C Trace Context), kept with the task for its "
             "workers. An invalid one is ignored."

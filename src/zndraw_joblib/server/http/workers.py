@@ -4,8 +4,8 @@ from uuid import UUID
 
 from fastapi import APIRouter, Response
 
-from zndraw_joblib.contract.messages import HeartbeatRequest, PaginatedResponse, WorkerResponse
-from zndraw_joblib.contract.operations import WorkerDetail, WorkerSummary
+from zndraw_joblib.contract.messages import HeartbeatRequest, WorkerResponse
+from zndraw_joblib.contract.operations import WorkerDetail
 from zndraw_joblib.contract.workers import WorkerInfo
 from zndraw_joblib.server.http.dependencies import (
     Caller,
@@ -16,13 +16,14 @@ from zndraw_joblib.server.http.dependencies import (
     json_response,
 )
 from zndraw_joblib.server.http.idempotency import Key
+from zndraw_joblib.server.http.openapi.pages import WorkerPage
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.ports import Identity, Page
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.service import worker_list, workers
 from zndraw_joblib.server.service.idempotency import NOTHING, WORKER, once
 
-router = APIRouter(route_class=Route)
+router = APIRouter(route_class=Route, tags=["workers"])
 
 
 @router.post("/workers", status_code=201, response_model=WorkerResponse)
@@ -36,7 +37,7 @@ async def create_worker(
     return json_response(worker, 201)
 
 
-@router.get("/workers", response_model=PaginatedResponse[WorkerSummary])
+@router.get("/workers", response_model=WorkerPage)
 async def list_workers(runtime: CurrentRuntime, caller: Caller, page: Paging) -> Response:
     """List all workers, newest first."""
     return await _page(runtime, caller, None, page)
@@ -50,7 +51,7 @@ async def get_worker(runtime: CurrentRuntime, caller: Caller, worker_id: UUID) -
 
 
 @router.patch("/workers/{worker_id}", response_model=WorkerResponse)
-async def heartbeat(
+async def send_heartbeat(
     runtime: CurrentRuntime, caller: Caller, worker_id: UUID, body: HeartbeatRequest | None = None
 ) -> Response:
     """Record a worker's heartbeat; return a verdict on each task that it names. Only its owner may do so."""
@@ -87,7 +88,7 @@ async def remove_job_from_worker(
     return Response(status_code=204)
 
 
-@router.get("/rooms/{room_id}/workers", response_model=PaginatedResponse[WorkerSummary])
+@router.get("/rooms/{room_id}/workers", response_model=WorkerPage)
 async def list_room_workers(
     runtime: CurrentRuntime, caller: Caller, room_id: ReadableRoom, page: Paging
 ) -> Response:

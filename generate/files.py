@@ -1,0 +1,9 @@
+"""The generated files, each with the function that returns its text, in the order in which they are made."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from generate import DOCUMENT, ROOT, openapi, types
+
+_TYPES = ROOT / "src" / "zndraw_joblib" / "server" / "types"
+FILES: dict[Path, Callable[[], str]] = {DOCUMENT: openapi.text, _TYPES / "rest.d.ts": types.rest}

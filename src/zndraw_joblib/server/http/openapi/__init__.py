@@ -1,0 +1,1 @@
+"""What the OpenAPI document says about each operation beyond its signature."""

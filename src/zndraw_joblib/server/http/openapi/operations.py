@@ -1,0 +1,98 @@
+"""The id, summary, tag, responses and examples of each operation in the OpenAPI document."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from zndraw_joblib.contract.problems import PROBLEM_MEDIA_TYPE, Problem
+from zndraw_joblib.server.http.openapi.examples import (
+    add_response_example,
+    documented_responses,
+    request_examples,
+)
+from zndraw_joblib.server.http.openapi.problems import PROBLEM_REF, problem_responses, problems_of
+from zndraw_joblib.server.http.routing import Route
+
+TAGS = {
+    "tasks": "Submit, claim, report, search and change tasks.",
+    "results": "The results of tasks, as JSON or as bytes.",
+    "events": "Streams of what happens to a task or in a room, by Server-Sent Events or as JSON.",
+    "jobs": "Register, list and pause jobs.",
+    "rooms": "Rooms and their counts.",
+    "workers": "Workers and their heartbeats.",
+    "providers": "Remote data sources, requests to them, and their results.",
+    "overview": "The state of the queue, statistics and metrics.",
+    "admin": "For operators: the sweeper, the settings, the audit trail.",
+    "server": "The caller, and the release of the server.",
+    "problems": "The types of problems.",
+    "health": "Liveness and readiness of the server process.",
+}
+# Pydantic's name of the schema if the host has another model of the name `Problem`.
+_LONG_REF = f"#/components/schemas/{Problem.__module__.replace('.', '__')}__{Problem.__qualname__}"
+
+
+def operation_id(name: str, namespace: str = "") -> str:
+    """Return the operation id of an endpoint: `submit_task` is `submitTask`, in a host `joblibSubmitTask`."""
+    first, *rest = [part for part in f"{namespace}_{name}".split("_") if part]
+    return first + "".join(part[0].upper() + part[1:] for part in rest)
+
+
+def tag_metadata(namespace: str = "") -> list[dict[str, str]]:
+    """Return the tags with their descriptions."""
+    return [{"name": tag_of(tag, namespace), "description": text} for tag, text in TAGS.items()]
+
+
+def tag_of(tag: str, namespace: str = "") -> str:
+    """Return the tag of an operation, in a host after the namespace of the queue."""
+    return f"{namespace} {tag}".strip()
+
+
+def description_of(route: APIRoute, namespace: str = "") -> dict[str, Any]:
+    """Return the options of `add_api_route` that describe an operation.
+
+    `namespace` keeps ids and tags apart from those of a host.
+    """
+    responses: dict[int | str, dict[str, Any]] = {
+        **problem_responses(problems_of(route.endpoint)),
+        **documented_responses(route),
+    }
+    return {
+        "operation_id": operation_id(route.name, namespace),
+        "summary": route.name.replace("_", " ").capitalize(),
+        "tags": [tag_of(str(tag), namespace) for tag in route.tags],
+        "responses": dict(sorted(responses.items(), key=lambda entry: str(entry[0]))),
+        "openapi_extra": request_examples(route),
+    }
+
+
+def complete_document(app: FastAPI) -> None:
+    """Add to the document of an app what its routes cannot declare.
+
+    These are examples with nulls, which FastAPI drops, and the name of the queue's `Problem` if the host has
+    another schema of that name.
+    """
+    build = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = build()
+        for route in app.router.routes:
+            if isinstance(route, Route) and route.include_in_schema:
+                for method in route.methods or ():
+                    operation = document["paths"][route.path_format][method.lower()]
+                    add_response_example(route.name, operation["responses"])
+        if _LONG_REF.rpartition("/")[2] in document.get("components", {}).get("schemas", {}):
+            _rename_problem(document)
+        return document
+
+    # The way that FastAPI documents for changes of the document.
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _rename_problem(document: dict[str, Any]) -> None:
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for response in operation["responses"].values():
+                content = response.get("content", {}).get(PROBLEM_MEDIA_TYPE, {})
+                if content.get("schema") == {"$ref": PROBLEM_REF}:
+                    content["schema"] = {"$ref": _LONG_REF}

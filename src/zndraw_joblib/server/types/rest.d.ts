@@ -1,0 +1,9346 @@
+/**
+ * Types of the REST API of zndraw-joblib. `make generate` writes this file; do not edit it.
+ */
+
+export interface paths {
+    "/v1/joblib/tasks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Search tasks
+         * @description Search tasks, newest first; callers that are no superusers name rooms that they may read.
+         *
+         *     A search that reads many tasks to find few returns early: read on with `cursor`, the `next` of the
+         *     response, while that is not null.
+         */
+        get: operations["searchTasks"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/counts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Count tasks
+         * @description Return how many tasks have each status; callers that are no superusers name rooms.
+         */
+        get: operations["countTasks"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/tasks/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Submit task
+         * @description Submit a task of a job. The payload must fit the job's schema.
+         */
+        post: operations["submitTask"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/claim": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Claim task
+         * @description Claim the oldest pending tasks of the worker's jobs; with ``Prefer: wait=N``, wait for the first.
+         */
+        post: operations["claimTask"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/{task_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get task
+         * @description Return a task; with ``Prefer: wait=N``, wait for its end.
+         */
+        get: operations["getTask"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        /**
+         * Update task
+         * @description Report on a task, or cancel it. A repeated report changes nothing.
+         */
+        patch: operations["updateTask"];
+        trace?: never;
+    };
+    "/v1/joblib/tasks/{task_id}/history": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get task history
+         * @description List all transitions of a task, and the details of its last 20 attempts, oldest first.
+         */
+        get: operations["getTaskHistory"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/{task_id}/log": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get task log
+         * @description Return lines of the log of an attempt, by default the current or last one, oldest first.
+         *
+         *     The lines after the number `after`: at most `limit`, and about 1 MiB.
+         */
+        get: operations["getTaskLog"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/{task_id}/explain": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Explain task
+         * @description Explain why a task is pending, or which worker holds it; the most important reason first.
+         */
+        get: operations["explainTask"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/{task_id}/release": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Release task
+         * @description Put a held task back into its queue without counting a failure. Its worker or a superuser may do so.
+         */
+        post: operations["releaseTask"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/{task_id}/retry": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Retry task
+         * @description Put a failed or cancelled task into its queue again. Its submitter or a superuser may do so.
+         */
+        post: operations["retryTask"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/{task_id}/fail": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Fail task
+         * @description Fail a task that has not ended, also while a worker holds it. Superusers only.
+         */
+        post: operations["failTask"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/tasks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List tasks
+         * @description List a room's tasks, newest first.
+         */
+        get: operations["listTasks"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/submit": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Submit tasks
+         * @description Submit up to 1,000 tasks; the response has a result or a problem for each, in order.
+         *
+         *     A body with a malformed item is refused as a whole.
+         */
+        post: operations["submitTasks"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/report": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Report tasks
+         * @description Report on up to 1,000 tasks; the response has a result or a problem for each, in order.
+         *
+         *     A body with a malformed item is refused as a whole. The payloads and results in the response have at most
+         *     8 MiB in all; the result of an item beyond has only its status and id.
+         */
+        post: operations["reportTasks"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/workers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List workers
+         * @description List all workers, newest first.
+         */
+        get: operations["listWorkers"];
+        put?: never;
+        /**
+         * Create worker
+         * @description Create a worker that belongs to the caller. It must send heartbeats.
+         */
+        post: operations["createWorker"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/workers/{worker_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get worker
+         * @description Return a worker with its current tasks. Its owner or a superuser may do so.
+         */
+        get: operations["getWorker"];
+        put?: never;
+        post?: never;
+        /**
+         * Remove worker
+         * @description Remove a worker: its tasks follow their retry policy; jobs without workers are soft-deleted.
+         */
+        delete: operations["removeWorker"];
+        options?: never;
+        head?: never;
+        /**
+         * Send heartbeat
+         * @description Record a worker's heartbeat; return a verdict on each task that it names. Only its owner may do so.
+         */
+        patch: operations["sendHeartbeat"];
+        trace?: never;
+    };
+    "/v1/joblib/workers/{worker_id}/drain": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Drain worker
+         * @description Ask a worker to stop claiming, finish its tasks and leave. Its owner or a superuser may do so.
+         */
+        post: operations["drainWorker"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/workers/{worker_id}/jobs/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Remove job from worker
+         * @description Remove one job from a worker. Its tasks of that job continue.
+         */
+        delete: operations["removeJobFromWorker"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/workers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List room workers
+         * @description List the workers of the jobs that are visible in a room.
+         */
+        get: operations["listRoomWorkers"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/jobs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List jobs
+         * @description List the jobs that are visible in a room: its own and those of the reserved rooms.
+         */
+        get: operations["listJobs"];
+        /**
+         * Register job
+         * @description Register a job and the worker that serves it. Only superusers may do so in reserved rooms.
+         */
+        put: operations["registerJob"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/jobs/{name}/tasks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List job tasks
+         * @description List a room's tasks of one job, newest first, also of a soft-deleted job.
+         */
+        get: operations["listJobTasks"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/jobs/{name}/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Pause job
+         * @description Stop claims of a job. Claimed and running tasks continue. Superusers only.
+         */
+        post: operations["pauseJob"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/jobs/{name}/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Resume job
+         * @description Allow claims of a paused job again. Superusers only.
+         */
+        post: operations["resumeJob"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/jobs/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get job
+         * @description Return an active job.
+         */
+        get: operations["getJob"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/{task_id}/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Follow task
+         * @description Return a task and what happens to it: a stream with ``Accept: text/event-stream``, else JSON.
+         *
+         *     As JSON it is what has happened since ``after``; with ``Prefer: wait=N``, wait for the next event.
+         */
+        get: operations["followTask"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Follow room
+         * @description Return the newest tasks of a room and what happens to its tasks, as the events of a task.
+         */
+        get: operations["followRoom"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/{task_id}/events/token": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create task stream token
+         * @description Return a token that reads the events of a task for some minutes, as ``?token=…`` in its URL.
+         */
+        post: operations["createTaskStreamToken"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/events/token": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create room stream token
+         * @description Return a token that reads the events of a room for some minutes, as ``?token=…`` in its URL.
+         */
+        post: operations["createRoomStreamToken"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/providers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List providers
+         * @description List the providers that are visible in a room: its own and those of ``@global``.
+         */
+        get: operations["listProviders"];
+        /**
+         * Register provider
+         * @description Register a worker as the provider of a data source. Only superusers may do so in reserved rooms.
+         */
+        put: operations["registerProvider"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/providers/{name}/info": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get provider
+         * @description Return a provider.
+         */
+        get: operations["getProvider"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/providers/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read provider
+         * @description Send a request to a provider. Its parameters are the query parameters, which may be repeated.
+         *
+         *     With ``Prefer: wait=N``, wait N seconds for the result, else `provider_long_poll_default_seconds`.
+         */
+        get: operations["readProvider"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/providers/{provider_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /**
+         * Remove provider
+         * @description Remove a provider; with ``worker_id`` only that worker's registration.
+         */
+        delete: operations["removeProvider"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/providers/requests/claim": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Claim provider request
+         * @description Claim the oldest request of the worker's providers; with ``Prefer: wait=N``, wait for one.
+         */
+        post: operations["claimProviderRequest"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/providers/{provider_id}/results": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Upload provider result
+         * @description Upload the result of a provider request; with ``X-Result-Status: error``, its error.
+         *
+         *     ``X-Request-Hash`` is the request's id. ``X-Worker-ID``, if given, must be the provider's worker.
+         */
+        post: operations["uploadProviderResult"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/{task_id}/result": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Read task result
+         * @description Return the result of a task: its JSON, or the bytes that were uploaded.
+         *
+         *     ``Range``, ``If-Range`` and ``If-None-Match`` are supported.
+         */
+        get: operations["readTaskResult"];
+        /**
+         * Upload task result
+         * @description Store the body as the result of a held task, in place of its former result; then report completion.
+         *
+         *     The ``Content-Type`` is kept. The attempt has to hold the task before and after the upload. A repeated
+         *     upload replaces the first.
+         */
+        put: operations["uploadTaskResult"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        /**
+         * Head task result
+         * @description Return the headers of the result of a task.
+         */
+        head: operations["headTaskResult"];
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/admin/sweeper": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get sweeper
+         * @description Return the mode and the last cycles, newest first, of the sweeper of the server that responds.
+         *
+         *     `servers` and `history` have all servers and the last cycles of their sweepers.
+         */
+        get: operations["getSweeper"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        /**
+         * Update sweeper
+         * @description Change the mode of the sweepers of all servers, from their next cycle on.
+         */
+        patch: operations["updateSweeper"];
+        trace?: never;
+    };
+    "/v1/joblib/admin/settings": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get settings
+         * @description Return the settings in force of the server that responds, without secrets, and misspelt variables.
+         */
+        get: operations["getSettings"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/admin/sweeper/preview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Preview sweeper
+         * @description Return what a cycle would do now. It changes nothing.
+         */
+        get: operations["previewSweeper"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/me": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get caller
+         * @description Return the caller and what it may do; with `room`, also in that room.
+         */
+        get: operations["getCaller"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/version": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get version
+         * @description Return the release of the server that responds, and of its database.
+         */
+        get: operations["getVersion"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/jobs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List all jobs
+         * @description List the jobs of all rooms by full name, with their counts. `deleted` adds soft-deleted jobs.
+         */
+        get: operations["listAllJobs"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List rooms
+         * @description List the rooms that have tasks or jobs, by id, with their counts.
+         */
+        get: operations["listRooms"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/providers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List all providers
+         * @description List the providers of all rooms by full name, with their open requests.
+         */
+        get: operations["listAllProviders"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/metrics": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get metrics
+         * @description Return the metrics of the queue, and of the process that responds, in Prometheus' format.
+         */
+        get: operations["getMetrics"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/overview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get overview
+         * @description Return the state of the queue: what is wrong first, with a remedy for each finding.
+         */
+        get: operations["getOverview"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/overview/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Follow overview
+         * @description Stream the state of the queue: at once, and then whenever it has changed, at most every 2 s.
+         */
+        get: operations["followOverview"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/rooms/{room_id}/overview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get room overview
+         * @description Return the state of a room. That of a reserved room is for superusers.
+         */
+        get: operations["getRoomOverview"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/statistics": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get statistics
+         * @description Return what happened to tasks in each interval: of one job, for superusers also of all jobs.
+         *
+         *     Others may read the statistics of the jobs of rooms that they may read, but not of reserved rooms. The
+         *     response has at most 2,880 intervals, the newest before ``until``.
+         */
+        get: operations["getStatistics"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/audit": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List audit entries
+         * @description List operators' actions, newest first; other callers name a room that they may read.
+         */
+        get: operations["listAuditEntries"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/bulk/preview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Preview bulk action
+         * @description Count the tasks that an action would affect. It changes nothing; its `token` confirms the action.
+         *
+         *     Callers that are no superusers may retry and cancel their own tasks, in rooms that they name.
+         */
+        post: operations["previewBulkAction"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/tasks/bulk": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Apply bulk action
+         * @description Apply an action to up to 10,000 tasks that match the filter of its preview, newest first.
+         *
+         *     Tasks that another request changes meanwhile, or that are newer than the preview, are not affected.
+         */
+        post: operations["applyBulkAction"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/joblib/ids": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Find ids
+         * @description Find tasks and workers by the first characters of their ids, at most ten of each.
+         *
+         *     Callers that are no superusers name rooms that they may read; they find their own workers only.
+         */
+        get: operations["findIds"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/problems/{problem_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Explain Problem
+         * @description Explain a problem type.
+         */
+        get: operations["explainProblem"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/health/live": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Live
+         * @description Return 200 while the process responds.
+         */
+        get: operations["checkLiveness"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/health/ready": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Ready
+         * @description Return 200 while requests of each kind succeed, the database accepts writes and the sweeper runs.
+         */
+        get: operations["checkReadiness"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/metrics": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get metrics
+         * @description Return the metrics of the queue, and of the process that responds, in Prometheus' format.
+         */
+        get: operations["getMetricsAtRoot"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+}
+export type webhooks = Record<string, never>;
+export interface components {
+    schemas: {
+        /**
+         * AttemptDetail
+         * @description The details of an attempt: its last progress, the number of lines of its log, and its failure.
+         *
+         *     `log_dropped` counts the lines that are not kept: they were dropped by the worker, or are the oldest of a
+         *     long log.
+         */
+        AttemptDetail: {
+            /** Attempt */
+            attempt: number;
+            progress: components["schemas"]["Progress"] | null;
+            /** Progress At */
+            progress_at: string | null;
+            /**
+             * Log Lines
+             * @default 0
+             */
+            log_lines: number;
+            /**
+             * Log Dropped
+             * @default 0
+             */
+            log_dropped: number;
+            failure: components["schemas"]["Failure"] | null;
+        };
+        /**
+         * AuditEntry
+         * @description An action. `target` is what it changed: a task or worker by id, a job by name, or a filter.
+         */
+        AuditEntry: {
+            /** N */
+            n: number;
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Actor */
+            actor: string;
+            /** Action */
+            action: string;
+            /** Room Id */
+            room_id: string | null;
+            /** Target */
+            target: string;
+            /** Detail */
+            detail: {
+                [key: string]: unknown;
+            } | null;
+            /** Request Id */
+            request_id: string | null;
+        };
+        /**
+         * AuditTrail
+         * @description Actions, newest first; `next` is the `cursor` of the request that reads on, null at the end.
+         */
+        AuditTrail: {
+            /** Items */
+            items: components["schemas"]["AuditEntry"][];
+            /** Next */
+            next: string | null;
+        };
+        /**
+         * Backoff
+         * @description The pause before the next attempt: ``min(cap_seconds, base_seconds * factor ** failed)``.
+         *
+         *     `failed` counts the attempts that ended without success. The default is exp(min(10, failed)) seconds:
+         *     2.7 s, 7.4 s, 20 s, 55 s, … 6 h. Each pause is shortened at random by up to the share `jitter`.
+         */
+        Backoff: {
+            /**
+             * Base Seconds
+             * @description Default: `1.0`.
+             */
+            base_seconds?: number;
+            /**
+             * Factor
+             * @description Default: `2.718281828459045`.
+             */
+            factor?: number;
+            /**
+             * Cap Seconds
+             * @description Default: `22026.465794806703`.
+             */
+            cap_seconds?: number;
+            /**
+             * Jitter
+             * @description Default: `0.0`.
+             */
+            jitter?: number;
+        };
+        /**
+         * BatchReportRequest
+         * @description Report on tasks. `worker_id` holds for each report that has none of its own.
+         */
+        BatchReportRequest: {
+            /** Worker Id */
+            worker_id?: string | null;
+            /** Reports */
+            reports: components["schemas"]["TaskReport"][];
+        };
+        /**
+         * BatchResponse
+         * @description The results of the items, in their order.
+         */
+        BatchResponse: {
+            /** Results */
+            results: components["schemas"]["BatchResult"][];
+        };
+        /**
+         * BatchResult
+         * @description The result of one item: the `status` and the body that the request for it alone would have got.
+         *
+         *     A success has the `id` of its task and, unless the request prefers ``return=minimal``, the `task`; a
+         *     failure has a `problem`. Reported tasks beyond 8 MiB of payloads and results are left out.
+         */
+        BatchResult: {
+            /** Status */
+            status: number;
+            /** Id */
+            id?: string | null;
+            task?: components["schemas"]["TaskResponse"] | null;
+            problem?: components["schemas"]["Problem"] | null;
+        };
+        /**
+         * BatchSubmitRequest
+         * @description Submit tasks of any rooms and jobs, in order.
+         *
+         *     With `atomic`, either all are submitted, in one transaction, or none.
+         */
+        BatchSubmitRequest: {
+            /** Tasks */
+            tasks: components["schemas"]["TaskToSubmit"][];
+            /**
+             * Atomic
+             * @description Default: `false`.
+             */
+            atomic?: boolean;
+        };
+        /**
+         * BulkAction
+         * @description What to do with all tasks that match a filter.
+         *
+         *     `retry`: failed and cancelled tasks. `cancel`: tasks that have not ended. `release`: held tasks.
+         *     `purge`: delete tasks that have ended. Tasks in another status are not affected.
+         * @enum {string}
+         */
+        BulkAction: "retry" | "cancel" | "release" | "purge";
+        /**
+         * BulkPreview
+         * @description How many tasks an action would affect; `examples` are some of them, newest first.
+         *
+         *     `count` is at most `limit`, and `is_complete` is false if there are more: the action affects at most that
+         *     many, the newest ones. `token` confirms the action, for its caller and this filter, until `expires_at`.
+         */
+        BulkPreview: {
+            action: components["schemas"]["BulkAction"];
+            /** Count */
+            count: number;
+            /** Limit */
+            limit: number;
+            /** Is Complete */
+            is_complete: boolean;
+            /** Examples */
+            examples: components["schemas"]["FoundTask"][];
+            /** Token */
+            token: string;
+            /**
+             * Expires At
+             * Format: date-time
+             */
+            expires_at: string;
+        };
+        /**
+         * BulkPreviewRequest
+         * @description Ask how many tasks an action would affect.
+         */
+        BulkPreviewRequest: {
+            action: components["schemas"]["BulkAction"];
+            filter: components["schemas"]["TaskFilter"];
+        };
+        /**
+         * BulkRequest
+         * @description Apply an action that was previewed: `token` is that of the preview. The filter must be the same.
+         */
+        BulkRequest: {
+            action: components["schemas"]["BulkAction"];
+            filter: components["schemas"]["TaskFilter"];
+            /** Token */
+            token: string;
+        };
+        /**
+         * BulkResult
+         * @description How many tasks the action has affected, and how many that match it has `skipped`.
+         *
+         *     Those had another status by then, were locked, or, for a purge, ended so recently that the statistics
+         *     have not read them yet: a later action affects them.
+         *
+         *     Tasks that were created after the preview are not affected. `is_complete` is false if there may be more
+         *     tasks that match: the action affects a limited number; preview it again.
+         */
+        BulkResult: {
+            action: components["schemas"]["BulkAction"];
+            /** Affected */
+            affected: number;
+            /** Skipped */
+            skipped: number;
+            /**
+             * Is Complete
+             * @default true
+             */
+            is_complete: boolean;
+        };
+        /**
+         * ClaimedProviderRequest
+         * @description A provider request, to be answered by ``POST /providers/{provider_id}/results``.
+         *
+         *     `request_id` is its hash. `params` are the parameters of the query as canonical JSON: a string for each,
+         *     or a list of strings for one that was repeated.
+         */
+        ClaimedProviderRequest: {
+            /** Request Id */
+            request_id: string;
+            /**
+             * Provider Id
+             * Format: uuid
+             */
+            provider_id: string;
+            /** Provider Name */
+            provider_name: string;
+            /** Params */
+            params: string;
+        };
+        /**
+         * EmptyReason
+         * @description Why a claim got no task.
+         *
+         *     `empty`: no task waits. `paused`: the jobs of the waiting tasks are paused. `at_capacity`: the concurrency
+         *     limit of the job or of the room is reached. `max_tasks`: the worker holds as many tasks as it may.
+         *     `draining`: an operator drains the worker.
+         * @enum {string}
+         */
+        EmptyReason: "empty" | "paused" | "at_capacity" | "max_tasks" | "draining";
+        /**
+         * EventKind
+         * @description What an event is about.
+         * @enum {string}
+         */
+        EventKind: "status" | "progress" | "log" | "result";
+        /**
+         * Failure
+         * @description The exception that ended an attempt.
+         *
+         *     - `type`: the exception's class, like ``KeyError`` or ``package.module.OwnError``.
+         *     - `traceback`: the frames of the job's own code, the innermost last.
+         *     - `full_traceback`: all frames, with the exceptions that caused it.
+         *     - `notes`: what was added to the exception with ``add_note``.
+         */
+        Failure: {
+            /** Type */
+            type: string;
+            /**
+             * Traceback
+             * @description Default: `""`.
+             */
+            traceback?: string;
+            /**
+             * Full Traceback
+             * @description Default: `""`.
+             */
+            full_traceback?: string;
+            /** Notes */
+            notes?: string[];
+        };
+        /**
+         * Finding
+         * @description Something that is wrong. `code` is for programs; `detail` is a sentence, `remedy` what to do.
+         *
+         *     Codes: `job-without-workers`, `job-paused`, `waiting-too-long`, `failing-job`, `sweeper-silent`,
+         *     `sweeper-held-back`, `silent-workers`, `lost-attempts`. `since` is when it began, as far as is known.
+         */
+        Finding: {
+            /** Code */
+            code: string;
+            severity: components["schemas"]["Severity"];
+            /** Detail */
+            detail: string;
+            /** Remedy */
+            remedy: string;
+            /** Job */
+            job: string | null;
+            /** Room */
+            room: string | null;
+            /** Task */
+            task: string | null;
+            /** Count */
+            count: number | null;
+            /** Since */
+            since: string | null;
+        };
+        /**
+         * FoundTask
+         * @description A task in the result of a search, without payload and result. `error` has at most 300 characters.
+         */
+        FoundTask: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /** Job Name */
+            job_name: string;
+            /** Room Id */
+            room_id: string;
+            status: components["schemas"]["TaskStatus"];
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Claimed At */
+            claimed_at: string | null;
+            /** Started At */
+            started_at: string | null;
+            /** Completed At */
+            completed_at: string | null;
+            /** Worker Id */
+            worker_id: string | null;
+            /** Created By */
+            created_by: string | null;
+            /**
+             * Attempt
+             * @default 0
+             */
+            attempt: number;
+            /**
+             * Priority
+             * @default 0
+             */
+            priority: number;
+            /** Run At */
+            run_at: string | null;
+            /** Error */
+            error: string | null;
+            /** Error Code */
+            error_code: string | null;
+        };
+        /**
+         * FoundTasks
+         * @description A part of the result of a search, newest first.
+         *
+         *     `next` is the `cursor` of the request that reads on, null at the end. A search that reads many tasks to
+         *     find few ends early: then the part has fewer tasks than wanted, even none, and `next` reads on.
+         */
+        FoundTasks: {
+            /** Items */
+            items: components["schemas"]["FoundTask"][];
+            /** Next */
+            next: string | null;
+        };
+        /**
+         * HeartbeatRequest
+         * @description A heartbeat. `tasks` are all tasks that the worker holds; the response has a verdict for each.
+         *
+         *     The server releases, retries or fails a held task that the list omits for three heartbeats. Without the
+         *     field, no task is omitted.
+         *
+         *     `max_tasks` changes how many tasks the worker may hold at once, `worker` what is known about it.
+         */
+        HeartbeatRequest: {
+            /** Tasks */
+            tasks?: components["schemas"]["NamedTask"][];
+            /** Max Tasks */
+            max_tasks?: number | null;
+            worker?: components["schemas"]["WorkerInfo"] | null;
+        };
+        /**
+         * Histogram
+         * @description How many durations are in each bucket; `buckets` has one count more than `BUCKET_BOUNDS`.
+         *
+         *     A bucket has the durations up to its bound that are in no bucket before it. `sum` is in seconds.
+         */
+        Histogram: {
+            /** Buckets */
+            buckets: number[];
+            /**
+             * Sum
+             * @default 0
+             */
+            sum: number;
+        };
+        /**
+         * Interval
+         * @description The counts of one interval, which begins at `start`.
+         */
+        Interval: {
+            /**
+             * Submitted
+             * @default 0
+             */
+            submitted: number;
+            /**
+             * Completed
+             * @default 0
+             */
+            completed: number;
+            /**
+             * Failed
+             * @default 0
+             */
+            failed: number;
+            /**
+             * Cancelled
+             * @default 0
+             */
+            cancelled: number;
+            /**
+             * Retried
+             * @default 0
+             */
+            retried: number;
+            /**
+             * Lost
+             * @default 0
+             */
+            lost: number;
+            /** Causes */
+            causes: {
+                [key: string]: number;
+            };
+            waiting: components["schemas"]["Histogram"];
+            running: components["schemas"]["Histogram"];
+            /**
+             * Start
+             * Format: date-time
+             */
+            start: string;
+        };
+        /**
+         * JobEntries
+         * @description Jobs by full name; `next` is the `cursor` of the request that reads on, null at the end.
+         */
+        JobEntries: {
+            /** Items */
+            items: components["schemas"]["JobEntry"][];
+            /** Next */
+            next: string | null;
+        };
+        /**
+         * JobEntry
+         * @description A job with its counts. `workers` is the number of workers that serve it, `slots` the sum of theirs.
+         *
+         *     `oldest_waiting_at` is when the oldest task of its queue was created, null if the queue is empty.
+         */
+        JobEntry: {
+            /**
+             * Max Attempts
+             * @description Default: `1`.
+             */
+            max_attempts: number;
+            /**
+             * Retry On
+             * @description Default: `["worker_lost"]`.
+             */
+            retry_on: components["schemas"]["RetryOn"][];
+            /** @description Default: `{"base_seconds": 1.0, "factor": 2.718281828459045, "cap_seconds": 22026.465794806703, "jitter": 0.0}`. */
+            backoff: components["schemas"]["Backoff"];
+            /**
+             * Max Crashes
+             * @description Default: `3`.
+             */
+            max_crashes: number;
+            /** Timeout Seconds */
+            timeout_seconds: number | null;
+            /**
+             * Start Timeout Seconds
+             * @description Default: `60.0`.
+             */
+            start_timeout_seconds: number;
+            /** Max In Flight */
+            max_in_flight: number | null;
+            /**
+             * Priority
+             * @description Default: `0`.
+             */
+            priority: number;
+            /** Schema */
+            schema: {
+                [key: string]: unknown;
+            };
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /** Full Name */
+            full_name: string;
+            /** Room Id */
+            room_id: string;
+            /** Category */
+            category: string;
+            /** Name */
+            name: string;
+            /**
+             * Paused
+             * @description Default: `false`.
+             */
+            paused: boolean;
+            /**
+             * Deleted
+             * @description Default: `false`.
+             */
+            deleted: boolean;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Workers */
+            workers: number;
+            /** Slots */
+            slots: number;
+            /** Queued */
+            queued: number;
+            /** Scheduled */
+            scheduled: number;
+            counts: components["schemas"]["StatusCounts"];
+            /** Oldest Waiting At */
+            oldest_waiting_at: string | null;
+        };
+        /**
+         * JobPage
+         * @description One page of a list of jobs, newest first; `total` counts the whole list.
+         */
+        JobPage: {
+            /** Items */
+            items: components["schemas"]["JobSummary"][];
+            /** Total */
+            total: number;
+            /** Limit */
+            limit: number;
+            /** Offset */
+            offset: number;
+        };
+        /**
+         * JobRegisterRequest
+         * @description Register a job and link a worker to it; without `worker_id` a new worker is created.
+         *
+         *     Omitted policy fields keep their registered or default value. `max_tasks`: how many tasks the worker may
+         *     hold at once, null for no limit. `worker` describes a new worker.
+         */
+        JobRegisterRequest: {
+            /**
+             * Max Attempts
+             * @description Default: `1`.
+             */
+            max_attempts?: number;
+            /**
+             * Retry On
+             * @description Default: `["worker_lost"]`.
+             */
+            retry_on?: components["schemas"]["RetryOn"][];
+            /** @description Default: `{"base_seconds": 1.0, "factor": 2.718281828459045, "cap_seconds": 22026.465794806703, "jitter": 0.0}`. */
+            backoff?: components["schemas"]["Backoff"];
+            /**
+             * Max Crashes
+             * @description Default: `3`.
+             */
+            max_crashes?: number;
+            /** Timeout Seconds */
+            timeout_seconds?: number | null;
+            /**
+             * Start Timeout Seconds
+             * @description Default: `60.0`.
+             */
+            start_timeout_seconds?: number;
+            /** Max In Flight */
+            max_in_flight?: number | null;
+            /**
+             * Priority
+             * @description Default: `0`.
+             */
+            priority?: number;
+            /** Schema */
+            schema?: {
+                [key: string]: unknown;
+            };
+            /** Category */
+            category: string;
+            /** Name */
+            name: string;
+            /** Worker Id */
+            worker_id?: string | null;
+            /** Max Tasks */
+            max_tasks?: number | null;
+            worker?: components["schemas"]["WorkerInfo"] | null;
+        };
+        /**
+         * JobResponse
+         * @description A job. `workers` are the ids of the workers that serve it.
+         *
+         *     `worker_id` is the registering worker, only in the response to a registration. `paused`: an operator has
+         *     paused the job, so none of its tasks are claimed.
+         */
+        JobResponse: {
+            /**
+             * Max Attempts
+             * @description Default: `1`.
+             */
+            max_attempts: number;
+            /**
+             * Retry On
+             * @description Default: `["worker_lost"]`.
+             */
+            retry_on: components["schemas"]["RetryOn"][];
+            /** @description Default: `{"base_seconds": 1.0, "factor": 2.718281828459045, "cap_seconds": 22026.465794806703, "jitter": 0.0}`. */
+            backoff: components["schemas"]["Backoff"];
+            /**
+             * Max Crashes
+             * @description Default: `3`.
+             */
+            max_crashes: number;
+            /** Timeout Seconds */
+            timeout_seconds: number | null;
+            /**
+             * Start Timeout Seconds
+             * @description Default: `60.0`.
+             */
+            start_timeout_seconds: number;
+            /** Max In Flight */
+            max_in_flight: number | null;
+            /**
+             * Priority
+             * @description Default: `0`.
+             */
+            priority: number;
+            /** Schema */
+            schema: {
+                [key: string]: unknown;
+            };
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /** Room Id */
+            room_id: string;
+            /** Category */
+            category: string;
+            /** Name */
+            name: string;
+            /** Full Name */
+            full_name: string;
+            /** Workers */
+            workers: string[];
+            /** Worker Id */
+            worker_id: string | null;
+            /**
+             * Paused
+             * @description Default: `false`.
+             */
+            paused: boolean;
+        };
+        /**
+         * JobSummary
+         * @description A job in a list.
+         */
+        JobSummary: {
+            /** Full Name */
+            full_name: string;
+            /** Category */
+            category: string;
+            /** Name */
+            name: string;
+            /** Workers */
+            workers: string[];
+        };
+        /**
+         * LogLevel
+         * @description The level of a line, as in Python's `logging`.
+         * @enum {string}
+         */
+        LogLevel: "debug" | "info" | "warning" | "error" | "critical";
+        /**
+         * LogLine
+         * @description One line of a task's log, without its line break.
+         */
+        LogLine: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Text */
+            text: string;
+            /** @description Default: `"info"`. */
+            level?: components["schemas"]["LogLevel"];
+            /** @description Default: `"log"`. */
+            source?: components["schemas"]["LogSource"];
+        };
+        /**
+         * LogPart
+         * @description Consecutive lines of an attempt's log. `first` is the number of the first one, counted from 1.
+         *
+         *     The server ignores lines that it has, so a part may be sent again. Numbers that it never got are lines
+         *     that were dropped.
+         */
+        LogPart: {
+            /** First */
+            first: number;
+            /** Lines */
+            lines: components["schemas"]["LogLine"][];
+        };
+        /**
+         * LogSource
+         * @description Where a line comes from: written to the log by the job, or captured from one of its streams.
+         * @enum {string}
+         */
+        LogSource: "log" | "stdout" | "stderr";
+        /**
+         * Me
+         * @description The caller. `permissions` are what it may do; endpoints check them again.
+         *
+         *     `all:read`: read every room, the audit trail, servers and settings. `all:operate`: pause jobs, drain
+         *     workers, change the sweeper, and act on all tasks. `room:read` and `room:write` are those of `room`.
+         */
+        Me: {
+            /** Id */
+            id: string;
+            /** Is Superuser */
+            is_superuser: boolean;
+            /** Room */
+            room: string | null;
+            /** Permissions */
+            permissions: components["schemas"]["Permission"][];
+        };
+        /**
+         * NamedTask
+         * @description A task that a worker believes it holds; `attempt` is the token of its claim.
+         *
+         *     `progress` and `log` are what its job did since the last report, as in a report.
+         */
+        NamedTask: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /** Attempt */
+            attempt: number;
+            progress?: components["schemas"]["Progress"] | null;
+            log?: components["schemas"]["LogPart"] | null;
+        };
+        /**
+         * NumberedLine
+         * @description A line of a log with its number `n`, counted from 1. Numbers that are missing were dropped.
+         */
+        NumberedLine: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Text */
+            text: string;
+            /** @description Default: `"info"`. */
+            level?: components["schemas"]["LogLevel"];
+            /** @description Default: `"log"`. */
+            source?: components["schemas"]["LogSource"];
+            /** N */
+            n: number;
+        };
+        /**
+         * Overview
+         * @description The state of the queue at `at`: findings first, the most urgent first.
+         *
+         *     `recent` are the intervals of the last hour, one for each minute. `statistics_until` is the moment up to
+         *     which they are complete.
+         */
+        Overview: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Findings */
+            findings: components["schemas"]["Finding"][];
+            counts: components["schemas"]["StatusCounts"];
+            /** Queued */
+            queued: number;
+            /** Scheduled */
+            scheduled: number;
+            /** Oldest Waiting At */
+            oldest_waiting_at: string | null;
+            /** Jobs */
+            jobs: number;
+            /** Paused Jobs */
+            paused_jobs: number;
+            /** Workers */
+            workers: {
+                [key: string]: number;
+            };
+            /** Slots */
+            slots: number;
+            /** Servers */
+            servers: components["schemas"]["ServerEntry"][];
+            /** Recent */
+            recent: components["schemas"]["Interval"][];
+            /** Statistics Until */
+            statistics_until: string | null;
+        };
+        /**
+         * Permission
+         * @description What a caller may do. Those of a room are returned only for the room that the request names.
+         * @enum {string}
+         */
+        Permission: "all:read" | "all:operate" | "room:read" | "room:write";
+        /**
+         * PlannedChange
+         * @description What the sweeper would do with a task; `reason` is as in the task's history.
+         */
+        PlannedChange: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            before: components["schemas"]["TaskStatus"];
+            after: components["schemas"]["TaskStatus"];
+            /** Reason */
+            reason: string;
+            /** Run At */
+            run_at: string | null;
+        };
+        /**
+         * PrefixMatches
+         * @description The ids of tasks or workers that begin with a prefix: at most ten.
+         */
+        PrefixMatches: {
+            /** Tasks */
+            tasks: string[];
+            /** Workers */
+            workers: string[];
+        };
+        /**
+         * Problem
+         * @description The body of an error response (RFC 9457); a problem may have extra members.
+         */
+        Problem: {
+            /**
+             * Type
+             * @default about:blank
+             */
+            type: string;
+            /** Title */
+            title: string;
+            /** Status */
+            status: number;
+            /** Detail */
+            detail?: string | null;
+            /** Instance */
+            instance?: string | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * Progress
+         * @description How far a task is: `current` of `total` units, and what it does now. Each field may be unknown.
+         *
+         *     `data` is any JSON object of at most 16 KiB, for the job's own front-end.
+         */
+        Progress: {
+            /** Current */
+            current?: number | null;
+            /** Total */
+            total?: number | null;
+            /** Unit */
+            unit?: string | null;
+            /** Message */
+            message?: string | null;
+            /** Data */
+            data?: {
+                [key: string]: unknown;
+            } | null;
+        };
+        /**
+         * ProviderClaimRequest
+         * @description Claim the oldest request that waits for one of the worker's providers.
+         *
+         *     A claim that is repeated with the same `claim_id`, because its response was lost, gets the same request.
+         */
+        ProviderClaimRequest: {
+            /**
+             * Worker Id
+             * Format: uuid
+             */
+            worker_id: string;
+            /** Claim Id */
+            claim_id?: string | null;
+        };
+        /**
+         * ProviderClaimResponse
+         * @description The claimed request, or null.
+         */
+        ProviderClaimResponse: {
+            request: components["schemas"]["ClaimedProviderRequest"] | null;
+        };
+        /**
+         * ProviderEntries
+         * @description Providers by full name; `next` is the `cursor` of the request that reads on, null at the end.
+         */
+        ProviderEntries: {
+            /** Items */
+            items: components["schemas"]["ProviderEntry"][];
+            /** Next */
+            next: string | null;
+        };
+        /**
+         * ProviderEntry
+         * @description A provider. `open_requests` is how many of its requests have no result yet.
+         */
+        ProviderEntry: {
+            /** Schema */
+            schema: {
+                [key: string]: unknown;
+            };
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /** Full Name */
+            full_name: string;
+            /** Room Id */
+            room_id: string;
+            /** Category */
+            category: string;
+            /** Name */
+            name: string;
+            /** Content Type */
+            content_type: string;
+            /**
+             * Worker Id
+             * Format: uuid
+             */
+            worker_id: string;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Connected */
+            connected: boolean;
+            /** Open Requests */
+            open_requests: number;
+        };
+        /**
+         * ProviderPage
+         * @description One page of a list of providers, newest first; `total` counts the whole list.
+         */
+        ProviderPage: {
+            /** Items */
+            items: components["schemas"]["ProviderResponse"][];
+            /** Total */
+            total: number;
+            /** Limit */
+            limit: number;
+            /** Offset */
+            offset: number;
+        };
+        /**
+         * ProviderRegisterRequest
+         * @description Register a provider, and a worker for it; without `worker_id` a new worker is made.
+         *
+         *     `schema` describes the parameters of a request; `content_type` is that of the results. `worker` describes
+         *     a new worker.
+         */
+        ProviderRegisterRequest: {
+            /** Schema */
+            schema?: {
+                [key: string]: unknown;
+            };
+            /** Category */
+            category: string;
+            /** Name */
+            name: string;
+            /**
+             * Content Type
+             * @description Default: `"application/json"`.
+             */
+            content_type?: string;
+            /** Worker Id */
+            worker_id?: string | null;
+            worker?: components["schemas"]["WorkerInfo"] | null;
+        };
+        /**
+         * ProviderResponse
+         * @description A provider; the worker `worker_id` answers its requests, with bytes of `content_type`.
+         */
+        ProviderResponse: {
+            /** Schema */
+            schema: {
+                [key: string]: unknown;
+            };
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /** Room Id */
+            room_id: string;
+            /** Category */
+            category: string;
+            /** Name */
+            name: string;
+            /** Full Name */
+            full_name: string;
+            /**
+             * Worker Id
+             * Format: uuid
+             */
+            worker_id: string;
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Content Type */
+            content_type: string;
+        };
+        /**
+         * Readiness
+         * @description Whether the server is ready; `checks` has `ok` or a reason for each part.
+         */
+        Readiness: {
+            /** Status */
+            status: string;
+            /** Checks */
+            checks: {
+                [key: string]: string;
+            };
+        };
+        /**
+         * Reason
+         * @description One reason why a task waits or is held. `code` is for programs, `detail` is a sentence.
+         */
+        Reason: {
+            /** Code */
+            code: string;
+            /** Detail */
+            detail: string;
+        };
+        /**
+         * Resync
+         * @description Events are missing: a new snapshot follows.
+         *
+         *     - `pruned`: the events after the position are no longer kept.
+         *     - `unknown`: the position is not one of this stream.
+         */
+        Resync: {
+            reason: components["schemas"]["ResyncReason"];
+            /** After */
+            after: number;
+        };
+        /**
+         * ResyncReason
+         * @description Why a stream cannot continue after the requested position.
+         * @enum {string}
+         */
+        ResyncReason: "pruned" | "unknown";
+        /**
+         * RetryOn
+         * @description Why an attempt ended without success: its worker was lost, it failed, or it exceeded its time limit.
+         * @enum {string}
+         */
+        RetryOn: "worker_lost" | "error" | "timeout";
+        /**
+         * RoomEntries
+         * @description Rooms by id; `next` is the `cursor` of the request that reads on, null at the end.
+         */
+        RoomEntries: {
+            /** Items */
+            items: components["schemas"]["RoomEntry"][];
+            /** Next */
+            next: string | null;
+        };
+        /**
+         * RoomEntry
+         * @description A room with its counts. `share` is its part, from 0 to 1, of all tasks that are claimed or running.
+         */
+        RoomEntry: {
+            /** Id */
+            id: string;
+            counts: components["schemas"]["StatusCounts"];
+            /** Jobs */
+            jobs: number;
+            /** Share */
+            share: number;
+            /** Oldest Waiting At */
+            oldest_waiting_at: string | null;
+        };
+        /**
+         * RoomEvents
+         * @description Events of a room. Without a position, or after `resync`, its newest tasks come first.
+         */
+        RoomEvents: {
+            resync?: components["schemas"]["Resync"] | null;
+            /** Events */
+            events: components["schemas"]["StreamEvent"][];
+            /** Next */
+            next: number;
+            /**
+             * Ended
+             * @default false
+             */
+            ended: boolean;
+            snapshot?: components["schemas"]["RoomSnapshot"] | null;
+        };
+        /**
+         * RoomOverview
+         * @description The state of one room at `at`, for a reader of the room; without statistics of other rooms.
+         */
+        RoomOverview: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Room */
+            room: string;
+            /** Findings */
+            findings: components["schemas"]["Finding"][];
+            counts: components["schemas"]["StatusCounts"];
+            /** Jobs */
+            jobs: components["schemas"]["JobEntry"][];
+            /** Oldest Waiting At */
+            oldest_waiting_at: string | null;
+        };
+        /**
+         * RoomSnapshot
+         * @description The newest tasks of a room, newest first, and the count of all its tasks.
+         */
+        RoomSnapshot: {
+            /** Tasks */
+            tasks: components["schemas"]["TaskStatusEvent"][];
+            /** Total */
+            total: number;
+        };
+        /**
+         * ServerCycle
+         * @description A cycle of the sweeper of one server.
+         */
+        ServerCycle: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            mode: components["schemas"]["SweeperMode"] | null;
+            /** Scanned */
+            scanned: number;
+            /** Stale */
+            stale: number;
+            /** Expired */
+            expired: number;
+            /** Released */
+            released: number;
+            /** Failed */
+            failed: number;
+            /** Pruned */
+            pruned: number;
+            /** Errors */
+            errors: number;
+            /** Elapsed */
+            elapsed: number;
+            /** Held Back */
+            held_back: boolean;
+            /**
+             * Server Id
+             * Format: uuid
+             */
+            server_id: string;
+        };
+        /**
+         * ServerEntry
+         * @description A server process. `is_silent`: its sweeper has not reported for three intervals.
+         */
+        ServerEntry: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /** Host */
+            host: string;
+            /** Pid */
+            pid: number;
+            /** Version */
+            version: string;
+            /**
+             * Started At
+             * Format: date-time
+             */
+            started_at: string;
+            /**
+             * Seen At
+             * Format: date-time
+             */
+            seen_at: string;
+            /** Is Silent */
+            is_silent: boolean;
+            sweeper_mode: components["schemas"]["SweeperMode"] | null;
+            /** Sweep Interval Seconds */
+            sweep_interval_seconds: number;
+            /** Grace Remaining Seconds */
+            grace_remaining_seconds: number;
+            /** Last Good At */
+            last_good_at: string | null;
+        };
+        /**
+         * SettingEntry
+         * @description A setting in force; a secret has no value.
+         *
+         *     `source` is `default`, `environment`, `file` or `argument`.
+         */
+        SettingEntry: {
+            /** Name */
+            name: string;
+            /** Value */
+            value: unknown;
+            /** Default */
+            default: unknown;
+            /** Source */
+            source: string;
+            /**
+             * Is Secret
+             * @default false
+             */
+            is_secret: boolean;
+            /**
+             * Description
+             * @default
+             */
+            description: string;
+        };
+        /**
+         * Settings
+         * @description The settings of the server that responds. `unknown` are variables that no setting has.
+         */
+        Settings: {
+            /** Settings */
+            settings: components["schemas"]["SettingEntry"][];
+            /** Unknown */
+            unknown: string[];
+        };
+        /**
+         * Severity
+         * @description How urgent a finding is.
+         * @enum {string}
+         */
+        Severity: "critical" | "warning";
+        /**
+         * Statistics
+         * @description Statistics of all jobs, or of one, oldest interval first. Intervals without any task are not in it.
+         *
+         *     `resolution` is the length of an interval in seconds. The statistics include everything up to `until`, and
+         *     the last interval may be incomplete.
+         */
+        Statistics: {
+            /** Job Id */
+            job_id: string | null;
+            /** Resolution */
+            resolution: number;
+            /**
+             * Until
+             * Format: date-time
+             */
+            until: string;
+            /** Intervals */
+            intervals: components["schemas"]["Interval"][];
+        };
+        /**
+         * StatusCounts
+         * @description How many tasks have each status. They are kept counts, so reading them scans no tasks.
+         */
+        StatusCounts: {
+            /**
+             * Pending
+             * @default 0
+             */
+            pending: number;
+            /**
+             * Claimed
+             * @default 0
+             */
+            claimed: number;
+            /**
+             * Running
+             * @default 0
+             */
+            running: number;
+            /**
+             * Completed
+             * @default 0
+             */
+            completed: number;
+            /**
+             * Failed
+             * @default 0
+             */
+            failed: number;
+            /**
+             * Cancelled
+             * @default 0
+             */
+            cancelled: number;
+        };
+        /**
+         * StoredResult
+         * @description A result that is kept as bytes: read it with ``GET /tasks/{id}/result``. `size` is in bytes.
+         */
+        StoredResult: {
+            /** Content Type */
+            content_type: string;
+            /** Size */
+            size: number;
+            /** Etag */
+            etag: string;
+            /** Filename */
+            filename: string | null;
+            /** Expires At */
+            expires_at: string | null;
+        };
+        /**
+         * StreamEvent
+         * @description An event of a task. `n` grows from event to event; those of one task need not be consecutive.
+         *
+         *     `data` is, for `status`, what the event `task_status_event` has; for `progress`, the `attempt` and the
+         *     `progress`; for `log`, the `attempt` and the fields of a `LogPart`; for `result`, a `StoredResult`.
+         */
+        StreamEvent: {
+            /** N */
+            n: number;
+            kind: components["schemas"]["EventKind"];
+            /**
+             * Task Id
+             * Format: uuid
+             */
+            task_id: string;
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            /** Data */
+            data: {
+                [key: string]: unknown;
+            };
+        };
+        /**
+         * StreamToken
+         * @description A token that opens one event stream, as ``?token=…``, until `expires_at`.
+         */
+        StreamToken: {
+            /** Token */
+            token: string;
+            /**
+             * Expires At
+             * Format: date-time
+             */
+            expires_at: string;
+        };
+        /**
+         * SweeperCycle
+         * @description The summary of one cycle of the sweeper; `elapsed` is in seconds, the other numbers are counts.
+         *
+         *     `scanned`, `stale` and `expired`: workers seen, silent for too long, removed. `released` and `failed`:
+         *     tasks. `pruned`: deleted old tasks. `held_back`: the mass-expiry guard stopped the cycle, because most
+         *     workers would have expired at once. `mode` is null if it could not be read from the database.
+         */
+        SweeperCycle: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            mode: components["schemas"]["SweeperMode"] | null;
+            /** Scanned */
+            scanned: number;
+            /** Stale */
+            stale: number;
+            /** Expired */
+            expired: number;
+            /** Released */
+            released: number;
+            /** Failed */
+            failed: number;
+            /** Pruned */
+            pruned: number;
+            /** Errors */
+            errors: number;
+            /** Elapsed */
+            elapsed: number;
+            /** Held Back */
+            held_back: boolean;
+        };
+        /**
+         * SweeperDetail
+         * @description The sweeper of the responding server, all servers, and the last 100 cycles of their sweepers.
+         */
+        SweeperDetail: {
+            mode: components["schemas"]["SweeperMode"];
+            /** Interval Seconds */
+            interval_seconds: number;
+            /** Grace Remaining Seconds */
+            grace_remaining_seconds: number;
+            /** Cycles */
+            cycles: components["schemas"]["SweeperCycle"][];
+            /** Servers */
+            servers: components["schemas"]["ServerEntry"][];
+            /** History */
+            history: components["schemas"]["ServerCycle"][];
+        };
+        /**
+         * SweeperMode
+         * @description `enforce`: the sweeper acts. `observe`: it only logs what it would do. `off`: it does nothing.
+         * @enum {string}
+         */
+        SweeperMode: "enforce" | "observe" | "off";
+        /**
+         * SweeperPreview
+         * @description What a cycle of the sweeper would do now, at most one batch of each kind.
+         *
+         *     `scanned` and `stale` are numbers of workers; `workers` are the ids that would be removed.
+         */
+        SweeperPreview: {
+            /** Scanned */
+            scanned: number;
+            /** Stale */
+            stale: number;
+            /** Workers */
+            workers: string[];
+            /** Tasks */
+            tasks: components["schemas"]["PlannedChange"][];
+        };
+        /**
+         * SweeperUpdate
+         * @description Change the mode of the sweepers of all servers.
+         */
+        SweeperUpdate: {
+            mode: components["schemas"]["SweeperMode"];
+        };
+        /**
+         * TaskActionRequest
+         * @description Release, retry or fail a task.
+         *
+         *     `worker_id` and `attempt`, if given, must be those of the current or last claim. `error` is the reason.
+         */
+        TaskActionRequest: {
+            /** Worker Id */
+            worker_id?: string | null;
+            /** Attempt */
+            attempt?: number | null;
+            /** Error */
+            error?: string | null;
+        };
+        /**
+         * TaskClaimRequest
+         * @description Claim the oldest pending task of the worker's jobs, or up to `max` of them.
+         *
+         *     A claim that is repeated with the same `claim_id`, because its response was lost, gets the same tasks that
+         *     the worker still holds. With `start`, each task is claimed and started in one step.
+         */
+        TaskClaimRequest: {
+            /**
+             * Worker Id
+             * Format: uuid
+             */
+            worker_id: string;
+            /** Claim Id */
+            claim_id?: string | null;
+            /** Max */
+            max?: number | null;
+            /**
+             * Start
+             * @description Default: `false`.
+             */
+            start?: boolean;
+        };
+        /**
+         * TaskClaimResponse
+         * @description The claimed task, or null with the reason.
+         *
+         *     The response to a claim with `max` has `tasks` instead, oldest first; if there are none, with the reason.
+         */
+        TaskClaimResponse: {
+            task?: components["schemas"]["TaskResponse"] | null;
+            /** Tasks */
+            tasks?: components["schemas"]["TaskResponse"][];
+            reason?: components["schemas"]["EmptyReason"] | null;
+        };
+        /**
+         * TaskEvents
+         * @description Events of a task. Without a position, or after `resync`, its state comes first.
+         */
+        TaskEvents: {
+            resync?: components["schemas"]["Resync"] | null;
+            /** Events */
+            events: components["schemas"]["StreamEvent"][];
+            /** Next */
+            next: number;
+            /**
+             * Ended
+             * @default false
+             */
+            ended: boolean;
+            snapshot?: components["schemas"]["TaskResponse"] | null;
+        };
+        /**
+         * TaskExplanation
+         * @description Why a task has its status: all reasons that apply, the most important one first.
+         *
+         *     `wait_seconds`: about how long a queued task waits at the current rate of its job; null if unknown.
+         */
+        TaskExplanation: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            status: components["schemas"]["TaskStatus"];
+            /** Queue Position */
+            queue_position: number | null;
+            /** Reasons */
+            reasons: components["schemas"]["Reason"][];
+            /** Wait Seconds */
+            wait_seconds: number | null;
+        };
+        /**
+         * TaskFilter
+         * @description Which tasks to find: a task has to match every field that is given, and any value of a list.
+         *
+         *     `job` has full names of jobs (``room:category:name``), `room` ids of rooms. `worker` is the id of the
+         *     current or last worker. `error_code` is as in a task. `text` is part of the payload as JSON text, or of
+         *     the error; the letters a to z match without regard to case. Times are those of creation: `since` is
+         *     included, `until` is not.
+         */
+        TaskFilter: {
+            /** Status */
+            status?: components["schemas"]["TaskStatus"][];
+            /** Job */
+            job?: string[];
+            /** Room */
+            room?: string[];
+            /** Worker */
+            worker?: string | null;
+            /** Created By */
+            created_by?: string | null;
+            /** Error Code */
+            error_code?: string[];
+            /** Text */
+            text?: string | null;
+            /** Since */
+            since?: string | null;
+            /** Until */
+            until?: string | null;
+        };
+        /**
+         * TaskHistory
+         * @description All transitions of a task, oldest first, and the details of its last 20 attempts.
+         *
+         *     An attempt without details is not in `attempts`.
+         */
+        TaskHistory: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /** Transitions */
+            transitions: components["schemas"]["Transition"][];
+            /** Attempts */
+            attempts: components["schemas"]["AttemptDetail"][];
+        };
+        /**
+         * TaskLog
+         * @description Lines of the log of one attempt, oldest first.
+         *
+         *     `last` is the number of the last line so far, and `dropped` how many of them are not kept. `next` is the
+         *     `after` of the request that reads on; null if there are no more lines yet.
+         */
+        TaskLog: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /** Attempt */
+            attempt: number;
+            /** Lines */
+            lines: components["schemas"]["NumberedLine"][];
+            /** Last */
+            last: number;
+            /** Dropped */
+            dropped: number;
+            /** Next */
+            next: number | null;
+        };
+        /**
+         * TaskPage
+         * @description One page of a list of tasks, newest first; `total` counts the whole list.
+         */
+        TaskPage: {
+            /** Items */
+            items: components["schemas"]["TaskResponse"][];
+            /** Total */
+            total: number;
+            /** Limit */
+            limit: number;
+            /** Offset */
+            offset: number;
+        };
+        /**
+         * TaskReport
+         * @description A report of the task `id`, with the same fields as a report of a single task.
+         */
+        TaskReport: {
+            status?: components["schemas"]["TaskStatus"] | null;
+            /** Error */
+            error?: string | null;
+            /** Result */
+            result?: unknown;
+            /** Worker Id */
+            worker_id?: string | null;
+            /** Attempt */
+            attempt?: number | null;
+            /**
+             * Retry
+             * @description Default: `true`.
+             */
+            retry?: boolean;
+            /** Error Code */
+            error_code?: "result-not-serializable" | null;
+            progress?: components["schemas"]["Progress"] | null;
+            log?: components["schemas"]["LogPart"] | null;
+            failure?: components["schemas"]["Failure"] | null;
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+        };
+        /**
+         * TaskResponse
+         * @description A task.
+         *
+         *     - `queue_position`: the place of a waiting task in the job's queue, from 1; null for other tasks.
+         *     - `attempt`: the fencing token; it grows with every claim, and a worker's report may carry it.
+         *     - `error`, `error_code`: why the task, or its last attempt, ended without success. The code is ``error``
+         *       for a failure that a worker reported, or the last part of a URL under ``/v1/problems/``.
+         *     - `run_at`: when the task enters its queue, because its submitter set a time, or before a retry.
+         *     - `expires_at`: when the task fails if no worker has claimed it; null after the claim.
+         *     - `progress`, `failure`: the last progress of its current or last attempt, and the exception that
+         *       ended it, without the full traceback. Only responses to requests that read tasks have them, and only if
+         *       there are any.
+         *     - `stored_result`: the result, if it is kept as bytes.
+         *     - `traceparent`: the trace context of its submit, if it had one; only in responses to claims.
+         */
+        TaskResponse: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /** Job Name */
+            job_name: string;
+            /** Room Id */
+            room_id: string;
+            status: components["schemas"]["TaskStatus"];
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Started At */
+            started_at: string | null;
+            /** Completed At */
+            completed_at: string | null;
+            /** Worker Id */
+            worker_id: string | null;
+            /** Error */
+            error: string | null;
+            /** Payload */
+            payload: {
+                [key: string]: unknown;
+            };
+            /** Queue Position */
+            queue_position: number | null;
+            /**
+             * Attempt
+             * @default 0
+             */
+            attempt: number;
+            /** Created By */
+            created_by: string | null;
+            /** Result */
+            result: unknown;
+            /** Error Code */
+            error_code: string | null;
+            /**
+             * Priority
+             * @default 0
+             */
+            priority: number;
+            /** Run At */
+            run_at: string | null;
+            /** Expires At */
+            expires_at: string | null;
+            progress?: components["schemas"]["Progress"] | null;
+            failure?: components["schemas"]["Failure"] | null;
+            stored_result?: components["schemas"]["StoredResult"] | null;
+            /** Traceparent */
+            traceparent?: string | null;
+        };
+        /**
+         * TaskStatus
+         * @description The status of a task; the value is the one on the wire and in the database.
+         * @enum {string}
+         */
+        TaskStatus: "pending" | "claimed" | "running" | "completed" | "failed" | "cancelled";
+        /**
+         * TaskStatusEvent
+         * @description Sent to a room: one of its tasks has a new status.
+         */
+        TaskStatusEvent: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /** Name */
+            name: string;
+            /** Room Id */
+            room_id: string;
+            status: components["schemas"]["TaskStatus"];
+            /**
+             * Created At
+             * Format: date-time
+             */
+            created_at: string;
+            /** Started At */
+            started_at?: string | null;
+            /** Completed At */
+            completed_at?: string | null;
+            /** Queue Position */
+            queue_position?: number | null;
+            /** Worker Id */
+            worker_id?: string | null;
+            /** Error */
+            error?: string | null;
+        };
+        /**
+         * TaskSubmitRequest
+         * @description Submit a task with `payload`.
+         *
+         *     `priority` and `max_attempts` override those of the job. The task enters its queue at `run_at`, or
+         *     `delay_seconds` from now, by default at once. It fails if no worker claims it within `expires_in_seconds`
+         *     from now.
+         */
+        TaskSubmitRequest: {
+            /** Payload */
+            payload?: {
+                [key: string]: unknown;
+            };
+            /** Priority */
+            priority?: number | null;
+            /** Run At */
+            run_at?: string | null;
+            /** Delay Seconds */
+            delay_seconds?: number | null;
+            /** Expires In Seconds */
+            expires_in_seconds?: number | null;
+            /** Max Attempts */
+            max_attempts?: number | null;
+        };
+        /**
+         * TaskToSubmit
+         * @description A task to submit from the room `room_id`; `job_name` is the full name of its job.
+         */
+        TaskToSubmit: {
+            /** Payload */
+            payload?: {
+                [key: string]: unknown;
+            };
+            /** Priority */
+            priority?: number | null;
+            /** Run At */
+            run_at?: string | null;
+            /** Delay Seconds */
+            delay_seconds?: number | null;
+            /** Expires In Seconds */
+            expires_in_seconds?: number | null;
+            /** Max Attempts */
+            max_attempts?: number | null;
+            /** Room Id */
+            room_id: string;
+            /** Job Name */
+            job_name: string;
+        };
+        /**
+         * TaskUpdateRequest
+         * @description Report on a task. `worker_id` and `attempt`, if given, must be those of the claim.
+         *
+         *     A report has a new `status`, or what the job did: `progress` and lines of the `log`, or both. Only a task
+         *     that is held has the latter. A report with the status ``failed`` may have the exception as `failure`. A
+         *     failure with `retry` false is final, whatever the job's policy is; `error_code` says why a success is
+         *     reported as a failure.
+         */
+        TaskUpdateRequest: {
+            status?: components["schemas"]["TaskStatus"] | null;
+            /** Error */
+            error?: string | null;
+            /** Result */
+            result?: unknown;
+            /** Worker Id */
+            worker_id?: string | null;
+            /** Attempt */
+            attempt?: number | null;
+            /**
+             * Retry
+             * @description Default: `true`.
+             */
+            retry?: boolean;
+            /** Error Code */
+            error_code?: "result-not-serializable" | null;
+            progress?: components["schemas"]["Progress"] | null;
+            log?: components["schemas"]["LogPart"] | null;
+            failure?: components["schemas"]["Failure"] | null;
+        };
+        /**
+         * TaskVerdict
+         * @description The verdict on one task that a worker named.
+         */
+        TaskVerdict: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            verdict: components["schemas"]["Verdict"];
+        };
+        /**
+         * Transition
+         * @description A change of a task's status. `attempt` counts its claims; `worker_id` held it before or after.
+         */
+        Transition: {
+            /**
+             * At
+             * Format: date-time
+             */
+            at: string;
+            status: components["schemas"]["TaskStatus"];
+            /** Attempt */
+            attempt: number;
+            /** Worker Id */
+            worker_id: string | null;
+            /** Reason */
+            reason: string | null;
+            /** Error */
+            error: string | null;
+            /** Run At */
+            run_at: string | null;
+        };
+        /**
+         * Verdict
+         * @description What a worker has to do with a task that it named in a heartbeat.
+         *
+         *     `continue`: the worker holds the task. `cancel`: the task was cancelled while the worker held it. `lost`:
+         *     the worker does not hold the task: it ended, was claimed again, or does not exist.
+         * @enum {string}
+         */
+        Verdict: "continue" | "cancel" | "lost";
+        /**
+         * Version
+         * @description The release of the server that responds: of the package, of Python, and of the database's schema.
+         */
+        Version: {
+            /** Version */
+            version: string;
+            /** Build */
+            build: string | null;
+            /** Python */
+            python: string;
+            /** Database */
+            database: string;
+            /** Schema Version */
+            schema_version: string;
+        };
+        /**
+         * WorkerDetail
+         * @description A worker with its current tasks, the newest first, at most 100.
+         */
+        WorkerDetail: {
+            /** Name */
+            name: string | null;
+            /** Host */
+            host: string | null;
+            /** Pid */
+            pid: number | null;
+            /** Version */
+            version: string | null;
+            /** Slots */
+            slots: number | null;
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /**
+             * Last Heartbeat
+             * Format: date-time
+             */
+            last_heartbeat: string;
+            /** Job Count */
+            job_count: number;
+            state: components["schemas"]["WorkerState"] | null;
+            /** Max Tasks */
+            max_tasks: number | null;
+            /** Owner Id */
+            owner_id: string | null;
+            /** Created At */
+            created_at: string | null;
+            /** Jobs */
+            jobs: string[];
+            /** Held */
+            held: number | null;
+            /** Tasks */
+            tasks: components["schemas"]["FoundTask"][];
+        };
+        /**
+         * WorkerInfo
+         * @description What the process of a worker says about itself; all fields are optional.
+         *
+         *     `name` is for people, by default the name of the host. `version` is that of its package, `slots` how many
+         *     tasks it runs at once.
+         */
+        WorkerInfo: {
+            /** Name */
+            name?: string | null;
+            /** Host */
+            host?: string | null;
+            /** Pid */
+            pid?: number | null;
+            /** Version */
+            version?: string | null;
+            /** Slots */
+            slots?: number | null;
+        };
+        /**
+         * WorkerPage
+         * @description One page of a list of workers, newest first; `total` counts the whole list.
+         */
+        WorkerPage: {
+            /** Items */
+            items: components["schemas"]["WorkerSummary"][];
+            /** Total */
+            total: number;
+            /** Limit */
+            limit: number;
+            /** Offset */
+            offset: number;
+        };
+        /**
+         * WorkerResponse
+         * @description A worker; it has to send a heartbeat every `heartbeat_interval_seconds`.
+         *
+         *     `drain`: an operator drains the worker: it has to claim no more, finish its tasks, and disconnect.
+         *     `tasks` has a verdict for each task that the heartbeat named, in the same order.
+         */
+        WorkerResponse: {
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /**
+             * Last Heartbeat
+             * Format: date-time
+             */
+            last_heartbeat: string;
+            /** Heartbeat Interval Seconds */
+            heartbeat_interval_seconds: number;
+            /**
+             * Drain
+             * @default false
+             */
+            drain: boolean;
+            /** Tasks */
+            tasks: components["schemas"]["TaskVerdict"][];
+        };
+        /**
+         * WorkerState
+         * @description `active`: it sends heartbeats. `silent`: it has not for two intervals. `draining`: it finishes.
+         * @enum {string}
+         */
+        WorkerState: "active" | "silent" | "draining";
+        /**
+         * WorkerSummary
+         * @description A worker in a list; `job_count` is the number of jobs it serves.
+         *
+         *     `name` to `slots` are what the worker said about itself. `jobs` are the jobs that the caller may see, at
+         *     most 100; `held` is how many tasks are claimed by the worker or run in it. `owner_id`, `host` and `pid`
+         *     are null unless the caller owns the worker or is a superuser. Of a worker that serves no job that the
+         *     caller may see, only `id`, `last_heartbeat`, `job_count` and `state` are known. Servers before 1.0 return
+         *     only the first three.
+         */
+        WorkerSummary: {
+            /** Name */
+            name: string | null;
+            /** Host */
+            host: string | null;
+            /** Pid */
+            pid: number | null;
+            /** Version */
+            version: string | null;
+            /** Slots */
+            slots: number | null;
+            /**
+             * Id
+             * Format: uuid
+             */
+            id: string;
+            /**
+             * Last Heartbeat
+             * Format: date-time
+             */
+            last_heartbeat: string;
+            /** Job Count */
+            job_count: number;
+            state: components["schemas"]["WorkerState"] | null;
+            /** Max Tasks */
+            max_tasks: number | null;
+            /** Owner Id */
+            owner_id: string | null;
+            /** Created At */
+            created_at: string | null;
+            /** Jobs */
+            jobs: string[];
+            /** Held */
+            held: number | null;
+        };
+    };
+    responses: never;
+    parameters: never;
+    requestBodies: never;
+    headers: never;
+    pathItems: never;
+}
+export type AttemptDetail = components['schemas']['AttemptDetail'];
+export type AuditEntry = components['schemas']['AuditEntry'];
+export type AuditTrail = components['schemas']['AuditTrail'];
+export type Backoff = components['schemas']['Backoff'];
+export type BatchReportRequest = components['schemas']['BatchReportRequest'];
+export type BatchResponse = components['schemas']['BatchResponse'];
+export type BatchResult = components['schemas']['BatchResult'];
+export type BatchSubmitRequest = components['schemas']['BatchSubmitRequest'];
+export type BulkAction = components['schemas']['BulkAction'];
+export type BulkPreview = components['schemas']['BulkPreview'];
+export type BulkPreviewRequest = components['schemas']['BulkPreviewRequest'];
+export type BulkRequest = components['schemas']['BulkRequest'];
+export type BulkResult = components['schemas']['BulkResult'];
+export type ClaimedProviderRequest = components['schemas']['ClaimedProviderRequest'];
+export type EmptyReason = components['schemas']['EmptyReason'];
+export type EventKind = components['schemas']['EventKind'];
+export type Failure = components['schemas']['Failure'];
+export type Finding = components['schemas']['Finding'];
+export type FoundTask = components['schemas']['FoundTask'];
+export type FoundTasks = components['schemas']['FoundTasks'];
+export type HeartbeatRequest = components['schemas']['HeartbeatRequest'];
+export type Histogram = components['schemas']['Histogram'];
+export type Interval = components['schemas']['Interval'];
+export type JobEntries = components['schemas']['JobEntries'];
+export type JobEntry = components['schemas']['JobEntry'];
+export type JobPage = components['schemas']['JobPage'];
+export type JobRegisterRequest = components['schemas']['JobRegisterRequest'];
+export type JobResponse = components['schemas']['JobResponse'];
+export type JobSummary = components['schemas']['JobSummary'];
+export type LogLevel = components['schemas']['LogLevel'];
+export type LogLine = components['schemas']['LogLine'];
+export type LogPart = components['schemas']['LogPart'];
+export type LogSource = components['schemas']['LogSource'];
+export type Me = components['schemas']['Me'];
+export type NamedTask = components['schemas']['NamedTask'];
+export type NumberedLine = components['schemas']['NumberedLine'];
+export type Overview = components['schemas']['Overview'];
+export type Permission = components['schemas']['Permission'];
+export type PlannedChange = components['schemas']['PlannedChange'];
+export type PrefixMatches = components['schemas']['PrefixMatches'];
+export type Problem = components['schemas']['Problem'];
+export type Progress = components['schemas']['Progress'];
+export type ProviderClaimRequest = components['schemas']['ProviderClaimRequest'];
+export type ProviderClaimResponse = components['schemas']['ProviderClaimResponse'];
+export type ProviderEntries = components['schemas']['ProviderEntries'];
+export type ProviderEntry = components['schemas']['ProviderEntry'];
+export type ProviderPage = components['schemas']['ProviderPage'];
+export type ProviderRegisterRequest = components['schemas']['ProviderRegisterRequest'];
+export type ProviderResponse = components['schemas']['ProviderResponse'];
+export type Readiness = components['schemas']['Readiness'];
+export type Reason = components['schemas']['Reason'];
+export type Resync = components['schemas']['Resync'];
+export type ResyncReason = components['schemas']['ResyncReason'];
+export type RetryOn = components['schemas']['RetryOn'];
+export type RoomEntries = components['schemas']['RoomEntries'];
+export type RoomEntry = components['schemas']['RoomEntry'];
+export type RoomEvents = components['schemas']['RoomEvents'];
+export type RoomOverview = components['schemas']['RoomOverview'];
+export type RoomSnapshot = components['schemas']['RoomSnapshot'];
+export type ServerCycle = components['schemas']['ServerCycle'];
+export type ServerEntry = components['schemas']['ServerEntry'];
+export type SettingEntry = components['schemas']['SettingEntry'];
+export type Settings = components['schemas']['Settings'];
+export type Severity = components['schemas']['Severity'];
+export type Statistics = components['schemas']['Statistics'];
+export type StatusCounts = components['schemas']['StatusCounts'];
+export type StoredResult = components['schemas']['StoredResult'];
+export type StreamEvent = components['schemas']['StreamEvent'];
+export type StreamToken = components['schemas']['StreamToken'];
+export type SweeperCycle = components['schemas']['SweeperCycle'];
+export type SweeperDetail = components['schemas']['SweeperDetail'];
+export type SweeperMode = components['schemas']['SweeperMode'];
+export type SweeperPreview = components['schemas']['SweeperPreview'];
+export type SweeperUpdate = components['schemas']['SweeperUpdate'];
+export type TaskActionRequest = components['schemas']['TaskActionRequest'];
+export type TaskClaimRequest = components['schemas']['TaskClaimRequest'];
+export type TaskClaimResponse = components['schemas']['TaskClaimResponse'];
+export type TaskEvents = components['schemas']['TaskEvents'];
+export type TaskExplanation = components['schemas']['TaskExplanation'];
+export type TaskFilter = components['schemas']['TaskFilter'];
+export type TaskHistory = components['schemas']['TaskHistory'];
+export type TaskLog = components['schemas']['TaskLog'];
+export type TaskPage = components['schemas']['TaskPage'];
+export type TaskReport = components['schemas']['TaskReport'];
+export type TaskResponse = components['schemas']['TaskResponse'];
+export type TaskStatus = components['schemas']['TaskStatus'];
+export type TaskStatusEvent = components['schemas']['TaskStatusEvent'];
+export type TaskSubmitRequest = components['schemas']['TaskSubmitRequest'];
+export type TaskToSubmit = components['schemas']['TaskToSubmit'];
+export type TaskUpdateRequest = components['schemas']['TaskUpdateRequest'];
+export type TaskVerdict = components['schemas']['TaskVerdict'];
+export type Transition = components['schemas']['Transition'];
+export type Verdict = components['schemas']['Verdict'];
+export type Version = components['schemas']['Version'];
+export type WorkerDetail = components['schemas']['WorkerDetail'];
+export type WorkerInfo = components['schemas']['WorkerInfo'];
+export type WorkerPage = components['schemas']['WorkerPage'];
+export type WorkerResponse = components['schemas']['WorkerResponse'];
+export type WorkerState = components['schemas']['WorkerState'];
+export type WorkerSummary = components['schemas']['WorkerSummary'];
+export type $defs = Record<string, never>;
+export interface operations {
+    searchTasks: {
+        parameters: {
+            query?: {
+                status?: components["schemas"]["TaskStatus"][];
+                /** @description Full names of jobs. */
+                job?: string[];
+                room?: string[];
+                /** @description The current or last worker. */
+                worker?: string;
+                created_by?: string;
+                error_code?: string[];
+                /** @description Part of the payload as JSON, or of the error. */
+                text?: string;
+                /** @description Created at this time or later. */
+                since?: string;
+                /** @description Created before this time. */
+                until?: string;
+                limit?: number;
+                /** @description `next` of the last response */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["FoundTasks"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    countTasks: {
+        parameters: {
+            query?: {
+                room?: string[];
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StatusCounts"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    submitTask: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+                /** @description The trace context of the submit (W3C Trace Context), kept with the task for its workers. An invalid one is ignored. */
+                traceparent?: string;
+            };
+            path: {
+                room_id: string;
+                /** @description room:category:name */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TaskSubmitRequest"];
+            };
+        };
+        responses: {
+            /** @description Accepted */
+            202: {
+                headers: {
+                    /** @description The path of the task. */
+                    Location?: string;
+                    /** @description Seconds to wait before the task is read. */
+                    "Retry-After"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "id": "0198c5a5-0b42-7f20-8a77-3c1d9e4f5a60",
+                     *       "job_name": "@global:modifiers:Rotate",
+                     *       "room_id": "lab",
+                     *       "status": "pending",
+                     *       "created_at": "2026-03-01T12:00:00.000000Z",
+                     *       "started_at": null,
+                     *       "completed_at": null,
+                     *       "worker_id": null,
+                     *       "error": null,
+                     *       "payload": {
+                     *         "angle": 90
+                     *       },
+                     *       "queue_position": 1,
+                     *       "attempt": 0,
+                     *       "created_by": "ada",
+                     *       "result": null,
+                     *       "error_code": null,
+                     *       "priority": 0,
+                     *       "run_at": null,
+                     *       "expires_at": null
+                     *     }
+                     */
+                    "application/json": components["schemas"]["TaskResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found`, `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-payload`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-job-not-configured`, `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    claimTask: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description `wait=N`: wait up to N seconds (RFC 7240). The response has `Preference-Applied`. */
+                Prefer?: string;
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TaskClaimRequest"];
+            };
+        };
+        responses: {
+            /** @description Success */
+            200: {
+                headers: {
+                    /** @description `wait=N`, if the request preferred to wait. */
+                    "Preference-Applied"?: string;
+                    /** @description Seconds to wait before the next claim, if a limit or a pause applies. */
+                    "Retry-After"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "task": {
+                     *         "id": "0198c5a5-0b42-7f20-8a77-3c1d9e4f5a60",
+                     *         "job_name": "@global:modifiers:Rotate",
+                     *         "room_id": "lab",
+                     *         "status": "claimed",
+                     *         "created_at": "2026-03-01T12:00:00.000000Z",
+                     *         "started_at": null,
+                     *         "completed_at": null,
+                     *         "worker_id": "0198c5a4-7a10-7c31-9d3e-5b8f0f6a2b11",
+                     *         "error": null,
+                     *         "payload": {
+                     *           "angle": 90
+                     *         },
+                     *         "queue_position": null,
+                     *         "attempt": 1,
+                     *         "created_by": "ada",
+                     *         "result": null,
+                     *         "error_code": null,
+                     *         "priority": 0,
+                     *         "run_at": null,
+                     *         "expires_at": null
+                     *       },
+                     *       "reason": null
+                     *     }
+                     */
+                    "application/json": components["schemas"]["TaskClaimResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `worker-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getTask: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description `wait=N`: wait up to N seconds (RFC 7240). The response has `Preference-Applied`. */
+                Prefer?: string;
+            };
+            path: {
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success */
+            200: {
+                headers: {
+                    /** @description `wait=N`, if the request preferred to wait. */
+                    "Preference-Applied"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "id": "0198c5a5-0b42-7f20-8a77-3c1d9e4f5a60",
+                     *       "job_name": "@global:modifiers:Rotate",
+                     *       "room_id": "lab",
+                     *       "status": "completed",
+                     *       "created_at": "2026-03-01T12:00:00.000000Z",
+                     *       "started_at": "2026-03-01T12:00:01.000000Z",
+                     *       "completed_at": "2026-03-01T12:00:03.000000Z",
+                     *       "worker_id": "0198c5a4-7a10-7c31-9d3e-5b8f0f6a2b11",
+                     *       "error": null,
+                     *       "payload": {
+                     *         "angle": 90
+                     *       },
+                     *       "queue_position": null,
+                     *       "attempt": 1,
+                     *       "created_by": "ada",
+                     *       "result": {
+                     *         "rotated": 12
+                     *       },
+                     *       "error_code": null,
+                     *       "priority": 0,
+                     *       "run_at": null,
+                     *       "expires_at": null
+                     *     }
+                     */
+                    "application/json": components["schemas"]["TaskResponse"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    updateTask: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TaskUpdateRequest"];
+            };
+        };
+        responses: {
+            /** @description Success */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "id": "0198c5a5-0b42-7f20-8a77-3c1d9e4f5a60",
+                     *       "job_name": "@global:modifiers:Rotate",
+                     *       "room_id": "lab",
+                     *       "status": "running",
+                     *       "created_at": "2026-03-01T12:00:00.000000Z",
+                     *       "started_at": "2026-03-01T12:00:01.000000Z",
+                     *       "completed_at": null,
+                     *       "worker_id": "0198c5a4-7a10-7c31-9d3e-5b8f0f6a2b11",
+                     *       "error": null,
+                     *       "payload": {
+                     *         "angle": 90
+                     *       },
+                     *       "queue_position": null,
+                     *       "attempt": 1,
+                     *       "created_by": "ada",
+                     *       "result": null,
+                     *       "error_code": null,
+                     *       "priority": 0,
+                     *       "run_at": null,
+                     *       "expires_at": null
+                     *     }
+                     */
+                    "application/json": components["schemas"]["TaskResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-task-transition`, `request-in-progress`, `stale-report` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getTaskHistory: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskHistory"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getTaskLog: {
+        parameters: {
+            query?: {
+                attempt?: number;
+                after?: number;
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskLog"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    explainTask: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskExplanation"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    releaseTask: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["TaskActionRequest"] | null;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-task-transition`, `request-in-progress`, `stale-report` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    retryTask: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["TaskActionRequest"] | null;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-task-transition`, `request-in-progress`, `stale-report` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    failTask: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["TaskActionRequest"] | null;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-task-transition`, `request-in-progress`, `stale-report` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listTasks: {
+        parameters: {
+            query?: {
+                status?: components["schemas"]["TaskStatus"];
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path: {
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "items": [
+                     *         {
+                     *           "id": "0198c5a5-0b42-7f20-8a77-3c1d9e4f5a60",
+                     *           "job_name": "@global:modifiers:Rotate",
+                     *           "room_id": "lab",
+                     *           "status": "completed",
+                     *           "created_at": "2026-03-01T12:00:00.000000Z",
+                     *           "started_at": "2026-03-01T12:00:01.000000Z",
+                     *           "completed_at": "2026-03-01T12:00:03.000000Z",
+                     *           "worker_id": "0198c5a4-7a10-7c31-9d3e-5b8f0f6a2b11",
+                     *           "error": null,
+                     *           "payload": {
+                     *             "angle": 90
+                     *           },
+                     *           "queue_position": null,
+                     *           "attempt": 1,
+                     *           "created_by": "ada",
+                     *           "result": {
+                     *             "rotated": 12
+                     *           },
+                     *           "error_code": null,
+                     *           "priority": 0,
+                     *           "run_at": null,
+                     *           "expires_at": null
+                     *         }
+                     *       ],
+                     *       "total": 1,
+                     *       "limit": 50,
+                     *       "offset": 0
+                     *     }
+                     */
+                    "application/json": components["schemas"]["TaskPage"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    submitTasks: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description `return=minimal`: leave the tasks out of the response (RFC 7240). */
+                Prefer?: string;
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+                /** @description The trace context of the submit (W3C Trace Context), kept with the task for its workers. An invalid one is ignored. */
+                traceparent?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BatchSubmitRequest"];
+            };
+        };
+        responses: {
+            /** @description Success */
+            200: {
+                headers: {
+                    /** @description `return=minimal`, if the request preferred it. */
+                    "Preference-Applied"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "results": [
+                     *         {
+                     *           "status": 202,
+                     *           "id": "0198c5a5-0b42-7f20-8a77-3c1d9e4f5a60",
+                     *           "task": {
+                     *             "id": "0198c5a5-0b42-7f20-8a77-3c1d9e4f5a60",
+                     *             "job_name": "@global:modifiers:Rotate",
+                     *             "room_id": "lab",
+                     *             "status": "pending",
+                     *             "created_at": "2026-03-01T12:00:00.000000Z",
+                     *             "started_at": null,
+                     *             "completed_at": null,
+                     *             "worker_id": null,
+                     *             "error": null,
+                     *             "payload": {
+                     *               "angle": 90
+                     *             },
+                     *             "queue_position": 1,
+                     *             "attempt": 0,
+                     *             "created_by": "ada",
+                     *             "result": null,
+                     *             "error_code": null,
+                     *             "priority": 0,
+                     *             "run_at": null,
+                     *             "expires_at": null
+                     *           }
+                     *         }
+                     *       ]
+                     *     }
+                     */
+                    "application/json": components["schemas"]["BatchResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found`, `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-payload`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-job-not-configured`, `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    reportTasks: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description `return=minimal`: leave the tasks out of the response (RFC 7240). */
+                Prefer?: string;
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BatchReportRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BatchResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listWorkers: {
+        parameters: {
+            query?: {
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WorkerPage"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createWorker: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["WorkerInfo"] | null;
+            };
+        };
+        responses: {
+            /** @description Created */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "id": "0198c5a4-7a10-7c31-9d3e-5b8f0f6a2b11",
+                     *       "last_heartbeat": "2026-03-01T12:00:00.000000Z",
+                     *       "heartbeat_interval_seconds": 20,
+                     *       "drain": false,
+                     *       "tasks": []
+                     *     }
+                     */
+                    "application/json": components["schemas"]["WorkerResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getWorker: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                worker_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WorkerDetail"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `worker-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    removeWorker: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                worker_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `worker-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    sendHeartbeat: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                worker_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["HeartbeatRequest"] | null;
+            };
+        };
+        responses: {
+            /** @description Success */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "id": "0198c5a4-7a10-7c31-9d3e-5b8f0f6a2b11",
+                     *       "last_heartbeat": "2026-03-01T12:00:00.000000Z",
+                     *       "heartbeat_interval_seconds": 20,
+                     *       "drain": false,
+                     *       "tasks": [
+                     *         {
+                     *           "id": "0198c5a5-0b42-7f20-8a77-3c1d9e4f5a60",
+                     *           "verdict": "continue"
+                     *         }
+                     *       ]
+                     *     }
+                     */
+                    "application/json": components["schemas"]["WorkerResponse"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `worker-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    drainWorker: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                worker_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WorkerResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `worker-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `conflict`, `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    removeJobFromWorker: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                worker_id: string;
+                /** @description room:category:name */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found`, `worker-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listRoomWorkers: {
+        parameters: {
+            query?: {
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path: {
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WorkerPage"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listJobs: {
+        parameters: {
+            query?: {
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path: {
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobPage"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    registerJob: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["JobRegisterRequest"];
+            };
+        };
+        responses: {
+            /** @description The job was active already */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobResponse"];
+                };
+            };
+            /** @description Created */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "id": "0198c5a4-7a0e-7b02-b6c1-0e2f7d9a8c33",
+                     *       "room_id": "@global",
+                     *       "category": "modifiers",
+                     *       "name": "Rotate",
+                     *       "full_name": "@global:modifiers:Rotate",
+                     *       "schema": {
+                     *         "type": "object",
+                     *         "properties": {
+                     *           "angle": {
+                     *             "type": "number",
+                     *             "description": "In degrees."
+                     *           }
+                     *         },
+                     *         "required": [
+                     *           "angle"
+                     *         ]
+                     *       },
+                     *       "workers": [
+                     *         "0198c5a4-7a10-7c31-9d3e-5b8f0f6a2b11"
+                     *       ],
+                     *       "worker_id": "0198c5a4-7a10-7c31-9d3e-5b8f0f6a2b11",
+                     *       "paused": false,
+                     *       "max_attempts": 3,
+                     *       "retry_on": [
+                     *         "worker_lost"
+                     *       ],
+                     *       "backoff": {
+                     *         "base_seconds": 1,
+                     *         "factor": 2,
+                     *         "cap_seconds": 60,
+                     *         "jitter": 0
+                     *       },
+                     *       "max_crashes": 3,
+                     *       "timeout_seconds": 600,
+                     *       "start_timeout_seconds": 60,
+                     *       "max_in_flight": null,
+                     *       "priority": 0
+                     *     }
+                     */
+                    "application/json": components["schemas"]["JobResponse"];
+                };
+            };
+            /** @description `invalid-category`, `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `worker-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress`, `schema-conflict` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request`, `invalid-schema` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listJobTasks: {
+        parameters: {
+            query?: {
+                status?: components["schemas"]["TaskStatus"];
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path: {
+                room_id: string;
+                /** @description room:category:name */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskPage"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    pauseJob: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                room_id: string;
+                /** @description room:category:name */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    resumeJob: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                room_id: string;
+                /** @description room:category:name */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getJob: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                room_id: string;
+                /** @description room:category:name */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobResponse"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    followTask: {
+        parameters: {
+            query?: {
+                /** @description A token of `/tasks/{task_id}/events/token` */
+                token?: string;
+                /** @description Continue after the event with this id */
+                after?: number;
+            };
+            header?: {
+                /** @description The same, as browsers send it when they reconnect; it takes precedence over `after` */
+                "Last-Event-ID"?: number;
+                /** @description `wait=N`: wait up to N seconds (RFC 7240). The response has `Preference-Applied`. */
+                Prefer?: string;
+            };
+            path: {
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The stream, or with `Accept: application/json` the events so far */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TaskEvents"];
+                    "text/event-stream": string;
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too-many-requests` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    followRoom: {
+        parameters: {
+            query?: {
+                /** @description A token of `/rooms/{room_id}/events/token` */
+                token?: string;
+                /** @description Continue after the event with this id */
+                after?: number;
+            };
+            header?: {
+                /** @description The same, as browsers send it when they reconnect; it takes precedence over `after` */
+                "Last-Event-ID"?: number;
+                /** @description `wait=N`: wait up to N seconds (RFC 7240). The response has `Preference-Applied`. */
+                Prefer?: string;
+            };
+            path: {
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The stream, or with `Accept: application/json` the events so far */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RoomEvents"];
+                    "text/event-stream": string;
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too-many-requests` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createTaskStreamToken: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Created */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "token": "token-of-the-stream",
+                     *       "expires_at": "2026-03-01T12:05:00.000000Z"
+                     *     }
+                     */
+                    "application/json": components["schemas"]["StreamToken"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    createRoomStreamToken: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StreamToken"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listProviders: {
+        parameters: {
+            query?: {
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path: {
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProviderPage"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    registerProvider: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ProviderRegisterRequest"];
+            };
+        };
+        responses: {
+            /** @description The provider existed already */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProviderResponse"];
+                };
+            };
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProviderResponse"];
+                };
+            };
+            /** @description `invalid-category`, `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `worker-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getProvider: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                room_id: string;
+                /** @description room:category:name */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProviderResponse"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `provider-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    readProvider: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description `wait=N`: wait up to N seconds (RFC 7240). The response has `Preference-Applied`. */
+                Prefer?: string;
+                /** @description The ETag that the client has. */
+                "If-None-Match"?: string;
+            };
+            path: {
+                room_id: string;
+                /** @description room:category:name */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The provider result, with the provider's content type */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": unknown;
+                    "*/*": string;
+                };
+            };
+            /** @description `If-None-Match` has the current ETag */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `provider-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `too-many-requests` */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `provider-failed` */
+            502: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `provider-not-connected`, `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `provider-timeout` */
+            504: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    removeProvider: {
+        parameters: {
+            query?: {
+                worker_id?: string;
+            };
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path: {
+                provider_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `provider-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    claimProviderRequest: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description `wait=N`: wait up to N seconds (RFC 7240). The response has `Preference-Applied`. */
+                Prefer?: string;
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ProviderClaimRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProviderClaimResponse"];
+                };
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `worker-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    uploadProviderResult: {
+        parameters: {
+            query?: never;
+            header: {
+                /** @description The id of the provider request */
+                "X-Request-Hash": string;
+                /** @description `ok` or `error` */
+                "X-Result-Status"?: string;
+                /** @description The worker that uploads */
+                "X-Worker-ID"?: string;
+            };
+            path: {
+                provider_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "*/*": string;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `provider-not-found`, `worker-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `stale-result` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    readTaskResult: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The wanted bytes: `bytes=0-1023`. */
+                Range?: string;
+                /** @description `Range` applies if this is the current ETag. */
+                "If-Range"?: string;
+                /** @description The ETag of a result that the client has. */
+                "If-None-Match"?: string;
+            };
+            path: {
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The result: the JSON of the report, or the bytes that were uploaded, with their type */
+            200: {
+                headers: {
+                    /** @description The version of the result. */
+                    ETag?: string;
+                    /** @description Whether a browser may show it, and its file name. */
+                    "Content-Disposition"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": unknown;
+                    "*/*": string;
+                };
+            };
+            /** @description The range that `Range` wants */
+            206: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "*/*": string;
+                };
+            };
+            /** @description `If-None-Match` has the current ETag */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `result-not-found`, `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `result-expired` */
+            410: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `range-not-satisfiable` */
+            416: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    uploadTaskResult: {
+        parameters: {
+            query?: {
+                /** @description The attempt of the claim. It is required. */
+                attempt?: number;
+                /** @description The file name for a client that saves the result. */
+                filename?: string;
+            };
+            header?: never;
+            path: {
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "*/*": string;
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StoredResult"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `upload-stalled` */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-task-transition`, `stale-report` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `result-store-full` */
+            507: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    headTaskResult: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The wanted bytes: `bytes=0-1023`. */
+                Range?: string;
+                /** @description `Range` applies if this is the current ETag. */
+                "If-Range"?: string;
+                /** @description The ETag of a result that the client has. */
+                "If-None-Match"?: string;
+            };
+            path: {
+                task_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The result: the JSON of the report, or the bytes that were uploaded, with their type */
+            200: {
+                headers: {
+                    /** @description The version of the result. */
+                    ETag?: string;
+                    /** @description Whether a browser may show it, and its file name. */
+                    "Content-Disposition"?: string;
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description The range that `Range` wants */
+            206: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description `If-None-Match` has the current ETag */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `result-not-found`, `task-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `result-expired` */
+            410: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `range-not-satisfiable` */
+            416: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getSweeper: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SweeperDetail"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    updateSweeper: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SweeperUpdate"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SweeperDetail"];
+                };
+            };
+            /** @description `invalid-idempotency-key` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getSettings: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Settings"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    previewSweeper: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SweeperPreview"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getCaller: {
+        parameters: {
+            query?: {
+                room?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Me"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getVersion: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Version"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listAllJobs: {
+        parameters: {
+            query?: {
+                room?: string;
+                category?: string;
+                paused?: boolean;
+                deleted?: boolean;
+                name?: string;
+                limit?: number;
+                /** @description `next` of the last response */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobEntries"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listRooms: {
+        parameters: {
+            query?: {
+                limit?: number;
+                /** @description `next` of the last response */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RoomEntries"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listAllProviders: {
+        parameters: {
+            query?: {
+                limit?: number;
+                /** @description `next` of the last response */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ProviderEntries"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getMetrics: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The metrics */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/plain": string;
+                    "application/openmetrics-text": string;
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getOverview: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Overview"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    followOverview: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The stream */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/event-stream": string;
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getRoomOverview: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                room_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RoomOverview"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getStatistics: {
+        parameters: {
+            query?: {
+                /** @description room:category:name */
+                job?: string;
+                /** @description 60 or 3600 seconds */
+                resolution?: number;
+                /** @description By default 60 intervals ago. */
+                since?: string;
+                until?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Statistics"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `job-not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    listAuditEntries: {
+        parameters: {
+            query?: {
+                room?: string;
+                actor?: string;
+                /** @description Such as `job.pause`. */
+                action?: string;
+                limit?: number;
+                /** @description `next` of the last response */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AuditTrail"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    previewBulkAction: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BulkPreviewRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkPreview"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    applyBulkAction: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A string or token of 1 to 255 characters. The server applies requests of one caller with the same key once; a repeat gets the first response. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BulkRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BulkResult"];
+                };
+            };
+            /** @description `invalid-idempotency-key`, `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `request-in-progress` */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `content-too-large` */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `idempotency-key-reused`, `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `locked` */
+            423: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    findIds: {
+        parameters: {
+            query?: {
+                /** @description The first 4 to 36 characters of an id. */
+                prefix?: string;
+                room?: string[];
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PrefixMatches"];
+                };
+            };
+            /** @description `invalid-room-id` */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    explainProblem: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @example task-not-found */
+                problem_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/plain": string;
+                };
+            };
+            /** @description `not-found` */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    checkLiveness: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        [key: string]: string;
+                    };
+                };
+            };
+        };
+    };
+    checkReadiness: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Readiness"];
+                };
+            };
+            /** @description Not ready; `checks` has the reasons */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Readiness"];
+                };
+            };
+        };
+    };
+    getMetricsAtRoot: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The metrics */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/plain": string;
+                    "application/openmetrics-text": string;
+                };
+            };
+            /** @description `unauthorized` */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `forbidden` */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `invalid-request` */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `internal-server-error` */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description `service-unavailable` */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+}

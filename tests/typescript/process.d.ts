@@ -1,0 +1,2 @@
+// The part of Node that the calls use.
+declare const process: { argv: string[] };
