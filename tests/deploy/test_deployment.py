@@ -6,19 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
-from zndraw_joblib.cli.commands import app as command_line
+from deploy.known import OTHER_VARIABLES, SETTINGS, parse
 from zndraw_joblib.cli.server.processes import KEEP_ALIVE_SECONDS, STOP_SECONDS
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import MIN_TOKEN_LENGTH, ServerSettings
 from zndraw_joblib.worker.loading import load_extensions
 
 ROOT = Path(__file__).parents[2]
-# Variables that the client commands and uvicorn read, in addition to the settings.
-OTHER_VARIABLES = {"ZNDRAW_JOBLIB_URL", "ZNDRAW_JOBLIB_TOKEN", "FORWARDED_ALLOW_IPS"}
-SETTINGS = {f"ZNDRAW_JOBLIB_{name.upper()}" for name in ServerSettings.model_fields}
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 PROGRAMS = {name: one for name, one in SERVICES.items() if one["image"] == COMPOSE["x-program"]["image"]}
@@ -90,15 +86,6 @@ def test_the_image_serves_by_default() -> None:
     command = json.loads(only_match(r"^CMD (.*)$", DOCKERFILE))
     assert parse(command)["port"] == int(only_match(r"^EXPOSE (\d+)$", DOCKERFILE))
     assert "\nUSER joblib\n" in DOCKERFILE
-
-
-def parse(arguments: list[str]) -> dict[str, Any]:
-    """Return the parameters of a command line without running it."""
-    command: Any = typer.main.get_command(command_line)
-    while hasattr(command, "commands"):
-        command, arguments = command.commands[arguments[0]], arguments[1:]
-    parameters: dict[str, Any] = command.make_context("", list(arguments)).params
-    return parameters
 
 
 def test_ports_and_paths_match() -> None:

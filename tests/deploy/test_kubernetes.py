@@ -1,0 +1,129 @@
+"""The manifests of deploy/kubernetes are valid, and name settings, commands and paths that the code knows."""
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from deploy.known import OTHER_VARIABLES, SETTINGS, parse, paths
+from zndraw_joblib.cli.server.processes import STOP_SECONDS
+from zndraw_joblib.server.settings import ServerSettings
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
+Manifest = dict[str, Any]
+
+
+def read(name: str) -> list[Manifest]:
+    """Return the documents of a file."""
+    return list(yaml.safe_load_all((FOLDER / name).read_text()))
+
+
+FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
+ALL = [one for name in FILES for one in read(name)]
+PROGRAMS = {one["metadata"]["name"]: one for one in ALL if one["kind"] in {"Deployment", "Job"}}
+SECRETS = {one["metadata"]["name"]: one["stringData"] for one in ALL if one["kind"] == "Secret"}
+
+
+def container(name: str) -> Manifest:
+    """Return the only container of a program."""
+    [found] = PROGRAMS[name]["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_manifests_follow_the_schemas(name: str) -> None:
+    """Kubernetes would refuse an unknown or misspelt field."""
+    for one in read(name):
+        kubernetes_validate.validate(one, "1.34", strict=True)
+    unknown = {**read(name)[0], "sepc": {}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(unknown, "1.34", strict=True)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_each_program_has_a_command_and_known_variables(name: str) -> None:
+    """The entry point of the image has the command, and the program knows each variable."""
+    one = container(name)
+    parse(one["args"])
+    variables = {each["name"] for each in one.get("env", [])}
+    for source in one.get("envFrom", []):
+        variables |= set(SECRETS[source["secretRef"]["name"]])
+    assert variables
+    assert variables <= SETTINGS | OTHER_VARIABLES
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_program_has_more_rights_than_it_needs(name: str) -> None:
+    """Programs run as another user than root, without the token of a service account."""
+    pod = PROGRAMS[name]["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == 10001
+    assert container(name)["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container(name)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_probes_ask_paths_that_exist() -> None:
+    """Liveness asks only the process, readiness also its database; the first start has a minute."""
+    server = container("joblib-server")
+    probes = {name: server[f"{name}Probe"] for name in ("startup", "liveness", "readiness")}
+    asked = {name: probe["httpGet"]["path"] for name, probe in probes.items()}
+    assert asked == {"startup": "/health/live", "liveness": "/health/live", "readiness": "/health/ready"}
+    assert set(asked.values()) <= paths()
+    assert {probe["httpGet"]["port"] for probe in probes.values()} == {"http"}
+    assert probes["startup"]["periodSeconds"] * probes["startup"]["failureThreshold"] >= 60
+
+
+def test_ports_and_names_match() -> None:
+    """The Service, the Ingress and the workers reach the port that the server opens."""
+    server = container("joblib-server")
+    port = parse(server["args"])["port"]
+    assert server["ports"] == [{"name": "http", "containerPort": port}]
+    [service] = [one for one in ALL if one["kind"] == "Service"]
+    labels = PROGRAMS["joblib-server"]["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == labels
+    assert service["spec"]["ports"] == [{"name": "http", "port": port, "targetPort": "http"}]
+    url = f"http://{service['metadata']['name']}:{port}"
+    for name in ("joblib-worker", "joblib-gpu-worker"):
+        assert {"name": "ZNDRAW_JOBLIB_URL", "value": url} in container(name)["env"]
+    [ingress] = read("ingress.yaml")
+    backend = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
+    assert backend == {"name": service["metadata"]["name"], "port": {"name": "http"}}
+    [policy] = read("network-policy.yaml")
+    assert policy["spec"]["podSelector"]["matchLabels"] == labels
+    [_, workers] = policy["spec"]["ingress"][0]["from"]
+    [expression] = workers["podSelector"]["matchExpressions"]
+    assert set(expression["values"]) == {name for name in PROGRAMS if name.endswith("worker")}
+
+
+def test_a_server_has_time_to_stop() -> None:
+    """Kubernetes counts the pause before the stop too."""
+    pod = PROGRAMS["joblib-server"]["spec"]["template"]["spec"]
+    [_, pause] = container("joblib-server")["lifecycle"]["preStop"]["exec"]["command"]
+    assert pod["terminationGracePeriodSeconds"] > STOP_SECONDS + int(pause)
+
+
+def test_a_long_poll_passes_the_ingress() -> None:
+    """So do the largest results."""
+    [ingress] = read("ingress.yaml")
+    given = {name.rpartition("/")[2]: text for name, text in ingress["metadata"]["annotations"].items()}
+    settings = ServerSettings()
+    assert int(given["proxy-read-timeout"]) > settings.long_poll_max_wait_seconds
+    assert int(given["proxy-body-size"].removesuffix("m")) * 2**20 >= settings.max_task_result_bytes
+    assert given["proxy-buffering"] == "off"
+
+
+def test_no_secret_has_a_value() -> None:
+    """The example leaves each secret empty."""
+    assert set(SECRETS) == {"joblib-server", "joblib-worker"}
+    assert not any(value for one in SECRETS.values() for value in one.values())
+
+
+def test_a_worker_with_a_gpu_runs_one_task_at_a_time() -> None:
+    """It claims none ahead, so that another GPU takes the next task."""
+    one = container("joblib-gpu-worker")
+    options = parse(one["args"])
+    assert (options["concurrency"], options["prefetch"]) == (1, 0)
+    assert one["resources"]["limits"]["nvidia.com/gpu"] == 1

@@ -1,0 +1,102 @@
+"""The units of deploy/systemd are valid, and use settings and commands that the code knows."""
+
+import configparser
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deploy.known import OTHER_VARIABLES, SETTINGS, parse
+from zndraw_joblib.cli.server.processes import STOP_SECONDS
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
+UNITS = sorted(path.name for path in FOLDER.iterdir() if path.suffix in {".service", ".timer"})
+PROGRAM = "/opt/zndraw-joblib/bin/zndraw-joblib"
+PROGRAMS = [name for name in UNITS if PROGRAM in (FOLDER / name).read_text()]
+
+
+def read(name: str) -> configparser.ConfigParser:
+    """Return the sections of a unit."""
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string((FOLDER / name).read_text())
+    return unit
+
+
+def variables(name: str) -> dict[str, str]:
+    """Return the variables of a file, also those that are comments."""
+    return dict(re.findall(r"^#?([A-Z_]+)=(.*)$", (FOLDER / name).read_text(), re.MULTILINE))
+
+
+def seconds(text: str) -> int:
+    """Return a duration of systemd in seconds."""
+    [(number, unit)] = re.findall(r"^(\d+)(h|min|)$", text)
+    return int(number) * {"h": 3600, "min": 60, "": 1}[unit]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_command_exists(name: str) -> None:
+    """The program has each command and its options."""
+    service = read(name)["Service"]
+    for key in ("ExecStartPre", "ExecStart"):
+        if key in service:
+            [program, *arguments] = shlex.split(service[key])
+            assert program == PROGRAM
+            parse(arguments)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_service_restarts_and_has_time_to_stop(name: str) -> None:
+    """systemd sends SIGTERM to the first process only; the others are stopped by it."""
+    service = read(name)["Service"]
+    assert service["Restart"] == "always"
+    assert service["KillMode"] == "mixed"
+    assert seconds(service["TimeoutStopSec"]) > STOP_SECONDS
+    assert service["User"] == "joblib"
+    assert service["NoNewPrivileges"] == "true"
+
+
+def test_the_server_may_write_its_database() -> None:
+    """All other folders are read-only, also in the service that copies the file."""
+    for name in ("zndraw-joblib.service", "zndraw-joblib-backup.service"):
+        service = read(name)["Service"]
+        assert service["ProtectSystem"] == "strict"
+        assert service["WorkingDirectory"] == f"/var/lib/{service['StateDirectory']}"
+
+
+def test_the_variables_are_known_and_have_no_secrets() -> None:
+    """A server would ignore a misspelt setting; the files name no working secret."""
+    for name in ("server.env", "worker.env"):
+        given = variables(name)
+        assert given
+        assert set(given) <= SETTINGS | OTHER_VARIABLES
+        assert {value for variable, value in given.items() if variable.endswith("TOKEN")} == {""}
+    used = {read(name)["Service"]["EnvironmentFile"].rpartition("/")[2] for name in PROGRAMS}
+    assert used == {"server.env", "worker.env"}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    """It reports unknown directives and sections, and finds them if there are some."""
+    for name in UNITS:
+        text = (
+            (FOLDER / name).read_text().replace(PROGRAM, "/bin/true").replace("/usr/bin/sqlite3", "/bin/true")
+        )
+        (tmp_path / name).write_text(text)
+    assert verify(*(tmp_path / name for name in UNITS)) == ""
+    broken = tmp_path / "broken.service"
+    broken.write_text("[Service]\nExecStart=/bin/true\nRestrat=always\n")
+    assert "Restrat" in verify(broken)
+
+
+def verify(*units: Path) -> str:
+    """Return what systemd reports about units in a folder of the test."""
+    names = [str(unit).replace("@.", "@area.") for unit in units]
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *names], check=False, capture_output=True, text=True
+    )
+    ours = [line for line in done.stderr.splitlines() if str(units[0].parent) in line or "joblib" in line]
+    return "\n".join(ours)
