@@ -17,7 +17,8 @@ from zndraw_joblib.server.service import sweep, workers
 from zndraw_joblib.server.service.workers import Heartbeat
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.tables import Task, UnnamedTask
+from zndraw_joblib.server.store.detail_tables import UnnamedTask
+from zndraw_joblib.server.store.tables import Task
 from zndraw_joblib.server.store.tasks import unnamed
 
 CONTINUE, CANCEL, LOST = Verdict

@@ -26,6 +26,7 @@ from zndraw_joblib.server.store.engine import open_database, open_engine, open_s
 from zndraw_joblib.server.store.idempotency import StoredAnswer
 from zndraw_joblib.server.store.sessions import SessionDatabase
 from zndraw_joblib.server.store.tables import metadata
+from zndraw_joblib.server.store.tasks import end_hooks
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -505,6 +506,32 @@ async def test_tasks_and_workers_get_what_operators_see(empty: AsyncEngine) -> N
             await connection.run_sync(migrate, command.downgrade, "0012")
             assert await counts(connection, rows) == [1] * len(rows)
     assert not set(added) & await tables(empty)
+
+
+async def test_a_queue_with_ended_tasks_gets_the_columns_of_functions(empty: AsyncEngine) -> None:
+    """The upgrade from 0013 keeps the tasks, without a function to call; a downgrade keeps them too."""
+    at = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    job_id, task_id = uuid4(), uuid4()
+    job = {"id": job_id, "room_id": "lab", "category": "modifiers", "name": "Rotate", "created_at": at}
+    task = {"id": task_id, "job_id": job_id, "room_id": "lab", "status": "failed", "created_by": "ada"}
+    rows: dict[str, dict[str, Any]] = {
+        "joblib_job": job | {"schema": {}},
+        "joblib_task": task | {"payload": {}, "created_at": at, "completed_at": at, "seq": 1},
+    }
+    async with empty.begin() as connection:
+        await connection.run_sync(migrate, command.upgrade, "0013")
+        await add(connection, rows)
+    database = SessionDatabase(open_sessions(empty))
+    for _ in range(2):
+        await schema.upgrade(database)
+        due, _ = await database.write(end_hooks.take, ["record"], 10, at, at)
+        assert due == []
+        await database.write(end_hooks.attach, {task_id: "record"}, at)
+        [lease], _ = await database.write(end_hooks.take, ["record"], 10, at, at)
+        assert lease == (task_id, "record", 1, at)
+        async with empty.begin() as connection:
+            await connection.run_sync(migrate, command.downgrade, "0013")
+            assert await counts(connection, rows) == [1, 1]
 
 
 async def rows_of(engine: AsyncEngine, name: str) -> list[tuple[Any, ...]]:

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from sweeper.mounted_queue import MountedQueue
 from zndraw_joblib.contract.messages import MAX_NAMED_TASKS
 from zndraw_joblib.server.service import workers
-from zndraw_joblib.server.store.tables import UnnamedTask
+from zndraw_joblib.server.store.detail_tables import UnnamedTask
 
 INTERVAL = 15.0  # of heartbeats
 LIMIT = 45.0  # three of them

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from starlette.middleware import Middleware
 
 from zndraw_joblib.contract.events import Emission
+from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
 from zndraw_joblib.server.background.health import Health
 from zndraw_joblib.server.background.metrics import Metrics
 from zndraw_joblib.server.background.rollups import Rollups
@@ -63,7 +64,8 @@ class JobLib(HostApi):
     `session_maker` is any callable that opens an `AsyncSession`, on SQLite or PostgreSQL. `identity` is a
     dependency of the host; its value has an `id` and `is_superuser`. `readable_room` and `writable_room`
     are dependencies that take `room_id`, check access to the room and return it. With `tsio`, a
-    `socketio.AsyncServer` or a wrapper that takes models, the queue sends events. The app's lifespan
+    `socketio.AsyncServer` or a wrapper that takes models, the queue sends events. `on_end` are functions to
+    call after the ends of tasks, by their names; see `submit`. The app's lifespan
     upgrades the schema (SQLite) or checks it (PostgreSQL), and runs the background loops.
     """
 
@@ -82,6 +84,7 @@ class JobLib(HostApi):
         clock: Clock | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         internal_jobs: InternalJobs | None = None,
+        on_end: Mapping[str, Hook] | None = None,
     ) -> None:
         self.settings, self.clock = settings or JobLibSettings(), clock
         self.identity = identity
@@ -105,6 +108,7 @@ class JobLib(HostApi):
         self.overviews = Overviews(self.runtime, self.streams)
         self.sweeper = self._new_sweeper(monotonic)
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
+        self.end_hooks = EndHooks(self.runtime, on_end or {})
         self._internal_jobs, self._given_results = internal_jobs, result_backend
         self._results: Results | None = None
         self._closing_sockets: asyncio.Task[None] | None = None
@@ -191,6 +195,7 @@ class JobLib(HostApi):
             _start("sweeper", self.sweeper.run()),
             _start("dispatcher", self.dispatcher.run()),
             _start("statistics", self.rollups.run()),
+            _start("on_end", self.end_hooks.run()),
         ]
         if self.rooms is not None:
             loops += [_start(name, run()) for name, run in self.rooms.loops.items()]

@@ -118,6 +118,8 @@ class JobLibSettings(BaseSettings):
     database_statement_timeout_seconds: Seconds = 30
     database_lock_timeout_seconds: Seconds = 5
     database_idle_transaction_timeout_seconds: Seconds = 10
+    on_end_timeout_seconds: Seconds = 60
+    on_end_max_attempts: Annotated[int, Field(ge=1, le=1000)] = 20
     build: Annotated[str, Field(max_length=64)] | None = None
     metrics_token: SecretStr | None = Field(default=None, min_length=16)
     trusted_origins: WordList = Field(default_factory=list)

@@ -19,6 +19,7 @@ from zndraw_joblib.contract.messages import (
 from zndraw_joblib.contract.names import GLOBAL, validate_room_id
 from zndraw_joblib.contract.problems import InvalidRequest, ProblemException, ServiceUnavailable
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
+from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
 from zndraw_joblib.server.batcher import raised
 from zndraw_joblib.server.host.following import HostEvent, follow
 from zndraw_joblib.server.host.requests import SubmitOptions, identity_of, new_task, request_key
@@ -32,6 +33,7 @@ from zndraw_joblib.server.store.host_sessions import read_in, write_in
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
+HookT = TypeVar("HookT", bound=Hook)
 
 
 class HostApi(QueueState):
@@ -44,6 +46,19 @@ class HostApi(QueueState):
     """
 
     clock: Clock | None
+    end_hooks: EndHooks
+
+    def on_end(self, name: str) -> Callable[[HookT], HookT]:
+        """Return a decorator that gives a function a name, for ``submit(…, on_end=name)``.
+
+        The function takes the ended `TaskResponse`. A plain function runs in a thread.
+        """
+
+        def add(function: HookT) -> HookT:
+            self.end_hooks.add(name, function)
+            return function
+
+        return add
 
     async def submit(  # noqa: PLR0913 - one keyword for each option
         self,
@@ -55,13 +70,16 @@ class HostApi(QueueState):
         identity: Any = None,
         session: Any = None,
         idempotency_key: str | None = None,
+        on_end: str | None = None,
         **options: Unpack[SubmitOptions],
     ) -> TaskResponse:
         """Submit a task from `room`, by default the job's own room.
 
         `job` is a full name ``room:category:name``, an `Extension` class, or an instance of one, which is
         its own payload. The job of a class is in `job_room`, by default ``@global``. The task's `created_by`
-        is the id of `identity`. Calls with the same `idempotency_key` and arguments submit one task.
+        is the id of `identity`. Calls with the same `idempotency_key` and arguments submit one task. After
+        its end, however it ended, a process of the host calls the function that has the name `on_end`, at
+        least once: it repeats a call that fails or was interrupted by a crash.
 
         Raises the problems of ``POST /rooms/{room}/tasks/{job}``, such as `JobNotFound`, `InvalidPayload` and
         `ServiceUnavailable`. On PostgreSQL, other submits of the job wait until the `session` ends.
@@ -69,8 +87,9 @@ class HostApi(QueueState):
         caller = identity_of(identity)
         name, task = new_task(job, payload, room, job_room, options)
         hours = self.runtime.settings.idempotency_key_hours
-        key = request_key("submit", caller, idempotency_key, task, hours)
+        key = request_key("submit", caller, idempotency_key, [task, on_end], hours)
         item = self.dispatcher.submission(caller, task.room_id, name, task, key)
+        item.on_end = self.end_hooks.check(on_end)
         if session is None:
             return await self.dispatcher.submit(item)
 
@@ -79,7 +98,7 @@ class HostApi(QueueState):
 
         return await self.runtime.payload_validator.submit_one(_deferred(item), put)
 
-    async def submit_many(
+    async def submit_many(  # noqa: PLR0913 - one keyword for each option
         self,
         tasks: Iterable[Any],
         *,
@@ -88,6 +107,7 @@ class HostApi(QueueState):
         identity: Any = None,
         session: Any = None,
         idempotency_key: str | None = None,
+        on_end: str | None = None,
         **options: Unpack[SubmitOptions],
     ) -> list[TaskResponse]:
         """Submit up to 1,000 tasks in one transaction: all of them, or none.
@@ -103,8 +123,11 @@ class HostApi(QueueState):
         if not made:
             return []
         hours = self.runtime.settings.idempotency_key_hours
-        key = request_key("submit_many", caller, idempotency_key, [task for _, task in made], hours)
+        content = [[task for _, task in made], on_end]
+        key = request_key("submit_many", caller, idempotency_key, content, hours)
         items = [self.dispatcher.submission(caller, task.room_id, name, task) for name, task in made]
+        for item in items:
+            item.on_end = self.end_hooks.check(on_end)
         if session is None:
             return await self.dispatcher.submit_all(items, key)
         got = await self.runtime.submit_all(list(map(_deferred, items)), key, partial(self._write, session))

@@ -32,7 +32,7 @@ from zndraw_joblib.server.store import jobs as job_store
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.database import Transaction
 from zndraw_joblib.server.store.jobs import JobRecord
-from zndraw_joblib.server.store.tasks import Move, TaskRecord, read
+from zndraw_joblib.server.store.tasks import Move, TaskRecord, end_hooks, read
 from zndraw_joblib.server.store.tasks import details as detail_store
 from zndraw_joblib.server.store.tasks import stored_results as task_results
 from zndraw_joblib.server.store.tasks.positions import positions
@@ -51,7 +51,7 @@ class Submission:
     `is_bounded`: the number of held tasks of the room is limited.
     `validated_schema`: a schema as JSON that the payload is known to match. `task_id`: the id that the task
     got in an earlier attempt to insert it, which may have succeeded. `traceparent`: the trace context of the
-    submit.
+    submit. `on_end`: the name of the host's function to call after the task's end.
     """
 
     caller: Identity
@@ -69,6 +69,7 @@ class Submission:
     key: RequestKey | None = None
     task_id: UUID | None = None
     traceparent: str | None = None
+    on_end: str | None = None
 
     @property
     def needs(self) -> str:
@@ -122,6 +123,7 @@ async def submit(
     tasks = [task for task in made if isinstance(task, TaskRecord)]
     if tasks:
         await store.add(tx, tasks)
+    await _attach_hooks(tx, items, made, now)
     positions_by_priority = await _positions_by_priority(tx, tasks, jobs)
     pending = {job.id: job.pending for job in jobs.values()}
     results: list[TaskResponse | Exception] = []
@@ -138,6 +140,17 @@ async def submit(
         serializers.publish_status(tx, task, position)
         results.append(serializers.task_response(task, position))
     return results
+
+
+async def _attach_hooks(
+    tx: Transaction, items: Sequence[Submission], made: Sequence[TaskRecord | Exception], now: datetime
+) -> None:
+    names = {
+        task.id: item.on_end
+        for item, task in zip(items, made, strict=True)
+        if item.on_end is not None and isinstance(task, TaskRecord)
+    }
+    await end_hooks.attach(tx, names, now)
 
 
 async def submit_all(tx: Transaction, items: Sequence[Submission]) -> list[TaskResponse]:

@@ -60,3 +60,16 @@ class TaskLogPart(Base, table=True):
     last: int
     size: int
     lines: str = Field(sa_column=Column(Text, nullable=False))
+
+
+class UnnamedTask(Base, table=True):
+    """An attempt of a held task that its worker's heartbeats have not named since `unnamed_since`.
+
+    Rows are rare: they are deleted when the worker names the task again, or the attempt has ended.
+    """
+
+    __tablename__ = "joblib_unnamed_task"
+
+    task_seq: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    attempt: int
+    unnamed_since: datetime = moment()

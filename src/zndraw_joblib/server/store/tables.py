@@ -36,6 +36,7 @@ _SCHEDULED = text("status = 'pending' AND run_at IS NOT NULL")
 _EXPIRING = text("status = 'pending' AND expires_at IS NOT NULL")
 _HELD = text(_among("status", HELD))
 _ENDED = text("completed_at IS NOT NULL")
+_HOOKED = text("on_end IS NOT NULL AND completed_at IS NOT NULL")
 _UNSUCCESSFUL = text(_among("status", frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})))
 
 
@@ -131,7 +132,7 @@ class Task(Base, table=True):
     is in no queue. `failures` and `crashes` count failed attempts; `deadline` is when a held task must have
     started, or ended. `worker_id` and `worker_owner_id` stay after the worker was deleted.
     `queued_at` is when the task last entered its queue, null if that was at its submit. `traceparent` is the
-    trace context of its submitter.
+    trace context of its submitter. `on_end` names the host's function to call after its end, null afterwards.
     """
 
     __tablename__ = "joblib_task"
@@ -170,6 +171,7 @@ class Task(Base, table=True):
             sqlite_where=_UNSUCCESSFUL,
             postgresql_where=_UNSUCCESSFUL,
         ),
+        Index("ix_joblib_task_on_end", "on_end_due_at", sqlite_where=_HOOKED, postgresql_where=_HOOKED),
     )
 
     seq: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))
@@ -199,19 +201,9 @@ class Task(Base, table=True):
     error_code: str | None = Field(default=None, max_length=64)
     queued_at: datetime | None = moment(nullable=True)
     traceparent: str | None = Field(default=None, max_length=64)
-
-
-class UnnamedTask(Base, table=True):
-    """An attempt of a held task that its worker's heartbeats have not named since `unnamed_since`.
-
-    Rows are rare: they are deleted when the worker names the task again, or the attempt has ended.
-    """
-
-    __tablename__ = "joblib_unnamed_task"
-
-    task_seq: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
-    attempt: int
-    unnamed_since: datetime = moment()
+    on_end: str | None = optional_text()
+    on_end_attempts: int | None = None
+    on_end_due_at: datetime | None = moment(nullable=True)
 
 
 class RoomQueue(Base, table=True):

@@ -10,7 +10,8 @@ from sqlalchemy import and_, bindparam, delete, exists, select
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.store.bulk import among, padded
 from zndraw_joblib.server.store.database import Transaction, dialect
-from zndraw_joblib.server.store.tables import Task, UnnamedTask, Worker
+from zndraw_joblib.server.store.detail_tables import UnnamedTask
+from zndraw_joblib.server.store.tables import Task, Worker
 from zndraw_joblib.server.store.tasks.records import CHUNK, IS_HELD, Condition
 
 tasks = Task.__table__

@@ -1,7 +1,7 @@
 """Insert tasks, change their status and delete them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -45,6 +45,8 @@ _ADDED_TO_ROOMS = _ADD_MANY_AND_ROOMS.returning(room_queues.queues.c.room_id).ct
 _IS_WATCHED = room_events.is_watched(any_(room_events.ROOMS)).label("is_watched")
 _ADD_AND_COUNT = job_store.ADD_TO_COUNTS.add_cte(_ADDED_TO_ROOMS).returning(_IS_WATCHED)
 _ADD_OF_SEVERAL_JOBS = select(_IS_WATCHED).add_cte(_ADDED_TO_ROOMS)
+# For how much longer than others a task is kept whose function `on_end` no server has called.
+_HOOK_TIME, _NO_TIME = timedelta(days=7), timedelta()
 
 
 async def add(tx: Transaction, new: Sequence[TaskRecord]) -> None:
@@ -231,14 +233,17 @@ def _count_changes(
 async def prune(tx: Transaction, before: datetime, after: int, limit: int) -> tuple[int, int | None]:
     """Delete the tasks that ended before a time, among the `limit` tasks that follow the `seq` `after`.
 
-    Tasks with long logs are deleted fewer at a time. Return how many, and the `seq` to continue from: None
-    once the tasks are younger than that time.
+    Tasks with long logs are deleted fewer at a time; tasks whose function `on_end` was not called yet are
+    kept for a week longer. Return how many, and the `seq` to continue from: None once the tasks are younger
+    than that time.
     """
-    chunk = select(tasks.c.seq, tasks.c.created_at, tasks.c.completed_at).where(tasks.c.seq > after)
+    columns = (tasks.c.seq, tasks.c.created_at, tasks.c.completed_at, tasks.c.on_end)
+    chunk = select(*columns).where(tasks.c.seq > after)
     rows = (await tx.execute(chunk.order_by(tasks.c.seq).limit(limit))).all()
     if not rows or rows[0].created_at >= before:
         return 0, None
-    old = [row.seq for row in rows if row.completed_at is not None and row.completed_at < before]
+    ended = [row for row in rows if row.completed_at is not None]
+    old = [row.seq for row in ended if row.completed_at < before - (_HOOK_TIME if row.on_end else _NO_TIME)]
     within = await details.first_to_prune(tx, old)
     deleted = await delete_ended(tx, within, before)
     return deleted, rows[-1].seq if len(within) == len(old) else within[-1]
