@@ -65,11 +65,14 @@ class JobLib(HostApi):
     dependency of the host; its value has an `id` and `is_superuser`. `readable_room` and `writable_room`
     are dependencies that take `room_id`, check access to the room and return it. With `tsio`, a
     `socketio.AsyncServer` or a wrapper that takes models, the queue sends events. `on_end` are functions to
-    call after the ends of tasks, by their names; see `submit`. The app's lifespan
-    upgrades the schema (SQLite) or checks it (PostgreSQL), and runs the background loops.
+    call after the ends of tasks, by their names; see `submit`. The app's lifespan upgrades the schema
+    (SQLite) or checks it (PostgreSQL), and runs the background loops.
     """
 
     rooms: Rooms | None = None
+    _results: Results | None = None
+    _closing_sockets: asyncio.Task[None] | None = None
+    _app: FastAPI | None = None
 
     def __init__(  # noqa: PLR0913 - one argument per part that a host may replace
         self,
@@ -110,9 +113,6 @@ class JobLib(HostApi):
         self.health = Health(self.runtime, {"sweeper": self._check_sweeper, "internal": self._check_internal})
         self.end_hooks = EndHooks(self.runtime, on_end or {})
         self._internal_jobs, self._given_results = internal_jobs, result_backend
-        self._results: Results | None = None
-        self._closing_sockets: asyncio.Task[None] | None = None
-        self._app: FastAPI | None = None
 
     def _new_sweeper(self, monotonic: Callable[[], float]) -> Sweeper:
         self._server_reports = ServerReports(self.runtime)
