@@ -124,7 +124,7 @@ _MODULES = {
     "worker.folders": ("FileContent", "Folder", "FolderListing", "share_folder"),
     "worker.manager": ("ClaimedTask", "JobManager"),
     "server.realtime.publisher": ("emit",),
-    "testing": ("check_result_backend",),
+    "testing.result_backends": ("check_result_backend",),
     "server.internal.executor": ("GuardedExecutor",),
     "server.internal.runs": ("InternalContext",),
     "server.http": ("router",),

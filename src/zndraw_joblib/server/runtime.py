@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 from zndraw_joblib.contract.backoff import ExponentialBackoff
+from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import (
     NamedTask,
     TaskClaimRequest,
@@ -65,9 +66,9 @@ _TASKS_PER_SHORT_WRITE = 500
 class Runtime:
     """The state of one server process.
 
-    `publish` sends each event after its commit, in a task of its own; it is not called while
-    `has_subscribers()` is false. `on_due` gets the seconds until the first task that a transaction scheduled
-    is due. Lost wake-ups are found by a re-check after `recheck_seconds[0]`, growing to `recheck_seconds[1]`.
+    `publish` sends each event after its commit, in a task of its own, unless `has_subscribers()` is false.
+    `on_events`, if set, gets them at the commit. `on_due` gets the seconds until the first task is due that
+    a transaction scheduled. A re-check finds lost wake-ups after `recheck_seconds[0]`, growing to the second.
     """
 
     def __init__(  # noqa: PLR0913 - one argument per part that `mount` connects
@@ -93,6 +94,7 @@ class Runtime:
         self.events = EventQueue(settings)
         self._publish = publish
         self._has_subscribers, self._on_due = has_subscribers, on_due
+        self.on_events: Callable[[Sequence[Emission]], None] | None = None
         self._batchers: list[Batcher[Any, Any]] = []
         self.batch_items = Histogram((1, 2, 4, 8, 16, 32, 64, 128, 256))
         self._writing: set[asyncio.Task[Any]] = set()
@@ -131,16 +133,12 @@ class Runtime:
         def commit(items: Sequence[Item], lock_seconds: float) -> Awaitable[Sequence[Result | Exception]]:
             self.batch_items.add(len(items))
             is_short = sum(map(tasks_of, items)) <= _TASKS_PER_SHORT_WRITE
-            return self._finish_write(
-                self.database.write_batch(apply, items, lock_seconds, is_short=is_short)
-            )
+            write = self.database.write_batch(apply, items, lock_seconds, is_short=is_short)
+            return self._finish_write(write)
 
-        made = Batcher(commit, self._concurrent_batches, needs, self.database.lock_seconds)
+        made = Batcher(commit, lambda: self.database.concurrent_writes, needs, self.database.lock_seconds)
         self._batchers.append(made)
         return made
-
-    def _concurrent_batches(self) -> int:
-        return self.database.concurrent_writes
 
     async def write(
         self,
@@ -200,6 +198,8 @@ class Runtime:
             waking = asyncio.create_task(self._wake_for_rooms([each.room_id for each in tx.freed], tx.wakes))
             self._writing.add(waking)
             waking.add_done_callback(self._writing.discard)
+        if self.on_events is not None:
+            self.on_events(tx.emissions)
         if self._publish is not None and self._has_subscribers():
             self.events.put(self._publish, tx.emissions)
 

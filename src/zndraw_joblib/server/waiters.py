@@ -118,6 +118,8 @@ class Waiters:
         self._prefixes: tuple[str, ...] = ()
         self._count = 0
         self.is_closed = False
+        # The event loop of the server's lifespan, None before its start.
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -234,6 +236,7 @@ class Waiters:
     def open(self) -> None:
         """Accept waiters, also again after a stop."""
         self.is_closed = False
+        self.loop = asyncio.get_running_loop()
 
     def close(self) -> None:
         """End all waits: the server stops."""

@@ -273,6 +273,10 @@ class Database(ABC):
         """
         return _logged(await _retry(lambda: self._write(lambda tx: work(tx, items), is_short, lock_seconds)))
 
+    def use_clock(self, clock: Clock | None) -> None:
+        """Take the time of later transactions from `clock`; with None, from the database, as by default."""
+        self._clock = clock
+
     @property
     def lock_seconds(self) -> float:
         """Return how long a request may wait for a lock of another transaction."""

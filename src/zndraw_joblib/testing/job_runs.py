@@ -1,0 +1,149 @@
+"""Run a job once without a server: its result, progress and log."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from typing import Any
+from uuid import uuid4
+
+from pydantic_core import to_json
+
+from zndraw_joblib.contract import codecs
+from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.names import GLOBAL, validate_room_id
+from zndraw_joblib.contract.progress import Failure, LogLine, Progress
+from zndraw_joblib.contract.results import decode_content
+from zndraw_joblib.contract.status import TaskStatus
+from zndraw_joblib.testing import execution
+from zndraw_joblib.testing.job_classes import class_of
+from zndraw_joblib.worker.batches import payload_of
+from zndraw_joblib.worker.client import job_name_of
+from zndraw_joblib.worker.execution import Outcome
+from zndraw_joblib.worker.tasks import ClaimedTask
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """One run of a job.
+
+    - `result`: what a client reads as the result. Raises AssertionError if the job failed.
+    - `error`: the text of the failure, as the task would have it; None after a success.
+    - `retry`: whether a failure may be retried; false after `NonRetryable` and for a wrong payload.
+    - `failure`: the exception, with its traceback; None if the failure is not an exception.
+    - `progress`: the last progress, None without any. `log`: the lines that the job logged, oldest first.
+    - `content_type`: of a result that is stored as bytes (files, images, large values), else None.
+    """
+
+    error: str | None = None
+    retry: bool = True
+    failure: Failure | None = None
+    progress: Progress | None = None
+    lines: list[LogLine] = field(default_factory=list)
+    content_type: str | None = None
+    value: Any = field(default=None, repr=False)
+
+    @property
+    def result(self) -> Any:
+        """The decoded result. Raises AssertionError if the job failed."""
+        if self.error is not None:
+            trace = "" if self.failure is None else f"\n{self.failure.full_traceback}"
+            raise AssertionError(f"The job failed, so it has no result: {self.error}{trace}")
+        return self.value
+
+    @property
+    def log(self) -> list[str]:
+        """The texts of the log's lines; `lines` has their levels and times too."""
+        return [line.text for line in self.lines]
+
+
+def run_job(
+    job: Any,
+    payload: Mapping[str, Any] | None = None,
+    *,
+    room: str = "test",
+    attempt: int = 1,
+    vis: Any = None,
+) -> JobRun:
+    """Run a job once in this thread, as a worker does, without a server.
+
+    `job` is a class with a `payload`, or an instance, which is its own payload. `vis` is the first argument
+    of `run`. The payload is validated first as a submit does; without the extra `server` only by the class.
+    A failure of the job is in the returned `JobRun`. Raises `InvalidPayload`, `InvalidRoomId`, and TypeError
+    for something that is not a job.
+    """
+    cls = class_of(job)
+    if not isinstance(job, type) and payload is not None:
+        raise TypeError(
+            f"run_job() got a payload and an instance of {cls.__name__}, which is its own payload: "
+            f"pass the class, or no payload"
+        )
+    plain = codecs.plain(dict(payload or {})) if isinstance(job, type) else payload_of(job)
+    _check_payload(cls, plain)
+    task = execution.claimed(
+        TaskResponse(
+            id=uuid4(),
+            job_name=str(job_name_of(cls, GLOBAL)),
+            room_id=validate_room_id(room),
+            status=TaskStatus.RUNNING,
+            created_at=datetime.now(UTC),
+            payload=plain,
+            attempt=attempt,
+        )
+    )
+    task, fault = execution.prepared(cls, task)
+    outcome = fault or _finished(execution.run(task, vis))
+    return _job_run(task, outcome)
+
+
+def _check_payload(cls: type[Any], payload: Any) -> None:
+    """Raise `InvalidPayload` as the server does, if its libraries are installed."""
+    if find_spec("jsonschema_rs") is None:
+        return
+    from zndraw_joblib.server.service import payloads, rules  # noqa: PLC0415 - of the extra `server`
+
+    rules.check_size("payload", payload)
+    schema = to_json(cls.model_json_schema()).decode()
+    payloads.raise_if_invalid(payloads.list_errors(schema, payload))
+
+
+def _finished(work: Outcome | Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Return the outcome. A coroutine runs in an event loop of its own, as in a worker."""
+    if isinstance(work, Outcome):
+        return work
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run_in_loop(work)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_run_in_loop, work).result()
+
+
+def _run_in_loop(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    # With a factory, the runner leaves the event loop of this thread as it is.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(work)
+
+
+def _job_run(task: ClaimedTask, outcome: Outcome) -> JobRun:
+    task.channel.finish()
+    reports = [report.fields for report in task.channel.take_all()]
+    progress = [report["progress"] for report in reports if "progress" in report]
+    lines = [line for report in reports for line in report.get("log", {}).get("lines", ())]
+    content, value = outcome.content, None
+    if content is not None:
+        value = decode_content(b"".join(content.pieces()), content.content_type)
+        content.discard()
+    elif outcome.error is None:
+        value = codecs.decode_json(outcome.result)
+    return JobRun(
+        error=outcome.error,
+        retry=outcome.retry,
+        failure=outcome.failure,
+        progress=Progress.model_validate(progress[-1]) if progress else None,
+        lines=[LogLine.model_validate(line) for line in lines],
+        content_type=None if content is None else content.content_type,
+        value=value,
+    )
