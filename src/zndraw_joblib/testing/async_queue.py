@@ -6,6 +6,7 @@ from uuid import UUID
 
 from fastapi import FastAPI
 
+from zndraw_joblib.client.batches import payload_of
 from zndraw_joblib.contract import codecs
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import SweeperCycle, TaskResponse, TaskSubmitRequest
@@ -22,7 +23,6 @@ from zndraw_joblib.testing.job_classes import class_of, is_job, parsed
 from zndraw_joblib.testing.submissions import Wanted, expect_none, expect_submitted
 from zndraw_joblib.testing.sweeping import QueueSweeper
 from zndraw_joblib.testing.workers import ServedJob, Workers
-from zndraw_joblib.worker.batches import payload_of
 from zndraw_joblib.worker.registrations import PolicyOptions
 
 _PAGE = 500
@@ -125,6 +125,7 @@ class AsyncTestQueue:
         inside nested objects. Raises AssertionError, with a list of what was submitted, if no task matches,
         or not exactly `count` tasks.
         """
+        __tracebackhide__ = True
         return expect_submitted(Wanted(job, room, payload, created_by), await self.tasks(), count)
 
     async def refute_submitted(
@@ -136,6 +137,7 @@ class AsyncTestQueue:
         created_by: str | None = None,
     ) -> None:
         """Raise AssertionError, with a list of what was submitted, if a task matches."""
+        __tracebackhide__ = True
         expect_none(Wanted(job, room, payload, created_by), await self.tasks())
 
     async def work(self, job: Any = None, *, vis: Any = None) -> list[TaskResponse]:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from zndraw_joblib.client.job_client import category_of
 from zndraw_joblib.contract.names import JobName, parse_job_name
 from zndraw_joblib.contract.problems import JobNotFound
-from zndraw_joblib.worker.client import category_of
 
 
 def class_of(job: Any) -> type[Any]:

@@ -5,12 +5,13 @@ from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from typing import Any
 from uuid import uuid4
 
 from pydantic_core import to_json
 
+from zndraw_joblib.client.batches import payload_of
+from zndraw_joblib.client.job_client import job_name_of
 from zndraw_joblib.contract import codecs
 from zndraw_joblib.contract.messages import TaskResponse
 from zndraw_joblib.contract.names import GLOBAL, validate_room_id
@@ -19,8 +20,6 @@ from zndraw_joblib.contract.results import decode_content
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.testing import execution
 from zndraw_joblib.testing.job_classes import class_of
-from zndraw_joblib.worker.batches import payload_of
-from zndraw_joblib.worker.client import job_name_of
 from zndraw_joblib.worker.execution import Outcome
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -100,10 +99,10 @@ def run_job(
 
 def _check_payload(cls: type[Any], payload: Any) -> None:
     """Raise `InvalidPayload` as the server does, if its libraries are installed."""
-    if find_spec("jsonschema_rs") is None:
+    try:
+        from zndraw_joblib.server.service import payloads, rules  # noqa: PLC0415 - of the extra `server`
+    except ModuleNotFoundError:
         return
-    from zndraw_joblib.server.service import payloads, rules  # noqa: PLC0415 - of the extra `server`
-
     rules.check_size("payload", payload)
     schema = to_json(cls.model_json_schema()).decode()
     payloads.raise_if_invalid(payloads.list_errors(schema, payload))

@@ -11,6 +11,7 @@ from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import SweeperCycle, TaskResponse
 from zndraw_joblib.contract.names import GLOBAL
 from zndraw_joblib.testing.async_queue import AsyncTestQueue
+from zndraw_joblib.testing.submissions import Wanted, expect_none, expect_submitted
 from zndraw_joblib.worker.registrations import PolicyOptions
 
 Result = TypeVar("Result")
@@ -67,8 +68,8 @@ class TestQueue:
         count: int | None = None,
     ) -> list[TaskResponse]:
         """Return the submitted tasks of a job that match. Raises AssertionError if there are none."""
-        wanted: dict[str, Any] = {"room": room, "payload": payload, "created_by": created_by}
-        return self._run(self._queue.assert_submitted(job, count=count, **wanted))
+        __tracebackhide__ = True
+        return expect_submitted(Wanted(job, room, payload, created_by), self.tasks(), count)
 
     def refute_submitted(
         self,
@@ -79,7 +80,8 @@ class TestQueue:
         created_by: str | None = None,
     ) -> None:
         """Raise AssertionError, with a list of what was submitted, if a task matches."""
-        self._run(self._queue.refute_submitted(job, room=room, payload=payload, created_by=created_by))
+        __tracebackhide__ = True
+        expect_none(Wanted(job, room, payload, created_by), self.tasks())
 
     def work(self, job: Any = None, *, vis: Any = None) -> list[TaskResponse]:
         """Run the tasks that may start now, one after another; return those that ended, in this order."""

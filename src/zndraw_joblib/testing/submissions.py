@@ -45,7 +45,9 @@ def expect_submitted(wanted: Wanted, tasks: Sequence[TaskResponse], count: int |
     __tracebackhide__ = True
     found = [task for task in tasks if wanted.matches(task)]
     if count is not None and len(found) != count:
-        raise AssertionError(f"{_tasks(len(found))} {wanted}, expected {count}. {_listed(tasks)}")
+        raise AssertionError(
+            f"Tasks {wanted} that were submitted: {len(found)}, expected {count}. {_listed(tasks)}"
+        )
     if count is None and not found:
         raise AssertionError(f"No task {wanted} was submitted. {_listed(tasks)}")
     return found
@@ -56,11 +58,9 @@ def expect_none(wanted: Wanted, tasks: Sequence[TaskResponse]) -> None:
     __tracebackhide__ = True
     found = [task for task in tasks if wanted.matches(task)]
     if found:
-        raise AssertionError(f"{_tasks(len(found))} {wanted} submitted, expected none. {_listed(tasks)}")
-
-
-def _tasks(count: int) -> str:
-    return f"{count} task{'s' * (count != 1)}"
+        raise AssertionError(
+            f"Tasks {wanted} that were submitted: {len(found)}, expected none. {_listed(tasks)}"
+        )
 
 
 def _listed(tasks: Sequence[TaskResponse]) -> str:

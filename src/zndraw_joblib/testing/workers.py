@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from zndraw_joblib.client.job_client import job_name_of
 from zndraw_joblib.contract.messages import TaskClaimRequest, TaskResponse, TaskUpdateRequest
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName
 from zndraw_joblib.contract.outcomes import error_text
@@ -22,7 +23,6 @@ from zndraw_joblib.testing import execution
 from zndraw_joblib.testing.app_loop import AppLoop
 from zndraw_joblib.testing.internal_tasks import InternalTasks
 from zndraw_joblib.testing.job_classes import class_of, is_job, shown
-from zndraw_joblib.worker.client import job_name_of
 from zndraw_joblib.worker.execution import Outcome
 from zndraw_joblib.worker.registrations import JobRegistration, PolicyOptions, class_policy, policy_of
 from zndraw_joblib.worker.report_entries import Entry

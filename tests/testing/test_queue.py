@@ -1,0 +1,189 @@
+"""`TestQueue`, which tests without an event loop use, with Starlette's test client."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from testing.tested_jobs import Area, Flaky, Later, Report
+from zndraw_joblib import InvalidPayload, JobNotFound, TaskStatus, TaskStatusEvent
+from zndraw_joblib.testing import TestQueue
+
+URL = "/v1/joblib/rooms/lab/tasks/@global:analysis:Area"
+
+
+@pytest.fixture(params=["with-lifespan", "without-lifespan"])
+def client(request: pytest.FixtureRequest, joblib_app: FastAPI) -> Iterator[TestClient]:
+    """Return a test client; without a lifespan it runs each request in an event loop of its own."""
+    client = TestClient(joblib_app)
+    if request.param == "without-lifespan":
+        yield client
+        return
+    with client:
+        yield client
+
+
+def test_a_submitted_task_is_found_and_run(client: TestClient, joblib_queue: TestQueue) -> None:
+    """The host submits it over HTTP; `work` runs it in the test's thread; the host reads its result."""
+    assert joblib_queue.register(Area) == ["@global:analysis:Area"]
+    joblib_queue.refute_submitted(Area)
+    submitted = client.post(URL, json={"payload": {"width": 3, "height": 2}})
+    assert submitted.status_code == 202
+    [task] = joblib_queue.assert_submitted(Area, room="lab", payload={"width": 3}, created_by="tester")
+    assert (str(task.id), task.status) == (submitted.json()["id"], TaskStatus.PENDING)
+    [ended] = joblib_queue.work(Area)
+    assert (ended.id, ended.result) == (task.id, 6)
+    assert joblib_queue.log(ended) == [f"in thread {threading.current_thread().name}"]
+    read = client.get(f"/v1/joblib/tasks/{task.id}").json()
+    assert (read["status"], read["result"]) == ("completed", 6)
+    assert read["progress"] == {"current": 2, "total": 2, "unit": "sides", "message": "half", "data": None}
+    assert joblib_queue.work() == []
+
+
+def test_events_are_those_of_the_commits(client: TestClient, joblib_queue: TestQueue) -> None:
+    """They are recorded at the commit, in order, also without a Socket.IO server."""
+    joblib_queue.register(Area)
+    assert client.post(URL, json={"payload": {"width": 1}}).status_code == 202
+    joblib_queue.work()
+    statuses = [event.status for event, _ in joblib_queue.events if isinstance(event, TaskStatusEvent)]
+    assert statuses == ["pending", "claimed", "running", "completed"]
+    assert {room for event, room in joblib_queue.events if isinstance(event, TaskStatusEvent)} == {"room:lab"}
+
+
+def test_an_expectation_that_fails_lists_what_was_submitted(joblib_queue: TestQueue) -> None:
+    """So the author sees the difference at once."""
+    joblib_queue.register(Area, Later)
+    with pytest.raises(AssertionError, match=r"Area was submitted\. No task was submitted at all"):
+        joblib_queue.assert_submitted(Area)
+    joblib_queue.submit(Area(width=2), room="lab", user="ada")
+    line = r"- @global:analysis:Area in room 'lab' by 'ada', pending: {\"width\": 2.0, \"height\": 1.0}"
+    for wanted in ({"room": "other"}, {"payload": {"width": 3}}, {"payload": {"depth": 2}}, {"count": 2}):
+        with pytest.raises(AssertionError, match="Submitted tasks:\n" + line):
+            joblib_queue.assert_submitted(Area, **wanted)
+    with pytest.raises(AssertionError, match="No task of analysis:Later was submitted"):
+        joblib_queue.assert_submitted(Later)
+    with pytest.raises(
+        AssertionError, match="of @global:analysis:Area that were submitted: 1, expected none"
+    ):
+        joblib_queue.refute_submitted("@global:analysis:Area")
+    joblib_queue.refute_submitted(Area, created_by="eva")
+    joblib_queue.assert_submitted(Area, count=1)
+
+
+def test_refused_submits_raise_the_problem(joblib_queue: TestQueue) -> None:
+    """So do wrong arguments."""
+    with pytest.raises(JobNotFound):
+        joblib_queue.submit(Area(width=1))
+    joblib_queue.register(Area, room="lab")
+    with pytest.raises(InvalidPayload, match="payload/width"):
+        joblib_queue.submit(Area, {"width": 0}, room="lab")
+    with pytest.raises(TypeError, match="is not a job"):
+        joblib_queue.submit(3)
+    with pytest.raises(ValueError, match="full name like"):
+        joblib_queue.work("Area")
+    with pytest.raises(ValueError, match="is not registered here"):
+        joblib_queue.work("@global:analysis:Area")
+    assert joblib_queue.tasks() == []
+
+
+def test_a_retry_waits_for_the_clock(joblib_queue: TestQueue) -> None:
+    """`work` returns a task once it has ended; `advance` makes its retry due."""
+    joblib_queue.register(Flaky)
+    task = joblib_queue.submit(Flaky())
+    assert joblib_queue.work() == []
+    [waiting] = joblib_queue.tasks()
+    assert (waiting.status, waiting.error) == ("pending", "ValueError: attempt 1 fails")
+    joblib_queue.advance(500)
+    assert joblib_queue.work() == []
+    joblib_queue.advance(101)
+    [ended] = joblib_queue.work()
+    assert (ended.id, ended.status, ended.result) == (task.id, "completed", 2)
+
+
+def test_drain_waits_for_everything(joblib_queue: TestQueue) -> None:
+    """It moves the clock to each time and each retry."""
+    joblib_queue.register(Flaky, Later)
+    retried = joblib_queue.submit(Flaky(failures=9))
+    final = joblib_queue.submit(Flaky(is_final=True))
+    delayed = joblib_queue.submit(Later(), delay_seconds=86_400)
+    ended = {task.id: task for task in joblib_queue.drain(vis="context")}
+    assert (ended[retried.id].error, ended[retried.id].attempt) == ("ValueError: attempt 3 fails", 3)
+    assert (ended[final.id].error, ended[final.id].attempt) == ("NonRetryable: no use", 1)
+    assert ended[delayed.id].result == "context"
+
+
+def test_a_sweep_expires_silent_workers_of_others(client: TestClient, joblib_queue: TestQueue) -> None:
+    """The workers of the test stay alive, and their jobs stay registered."""
+    joblib_queue.register(Later)
+    body = {"category": "analysis", "name": "Area"}
+    worker_id = client.put("/v1/joblib/rooms/@global/jobs", json=body).json()["worker_id"]
+    assert client.post(URL, json={"payload": {"width": 1}}).status_code == 202
+    claim = client.post("/v1/joblib/tasks/claim", json={"worker_id": worker_id}).json()["task"]
+    assert joblib_queue.sweep().expired == 0
+    joblib_queue.advance(3600)
+    assert joblib_queue.sweep().expired == 1
+    task = client.get(f"/v1/joblib/tasks/{claim['id']}").json()
+    assert (task["status"], task["error"]) == ("failed", "Worker disconnected")
+    joblib_queue.submit(Later())
+    assert [task.status for task in joblib_queue.work()] == ["completed"]
+
+
+def test_a_file_becomes_a_stored_result(client: TestClient, joblib_queue: TestQueue, tmp_path: Path) -> None:
+    """The host's own endpoint returns the bytes."""
+    joblib_queue.register(Report)
+    joblib_queue.submit(Report(text="all well"), room="lab")
+    [task] = joblib_queue.work(vis=tmp_path)
+    read = client.get(f"/v1/joblib/tasks/{task.id}/result")
+    assert (read.text, read.headers["content-type"]) == ("all well", "text/plain")
+
+
+def test_internal_jobs_run_as_in_a_server(client: TestClient, joblib_queue: TestQueue) -> None:
+    """Their tasks wait until the test runs them."""
+    assert joblib_queue.register(Area, room="@internal") == ["@internal:analysis:Area"]
+    url = URL.replace("@global", "@internal")
+    assert client.post(url, json={"payload": {"width": 4}}).status_code == 202
+    assert joblib_queue.tasks()[0].status == "claimed"
+    [task] = joblib_queue.work()
+    assert (task.status, task.result) == ("completed", 4)
+
+
+def test_a_task_that_was_cancelled_meanwhile_stays_cancelled(
+    joblib_app: FastAPI, joblib_queue: TestQueue
+) -> None:
+    """The report of a run that lost its task is ignored, as a worker ignores it."""
+    joblib_queue.register(Later)
+    task = joblib_queue.submit(Later())
+
+    class Canceller:
+        def __str__(self) -> str:
+            answer = TestClient(joblib_app).patch(f"/v1/joblib/tasks/{task.id}", json={"status": "cancelled"})
+            return answer.json()["status"]
+
+    [ended] = joblib_queue.work(vis=Canceller())
+    assert (ended.status, ended.result) == ("cancelled", None)
+
+
+def test_wrong_arguments_are_errors(joblib_queue: TestQueue) -> None:
+    """Each names the argument."""
+    with pytest.raises(ValueError, match="badly formed"):
+        joblib_queue.log("no id")
+    with pytest.raises(LookupError):
+        joblib_queue.log(uuid4())
+    with pytest.raises(ValueError, match="negative"):
+        joblib_queue.advance(-1)
+
+
+def test_an_app_without_a_queue_is_an_error() -> None:
+    """The message says what the fixture has to return."""
+    with pytest.raises(ValueError, match=r"mount\(app\)"):
+        TestQueue(FastAPI())
+
+
+async def test_a_coroutine_gets_the_name_of_the_other_fixture(joblib_queue: TestQueue) -> None:
+    """A plain function cannot wait in a running event loop."""
+    with pytest.raises(RuntimeError, match="async_joblib_queue"):
+        joblib_queue.tasks()

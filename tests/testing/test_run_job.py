@@ -1,0 +1,106 @@
+"""`run_job` runs a job without a server."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from testing.tested_jobs import Area, Flaky, Later, Report
+from zndraw_joblib import Extension, InvalidPayload, InvalidRoomId, LogLevel, TaskContext
+from zndraw_joblib.testing import run_job
+
+
+class Grid(Extension):
+    """Return what only a codec can send."""
+
+    category: ClassVar[str] = "analysis"
+
+    def run(self, vis: Any, *, task: TaskContext) -> Any:
+        """Return an array, or what JSON does not know."""
+        task.log("careful", LogLevel.WARNING)
+        return {"grid": np.eye(2), "room": task.room_id} if vis is None else vis
+
+
+def test_result_progress_and_log() -> None:
+    """A class with a payload and an instance give the same."""
+    for run in (run_job(Area, {"width": 3, "height": 2}), run_job(Area(width=3, height=2))):
+        assert (run.result, run.error) == (6, None)
+        assert run.progress is not None
+        assert (run.progress.current, run.progress.total, run.progress.unit) == (2, 2, "sides")
+        assert run.log == ["in thread MainThread"]
+
+
+def test_a_result_is_what_a_client_reads() -> None:
+    """It went through the codecs; what they cannot send fails as in production."""
+    run = run_job(Grid, room="lab")
+    assert (run.result["grid"] == np.eye(2)).all()
+    assert run.result["room"] == "lab"
+    assert [(line.text, line.level) for line in run.lines] == [("careful", "warning")]
+    assert "cannot be sent as JSON" in str(run_job(Grid, vis=object()).error)
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    """The result of a file is its bytes."""
+    run = run_job(Report, {"text": "all well"}, vis=tmp_path)
+    assert (run.result, run.content_type) == (b"all well", "text/plain")
+
+
+def test_a_wrong_payload_is_refused_as_by_the_server() -> None:
+    """The schema is checked before the class."""
+    with pytest.raises(InvalidPayload, match="payload/width"):
+        run_job(Area, {"width": 0})
+    with pytest.raises(InvalidRoomId):
+        run_job(Area, {"width": 1}, room="a:b")
+    with pytest.raises(TypeError, match="its own payload"):
+        run_job(Area(width=1), {"width": 1})
+    with pytest.raises(TypeError, match="is not a job"):
+        run_job(int, {})
+
+
+def test_a_failure_has_its_text_and_its_traceback() -> None:
+    """Reading the result of a failed run raises; `retry` is as the worker would report it."""
+    run = run_job(Flaky, {"failures": 1})
+    assert (run.error, run.retry) == ("ValueError: attempt 1 fails", True)
+    assert run.failure is not None
+    assert run.failure.type == "ValueError"
+    with pytest.raises(AssertionError, match=r"has no result: ValueError: attempt 1 fails\n(.*\n)*.*in run"):
+        assert run.result
+    assert run_job(Flaky, {"failures": 1}, attempt=2).result == 2
+    assert run_job(Flaky(is_final=True)).retry is False
+
+
+def test_a_coroutine_runs_in_a_loop_of_its_own() -> None:
+    """Without a running event loop."""
+    assert run_job(Later, vis=1).result == "1"
+
+
+async def test_a_coroutine_runs_beside_the_loop_of_a_test() -> None:
+    """Also in a test that is a coroutine itself."""
+    assert run_job(Later, vis=2).result == "2"
+
+
+def test_it_loads_no_server() -> None:
+    """A worker's installation has no library of the server: then the class alone checks the payload."""
+    script = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"jsonschema_rs", "fastapi", "sqlalchemy", "starlette"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+sys.path.insert(0, "tests")
+from testing.tested_jobs import Area
+from zndraw_joblib.testing import run_job
+print(run_job(Area, {"width": 2}).result, run_job(Area, {"width": 0}).error)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert ran.stdout.startswith("2.0 The payload does not fit Area: width: ")
