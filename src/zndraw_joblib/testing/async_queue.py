@@ -6,16 +6,16 @@ from uuid import UUID
 
 from fastapi import FastAPI
 
-from zndraw_joblib.client.batches import payload_of
-from zndraw_joblib.contract import codecs
 from zndraw_joblib.contract.events import Emission
-from zndraw_joblib.contract.messages import SweeperCycle, TaskResponse, TaskSubmitRequest
+from zndraw_joblib.contract.messages import SweeperCycle, TaskResponse
 from zndraw_joblib.contract.names import GLOBAL
 from zndraw_joblib.contract.progress import MAX_LOG_LINES
 from zndraw_joblib.contract.searches import TaskFilter
+from zndraw_joblib.server.host.requests import SubmitOptions
 from zndraw_joblib.server.mount import JobLib
 from zndraw_joblib.server.ports import CursorPage, Identity
 from zndraw_joblib.server.service import details, searches, sweep, tasks
+from zndraw_joblib.server.store.database import Clock
 from zndraw_joblib.testing.app_loop import AppLoop
 from zndraw_joblib.testing.clock import TestClock
 from zndraw_joblib.testing.internal_tasks import InternalTasks
@@ -50,7 +50,7 @@ class AsyncTestQueue:
                 "return that app from the fixture joblib_app"
             )
         self._joblib, self._runtime = joblib, joblib.runtime
-        self._clock = TestClock()
+        self._clock, self._clock_of_app = TestClock(), joblib.clock
         self._call = AppLoop(self._runtime)
         self._internal = InternalTasks(app, joblib)
         self._workers = Workers(joblib, self._internal, self._call)
@@ -76,24 +76,18 @@ class AsyncTestQueue:
         *,
         room: str = "test",
         user: str = "tester",
-        **options: Any,
+        **options: Unpack[SubmitOptions],
     ) -> TaskResponse:
         """Submit a task as the user with the id `user`, and return it.
 
         `job` is an instance, which is its own payload, a class, or a full name. A class that is not
-        registered here is a job of ``@global``. `options` are those of `TaskSubmitRequest`. Raises the
-        problem of a refused submit, such as `JobNotFound` or `InvalidPayload`.
+        registered here is a job of ``@global``. Takes the other options of `JobLib.submit`, and raises what
+        it raises, such as `JobNotFound` or `InvalidPayload`.
         """
-        if isinstance(job, str):
-            name, body = parsed(job), codecs.plain(dict(payload or {}))
-        else:
-            cls = class_of(job)
-            name = self._workers.name_of(cls)
-            body = codecs.plain(dict(payload or {})) if isinstance(job, type) else payload_of(job)
-        request = TaskSubmitRequest(payload=body, **options)
-        dispatcher = self._joblib.dispatcher
-        item = dispatcher.submission(Identity(user, is_superuser=False), room, name, request)
-        return await self._call(dispatcher.submit(item))
+        job_room = None if isinstance(job, str) else self._workers.name_of(class_of(job)).room_id
+        caller = Identity(user, is_superuser=False)
+        call = self._joblib.submit(job, payload, room=room, job_room=job_room, identity=caller, **options)
+        return await self._call(call)
 
     async def tasks(self, job: Any = None, *, room: str | None = None) -> list[TaskResponse]:
         """Return all tasks, of one job or one room if given, oldest first."""
@@ -184,7 +178,7 @@ class AsyncTestQueue:
         What a server does later at its own times, as expiring workers, happens at the next `sweep`.
         """
         self._clock.advance(seconds)
-        self._runtime.database.use_clock(self._clock)
+        self._use_clock(self._clock)
         while await self._call(self._runtime.write(sweep.enqueue_due)) == sweep.TASKS_PER_BATCH:
             pass
 
@@ -206,5 +200,9 @@ class AsyncTestQueue:
     def close(self) -> None:
         """Give the app its own clock and internal jobs back, and record no more events."""
         self._runtime.on_events = None
-        self._runtime.database.use_clock(None)
+        self._use_clock(self._clock_of_app)
         self._internal.close()
+
+    def _use_clock(self, clock: Clock | None) -> None:
+        self._joblib.clock = clock
+        self._runtime.database.use_clock(clock)

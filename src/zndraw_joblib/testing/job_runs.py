@@ -10,7 +10,6 @@ from uuid import uuid4
 
 from pydantic_core import to_json
 
-from zndraw_joblib.client.batches import payload_of
 from zndraw_joblib.client.job_client import job_name_of
 from zndraw_joblib.contract import codecs
 from zndraw_joblib.contract.messages import TaskResponse
@@ -79,7 +78,7 @@ def run_job(
             f"run_job() got a payload and an instance of {cls.__name__}, which is its own payload: "
             f"pass the class, or no payload"
         )
-    plain = codecs.plain(dict(payload or {})) if isinstance(job, type) else payload_of(job)
+    plain = codecs.plain(dict(payload or {})) if isinstance(job, type) else codecs.payload_of(job)
     _check_payload(cls, plain)
     task = execution.claimed(
         TaskResponse(

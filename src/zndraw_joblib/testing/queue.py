@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import SweeperCycle, TaskResponse
 from zndraw_joblib.contract.names import GLOBAL
+from zndraw_joblib.server.host.requests import SubmitOptions
 from zndraw_joblib.testing.async_queue import AsyncTestQueue
 from zndraw_joblib.testing.submissions import Wanted, expect_none, expect_submitted
 from zndraw_joblib.worker.registrations import PolicyOptions
@@ -49,7 +50,7 @@ class TestQueue:
         *,
         room: str = "test",
         user: str = "tester",
-        **options: Any,
+        **options: Unpack[SubmitOptions],
     ) -> TaskResponse:
         """Submit a task as the user with the id `user`, and return it."""
         return self._run(self._queue.submit(job, payload, room=room, user=user, **options))
