@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from testing.tested_jobs import Area, Flaky, Later, Report
-from zndraw_joblib import Extension, InvalidPayload, InvalidRoomId, LogLevel, TaskContext
+from zndraw_joblib import Extension, InvalidPayload, InvalidRoomId, LogLevel, TaskContext, job
 from zndraw_joblib.testing import run_job
+
+
+def double(number: int) -> int:
+    """Return twice a number."""
+    return 2 * number
 
 
 class Grid(Extension):
@@ -31,6 +36,13 @@ def test_result_progress_and_log() -> None:
         assert run.progress is not None
         assert (run.progress.current, run.progress.total, run.progress.unit) == (2, 2, "sides")
         assert run.log == ["in thread MainThread"]
+
+
+def test_a_function_is_a_job_too() -> None:
+    """With `@job` it is a class; without it the error names the decorator."""
+    assert run_job(job(double), {"number": 4}).result == 8
+    with pytest.raises(TypeError, match="@job"):
+        run_job(double, {"number": 4})
 
 
 def test_a_result_is_what_a_client_reads() -> None:
@@ -56,7 +68,7 @@ def test_a_wrong_payload_is_refused_as_by_the_server() -> None:
         run_job(Area, {"width": 1}, room="a:b")
     with pytest.raises(TypeError, match="its own payload"):
         run_job(Area(width=1), {"width": 1})
-    with pytest.raises(TypeError, match="is not a job"):
+    with pytest.raises(TypeError, match="is no job"):
         run_job(int, {})
 
 

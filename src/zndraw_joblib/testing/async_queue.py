@@ -8,7 +8,6 @@ from fastapi import FastAPI
 
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import SweeperCycle, TaskResponse
-from zndraw_joblib.contract.names import GLOBAL
 from zndraw_joblib.contract.progress import MAX_LOG_LINES
 from zndraw_joblib.contract.searches import TaskFilter
 from zndraw_joblib.server.host.requests import SubmitOptions
@@ -58,11 +57,14 @@ class AsyncTestQueue:
         self.events: list[Emission] = []
         self._runtime.on_events = self.events.extend
 
-    async def register(self, *jobs: Any, room: str = GLOBAL, **policy: Unpack[PolicyOptions]) -> list[str]:
+    async def register(
+        self, *jobs: Any, room: str | None = None, **policy: Unpack[PolicyOptions]
+    ) -> list[str]:
         """Register job classes in a room, with a worker of the test; return their full names.
 
-        `policy` sets fields of their `JobPolicy`, as for `JobManager.register`. With the room ``@internal``
-        they become internal jobs of the app; their policy is that of the class.
+        The room is by default that of `@job`, or ``@global``. `policy` sets fields of their `JobPolicy`, as
+        for `JobManager.register`. In the room ``@internal`` they become internal jobs of the app; the class
+        has their policy.
         """
         if not jobs:
             raise TypeError("register() got no job: pass the classes, register(Rotate, Scale)")

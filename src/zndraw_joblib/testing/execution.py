@@ -34,7 +34,7 @@ def prepared(cls: type[Any], task: ClaimedTask) -> tuple[ClaimedTask, Outcome | 
     extension, fault = make_extension(cls, task)
     if fault is not None:
         return task, Outcome(error=fault, retry=False)
-    return task.with_extension(extension), None
+    return task.with_extension(extension, {}), None
 
 
 def run(task: ClaimedTask, vis: Any) -> Outcome | Coroutine[Any, Any, Outcome]:

@@ -1,20 +1,19 @@
 """Which job a test means: a class, an instance, or a full name."""
 
+import inspect
 from typing import Any
 
-from zndraw_joblib.client.job_client import category_of
+from zndraw_joblib.contract.extensions import category_of, check_job
 from zndraw_joblib.contract.names import JobName, parse_job_name
 from zndraw_joblib.contract.problems import JobNotFound
 
 
 def class_of(job: Any) -> type[Any]:
     """Return the class of a job, given as the class or an instance. Raises TypeError for anything else."""
+    if inspect.isfunction(job):  # without @job, which the error says
+        check_job(job)
     cls = job if isinstance(job, type) else type(job)
-    if not callable(getattr(cls, "run", None)) or not hasattr(cls, "category"):
-        raise TypeError(
-            f"job: {job!r} is not a job: pass an Extension class, an instance of one, or a full name like "
-            "'@global:modifiers:Rotate'"
-        )
+    check_job(cls)
     return cls
 
 

@@ -10,10 +10,10 @@ from uuid import uuid4
 
 from pydantic_core import to_json
 
-from zndraw_joblib.client.job_client import job_name_of
 from zndraw_joblib.contract import codecs
+from zndraw_joblib.contract.extensions import job_name_of, job_room_of
 from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.names import GLOBAL, validate_room_id
+from zndraw_joblib.contract.names import validate_room_id
 from zndraw_joblib.contract.progress import Failure, LogLine, Progress
 from zndraw_joblib.contract.results import decode_content
 from zndraw_joblib.contract.status import TaskStatus
@@ -83,7 +83,7 @@ def run_job(
     task = execution.claimed(
         TaskResponse(
             id=uuid4(),
-            job_name=str(job_name_of(cls, GLOBAL)),
+            job_name=str(job_name_of(cls, job_room_of(cls))),
             room_id=validate_room_id(room),
             status=TaskStatus.RUNNING,
             created_at=datetime.now(UTC),

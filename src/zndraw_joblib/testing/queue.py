@@ -9,7 +9,6 @@ from fastapi import FastAPI
 
 from zndraw_joblib.contract.events import Emission
 from zndraw_joblib.contract.messages import SweeperCycle, TaskResponse
-from zndraw_joblib.contract.names import GLOBAL
 from zndraw_joblib.server.host.requests import SubmitOptions
 from zndraw_joblib.testing.async_queue import AsyncTestQueue
 from zndraw_joblib.testing.submissions import Wanted, expect_none, expect_submitted
@@ -39,7 +38,7 @@ class TestQueue:
         """The events published since this object was created, oldest first."""
         return self._queue.events
 
-    def register(self, *jobs: Any, room: str = GLOBAL, **policy: Unpack[PolicyOptions]) -> list[str]:
+    def register(self, *jobs: Any, room: str | None = None, **policy: Unpack[PolicyOptions]) -> list[str]:
         """Register job classes in a room, with a worker of the test; return their full names."""
         return self._run(self._queue.register(*jobs, room=room, **policy))
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from zndraw_joblib.client.job_client import job_name_of
+from zndraw_joblib.contract.extensions import job_name_of, job_room_of
 from zndraw_joblib.contract.messages import TaskClaimRequest, TaskResponse, TaskUpdateRequest
-from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName
+from zndraw_joblib.contract.names import INTERNAL, JobName
 from zndraw_joblib.contract.outcomes import error_text
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.results import Content
@@ -50,8 +50,9 @@ class Workers:
         self._internal = internal
         self._served: dict[JobName, ServedJob] = {}
 
-    async def register(self, cls: type[Any], room: str, policy: PolicyOptions) -> ServedJob:
+    async def register(self, cls: type[Any], room: str | None, policy: PolicyOptions) -> ServedJob:
         """Register a job with a new worker, or with the one that it has."""
+        room = room or job_room_of(cls)
         name = job_name_of(cls, room)
         known = self._served.get(name)
         worker_id = known.worker_id if known else None
@@ -69,7 +70,7 @@ class Workers:
     def name_of(self, cls: type[Any]) -> JobName:
         """Return the name under which a class was registered here first; by default one of ``@global``."""
         found = [each.name for each in self._served.values() if is_job(each.name, cls)]
-        return found[0] if found else job_name_of(cls, GLOBAL)
+        return found[0] if found else job_name_of(cls, job_room_of(cls))
 
     async def find(self, job: Any) -> list[ServedJob]:
         """Return the jobs that are registered here: all, or those that `job` means.
@@ -83,7 +84,7 @@ class Workers:
             raise ValueError(
                 f"job: {shown(job)} is not registered here, so its class is unknown: register it first"
             )
-        return found or [await self.register(class_of(job), GLOBAL, {})]
+        return found or [await self.register(class_of(job), None, {})]
 
     async def keep_alive(self) -> None:
         """Send a heartbeat of each worker."""
