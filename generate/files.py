@@ -3,7 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from generate import DOCUMENT, ROOT, openapi, types
+from generate import DOCUMENT, ROOT, events, openapi, problems, types
 
 _TYPES = ROOT / "src" / "zndraw_joblib" / "server" / "types"
-FILES: dict[Path, Callable[[], str]] = {DOCUMENT: openapi.text, _TYPES / "rest.d.ts": types.rest}
+FILES: dict[Path, Callable[[], str]] = {
+    DOCUMENT: openapi.text,
+    DOCUMENT.with_name("problems.md"): problems.page,
+    DOCUMENT.with_name("events.md"): events.page,
+    _TYPES / "rest.d.ts": types.rest,
+}

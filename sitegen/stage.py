@@ -5,7 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
-from sitegen import ROOT, STAGE, commands, events, operations, problems, python_api
+from sitegen import ROOT, STAGE, commands, operations, python_api
 from sitegen.files import listing, page_of
 
 # Pages of the repository that are not in docs/. The home page of the site takes the place of the README.
@@ -16,9 +16,7 @@ MOVED = {
 }
 GENERATED = {
     "reference/commands.md": commands.page,
-    "reference/events.md": events.page,
     "reference/operations.md": operations.page,
-    "reference/problems.md": problems.page,
     "files/index.md": listing,
 }
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(?=[)#])")

@@ -14,7 +14,7 @@ import pytest
 import schemathesis
 from databases import PostgresDatabases
 from generate import DOCUMENT
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi import checks
@@ -99,6 +99,8 @@ def rows(client: httpx.Client) -> Rows:
     database=None,
     deadline=None,
     suppress_health_check=list(HealthCheck),
+    # Schemathesis tries the document's examples only in tests without `given`.
+    phases=set(Phase) - {Phase.explicit},
 )
 def test_each_answer_follows_the_document(
     case: schemathesis.Case, data: st.DataObject, rows: Rows, server: ServerProcess

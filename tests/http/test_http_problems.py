@@ -9,6 +9,7 @@ from rest import UNKNOWN_ID, V1, AsUser, expect_problem, register, submit
 from sqlalchemy import text
 
 from zndraw_joblib.contract.problems import PROBLEMS
+from zndraw_joblib.contract.remedies import REMEDIES
 from zndraw_joblib.server.runtime import Runtime
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store.database import Transaction
@@ -41,7 +42,7 @@ async def test_every_kind_of_problem_has_a_page(client: httpx.AsyncClient) -> No
         assert page.status_code == 200, kind
         assert page.headers["content-type"].startswith("text/plain")
         assert f"{cls.__name__} ({cls.status} {cls.title})" in page.text
-        assert len(page.text.splitlines()) >= 3
+        assert page.text.endswith(f"\n\nWhat to do: {REMEDIES[cls]}\n")
     for unknown in ("unheard-of", "%00", "x" * 5000, "%E2%80%A8"):
         expect_problem(await client.get(f"/v1/problems/{unknown}"), 404, "not-found")
 

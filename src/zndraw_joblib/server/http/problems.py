@@ -8,6 +8,7 @@ from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from zndraw_joblib.contract.problems import PROBLEMS, NotFound, ProblemException
+from zndraw_joblib.contract.remedies import REMEDIES
 from zndraw_joblib.server.http.openapi.operations import operation_id, tag_of
 from zndraw_joblib.server.http.openapi.problems import problem_responses
 from zndraw_joblib.server.problem_responses import problem_exception_handler, problem_response
@@ -43,7 +44,8 @@ async def explain_problem(request: Request) -> Response:
     cls = PROBLEMS.get(problem_id)
     if cls is None:
         return problem_response(NotFound(f"There is no problem type {problem_id!r}"))
-    return PlainTextResponse(f"{cls.__name__} ({cls.status} {cls.title})\n\n{inspect.getdoc(cls)}\n")
+    head = f"{cls.__name__} ({cls.status} {cls.title})"
+    return PlainTextResponse(f"{head}\n\n{inspect.getdoc(cls)}\n\nWhat to do: {REMEDIES[cls]}\n")
 
 
 def install_exception_handlers(app: FastAPI) -> None:
