@@ -12,7 +12,8 @@ from zndraw_joblib.contract import events, problems
 
 # A public name is a promise to users, so each added or removed name must be changed here too.
 NAMES = """
-ApiManager Backoff Category ClaimedProviderRequest ClaimedTask Conflict ContentTooLarge
+AmbiguousJob ApiManager AsyncQueue AsyncTaskHandle
+Backoff Category ClaimedProviderRequest ClaimedTask Conflict ContentTooLarge
 DispatchFailed Emission EmptyReason Event Extension FailedByOperator FileContent Folder
 FolderListing Forbidden GiveUp GuardedExecutor HeartbeatRequest IdempotencyKeyReused Identity
 InternalContext InvalidIdempotencyKey RequestInProgress RequestRefused
@@ -21,7 +22,9 @@ InvalidCategory InvalidPayload InvalidRequest InvalidRoomId InvalidSchema Invali
 Job JobFunction JobLib JobLibSettings JobManager JobNotFound JobPolicy JobRegisterRequest JobResponse
 JobSummary JobsInvalidate JoinJobRoom JoinProviderRoom JoinRoom LeaveJobRoom LeaveProviderRoom
 LeaveRoom Locked MethodNotAllowed NamedTask NewTask NonRetryable NotFound PaginatedResponse
-PlannedChange Problem ProblemException Provider ProviderClaimRequest ProviderClaimResponse
+PlannedChange Problem ProblemException Provider
+Queue ServerUnreachable TaskCancelled TaskEvent TaskFailed TaskHandle
+ProviderClaimRequest ProviderClaimResponse
 ProviderError ProviderFailed ProviderNotConnected ProviderNotFound ProviderRecord
 ProviderRegisterRequest ProviderRequest ProviderResponse ProviderResult ProviderResultReady
 ProviderTimeout ProvidersInvalidate ReadResult Reason Released ResultBackend Retried RetryOn

@@ -71,7 +71,8 @@ def test_a_short_job_name_must_be_unique(stack: Stack) -> None:
     """If it is ambiguous or unknown, the error names the jobs that exist."""
     with stack.server.connect() as api:
         url = f"{api.base_url}/v1/joblib/rooms/twins/jobs"
-        api.http.put(url, json={"category": "analysis", "name": "Twin"}, headers=api.get_headers())
+        for category in ("analysis", "modifiers"):
+            api.http.put(url, json={"category": category, "name": "Twin"}, headers=api.get_headers())
     several, none, unknown, misnamed, unfit = stack.program.run_all(
         [
             ["submit", "Twin", "--room", "twins"],
@@ -83,7 +84,7 @@ def test_a_short_job_name_must_be_unique(stack: Stack) -> None:
     )
     assert all(done.is_error_line for done in (several, none, unknown, misnamed, unfit))
     assert "twins:analysis:Twin" in several.err
-    assert "@global:modifiers:Twin" in several.err
+    assert "twins:modifiers:Twin" in several.err
     assert "@global:analysis:Show" in none.err
     assert "'@global:analysis:Nope' not found" in unknown.err
     assert "is not room:category:name" in misnamed.err

@@ -21,9 +21,8 @@ class LiveServer:
     """The standalone app under uvicorn, in a thread; it can be stopped and started on the same port."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.settings = ServerSettings(
-            database_url=f"sqlite+aiosqlite:///{folder}/{uuid4().hex}.db", admin_token=TOKEN, **settings
-        )
+        given = {"database_url": f"sqlite+aiosqlite:///{folder}/{uuid4().hex}.db", "admin_token": TOKEN}
+        self.settings = ServerSettings(**(given | settings))
         self.port = 0
         self.start()
 

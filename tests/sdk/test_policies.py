@@ -10,7 +10,7 @@ import pytest
 
 from sdk.jobs import Add, Picky
 from zndraw_joblib.client.api import Connection
-from zndraw_joblib.client.rest import quoted
+from zndraw_joblib.client.calls import quoted
 from zndraw_joblib.contract.extensions import NonRetryable
 from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.policy import Backoff, JobPolicy, RetryOn

@@ -12,7 +12,7 @@ from waiting import wait_until
 from sdk.live import TOKEN, LiveServer
 from sdk.test_live_reports import texts
 from zndraw_joblib.client.api import Connection
-from zndraw_joblib.client.rest import quoted
+from zndraw_joblib.client.calls import quoted
 from zndraw_joblib.contract.messages import JobResponse
 from zndraw_joblib.contract.policy import RetryOn
 from zndraw_joblib.worker.manager import JobManager

@@ -1,10 +1,8 @@
 """The connection of the client commands to a server: URL, token and error messages."""
 
-import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import IO
@@ -12,18 +10,22 @@ from uuid import UUID
 
 import httpx
 
-from zndraw_joblib.cli import credentials
 from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.operator_client import OperatorClient
+from zndraw_joblib.client import access, lookup, operations
+from zndraw_joblib.client.access import Access, explain_unauthorized, explain_unreachable
 from zndraw_joblib.client.api import Connection, connect
 from zndraw_joblib.client.batches import chunks
-from zndraw_joblib.client.job_client import Attempt, ReadTask
+from zndraw_joblib.client.calls import Call, Model, quoted, reading
+from zndraw_joblib.client.credentials import UnreadableCredentials
+from zndraw_joblib.client.failures import AmbiguousJob
+from zndraw_joblib.client.handles import TaskHandle
 from zndraw_joblib.client.responses import UnexpectedResponse
-from zndraw_joblib.client.rest import Download, Model, TaskRest, quoted
-from zndraw_joblib.client.retry import BUSY, RequestBackoff, unexpected_response_of
+from zndraw_joblib.client.rest import Download, TaskRest
+from zndraw_joblib.client.retry import BUSY, Attempt, RetryRule, is_unreachable, unexpected_response_of
+from zndraw_joblib.client.waiting import Polling
 from zndraw_joblib.contract.history import NumberedLine, TaskLog
 from zndraw_joblib.contract.messages import (
-    MAX_PAGE,
     JobResponse,
     JobSummary,
     SweeperMode,
@@ -35,24 +37,42 @@ from zndraw_joblib.contract.messages import (
     TaskUpdateRequest,
     WorkerResponse,
 )
-from zndraw_joblib.contract.names import JobName
-from zndraw_joblib.contract.problems import ProblemException, Unauthorized
+from zndraw_joblib.contract.names import DEFAULT_ROOM, JobName, parse_job_name
+from zndraw_joblib.contract.problems import JobNotFound, ProblemException, Unauthorized
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.contract.streams import TaskEvents
 
-TOKEN_VARIABLE = "ZNDRAW_JOBLIB_TOKEN"  # noqa: S105 - the name of a variable
+# Takes the seconds to wait for a change of a task; returns it, and how many the server agreed to wait.
+ReadTask = Callable[[int], tuple[TaskResponse, int]]
 _MAX_DETAIL = 500
 # Long enough for most tasks, short enough to show soon why a task waits.
 _FIRST_STATE_SECONDS, _STATE_SECONDS = 1.0, 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """A server's URL and the token for it; `source` is the variable or file that holds the token."""
+class CommandRule(RetryRule):
+    """Repeats requests for 10 seconds, but not if no server or another program can be reached."""
 
-    url: str
-    token: str | None = field(repr=False)
-    source: str
+    def __init__(self, seconds: float = 10.0) -> None:
+        super().__init__(seconds)
+
+    def may_repeat(self, error: BaseException, attempt: Attempt) -> bool:
+        """Return whether a request with an `Idempotency-Key` is repeated with the same key."""
+        may_repeat = super().may_repeat(error, attempt)
+        response = unexpected_response_of(error)
+        is_another_program = response is not None and response.status not in BUSY
+        return may_repeat and attempt.was_sent and not is_another_program
+
+    def may_read_again(self, error: BaseException) -> bool:
+        """Return false: the user repeats the command."""
+        return False
+
+    def may_wait_on(self, error: BaseException) -> bool:
+        """Return whether a command that follows a task goes on."""
+        return is_unreachable(error)
+
+    def how_to_repeat(self, key: str) -> str:
+        """Return the option that repeats a request that may have been applied."""
+        return f"To repeat a submit, pass --idempotency-key {key}"
 
 
 class AdminClient(OperatorClient):
@@ -62,11 +82,14 @@ class AdminClient(OperatorClient):
     no server at all.
     """
 
-    _retry_seconds = 10.0
+    def __init__(self, rest: TaskRest, rule: RetryRule | None = None) -> None:
+        super().__init__(rest, rule or CommandRule())
 
-    def submit_bodies(self, bodies: Iterable[bytes], key: str) -> Iterator[list[str | ProblemException]]:
+    def submit_bodies(
+        self, bodies: Iterable[bytes], key: str
+    ) -> Iterator[list[TaskHandle | ProblemException]]:
         """Submit tasks, each encoded by `task_body`; yield the ids or problems of each request."""
-        return self._submit_chunks(chunks(bodies), key)
+        return self.submit_chunks(chunks(bodies), key)
 
     def states(
         self, task_id: UUID, timeout: float | None, read: ReadTask | None = None
@@ -77,11 +100,16 @@ class AdminClient(OperatorClient):
         TimeoutError after `timeout` seconds.
         """
         deadline = time.monotonic() + (inf if timeout is None else timeout)
-        backoff, wait = RequestBackoff(), _FIRST_STATE_SECONDS
+        polling, wait = Polling(f"task {task_id}", self._rule), _FIRST_STATE_SECONDS
+        read = read or partial(self.read_task, task_id)
         while True:
-            left = max(0.0, deadline - time.monotonic())
-            task, pause = self._poll_task(str(task_id), min(left, wait), backoff, read)
-            if task is not None:
+            began = time.monotonic()
+            try:
+                task, applied = read(round(min(max(0.0, deadline - began), wait)))
+            except Exception as error:
+                pause = polling.failed(error)
+            else:
+                pause = polling.answered(applied, time.monotonic() - began)
                 yield task
                 if task.status in TERMINAL:
                     return
@@ -119,7 +147,7 @@ class AdminClient(OperatorClient):
         """Cancel a task."""
         update = TaskUpdateRequest(status=TaskStatus.CANCELLED)
         return self._send_once(
-            f"Cancelling task {task_id}", lambda key: self._rest.report_task(str(task_id), update, key)
+            f"Cancelling task {task_id}", lambda key: operations.update_task(str(task_id), update, key)
         )
 
     def release(self, task_id: UUID) -> TaskResponse:
@@ -149,7 +177,7 @@ class AdminClient(OperatorClient):
             return self._rest.get(path, SweeperState)
         update = SweeperUpdate(mode=mode)
         return self._send_once(
-            "Changing the mode", lambda key: self._rest.send("PATCH", path, SweeperState, update, key=key)
+            "Changing the mode", lambda key: Call("PATCH", path, reading(SweeperState), update, key=key)
         )
 
     def preview(self) -> SweeperPreview:
@@ -162,63 +190,53 @@ class AdminClient(OperatorClient):
 
     def all_jobs(self, room: str) -> list[JobSummary]:
         """Return all jobs that a room sees."""
-        found: list[JobSummary] = []
-        while True:
-            page = self.jobs(room, limit=MAX_PAGE, offset=len(found))
-            found += page.items
-            if not page.items or len(found) >= page.total:
-                return found
+        return self._rest.run(lookup.all_jobs(room, self._rule))
+
+    def find_job(self, name: str, room: str | None) -> JobName:
+        """Return a job by its full name, or the one that the room means by its last part.
+
+        Raises `CommandError`, with the names of similar jobs.
+        """
+        if ":" in name:
+            return parse_job_name(name)
+        try:
+            return self._rest.run(self._submits.find(name, None, room or DEFAULT_ROOM))
+        except (JobNotFound, AmbiguousJob) as error:
+            raise CommandError(str(error)) from error
 
     def _act(self, task_id: UUID, action: str, request: TaskActionRequest | None = None) -> TaskResponse:
-        def call(key: str) -> TaskResponse:
-            return self._rest.act_on_task(str(task_id), action, request, key=key)
+        def call(key: str) -> Call[TaskResponse]:
+            return operations.act_on_task(str(task_id), action, request, key=key)
 
         return self._send_once(f"Request to {action} task {task_id}", call)
 
     def _post(self, path: str, model: type[Model]) -> Model:
-        return self._send_once(f"POST {path}", lambda key: self._rest.send("POST", path, model, key=key))
-
-    def _may_repeat(self, error: BaseException, attempt: Attempt) -> bool:
-        may_repeat = super()._may_repeat(error, attempt)
-        response = unexpected_response_of(error)
-        is_another_program = response is not None and response.status not in BUSY
-        return may_repeat and attempt.was_sent and not is_another_program
-
-    def _how_to_repeat(self, key: str) -> str:
-        return f"To repeat a submit, pass --idempotency-key {key}"
+        return self._send_once(f"POST {path}", lambda key: Call("POST", path, reading(model), key=key))
 
 
 def find_access(url: str) -> Access:
     """Return the access to a server, with the token of the environment or the one saved for this URL."""
-    canonical = credentials.canonical(url)
-    token = os.environ.get(TOKEN_VARIABLE, "").strip()
-    if token:
-        if not (token.isascii() and token.isprintable()):
-            raise UsageError(
-                f"{TOKEN_VARIABLE} is not a token: it has characters other than printable ASCII. "
-                "Copy the token again"
-            )
-        return Access(url.strip(), token, TOKEN_VARIABLE)
-    saved = credentials.load().get(canonical)
-    # The canonical URL makes sure that the token goes to the host it was saved for.
-    return Access(canonical if saved else url.strip(), saved, str(credentials.path()))
+    try:
+        return access.find_access(url)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except UnreadableCredentials as error:
+        raise CommandError(str(error)) from error
 
 
 @contextmanager
-def open_connection(access: Access, *, realtime: bool = False) -> Iterator[Connection]:
+def open_connection(found: Access, *, realtime: bool = False) -> Iterator[Connection]:
     """Open a connection, see `connect`; errors inside the block become a `CommandError`."""
     try:
-        with connect(access.url, access.token, realtime=realtime) as connection:
+        with connect(found.url, found.token, realtime=realtime) as connection:
             yield connection
     except Unauthorized as problem:
-        raise CommandError(_explain_unauthorized(access, problem)) from problem
+        raise CommandError(explain_unauthorized(found, problem)) from problem
     except ProblemException as problem:
         raise CommandError(str(problem)[:_MAX_DETAIL] + _notes(problem)) from problem
     except httpx.TransportError as error:
         raise CommandError(
-            f"The server at {access.url} cannot be reached: {_reason(error)}. "
-            "Start it with 'zndraw-joblib serve', or set --url or ZNDRAW_JOBLIB_URL to another server"
-            + _notes(error)
+            explain_unreachable(found, error, "--url or ZNDRAW_JOBLIB_URL") + _notes(error)
         ) from error
     except UnexpectedResponse as error:
         raise CommandError(
@@ -238,22 +256,5 @@ def _job_path(job: JobName) -> str:
     return f"/rooms/{quoted(job.room_id)}/jobs/{quoted(str(job))}"
 
 
-def _explain_unauthorized(access: Access, problem: ProblemException) -> str:
-    if access.token is None:
-        return (
-            f"The server at {access.url} requires a token, and {access.source} has none for this URL. "
-            f"Set {TOKEN_VARIABLE}; the operator creates a token with 'zndraw-joblib token create NAME'"
-        )
-    return (
-        f"The server at {access.url} rejected the token from {access.source}: {problem}. "
-        f"Set {TOKEN_VARIABLE} to a valid token; 'zndraw-joblib token create NAME' creates one"
-    )
-
-
 def _notes(error: BaseException) -> str:
     return "".join(f". {note}" for note in getattr(error, "__notes__", ()))
-
-
-def _reason(error: httpx.TransportError) -> str:
-    text = str(error) or type(error).__name__
-    return text.split("] ", 1)[-1] if text.startswith("[Errno") else text

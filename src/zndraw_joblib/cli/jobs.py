@@ -4,15 +4,14 @@ from typing import Annotated
 
 import typer
 
-from zndraw_joblib.cli.client import AdminClient, open_client
+from zndraw_joblib.cli.client import open_client
 from zndraw_joblib.cli.display import Row, print_fields, print_json, print_rows
-from zndraw_joblib.cli.errors import CommandError
 from zndraw_joblib.cli.job_output import print_job
-from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Job, Room, Url, check_room
+from zndraw_joblib.cli.options import AsJson, Job, Room, Url, check_room
 from zndraw_joblib.cli.table import Layout
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.contract.messages import JobResponse, JobSummary
-from zndraw_joblib.contract.names import JobName, parse_job_name
+from zndraw_joblib.contract.names import DEFAULT_ROOM
 from zndraw_joblib.contract.operations import JobEntry
 
 JobRoom = Annotated[
@@ -25,7 +24,6 @@ JobToShow = Annotated[
 AllRooms = Annotated[bool, typer.Option("--all-rooms", help="Jobs of all rooms with their counts.")]
 JOB_COLUMNS = ["job", "state", "workers", "queued", "oldest", "held", "failed"]
 JOB_LAYOUT = Layout(wide=["job"], optional=["oldest", "failed"])
-_MAX_NAMES = 10
 
 
 def jobs(
@@ -39,7 +37,7 @@ def jobs(
     """List jobs, or show a job's parameters and policy."""
     with open_client(url) as client:
         if name is not None:
-            job = client.job(find_job(client, name, room))
+            job = client.job(client.find_job(name, room))
             print_json(job) if as_json else print_job(job)
         elif all_rooms:
             _print_entries(client.all_job_entries(), as_json=as_json)
@@ -80,39 +78,13 @@ def job_row(job: JobEntry) -> Row:
 def pause(job: Job, *, room: JobRoom = None, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Stop handing out a job's tasks; running tasks continue."""
     with open_client(url) as client:
-        _print_job(client.pause(find_job(client, job, room)), as_json=as_json)
+        _print_job(client.pause(client.find_job(job, room)), as_json=as_json)
 
 
 def resume(job: Job, *, room: JobRoom = None, as_json: AsJson = False, url: Url = DEFAULT_URL) -> None:
     """Hand out the tasks of a paused job again."""
     with open_client(url) as client:
-        _print_job(client.resume(find_job(client, job, room)), as_json=as_json)
-
-
-def find_job(client: AdminClient, job: str, room: str | None) -> JobName:
-    """Return a job by its full name, or by its own name if the room sees exactly one job of that name."""
-    if ":" in job:
-        return parse_job_name(job)
-    searched = room or DEFAULT_ROOM
-    seen = [parse_job_name(known.full_name) for known in client.all_jobs(searched)]
-    found = [name for name in seen if name.name == job]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise CommandError(
-            f"The name {job!r} is ambiguous: room {searched!r} sees {', '.join(map(str, found))}. "
-            "Pass the full name"
-        )
-    if not seen:
-        raise CommandError(
-            f"Room {searched!r} sees no job {job!r}: no worker has registered a job there. "
-            "Start a worker with 'zndraw-joblib worker FILE', or name another --room"
-        )
-    others = ", ".join(map(str, seen[:_MAX_NAMES])) + (", ..." if len(seen) > _MAX_NAMES else "")
-    raise CommandError(
-        f"Room {searched!r} sees no job {job!r}, only {others}. Check the name, "
-        "start a worker that serves the job, or name another --room"
-    )
+        _print_job(client.resume(client.find_job(job, room)), as_json=as_json)
 
 
 def _print_job(job: JobResponse, *, as_json: bool) -> None:

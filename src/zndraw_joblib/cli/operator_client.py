@@ -8,11 +8,12 @@ from uuid import UUID
 
 from zndraw_joblib.cli.errors import CommandError, MissingOperation
 from zndraw_joblib.cli.ids import whole_id
-from zndraw_joblib.cli.options import DEFAULT_ROOM
 from zndraw_joblib.client.api import ApiManager
+from zndraw_joblib.client.calls import Call, reading
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.responses import UnexpectedResponse
 from zndraw_joblib.client.retry import is_missing
+from zndraw_joblib.contract.names import DEFAULT_ROOM
 from zndraw_joblib.contract.operations import (
     AuditEntry,
     AuditTrail,
@@ -77,8 +78,8 @@ class OperatorClient(JobClient):
         """Apply an action to the tasks that its preview has counted."""
         request = BulkRequest(action=preview.action, filter=wanted, token=preview.token)
 
-        def call(key: str) -> BulkResult:
-            return self._rest.send("POST", "/tasks/bulk", BulkResult, request, key=key)
+        def call(key: str) -> Call[BulkResult]:
+            return Call("POST", "/tasks/bulk", reading(BulkResult), request, key=key)
 
         return self._send_once(f"Bulk action {preview.action}", call)
 

@@ -13,8 +13,6 @@ from zndraw_joblib.contract.problems import InvalidRoomId
 
 _Rooms = TypeVar("_Rooms", str | None, list[str] | None)
 
-DEFAULT_ROOM = "default"
-
 Url = Annotated[
     str, typer.Option("--url", envvar="ZNDRAW_JOBLIB_URL", metavar="URL", help="The server's URL.")
 ]

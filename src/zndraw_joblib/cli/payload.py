@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from zndraw_joblib.cli.errors import UsageError
-from zndraw_joblib.client.rest import validated
+from zndraw_joblib.client.calls import validated
 from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY, format_key
 from zndraw_joblib.contract.messages import TaskSubmitRequest
 from zndraw_joblib.contract.outcomes import encode

@@ -9,14 +9,13 @@ from zndraw_joblib.cli import following
 from zndraw_joblib.cli.client import AdminClient, open_client
 from zndraw_joblib.cli.display import print_json
 from zndraw_joblib.cli.errors import UsageError
-from zndraw_joblib.cli.jobs import find_job
-from zndraw_joblib.cli.options import DEFAULT_ROOM, AsJson, Url, check_room
+from zndraw_joblib.cli.options import AsJson, Url, check_room
 from zndraw_joblib.cli.payload import check_key, check_payload, parse_object, parse_options, parse_values
 from zndraw_joblib.cli.task_file import checked_file, encoder, submit_file
 from zndraw_joblib.cli.task_output import check_completed, write_result
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.contract.logs import LogConfig
-from zndraw_joblib.contract.names import RESERVED
+from zndraw_joblib.contract.names import DEFAULT_ROOM
 
 JobOfTask = Annotated[
     str | None,
@@ -162,9 +161,7 @@ def _submit_one(
 ) -> str:
     if job is None:
         raise UsageError("JOB is missing. Pass the name of a job, or --from FILE")
-    name = find_job(client, job, room)
-    task_room = room or (DEFAULT_ROOM if name.room_id in RESERVED else name.room_id)
-    return client.submit(str(name), body, room=task_room, idempotency_key=key, **options)
+    return client.submit(str(client.find_job(job, room)), body, room=room, idempotency_key=key, **options)
 
 
 def _check_alone(

@@ -3,7 +3,7 @@
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import IO, Any, NamedTuple
@@ -15,12 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from zndraw_joblib.cli.client import AdminClient
 from zndraw_joblib.cli.display import console, one_line, print_note
 from zndraw_joblib.cli.errors import CommandError, UsageError
-from zndraw_joblib.cli.jobs import find_job
-from zndraw_joblib.cli.options import DEFAULT_ROOM
 from zndraw_joblib.client.batches import task_body
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES
 from zndraw_joblib.contract.messages import TaskSubmitRequest
-from zndraw_joblib.contract.names import RESERVED, JobName
+from zndraw_joblib.contract.names import JobName, task_room
 from zndraw_joblib.contract.outcomes import describe_errors
 from zndraw_joblib.contract.problems import JobNotFound, ProblemException
 
@@ -112,7 +110,7 @@ def encoder(client: AdminClient, job: str | None, room: str | None, defaults: di
     def find(name: str, searched: str | None) -> JobName | CommandError:
         # An unknown name is remembered too: it may stand in every line.
         try:
-            return find_job(client, name, searched)
+            return client.find_job(name, searched)
         except CommandError as error:
             return error
 
@@ -130,13 +128,11 @@ def encoder(client: AdminClient, job: str | None, room: str | None, defaults: di
         fields = given.model_dump(exclude_unset=True, exclude={"job", "room", "payload"})
         if (wanted := given.job or job) is None:
             raise ValueError("job is missing: add it to the line, or pass JOB for all lines")
-        task_room = given.room or room
-        name = resolve(wanted, task_room)
-        task_room = task_room or (DEFAULT_ROOM if name.room_id in RESERVED else name.room_id)
+        name = resolve(wanted, given.room or room)
         options = {
             key: value for key, value in defaults.items() if not (key in _TIMES and _TIMES & set(fields))
         }
-        return task_body(task_room, str(name), given.payload, {**options, **fields})
+        return task_body(task_room(given.room or room, name), str(name), given.payload, {**options, **fields})
 
     return encode_line
 
@@ -185,7 +181,7 @@ def _progress() -> Progress:
     )
 
 
-def _print_results(results: list[str | ProblemException], numbers: deque[int]) -> int:
+def _print_results(results: Sequence[str | ProblemException], numbers: deque[int]) -> int:
     """Print a line for each result. Return how many are problems."""
     refused = 0
     for result in results:

@@ -10,9 +10,9 @@ import typer
 from zndraw_joblib.cli.client import AdminClient
 from zndraw_joblib.cli.errors import UsageError
 from zndraw_joblib.cli.ids import parse_id
-from zndraw_joblib.cli.jobs import find_job
-from zndraw_joblib.cli.options import DEFAULT_ROOM, check_room
-from zndraw_joblib.client.rest import validated
+from zndraw_joblib.cli.options import check_room
+from zndraw_joblib.client.calls import validated
+from zndraw_joblib.contract.names import DEFAULT_ROOM
 from zndraw_joblib.contract.searches import TaskFilter
 from zndraw_joblib.contract.status import TaskStatus
 
@@ -95,7 +95,7 @@ class Selection:
         given = {
             "status": self.statuses,
             "room": self.rooms,
-            "job": [str(find_job(client, job, room)) for job in self.jobs],
+            "job": [str(client.find_job(job, room)) for job in self.jobs],
             "worker": client.find_worker(self.worker) if self.worker else None,
             **self.fields,
         }

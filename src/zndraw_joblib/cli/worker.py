@@ -9,11 +9,12 @@ from typing import Annotated, cast
 
 import typer
 
-from zndraw_joblib.cli.client import Access, find_access, open_connection
+from zndraw_joblib.cli.client import find_access, open_connection
 from zndraw_joblib.cli.display import print_note
 from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.options import Format, Log, Url, check_room
 from zndraw_joblib.cli.variables import warn_of_unknown
+from zndraw_joblib.client.access import Access
 from zndraw_joblib.client.api import DEFAULT_URL
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.client.rest import TaskRest

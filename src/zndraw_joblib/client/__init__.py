@@ -1,9 +1,28 @@
-"""Clients of the queue: they submit tasks, follow them and read their results, and register nothing."""
+"""Clients of the queue: they submit tasks, follow them and read their results, and register nothing.
+
+The public names are loaded on first use.
+"""
 
 from importlib import import_module
 from typing import Any
 
+_MODULES = {
+    "access": ("ServerUnreachable",),
+    "async_handles": ("AsyncTaskHandle",),
+    "async_queue": ("AsyncQueue",),
+    "batches": ("NewTask",),
+    "events": ("TaskEvent",),
+    "failures": ("AmbiguousJob", "TaskCancelled", "TaskFailed"),
+    "handles": ("TaskHandle",),
+    "queue": ("Queue",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - derived, so that each name stands in one place
+
 
 def __getattr__(name: str) -> Any:
-    """Return a name that version 0.1.x had in its module `client`, with a warning."""
-    return import_module("zndraw_joblib.compat_0_1.names").get_old_name("client", name)
+    """Load a public name on first use (PEP 562); names of version 0.1.x with a warning."""
+    if name not in _MODULE_OF:
+        return import_module("zndraw_joblib.compat_0_1.names").get_old_name("client", name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

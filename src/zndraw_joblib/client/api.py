@@ -1,7 +1,7 @@
 """The connection of a worker to its server: a host's own `ApiManager`, or `connect`."""
 
 import os
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import httpx
 
@@ -37,33 +37,21 @@ class ApiManager(Protocol):
         """Raise if `response` is an error."""
 
 
-class Connection:
-    """An `ApiManager` with a bearer token. A context manager; thread-safe.
+class _Access:
+    """The URL of a server and a bearer token."""
 
-    `tsio` is its Socket.IO connection, which every `JobManager` of it uses; None without `realtime`.
-    """
-
-    def __init__(self, url: str, token: str | None, timeout: float, *, realtime: bool = False) -> None:
+    def __init__(self, url: str, token: str | None, timeout: float) -> None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"The server's url must start with http:// or https://, not {url!r}")
         self._url = url.rstrip("/")
         self._token = token
-        self._timeout = httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS))
         # A proxy of the environment must not get the token of a server on this machine.
         self._is_remote = httpx.URL(url).host not in _LOOPBACK
-        self._http, self._pid = self._new_client(), os.getpid()
-        self.tsio = Realtime(self._url, token, trust_proxies=self._is_remote) if realtime else None
-
-    @property
-    def http(self) -> httpx.Client:
-        """Return the HTTP client. A forked process gets its own: two processes cannot share a connection."""
-        if self._pid != os.getpid():
-            self._http, self._pid = self._new_client(), os.getpid()
-        return self._http
-
-    def _new_client(self) -> httpx.Client:
-        limits = httpx.Limits(max_connections=None)
-        return httpx.Client(timeout=self._timeout, limits=limits, trust_env=self._is_remote)
+        self._options: dict[str, Any] = {
+            "timeout": httpx.Timeout(timeout, connect=min(timeout, _CONNECT_SECONDS)),
+            "limits": httpx.Limits(max_connections=None),
+            "trust_env": self._is_remote,
+        }
 
     @property
     def base_url(self) -> str:
@@ -79,6 +67,28 @@ class Connection:
         if not response.is_success:
             raise read_error(response)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} to {self._url}>"
+
+
+class Connection(_Access):
+    """An `ApiManager` with a bearer token. A context manager; thread-safe.
+
+    `tsio` is its Socket.IO connection, which every `JobManager` of it uses; None without `realtime`.
+    """
+
+    def __init__(self, url: str, token: str | None, timeout: float, *, realtime: bool = False) -> None:
+        super().__init__(url, token, timeout)
+        self._http, self._pid = httpx.Client(**self._options), os.getpid()
+        self.tsio = Realtime(self._url, token, trust_proxies=self._is_remote) if realtime else None
+
+    @property
+    def http(self) -> httpx.Client:
+        """Return the HTTP client. A forked process gets its own: two processes cannot share a connection."""
+        if self._pid != os.getpid():
+            self._http, self._pid = httpx.Client(**self._options), os.getpid()
+        return self._http
+
     def close(self) -> None:
         """Close the Socket.IO connection and the HTTP client."""
         if self.tsio is not None:
@@ -91,8 +101,17 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"<Connection to {self._url}>"
+
+class AsyncConnection(_Access):
+    """The connection of an asynchronous client, with a bearer token."""
+
+    def __init__(self, url: str, token: str | None, timeout: float) -> None:
+        super().__init__(url, token, timeout)
+        self.http = httpx.AsyncClient(**self._options)
+
+    async def aclose(self) -> None:
+        """Close the HTTP client."""
+        await self.http.aclose()
 
 
 def connect(

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from pydantic_core import to_jsonable_python
 
-from zndraw_joblib.client.rest import validated
+from zndraw_joblib.client.calls import validated
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, TaskToSubmit
 from zndraw_joblib.contract.messages import MAX_BATCH
 from zndraw_joblib.contract.outcomes import encode
@@ -17,9 +17,28 @@ _CHUNK_BYTES = 1_000_000
 _OPTIONS = ("priority", "run_at", "delay_seconds", "expires_in_seconds", "max_attempts")
 
 
+class SubmitOptions(TypedDict, total=False):
+    """The options of a submit, see `NewTask`."""
+
+    room: str | None
+    job_room: str | None
+    priority: int | None
+    run_at: datetime | None
+    delay_seconds: float | None
+    expires_in_seconds: float | None
+    max_attempts: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """A task to submit; its fields are the arguments of `JobManager.submit`."""
+    """A task to submit; its fields are the arguments of `submit`.
+
+    `job` is an instance of an extension, which is its own payload, or the name of a job: the full name
+    (``room:category:name``), or its last part. A job whose full name is not given is looked up as `job_room`
+    sees it, by default the task's `room`: the job of the room, else that of ``@global``. The task's `room` is
+    by default that of the client, else the job's own room, or ``default`` for a job of ``@global``. The other
+    options are those of `TaskSubmitRequest`.
+    """
 
     job: Any
     payload: Mapping[str, Any] | None = None

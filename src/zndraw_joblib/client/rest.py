@@ -1,30 +1,23 @@
-"""The server's REST operations, one method each."""
+"""The synchronous driver: sends the requests of flows with the client of an `ApiManager`."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
-from urllib.parse import quote, unquote, urlencode
-from uuid import UUID, uuid5
+from uuid import UUID
 
 import httpx
-from pydantic import BaseModel, ValidationError
-from pydantic_core import to_jsonable_python
+from pydantic import BaseModel
 
-from zndraw_joblib.client.api import API_PREFIX, ApiManager
-from zndraw_joblib.client.responses import UnexpectedResponse, read_error
-from zndraw_joblib.contract import batches, messages, progress, streams
-from zndraw_joblib.contract.idempotency import IDEMPOTENCY_KEY, format_key
-from zndraw_joblib.contract.outcomes import describe_errors, encode
-from zndraw_joblib.contract.problems import ProblemException, problem_for
-from zndraw_joblib.contract.traces import TRACEPARENT, current_traceparent
+from zndraw_joblib.client import operations
+from zndraw_joblib.client.api import ApiManager
+from zndraw_joblib.client.calls import Body, Call, Model, quoted, reading
+from zndraw_joblib.client.explaining import Explain, as_it_is, raise_explained
+from zndraw_joblib.client.flows import Flow, drive
+from zndraw_joblib.contract import messages, progress, streams
 
-Model = TypeVar("Model", bound=BaseModel)
-
-_RESPONSE_SECONDS = 30.0
-_POLL_MARGIN_SECONDS = 10.0
-_CLIENT_ERROR = 400
-MINIMAL_JSON = {"Content-Type": "application/json", "Prefer": "return=minimal"}
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -40,102 +33,54 @@ class TaskRest:
 
     Each method raises what the host's `raise_for_status` raises, with the server's problem as its cause, or
     with an `UnexpectedResponse`, if the response is not from a zndraw-joblib server.
-
-    `key` is an `Idempotency-Key`. If a method takes an `operation`, equal requests of one operation have the
-    same key, and a changed request has another key.
     """
 
-    def __init__(self, api: ApiManager) -> None:
+    def __init__(self, api: ApiManager, explain: Explain = as_it_is) -> None:
         self.api = api
+        self.explain = explain
+        self.has_reached = False
 
-    def read_provider(
-        self, room_id: str, full_name: str, query: Sequence[tuple[str, str]], wait: int
-    ) -> tuple[bytes, str]:
-        """Send a provider request; return the bytes of the result and their content type."""
-        path = f"/rooms/{quoted(room_id)}/providers/{quoted(full_name)}"
-        if query:
-            path = f"{path}?{urlencode(query)}"
-        # Without the header the server waits for as long as its own setting allows.
-        response = self.request("GET", path, wait=wait, headers={"Prefer": f"wait={wait}"})
-        return response.content, response.headers.get("Content-Type", "")
+    def run(self, flow: Flow[T]) -> T:
+        """Return the result of a flow; block while it waits. An error is raised as `explain` returns it."""
+        try:
+            return drive(flow, self.send_call)
+        except Exception as error:
+            raise_explained(error, self.explain)
 
-    def report_task(
-        self, task_id: str, update: messages.TaskUpdateRequest, key: str | None = None
-    ) -> messages.TaskResponse:
-        """Report a task's new status."""
-        response = self.request("PATCH", f"/tasks/{quoted(task_id)}", update, key=key)
-        return parse(messages.TaskResponse, response)
+    def send_call(self, call: Call[T]) -> T:
+        """Send a request and return its result."""
+        response = self.api.http.request(**call.request(self.api))
+        self.has_reached = True
+        return call.result(response, self.api)
 
-    def read_task_result(self, task_id: str) -> tuple[bytes, str]:
-        """Return the bytes of a task's result and their content type."""
-        response = self.request("GET", f"/tasks/{quoted(task_id)}/result")
-        return response.content, response.headers.get("Content-Type", "")
-
-    def load_task_result(self, task_id: str, download: Download) -> progress.StoredResult:
-        """Load the result of a task into a file; go on if it has the first bytes of the same result."""
-        file = download.file
-        url = f"{self.api.base_url.rstrip('/')}{API_PREFIX}/tasks/{quoted(task_id)}/result"
-        timeouts = {"timeout": self._timeouts(0, None)}
-        start = file.seek(0, os.SEEK_END)
-        headers = {**self.api.get_headers(), "Accept-Encoding": "identity"}
-        if start and download.etag:
-            headers |= {"Range": f"bytes={start}-", "If-Range": download.etag}
-        with self.api.http.stream("GET", url, headers=headers, extensions=timeouts) as response:
+    @contextmanager
+    def stream(self, call: Call[Any]) -> Iterator[httpx.Response]:
+        """Send a request and yield its response, whose content is read piece by piece."""
+        with self.api.http.stream(**call.request(self.api)) as response:
+            self.has_reached = True
             if not response.is_success:
                 response.read()
-            self._raise_for_status(response)
-            if response.status_code != httpx.codes.PARTIAL_CONTENT:
-                file.truncate(0)
-                file.seek(0)
-                download.etag = response.headers.get("ETag", "")
-            for piece in response.iter_bytes():
-                file.write(piece)
-        return stored_of(response, file.tell())
+            call.check(response, self.api)
+            yield response
 
-    def act_on_task(
+    def request(  # noqa: PLR0913 - one argument per part of a request
         self,
-        task_id: str,
-        action: str,
-        request: messages.TaskActionRequest | None = None,
-        timeout: float | None = None,
-        key: str | None = None,
-    ) -> messages.TaskResponse:
-        """Release, retry or fail a task; `action` is the last part of the path."""
-        body, path = request or messages.TaskActionRequest(), f"/tasks/{quoted(task_id)}/{action}"
-        response = self.request("POST", path, body, read_timeout=timeout, key=key)
-        return parse(messages.TaskResponse, response)
-
-    def submit(
-        self, room_id: str, full_name: str, payload: dict[str, Any], key: str | None = None, **options: Any
-    ) -> messages.TaskResponse:
-        """Submit a task. Raises ValueError for invalid `options`, and for a payload that is not JSON."""
-        body = validated(messages.TaskSubmitRequest, {"payload": payload, **options})
-        path = f"/rooms/{quoted(room_id)}/tasks/{quoted(full_name)}"
-        return parse(messages.TaskResponse, self.request("POST", path, body, headers=_trace(), key=key))
-
-    def submit_many(self, body: bytes, key: str, count: int) -> list[UUID | ProblemException]:
-        """Submit the `count` tasks of a `BatchSubmitRequest`; return the id or the problem of each."""
-        response = self.request("POST", "/tasks/submit", body, headers={**MINIMAL_JSON, **_trace()}, key=key)
-        results = parse(batches.BatchResponse, response).results
-        if len(results) != count:
-            raise UnexpectedResponse(response)
-        return [_id_or_problem(each, response) for each in results]
-
-    def get_task(self, task_id: str, wait: int = 0) -> tuple[messages.TaskResponse, int]:
-        """Return a task and how many seconds the server agreed to wait for its end."""
-        response = self.request("GET", f"/tasks/{quoted(task_id)}", wait=wait)
-        return parse(messages.TaskResponse, response), applied_wait(response)
-
-    def task_events(self, task_id: str, after: int | None, wait: int = 0) -> tuple[streams.TaskEvents, int]:
-        """Return the events of a task after a position, and how many seconds the server agreed to wait."""
-        query = "" if after is None else f"?after={after}"
-        response = self.request("GET", f"/tasks/{quoted(task_id)}/events{query}", wait=wait)
-        return parse(streams.TaskEvents, response), applied_wait(response)
+        method: str,
+        path: str,
+        body: Body = None,
+        *,
+        wait: int = 0,
+        read_timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        key: str | UUID | None = None,
+    ) -> httpx.Response:
+        """Return the response to a request, which is a success."""
+        parts: dict[str, Any] = {"wait": wait, "read_timeout": read_timeout, "key": key}
+        return self.send_call(Call(method, path, _whole, body, headers=headers or {}, **parts))
 
     def get(self, path: str, model: type[Model], **query: Any) -> Model:
         """Return the resource at `path`, whose parts must be quoted; a query value None is left out."""
-        params = {key: value for key, value in query.items() if value is not None}
-        return parse(model, self.request("GET", str(httpx.URL(path, params=params))))
+        return self.send_call(operations.get(path, model, **query))
 
     def send(
         self,
@@ -147,128 +92,56 @@ class TaskRest:
         key: str | None = None,
     ) -> Model:
         """Send a request to `path`, whose parts must be quoted; return the response."""
-        return parse(model, self.request(method, path, request, key=key))
+        return self.send_call(Call(method, path, reading(model), request, key=key))
 
-    def request(  # noqa: PLR0913 - one argument per part of a request
+    def get_task(self, task_id: str, wait: int = 0) -> tuple[messages.TaskResponse, int]:
+        """Return a task and how many seconds the server agreed to wait for its end."""
+        return self.send_call(operations.get_task(task_id, wait))
+
+    def task_events(self, task_id: str, after: int | None, wait: int = 0) -> tuple[streams.TaskEvents, int]:
+        """Return the events of a task after a position, and how many seconds the server agreed to wait."""
+        return self.send_call(operations.task_events(task_id, after, wait))
+
+    def submit(
+        self, room_id: str, full_name: str, payload: Mapping[str, Any], key: str | None = None, **options: Any
+    ) -> messages.TaskResponse:
+        """Submit a task. Raises ValueError for invalid `options`, and for a payload that is not JSON."""
+        return self.send_call(operations.submit(room_id, full_name, payload, key, **options))
+
+    def report_task(
+        self, task_id: str, update: messages.TaskUpdateRequest, key: str | None = None
+    ) -> messages.TaskResponse:
+        """Report a task's new status."""
+        return self.send_call(operations.update_task(task_id, update, key))
+
+    def act_on_task(
         self,
-        method: str,
-        path: str,
-        body: BaseModel | bytes | Iterable[bytes] | None = None,
-        *,
-        wait: int = 0,
-        read_timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        key: str | UUID | None = None,
-    ) -> httpx.Response:
-        """Return the response to a request, which is a success."""
-        headers = {**self.api.get_headers(), **(headers or {})}
-        content: bytes | Iterable[bytes] | None
-        if not isinstance(body, BaseModel):
-            content = body
-        else:
-            content = encode(to_jsonable_python(body.model_dump(by_alias=True, exclude_unset=True)))
-            headers = {**headers, "Content-Type": "application/json"}
-        if wait:
-            headers = {**headers, "Prefer": f"wait={wait}"}
-        if key is not None:
-            headers = {**headers, IDEMPOTENCY_KEY: format_key(_key_of(key, f"{method} {path}", content))}
-        response = self.api.http.request(
-            method,
-            f"{self.api.base_url.rstrip('/')}{API_PREFIX}{path}",
-            content=content,
-            headers=headers,
-            extensions={"timeout": self._timeouts(wait, read_timeout)},
-        )
-        self._raise_for_status(response)
-        if response.request.method != method:  # a redirect turned it into a GET
-            raise UnexpectedResponse(response)
-        return response
+        task_id: str,
+        action: str,
+        request: messages.TaskActionRequest | None = None,
+        timeout: float | None = None,
+        key: str | None = None,
+    ) -> messages.TaskResponse:
+        """Release, retry or fail a task; `action` is the last part of the path."""
+        return self.send_call(operations.act_on_task(task_id, action, request, timeout, key))
 
-    def _timeouts(self, wait: int, read: float | None) -> dict[str, float | None]:
-        """Return the timeouts of the host's client; reading is always limited and includes the wait."""
-        timeouts = self.api.http.timeout.as_dict()
-        seconds = timeouts.get("read") or _RESPONSE_SECONDS
-        if wait:
-            seconds = max(seconds, wait + _POLL_MARGIN_SECONDS)
-        return {**timeouts, "read": min(seconds, read) if read else seconds}
-
-    def _raise_for_status(self, response: httpx.Response) -> None:
-        fault = None if response.is_success else read_error(response)
-        try:
-            self.api.raise_for_status(response)
-        except UnexpectedResponse:
-            raise
-        except Exception as error:
-            if isinstance(error, ProblemException) and isinstance(fault, ProblemException):
-                raise
-            raise error from fault
-        if fault is not None:
-            raise fault
+    def load_task_result(self, task_id: str, download: Download) -> progress.StoredResult:
+        """Load the result of a task into a file; go on if it has the first bytes of the same result."""
+        file = download.file
+        start = file.seek(0, os.SEEK_END)
+        headers = {"Accept-Encoding": "identity"}
+        if start and download.etag:
+            headers |= {"Range": f"bytes={start}-", "If-Range": download.etag}
+        call = Call("GET", f"/tasks/{quoted(task_id)}/result", _whole, headers=headers)
+        with self.stream(call) as response:
+            if response.status_code != httpx.codes.PARTIAL_CONTENT:
+                file.truncate(0)
+                file.seek(0)
+                download.etag = response.headers.get("ETag", "")
+            for piece in response.iter_bytes():
+                file.write(piece)
+        return operations.stored_of(response, file.tell())
 
 
-def _trace() -> dict[str, str]:
-    """Return the header with the trace context of the caller, if it has one."""
-    traceparent = current_traceparent()
-    return {} if traceparent is None else {TRACEPARENT: traceparent}
-
-
-def _key_of(key: str | UUID, target: str, content: object) -> str:
-    """Return a text as it is; for the id of an operation, return a key that its equal requests share."""
-    if isinstance(key, str):
-        return key
-    return str(uuid5(key, f"{target} {content.decode() if isinstance(content, bytes) else ''}"))
-
-
-def parse(model: type[Model], response: httpx.Response, *required: str) -> Model:
-    """Return a response as a model, with at least one of the fields `required` given."""
-    try:
-        parsed = model.model_validate_json(response.content)
-    except ValidationError as error:
-        raise UnexpectedResponse(response) from error
-    if required and parsed.model_fields_set.isdisjoint(required):
-        raise UnexpectedResponse(response)
-    return parsed
-
-
-def _id_or_problem(result: batches.BatchResult, response: httpx.Response) -> UUID | ProblemException:
-    if result.problem is not None:
-        return problem_for(result.status, result.problem.model_dump())
-    if result.id is None:
-        raise UnexpectedResponse(response)
-    return result.id
-
-
-def stored_of(response: httpx.Response, size: int) -> progress.StoredResult:
-    """Return what the headers of a result say of it."""
-    _, _, name = response.headers.get("Content-Disposition", "").partition("filename*=UTF-8''")
-    return progress.StoredResult(
-        content_type=response.headers.get("Content-Type", ""),
-        size=size,
-        etag=response.headers.get("ETag", "").strip('"'),
-        filename=unquote(name) or None,
-    )
-
-
-def check_empty(response: httpx.Response) -> None:
-    """Raise `UnexpectedResponse` for a response with content."""
-    if response.status_code != httpx.codes.NO_CONTENT:
-        raise UnexpectedResponse(response)
-
-
-def applied_wait(response: httpx.Response) -> int:
-    """Return how many seconds the server agreed to wait."""
-    name, _, value = response.headers.get("Preference-Applied", "").partition("=")
-    return int(value) if name.strip() == "wait" and value.strip().isdigit() else 0
-
-
-def quoted(text: str) -> str:
-    """Return `text` as one part of a path, also when it is ``.`` or ``..``."""
-    return quote(text, safe="") if text.strip(".") else text.replace(".", "%2E")
-
-
-def validated(model: type[Model], fields: Mapping[str, Any]) -> Model:
-    """Return `fields` as a model. Raises ValueError that names each invalid field."""
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        raise ValueError(describe_errors(error)) from None
+def _whole(response: httpx.Response) -> httpx.Response:
+    return response

@@ -10,21 +10,20 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 from zndraw_joblib.client.rest import Download, TaskRest
-from zndraw_joblib.client.retry import is_unreachable, retry
+from zndraw_joblib.client.retry import RetryRule, is_unreachable, retry
+from zndraw_joblib.client.waiting import read_result
 from zndraw_joblib.contract.progress import StoredResult
-from zndraw_joblib.contract.results import decode_content
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_RETRY_SECONDS = 30.0
 
 
 class ResultReader:
-    """A client that reads the results of tasks. It repeats its requests for 30 s while there is no server."""
+    """A client that reads the results of tasks. It repeats its requests while there is no server."""
 
-    def __init__(self, rest: TaskRest) -> None:
-        self._rest = rest
+    _rest: TaskRest
+    _rule: RetryRule
 
     def result(self, task_id: str | UUID) -> Any:
         """Return the result of a task as the value that its job returned, where its encoding says so.
@@ -32,8 +31,7 @@ class ResultReader:
         Content that was uploaded is returned as bytes, except JSON and arrays (``application/x-npy``).
         Raises `ResultNotFound` for a task that has no result (yet), and `ResultExpired`.
         """
-        read = partial(self._rest.read_task_result, str(task_id))
-        return decode_content(*self._retry(read, f"Reading the result of task {task_id}"))
+        return self._rest.run(read_result(str(task_id), self._rule))
 
     def download_result(self, task_id: str | UUID, path: str | os.PathLike[str]) -> StoredResult:
         """Write the result of a task to a file, without reading it into memory; return what it is.
@@ -54,4 +52,4 @@ class ResultReader:
 
     def _retry(self, call: Callable[[], T], what: str) -> T:
         never = threading.Event()
-        return retry(call, what, seconds=_RETRY_SECONDS, stop=never, is_retryable=is_unreachable)
+        return retry(call, what, seconds=30.0, stop=never, is_retryable=is_unreachable)

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
@@ -27,6 +28,7 @@ BUSY = frozenset({429, 502, 503, 504})
 _SERVER_ERROR, _TOO_LARGE = 500, 413
 _MISSING = frozenset({404, 405})
 TOO_LARGE_SECONDS = 30.0
+_MAX_REFUSALS = 4
 
 
 def unexpected_response_of(error: BaseException) -> UnexpectedResponse | None:
@@ -175,6 +177,39 @@ def _seconds_until(date: str) -> float:
     return (parsedate_to_datetime(date).astimezone(UTC) - datetime.now(UTC)).total_seconds()
 
 
+class RetryPlan:
+    """Decides after each failure of one request whether it is repeated, and after which pause.
+
+    A retryable failure is repeated for `seconds`, and once even if the first attempt took longer than that. A
+    body that is too large for a proxy is repeated for 30 s at most. `is_retryable` is asked about each error.
+    `what` names the request in the log.
+    """
+
+    def __init__(
+        self, what: str, seconds: float, is_retryable: Callable[[BaseException], bool] = is_transient
+    ) -> None:
+        self._seconds = seconds
+        self._is_retryable = is_retryable
+        self._began = time.monotonic()
+        self._backoff, self._failures = RequestBackoff(), FailureLog(log, what)
+        self._is_repeat = False
+
+    def succeeded(self) -> None:
+        """Log that the request succeeds again."""
+        self._failures.succeeded()
+
+    def pause_after(self, error: BaseException, *, is_stopped: bool = False) -> float | None:
+        """Return the seconds until the next attempt, None if `error` is final."""
+        pause = self._backoff.after(error)
+        limit = min(self._seconds, TOO_LARGE_SECONDS) if is_too_large_for_proxy(error) else self._seconds
+        elapsed = time.monotonic() - self._began if self._is_repeat else 0.0
+        if not self._is_retryable(error) or pause + elapsed > limit or is_stopped:
+            return None
+        self._is_repeat = True
+        self._failures.failed(error, pause)
+        return pause
+
+
 def retry(
     call: Callable[[], T],
     what: str,
@@ -185,24 +220,72 @@ def retry(
 ) -> T:
     """Return what `call` returns; while it raises a retryable error, repeat it for `seconds`.
 
-    It is repeated once even if the first attempt took longer than that. A body that is too large for a proxy
-    is repeated for 30 s at most. The last error is raised when the time is over, or at once when `stop` is
-    set. `is_retryable` is asked about each error. `what` names the request in the log.
+    The last error is raised when the time is over, or at once when `stop` is set. See `RetryPlan`.
     """
-    began = time.monotonic()
-    backoff, failures = RequestBackoff(), FailureLog(log, what)
-    is_repeat = False
+    plan = RetryPlan(what, seconds, is_retryable)
     while True:
         try:
             result = call()
-            failures.succeeded()
+            plan.succeeded()
             return result
         except Exception as error:
-            pause = backoff.after(error)
-            limit = min(seconds, TOO_LARGE_SECONDS) if is_too_large_for_proxy(error) else seconds
-            is_over = pause + (time.monotonic() - began if is_repeat else 0.0) > limit
-            if not is_retryable(error) or is_over or stop.is_set():
+            pause = plan.pause_after(error, is_stopped=stop.is_set())
+            if pause is None:
                 raise
-            is_repeat = True
-            failures.failed(error, pause)
         stop.wait(pause)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The attempts to send a request; `was_sent` is false while no attempt has reached a server."""
+
+    was_sent: bool = False
+    refusals: int = 0
+
+    def may_repeat(self, error: BaseException) -> bool:
+        """Count a failed attempt; return whether another one with the same key should follow."""
+        self.was_sent |= not (is_refused(error) or is_refusal_of_host(error))
+        self.refusals += is_refusal_of_host(error)
+        return is_repeatable(error) and self.refusals < _MAX_REFUSALS
+
+
+class RetryRule:
+    """Which requests of a client are repeated, and for how many seconds.
+
+    A request is repeated while it cannot reach the server or the response is lost.
+    """
+
+    def __init__(self, seconds: float = 30.0) -> None:
+        self.seconds = seconds
+
+    def may_repeat(self, error: BaseException, attempt: Attempt) -> bool:
+        """Return whether a request with an `Idempotency-Key` is repeated with the same key."""
+        return attempt.may_repeat(error)
+
+    def may_read_again(self, error: BaseException) -> bool:
+        """Return whether a request that changes nothing is repeated."""
+        return is_unreachable(error)
+
+    def may_wait_on(self, error: BaseException) -> bool:
+        """Return whether a client that waits for a task goes on, however long it takes."""
+        return self.may_read_again(error)
+
+    def how_to_repeat(self, key: str) -> str:
+        """Return how to repeat a request that may have been applied."""
+        return f"Repeat the call with idempotency_key={key!r}"
+
+
+class FastRule(RetryRule):
+    """As `RetryRule`, but a client that has never reached its server fails at once: its URL may be wrong."""
+
+    def __init__(self, has_reached: Callable[[], bool], seconds: float = 30.0) -> None:
+        super().__init__(seconds)
+        self._has_reached = has_reached
+
+    def may_repeat(self, error: BaseException, attempt: Attempt) -> bool:
+        """Return whether a request with an `Idempotency-Key` is repeated with the same key."""
+        return super().may_repeat(error, attempt) and (attempt.was_sent or self._has_reached())
+
+    def may_read_again(self, error: BaseException) -> bool:
+        """Return whether a request that changes nothing is repeated."""
+        return super().may_read_again(error) and (self._has_reached() or not is_refused(error))

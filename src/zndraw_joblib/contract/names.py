@@ -11,6 +11,8 @@ INTERNAL = "@internal"
 RESERVED = frozenset({GLOBAL, INTERNAL})
 # The id of the caller where a host's own code calls the queue for no user.
 HOST = "@host"
+# The room of calls that name none: of the command line, the SDK and the clients.
+DEFAULT_ROOM = "default"
 
 MAX_NAME_LENGTH = 128
 # Names of classes, modules and versions match; separators of paths, URLs and full names do not.
@@ -28,6 +30,11 @@ class JobName(NamedTuple):
     def __str__(self) -> str:
         """Return ``room:category:name``."""
         return f"{self.room_id}:{self.category}:{self.name}"
+
+
+def task_room(room: str | None, job: JobName) -> str:
+    """Return the room of a task: the given one, else the job's own, or `DEFAULT_ROOM` for a common job."""
+    return room or (DEFAULT_ROOM if job.room_id in RESERVED else job.room_id)
 
 
 def is_name(text: str) -> bool:

@@ -9,9 +9,9 @@ from typing import Any, Literal, Self, TypeVar, Unpack, get_args, overload
 from uuid import UUID, uuid4
 
 from zndraw_joblib.client.api import ApiManager
-from zndraw_joblib.client.job_client import Attempt, JobClient
-from zndraw_joblib.client.rest import validated
-from zndraw_joblib.client.retry import retry
+from zndraw_joblib.client.calls import validated
+from zndraw_joblib.client.job_client import JobClient
+from zndraw_joblib.client.retry import Attempt, retry
 from zndraw_joblib.contract.extensions import check_job, job_name_of, job_room_of
 from zndraw_joblib.contract.forks import check_not_forked
 from zndraw_joblib.contract.messages import MAX_BATCH, HeartbeatRequest, TaskResponse
@@ -359,9 +359,9 @@ class JobManager(JobClient):
         seconds, is_retryable = self._register_seconds, Attempt().may_repeat
         return retry(call, what, seconds=seconds, stop=session.stop, is_retryable=is_retryable)
 
-    def _job_room_of(self, cls: type[Any]) -> str:
+    def _job_room_of(self, cls: type[Any]) -> str | None:
         rooms = [parse_job_name(name).room_id for name, known in self.registry.items() if known is cls]
-        return rooms[0] if len(rooms) == 1 else job_room_of(cls)
+        return rooms[0] if len(rooms) == 1 else None
 
 
 def _limits(max_tasks: int | None, name: str | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypedDict, TypeVar
 from uuid import UUID
 
-from zndraw_joblib.client.rest import validated
+from zndraw_joblib.client.calls import validated
 from zndraw_joblib.client.retry import describe, is_transient, problem_of
 from zndraw_joblib.contract.extensions import category_of
 from zndraw_joblib.contract.messages import (

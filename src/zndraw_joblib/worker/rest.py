@@ -8,8 +8,10 @@ from uuid import UUID
 import httpx
 from pydantic import BaseModel
 
+from zndraw_joblib.client.calls import applied_wait, check_empty, parse, quoted
+from zndraw_joblib.client.operations import MINIMAL_JSON
 from zndraw_joblib.client.responses import UnexpectedResponse
-from zndraw_joblib.client.rest import MINIMAL_JSON, TaskRest, applied_wait, check_empty, parse, quoted
+from zndraw_joblib.client.rest import TaskRest
 from zndraw_joblib.contract import messages, progress, providers
 from zndraw_joblib.contract.problems import ProblemException, problem_for
 from zndraw_joblib.contract.results import Content

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from zndraw_joblib.cli import credentials
-from zndraw_joblib.cli.errors import CommandError
+from zndraw_joblib.client import credentials
+from zndraw_joblib.client.credentials import UnreadableCredentials
 from zndraw_joblib.server.http.tokens import digest, new_token
 from zndraw_joblib.server.store import schema, tokens
 from zndraw_joblib.server.store.database import Database, Transaction
@@ -33,7 +33,7 @@ async def prepare(database: Database, url: str) -> BootstrapToken:
         return _save(url, token)._replace(created=token)
     try:
         saved = credentials.load()
-    except CommandError as error:
+    except UnreadableCredentials as error:
         return BootstrapToken(problem=str(error))
     known = await database.read(_first_superuser, candidates=[saved.get(url, ""), *saved.values()])
     if known is None:
@@ -53,6 +53,6 @@ async def _first_superuser(tx: Transaction, candidates: Iterable[str]) -> str | 
 def _save(url: str, token: str) -> BootstrapToken:
     try:
         credentials.save(url, token)
-    except (OSError, CommandError) as error:
+    except (OSError, UnreadableCredentials) as error:
         return BootstrapToken(problem=f"It could not be saved in {credentials.path()}: {error}")
     return BootstrapToken(saved_in=credentials.path())

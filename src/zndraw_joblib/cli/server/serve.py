@@ -9,7 +9,6 @@ import sys
 from functools import partial
 from importlib.metadata import version
 
-from zndraw_joblib.cli.credentials import canonical
 from zndraw_joblib.cli.display import logs_json, print_note
 from zndraw_joblib.cli.errors import CommandError, UsageError
 from zndraw_joblib.cli.server import bootstrap_token, database, processes, settings
@@ -17,6 +16,7 @@ from zndraw_joblib.cli.server.bootstrap_token import BootstrapToken
 from zndraw_joblib.cli.server.file_lock import only_server
 from zndraw_joblib.cli.variables import warn_of_unknown
 from zndraw_joblib.client.api import DEFAULT_URL
+from zndraw_joblib.client.credentials import canonical
 from zndraw_joblib.contract.logs import LogConfig
 from zndraw_joblib.server.settings import ServerSettings
 from zndraw_joblib.server.store import schema

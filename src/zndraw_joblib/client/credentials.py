@@ -11,11 +11,19 @@ from urllib.parse import urlsplit
 
 from platformdirs import user_config_path
 
-from zndraw_joblib.cli.errors import CommandError, UsageError
-
 _PORTS = {"http": 80, "https": 443}
 _LOOPBACK = "127.0.0.1"
-_FIX_URL = "Set --url or ZNDRAW_JOBLIB_URL to a URL like http://127.0.0.1:8000"
+_FIX_URL = (
+    "Set --url or ZNDRAW_JOBLIB_URL, or in Python the argument url, to a URL like http://127.0.0.1:8000"
+)
+
+
+class InvalidUrl(ValueError):
+    """A text is not the URL of a server."""
+
+
+class UnreadableCredentials(Exception):
+    """The credentials file cannot be read, or has no tokens."""
 
 
 def path() -> Path:
@@ -27,37 +35,37 @@ def path() -> Path:
 
 
 def canonical(url: str) -> str:
-    """Return the canonical form of a server's URL, with 127.0.0.1 for localhost. Raises `UsageError`."""
+    """Return the canonical form of a server's URL, with 127.0.0.1 for localhost. Raises `InvalidUrl`."""
     try:
         parts = urlsplit(url.strip())
         port = parts.port or _PORTS.get(parts.scheme)
     except ValueError as error:
-        raise UsageError(f"{url!r} is not a URL: {error}. {_FIX_URL}") from error
+        raise InvalidUrl(f"{url!r} is not a URL: {error}. {_FIX_URL}") from error
     if port is None or not parts.hostname:
-        raise UsageError(f"{url!r} is not the URL of a server: http:// or a host is missing. {_FIX_URL}")
+        raise InvalidUrl(f"{url!r} is not the URL of a server: http:// or a host is missing. {_FIX_URL}")
     host = _LOOPBACK if parts.hostname == "localhost" else parts.hostname
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}{parts.path.rstrip('/')}"
 
 
 def load() -> dict[str, str]:
-    """Return all tokens by canonical URL. Raises `CommandError` if the file cannot be read."""
+    """Return all tokens by canonical URL. Raises `UnreadableCredentials` if the file cannot be read."""
     try:
         tokens = json.loads(path().read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise CommandError(
+        raise UnreadableCredentials(
             f"The credentials file {path()} cannot be read: {error}. Repair or remove it"
         ) from error
     if not isinstance(tokens, dict) or not all(isinstance(token, str) for token in tokens.values()):
-        raise CommandError(
+        raise UnreadableCredentials(
             f"The credentials file {path()} is not a JSON object of URLs and tokens. Repair or remove it"
         )
     return tokens
 
 
 def save(url: str, token: str) -> None:
-    """Save the token of a URL and replace an earlier one. Raises `OSError`, `CommandError`."""
+    """Save the token of a URL and replace an earlier one. Raises `OSError`, `UnreadableCredentials`."""
     tokens = {**load(), canonical(url): token}
     folder = path().parent
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
