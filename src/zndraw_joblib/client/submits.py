@@ -14,10 +14,10 @@ from zndraw_joblib.client.lookup import all_jobs, find_job, missing
 from zndraw_joblib.client.operations import Results
 from zndraw_joblib.client.retry import RetryRule, is_repeatable
 from zndraw_joblib.contract import codecs
-from zndraw_joblib.contract.extensions import category_of, check_task, job_name_of
+from zndraw_joblib.contract.extensions import category_of, check_task, job_name_of, job_room_of
 from zndraw_joblib.contract.idempotency import format_key
 from zndraw_joblib.contract.messages import TaskResponse
-from zndraw_joblib.contract.names import DEFAULT_ROOM, JobName, parse_job_name, task_room
+from zndraw_joblib.contract.names import DEFAULT_ROOM, GLOBAL, JobName, parse_job_name, task_room
 from zndraw_joblib.contract.problems import JobNotFound, ProblemException
 
 _NAME_SECONDS = 60.0
@@ -142,8 +142,8 @@ class Submits:
             )
         check_task(job)
         cls = type(job)
-        known = task.job_room or self._room_of(cls) or getattr(cls, "job_room", None)
-        if known is not None:
+        known = task.job_room or self._room_of(cls) or job_room_of(cls)
+        if task.job_room or known != GLOBAL:
             return job_name_of(cls, known), codecs.payload_of(job)
         return (yield from self.find(cls.__name__, category_of(cls), searched)), codecs.payload_of(job)
 
