@@ -4,6 +4,7 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
+from zndraw_joblib.compat_0_1.sockets import by_model
 from zndraw_joblib.worker import manager
 from zndraw_joblib.worker.tasks import ClaimedTask
 
@@ -26,7 +27,7 @@ class JobManager(manager.JobManager):
         max_startup_retries: int | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(api, tsio, execute=execute, **options)
+        super().__init__(api, by_model(tsio), execute=execute, **options)
         if max_startup_retries is not None:
             if max_startup_retries < 0:
                 raise ValueError(f"max_startup_retries must not be negative, not {max_startup_retries}")

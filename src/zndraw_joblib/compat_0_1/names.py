@@ -23,7 +23,7 @@ _PUBLIC = {
         *("InvalidTaskTransition", "JobNotFound", "ProblemException", "ProviderNotFound", "ProviderTimeout"),
         *("SchemaConflict", "TaskNotFound", "WorkerNotFound", "problem_exception_handler"),
     ),
-    "models": ("Job", "ProviderRecord", "Task", "TaskStatus", "Worker", "WorkerJobLink"),
+    "models": ("Job", "TaskStatus", "WorkerJobLink"),
     "provider": ("Provider",),
     "registry": ("InternalExecutor", "InternalRegistry", "register_internal_jobs", "register_internal_tasks"),
     "router": ("router",),
@@ -33,7 +33,7 @@ _PUBLIC = {
         *("TaskUpdateRequest", "WorkerResponse", "WorkerSummary"),
     ),
     "settings": ("JobLibSettings",),
-    "sweeper": ("cleanup_stale_workers", "cleanup_stuck_internal_tasks", "cleanup_worker", "run_sweeper"),
+    "sweeper": ("cleanup_stale_workers", "cleanup_stuck_internal_tasks", "cleanup_worker"),
 }
 # Names that have another name now.
 _RENAMED = {"events": {"FrozenEvent": "Event"}, "exceptions": {"ProviderTimeoutError": "ProviderTimeout"}}
@@ -46,6 +46,7 @@ _WITH_TEXT_IDS = "with UUIDs as ids"
 _KEPT: dict[str, dict[str, tuple[str, str]]] = {
     "client": {"JobManager": ("manager", "zndraw_joblib.JobManager")},
     "dependencies": {
+        "get_frame_room_cleanup": ("frames", "JobLib.on_providers_removed"),
         "parse_prefer_wait": ("preferences", "the header Prefer of the request"),
         "request_hash": ("requests", "the field request_id of a provider request"),
     },
@@ -59,8 +60,13 @@ _KEPT: dict[str, dict[str, tuple[str, str]]] = {
             )
         },
     },
-    "models": {**_STATUSES},
+    "models": {
+        **_STATUSES,
+        **{name: ("rows", f"zndraw_joblib.{name}") for name in ("ProviderRecord", "Task", "Worker")},
+    },
+    "registry": {"ensure_internal_jobs": ("internal", "zndraw_joblib.register_internal_jobs")},
     "router": {**_STATUSES, "parse_prefer_wait": ("preferences", "the header Prefer of the request")},
+    "sweeper": {"run_sweeper": ("sweeper", "zndraw_joblib.run_sweeper")},
     "schemas": {"TaskResponse": ("schemas", f"zndraw_joblib.TaskResponse {_WITH_TEXT_IDS}")},
 }
 

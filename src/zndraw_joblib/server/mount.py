@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from zndraw_joblib.server.background.scheduler import Scheduler
 from zndraw_joblib.server.background.server_reports import ServerReports
 from zndraw_joblib.server.background.sweeper import Sweeper
 from zndraw_joblib.server.host.api import HostApi
+from zndraw_joblib.server.host.removed_providers import OnProvidersRemoved, notify_removed
 from zndraw_joblib.server.http import add_routes
 from zndraw_joblib.server.http.dashboard import Dashboard
 from zndraw_joblib.server.http.dependencies import check_readable
@@ -66,10 +68,13 @@ class JobLib(HostApi):
     are dependencies that take `room_id`, check access to the room and return it. With `tsio`, a
     `socketio.AsyncServer` or a wrapper that takes models, the queue sends events. `on_end` are functions to
     call after the ends of tasks, by their names; see `submit`. The app's lifespan upgrades the schema
-    (SQLite) or checks it (PostgreSQL), and runs the background loops.
+    (SQLite) or checks it (PostgreSQL), and runs the background loops. Set `on_providers_removed` to an async
+    function to call it with the full names of providers that were removed with their workers; its errors are
+    logged, and after a crash of the server it may not be called.
     """
 
     rooms: Rooms | None = None
+    on_providers_removed: OnProvidersRemoved | None = None
     _results: Results | None = None
     _closing_sockets: asyncio.Task[None] | None = None
     _app: FastAPI | None = None
@@ -154,6 +159,7 @@ class JobLib(HostApi):
         check_identity_type(self.identity)
         self._app = app
         app.state.joblib = self
+        self.runtime.on_providers_removed = partial(notify_removed, self, app)
         self.guards.remember(app)
         is_host = not isinstance(self.identity, BearerTokens)
         namespace = "joblib" if is_host else ""
@@ -342,7 +348,7 @@ async def register_internal_jobs(
 
     joblib = getattr(app.state, "joblib", None)
     database = session_factory if isinstance(session_factory, Database) else SessionDatabase(session_factory)
-    await schema.prepare(database)
+    await schema.prepare(joblib.runtime.database if isinstance(joblib, JobLib) else database)
     write = joblib.runtime.write if isinstance(joblib, JobLib) else database.write
     registry = await offer_internal_jobs(write, broker, extensions, executor)
     app.state.internal_registry = registry

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -83,16 +83,16 @@ class Runtime:
         recheck_seconds: tuple[float, float] = (1.0, 5.0),
     ) -> None:
         self.settings = settings
+        limits = Limits.of(settings)
         self.database = (
-            database
-            if isinstance(database, Database)
-            else SessionDatabase(database, clock, Limits.of(settings))
+            database if isinstance(database, Database) else SessionDatabase(database, clock, limits)
         )
-        self.pubsub = PubSub(self._wake, self._recheck)
+        self.pubsub = PubSub(self._wake, lambda: self.recheck.run())  # noqa: PLW0108 - it is made below
         self.waiters = Waiters(lambda: self.settings.max_waiting_requests, self.pubsub.forward)
         self.recheck = Recheck(self.database, self.waiters, self._keep_alive, settings, recheck_seconds)
         self.events = EventQueue(settings)
         self._publish = publish
+        self.on_providers_removed: Callable[[list[str]], Coroutine[Any, Any, None]] | None = None
         self._has_subscribers, self._on_due = has_subscribers, on_due
         self.on_events: Callable[[Sequence[Emission]], None] | None = None
         self._batchers: list[Batcher[Any, Any]] = []
@@ -112,9 +112,6 @@ class Runtime:
 
     def _wake(self, key: str, count: int | None) -> None:
         self.waiters.wake(key, count)
-
-    async def _recheck(self) -> None:
-        await self.recheck.run()
 
     async def _keep_alive(self, worker_ids: Sequence[UUID]) -> None:
         await self.write(workers.keep_alive, worker_ids)
@@ -162,10 +159,13 @@ class Runtime:
         return await self._shielded(self.database.write_short(work, *args, **kwargs))
 
     async def _shielded(self, write: Awaitable[tuple[Result, Transaction]]) -> Result:
-        writing = asyncio.create_task(self._finish_write(write))
-        self._writing.add(writing)
-        writing.add_done_callback(self._written)
-        return await asyncio.shield(writing)
+        return await asyncio.shield(self._start(self._finish_write(write)))
+
+    def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        started = asyncio.create_task(work)
+        self._writing.add(started)
+        started.add_done_callback(self._written)
+        return started
 
     def _written(self, writing: asyncio.Task[Any]) -> None:
         self._writing.discard(writing)
@@ -195,9 +195,9 @@ class Runtime:
             self.waiters.wake(slot_key(worker_id))
         if tx.freed and self.settings.room_max_in_flight is not None:
             # Not awaited, because the committed write must not raise its error.
-            waking = asyncio.create_task(self._wake_for_rooms([each.room_id for each in tx.freed], tx.wakes))
-            self._writing.add(waking)
-            waking.add_done_callback(self._writing.discard)
+            self._start(self._wake_for_rooms([each.room_id for each in tx.freed], tx.wakes))
+        if tx.removed_providers and self.on_providers_removed is not None:
+            self._start(self.on_providers_removed(tx.removed_providers))
         if self.on_events is not None:
             self.on_events(tx.emissions)
         if self._publish is not None and self._has_subscribers():

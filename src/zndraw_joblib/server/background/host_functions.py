@@ -1,6 +1,7 @@
 """Functions with which a host sweeps in its own process and on its own sessions."""
 
 import inspect
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from datetime import timedelta
@@ -16,25 +17,40 @@ from zndraw_joblib.server.store.database import Transaction, run
 from zndraw_joblib.server.store.sessions import SessionDatabase, begin
 from zndraw_joblib.server.store.tables import Worker
 
+logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-async def run_sweeper(get_session: Callable[[], Any], settings: JobLibSettings, tsio: Any = None) -> None:
+async def run_sweeper(
+    get_session: Callable[[], Any],
+    settings: JobLibSettings,
+    tsio: Any = None,
+    *,
+    on_providers_removed: Callable[[list[str]], Awaitable[object]] | None = None,
+) -> None:
     """Sweep until cancelled, with a new session for each of a cycle's two passes.
 
-    `get_session` is an async generator function that yields a session, or an `async_sessionmaker`.
+    `get_session` is an async generator function that yields a session, or an `async_sessionmaker`. After a
+    commit `on_providers_removed` gets the full names of providers that were removed with their workers; what
+    it raises is logged.
     """
-    database = SessionDatabase(partial(_open, get_session))
+    database = SessionDatabase(partial(open_session, get_session))
 
     async def write(work: Callable[..., Awaitable[Result]], *args: Any, **kwargs: Any) -> Result:
         result, tx = await database.write(work, *args, **kwargs)
         await emit(tsio, tx.emissions)
+        if tx.removed_providers and on_providers_removed is not None:
+            try:
+                await on_providers_removed(tx.removed_providers)
+            except Exception:
+                logger.exception("on_providers_removed failed: providers=%s", tx.removed_providers)
         return result
 
     await Sweeper(write, settings).run()
 
 
-def _open(get_session: Callable[[], Any]) -> AbstractAsyncContextManager[Any]:
+def open_session(get_session: Callable[[], Any]) -> AbstractAsyncContextManager[Any]:
+    """Open a session with an async generator function that yields it, or an `async_sessionmaker`."""
     if inspect.isasyncgenfunction(get_session):
         return asynccontextmanager(get_session)()
     opened = get_session()

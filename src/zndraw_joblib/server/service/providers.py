@@ -131,15 +131,17 @@ async def remove_workers(tx: Transaction, worker_ids: Sequence[UUID]) -> None:
     A provider continues with the newest registration of another worker; without one it is deleted.
     """
     for provider in await store.lock_and_unlink(tx, worker_ids):
-        await _use_newest_registration(tx, provider)
+        if not await _use_newest_registration(tx, provider):
+            tx.removed_providers.append(str(provider.name))
 
 
-async def _use_newest_registration(tx: Transaction, provider: ProviderRow) -> None:
+async def _use_newest_registration(tx: Transaction, provider: ProviderRow) -> bool:
+    """Continue with the newest registration of a provider, or delete it; return whether it continues."""
     newest = await store.newest_registration(tx, provider.id)
     if newest is None:
         await store.remove(tx, provider.id)
     elif newest.worker_id == provider.worker_id:
-        return
+        return True
     else:
         registration, connected_until = uuid4(), await tx.now() + GRACE
         values = {**newest._asdict(), "registration": registration, "connected_until": connected_until}
@@ -147,6 +149,7 @@ async def _use_newest_registration(tx: Transaction, provider: ProviderRow) -> No
         await request_store.reassign(tx, provider.id, registration)
         await notify_pending(tx, provider.id, provider.name, newest.worker_id)
     _publish_changed(tx, provider.name)
+    return newest is not None
 
 
 def check_owner(owner_id: str, caller: Identity) -> None:

@@ -71,6 +71,8 @@ class Transaction:
         self.due: datetime | None = None
         self.freed: list[Freed] = []
         self.actions: list[str] = []
+        # The full names of providers that are removed with their workers.
+        self.removed_providers: list[str] = []
         self.request_id: str | None = None
 
     async def execute(

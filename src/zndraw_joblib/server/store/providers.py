@@ -94,7 +94,12 @@ def _extend(wanted: Select[Any]) -> Executable:
 
 _EXTEND = _extend(_OF_WORKER)
 _EXTEND_SOME = _extend(_OF_WORKER.where(among(providers.c.id, bindparam("ids"))))
-_LINKED = select(links.c.provider_id).where(among(links.c.worker_id, bindparam("ids")))
+# A row that a host has written by itself has no registration.
+_LINKED = (
+    select(links.c.provider_id)
+    .where(among(links.c.worker_id, bindparam("ids")))
+    .union_all(select(providers.c.id).where(among(providers.c.worker_id, bindparam("ids"))))
+)
 _UNLINK = delete(links).where(among(links.c.worker_id, bindparam("ids")))
 
 

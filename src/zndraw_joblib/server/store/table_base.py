@@ -1,5 +1,7 @@
 """What all tables share: their metadata, which is separate from the host's, and columns of common types."""
 
+from datetime import UTC, datetime
+from importlib import import_module
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -28,6 +30,13 @@ class Base(SQLModel, registry=registry(metadata=metadata)):
     metadata: ClassVar[MetaData] = metadata
     __table__: ClassVar[Table]
 
+    def __init__(self, **values: Any) -> None:
+        """Build a row. Raises TypeError for a field that the table does not have."""
+        if not values.keys() <= type(self).model_fields.keys():
+            old = import_module("zndraw_joblib.compat_0_1.rows")
+            values = old.with_current_names(type(self), values)
+        super().__init__(**values)
+
 
 def id_column() -> Any:
     """Return the column of a UUID that is the primary key."""
@@ -35,8 +44,9 @@ def id_column() -> Any:
 
 
 def moment(*, nullable: bool = False) -> Any:
-    """Return a column of a point in time."""
-    return Field(default=None, sa_column=Column(UtcDateTime, nullable=nullable))
+    """Return a column of a point in time: null by default, or the time when a host's code builds the row."""
+    column = Column(UtcDateTime, nullable=nullable)
+    return Field(default_factory=lambda: None if nullable else datetime.now(UTC), sa_column=column)
 
 
 def optional_text() -> Any:

@@ -288,11 +288,13 @@ class ProviderRecord(Base, table=True):
     room_id: str = Field(max_length=128)
     category: str = Field(max_length=128)
     name: str = Field(max_length=128)
-    schema_: dict[str, Any] = Field(sa_column=Column("schema", JsonText, nullable=False))
-    content_type: str = Field(max_length=255)
+    schema_: dict[str, Any] = Field(
+        default_factory=dict, sa_column=Column("schema", JsonText, nullable=False)
+    )
+    content_type: str = Field(default="application/json", max_length=255)
     owner_id: str
     worker_id: UUID = Field(sa_column=Column(Uuid, ForeignKey("joblib_worker.id"), nullable=False))
-    registration: UUID
+    registration: UUID = Field(default_factory=uuid4)
     created_at: datetime = moment()
     connected_until: datetime = moment()
 

@@ -1,0 +1,67 @@
+"""The columns of version 0.1.x that have another name now, on the classes of the tables.
+
+They are there once this module is loaded: by the old import path of a class, or by the first row that is
+built with an old name.
+"""
+
+import warnings
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from zndraw_joblib.server.store.tables import Job, ProviderRecord, Task, Worker
+
+_RENAMED: dict[Any, dict[str, str]] = {
+    Worker: {"user_id": "owner_id"},
+    ProviderRecord: {"user_id": "owner_id"},
+    Task: {"created_by_id": "created_by"},
+}
+
+
+class _Renamed:
+    """A column under its old name, for reading; in a query it is the column itself."""
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+
+    def __get__(self, row: Any, table: type[Any]) -> Any:
+        return getattr(table if row is None else row, self._column)
+
+
+for _table, _columns in _RENAMED.items():
+    for _old, _new in _columns.items():
+        setattr(_table, _old, _Renamed(_new))
+
+
+def _full_name(row: Any) -> str:
+    return f"{row.room_id}:{row.category}:{row.name}"
+
+
+def _is_alive(worker: Any, timeout: timedelta) -> bool:
+    return bool(datetime.now(UTC) - worker.last_heartbeat <= timeout)
+
+
+_WORKER: Any = Worker
+_WORKER.is_alive = _is_alive
+_TABLES: list[Any] = [Job, ProviderRecord]
+for _table in _TABLES:
+    _table.full_name = property(_full_name)
+
+
+def with_current_names(table: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a row with the current names of its columns. The ids of users become texts."""
+    renamed = _RENAMED.get(table, {})
+    if unknown := sorted(values.keys() - renamed.keys() - table.model_fields.keys()):
+        raise TypeError(
+            f"{table.__name__} has no field {', '.join(unknown)}; it has {', '.join(table.model_fields)}"
+        )
+    for old in renamed.keys() & values.keys():
+        warnings.warn(
+            f"{table.__name__}({old}=…) is a name of version 0.1; use {renamed[old]}=str(…) "
+            "(docs/how-to/migrate-from-0.1.md)",
+            DeprecationWarning,
+            stacklevel=5,
+        )
+    return {
+        renamed.get(name, name): str(value) if name in renamed and value is not None else value
+        for name, value in values.items()
+    }

@@ -1,0 +1,192 @@
+"""A host of version 0.1.x runs, on both databases; each old name that it uses is a warning."""
+
+import asyncio
+import importlib
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from host.conftest import Start, start
+from rest import ROTATE, V1
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from waiting import until
+
+from zndraw_joblib import Worker
+from zndraw_joblib.server.store.engine import open_engine
+from zndraw_joblib.server.store.schema import OutdatedSchema
+
+__all__ = ["start"]
+OWN_ROWS = "ignore:(Worker|ProviderRecord).user_id:DeprecationWarning"
+
+
+@pytest.fixture(scope="session")
+def old_host() -> ModuleType:
+    """Import the host, with one warning for each old name at its line."""
+    with pytest.warns(DeprecationWarning, match="is a name of version 0.1") as warned:
+        module = importlib.import_module("compat.old_host")
+    found = [str(each.message) for each in warned if each.filename == module.__file__]
+    assert len(set(found)) == module.WARNINGS
+    return module
+
+
+@pytest.fixture
+async def host(old_host: ModuleType, engine: AsyncEngine) -> Any:
+    """Return the host on the test's database, with its own tables."""
+    made = old_host.OldHost(engine)
+    await made.create_tables()
+    return made
+
+
+async def test_its_routes_and_overrides_work(host: Any, start: Start) -> None:
+    """Jobs of any allowed category, and the guard that it overrides; errors are problems."""
+    client = await start(host.app)
+    response = await client.put(f"{V1}/rooms/lab/jobs", json={**ROTATE, "category": "filesystem"})
+    assert (response.status_code, response.json()["full_name"]) == (201, "lab:filesystem:Rotate")
+    response = await client.put(f"{V1}/rooms/lab/jobs", json={**ROTATE, "category": "other"})
+    assert (response.status_code, response.json()["type"]) == (400, "/v1/problems/invalid-category")
+    response = await client.put(f"{V1}/rooms/locked/jobs", json=ROTATE)
+    assert (response.status_code, response.json()["detail"]) == (400, "The room is locked")
+    task = (await client.post(f"{V1}/rooms/lab/tasks/lab:filesystem:Rotate", json={})).json()
+    assert (await client.get(f"{V1}/tasks/{task['id']}")).json()["status"] == "pending"
+
+
+@pytest.mark.parametrize("lifespan", [True, False])
+async def test_internal_jobs_are_registered_before_the_app_runs(
+    host: Any, start: Start, lifespan: bool
+) -> None:
+    """In an event loop that ends before that of the server starts."""
+    await asyncio.to_thread(host.register_jobs)
+    transport = httpx.ASGITransport(host.app)
+    client = (
+        await start(host.app) if lifespan else httpx.AsyncClient(transport=transport, base_url="http://host")
+    )
+    response = await client.post(f"{V1}/rooms/lab/tasks/@internal:modifiers:Center", json={})
+    assert (response.status_code, response.json()["status"]) == (202, "claimed")
+    await until(lambda: host.ran)
+    assert host.ran == [("Center", {}, "lab")]
+
+
+async def test_rows_of_internal_jobs(host: Any, start: Start) -> None:
+    """They can be created without a broker, also twice."""
+    for _ in range(2):
+        await host.ensure_jobs()
+    listed = (await (await start(host.app)).get(f"{V1}/rooms/lab/jobs")).json()
+    assert [job["full_name"] for job in listed["items"]] == ["@internal:modifiers:Center"]
+
+
+@pytest.mark.filterwarnings(OWN_ROWS)
+async def test_its_sweeper_cleans_up_after_rows_of_its_own(host: Any, old_host: ModuleType) -> None:
+    """After the commit, the function gets the rooms with frames; the others' events are sent too."""
+    silent = datetime.now(UTC) - timedelta(hours=1)
+    await host.add_frames("lab", old_host.ROOT, last_heartbeat=silent)
+    assert Worker(owner_id="a").is_alive(timedelta(minutes=1))
+    seen: list[tuple[set[str], int]] = []
+
+    async def clean_up(rooms: set[str]) -> None:
+        async with host.sessions() as session:
+            seen.append((rooms, await session.scalar(select(func.count()).select_from(Worker))))
+
+    sweeping = asyncio.create_task(host.sweep(clean_up))
+    await until(lambda: seen)
+    sweeping.cancel()
+    with suppress(asyncio.CancelledError):
+        await sweeping
+    assert seen == [({"lab"}, 0)]
+    assert [(type(event).__name__, room) for event, room in host.emitted] == [
+        ("ProvidersInvalidate", "room:lab")
+    ]
+    assert isinstance(host.emitted[0][0], old_host.ProvidersInvalidate)
+
+
+@pytest.mark.filterwarnings(OWN_ROWS)
+async def test_the_override_of_the_cleanup_is_called(host: Any, old_host: ModuleType, start: Start) -> None:
+    """After a worker is removed over REST; not for a worker without frames."""
+    client = await start(host.app)
+    without = (await client.post(f"{V1}/workers")).json()["id"]
+    worker = await host.add_frames("lab", old_host.ROOT)
+    for worker_id in (without, worker.id):
+        assert (await client.delete(f"{V1}/workers/{worker_id}")).status_code == 204
+    await until(lambda: host.cleaned)
+    assert host.cleaned == [{"lab"}]
+
+
+async def test_a_failing_cleanup_is_logged(
+    host: Any, start: Start, old_host: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker is removed, and the response says so."""
+
+    async def fail(rooms: set[str]) -> None:
+        raise OSError("no disk")
+
+    host.clean_up = fail
+    client = await start(host.app)
+    provider = {"category": "frames", "name": "all", "schema": {}}
+    registered = (await client.put(f"{V1}/rooms/lab/providers", json=provider)).json()
+    assert (await client.delete(f"{V1}/workers/{registered['worker_id']}")).status_code == 204
+    await until(lambda: [each for each in caplog.records if "on_providers_removed failed" in each.message])
+
+
+@pytest.mark.filterwarnings(OWN_ROWS)
+async def test_old_names_of_columns_find_rows(host: Any, old_host: ModuleType) -> None:
+    """In queries and on rows; the ids of users are texts."""
+    user = old_host.User(id=old_host.UUID(int=7))
+    worker = await host.add_frames("lab", user)
+    async with host.sessions() as session:
+        found = (await session.scalars(select(Worker).where(Worker.user_id == str(user.id)))).one()
+    assert (found.id, found.user_id) == (worker.id, str(user.id))
+
+
+def test_a_row_with_an_unknown_field_is_refused() -> None:
+    """The error names the field and those that exist; an old name warns."""
+    with pytest.raises(TypeError, match=r"Worker has no field usr_id; it has id, owner_id"):
+        Worker(usr_id="a")
+    with pytest.warns(DeprecationWarning, match=r"Worker\(user_id=…\)") as warned:
+        Worker(user_id="a")
+    assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize("call", ["ensure_jobs", "register_jobs"])
+async def test_missing_tables_are_created_on_sqlite(old_host: ModuleType, tmp_path: Any, call: str) -> None:
+    """Before the first request and without a migration."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'new.db'}")
+    host = old_host.OldHost(engine)
+    await (asyncio.to_thread(host.register_jobs) if call == "register_jobs" else host.ensure_jobs())
+    async with host.sessions() as session:
+        assert await session.scalar(select(func.count()).select_from(Worker)) == 0
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("call", ["ensure_jobs", "register_jobs"])
+async def test_missing_tables_are_named_on_postgresql(
+    old_host: ModuleType, empty_postgres_url: str, call: str
+) -> None:
+    """The error says what to run."""
+    engine = open_engine(empty_postgres_url)
+    host = old_host.OldHost(engine)
+    with pytest.raises(OutdatedSchema, match="zndraw-joblib db upgrade"):
+        await (asyncio.to_thread(host.register_jobs) if call == "register_jobs" else host.ensure_jobs())
+    await engine.dispose()
+
+
+async def test_a_router_without_a_queue_says_what_to_call(
+    old_host: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log, at the first request."""
+    app = FastAPI()
+    app.include_router(old_host.router)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://host") as client:
+        assert (await client.get(f"{V1}/workers")).status_code == 500
+    assert "call JobLib(...).mount(app) before it handles requests" in caplog.text
+
+
+def test_the_hosts_metadata_has_no_table_of_the_queue(old_host: ModuleType) -> None:
+    """`SQLModel.metadata.create_all` creates the host's own tables alone."""
+    names = old_host.SQLModel.metadata.tables
+    assert "note" in names
+    assert not [name for name in names if name.startswith("joblib_")]
