@@ -6,7 +6,8 @@ OLD := .venv-0.1.7
 JS := tests/peers/js
 BROWSER := tests/browser
 TYPES := tests/typescript
-PEERS := $(OLD)/.ready $(JS)/node_modules/.ready $(BROWSER)/node_modules/.ready $(TYPES)/node_modules/.ready
+CLIENTS := .venv-clients
+PEERS := $(OLD)/.ready $(CLIENTS)/.ready $(foreach each,$(JS) $(BROWSER) $(TYPES),$(each)/node_modules/.ready)
 CODE := src tests alembic benchmarks chaos examples sitegen generate
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
@@ -91,10 +92,13 @@ $(READY): pyproject.toml requirements/dev.txt
 	$(BIN)/python -m pip install -q --no-deps -e .
 	@touch $@
 
-# Version 0.1.7 of this package has the same import name, so it needs an environment of its own.
-$(OLD)/.ready: tests/peers/requirements-0.1.7.txt | $(READY)
-	$(BIN)/python -m venv --clear $(OLD)
-	$(OLD)/bin/python -m pip install -q -r $<
+# Version 0.1.7 of this package has the same import name, and the generator of clients needs an older Typer:
+# each has an environment of its own.
+$(OLD)/.ready: tests/peers/requirements-0.1.7.txt
+$(CLIENTS)/.ready: tests/clients/requirements.txt
+$(OLD)/.ready $(CLIENTS)/.ready: | $(READY)
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install -q -r $<
 	@touch $@
 
 define NPM_INSTALL

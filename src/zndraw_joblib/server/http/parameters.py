@@ -7,8 +7,14 @@ from pydantic.json_schema import SkipJsonSchema
 Value = TypeVar("Value")
 # None stands for an omitted parameter: no header or query has a null, so the OpenAPI document has none.
 Omissible: TypeAlias = Value | SkipJsonSchema[None]
-# The schema of any bytes.
-BINARY = {"type": "string", "format": "binary"}
+_BINARY = {"type": "string", "format": "binary"}
+# A body of bytes. Generators of clients know no `*/*`, so a request declares the general type alone.
+BYTES_SENT: dict[str, Any] = {
+    "description": "The bytes, with any `Content-Type`, which is kept.",
+    "required": True,
+    "content": {"application/octet-stream": {"schema": _BINARY}},
+}
+BYTES_RETURNED: dict[str, Any] = {"application/octet-stream": {"schema": _BINARY}, "*/*": {"schema": _BINARY}}
 
 
 def header_parameter(name: str, description: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from zndraw_joblib.server.http.dependencies import (
 )
 from zndraw_joblib.server.http.idempotency import Key, claim_id_of
 from zndraw_joblib.server.http.openapi.pages import ProviderPage
-from zndraw_joblib.server.http.parameters import BINARY, Omissible, header_parameter
+from zndraw_joblib.server.http.parameters import BYTES_RETURNED, BYTES_SENT, Omissible, header_parameter
 from zndraw_joblib.server.http.request_body import read_body
 from zndraw_joblib.server.http.routing import RESOLVERS, Route
 from zndraw_joblib.server.providers.cache import CachedResult
@@ -93,7 +93,7 @@ async def get_provider(
     responses={
         200: {
             "description": "The provider result, with the provider's content type",
-            "content": {"application/json": {"schema": {}}, "*/*": {"schema": BINARY}},
+            "content": {"application/json": {"schema": {}}, **BYTES_RETURNED},
         },
         304: {"description": "`If-None-Match` has the current ETag"},
     },
@@ -199,11 +199,7 @@ def _resolve_result_headers(request: Request) -> _ResultHeaders:
 RESOLVERS[_result_headers] = _resolve_result_headers
 
 
-@router.post(
-    "/providers/{provider_id}/results",
-    status_code=204,
-    openapi_extra={"requestBody": {"required": True, "content": {"*/*": {"schema": BINARY}}}},
-)
+@router.post("/providers/{provider_id}/results", status_code=204, openapi_extra={"requestBody": BYTES_SENT})
 async def upload_provider_result(
     request: Request,
     queue: Queue,

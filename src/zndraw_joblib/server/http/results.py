@@ -16,7 +16,7 @@ from zndraw_joblib.contract.progress import StoredResult
 from zndraw_joblib.contract.providers import media_type
 from zndraw_joblib.server.http.content import StoredBytes, content_response
 from zndraw_joblib.server.http.dependencies import Caller, Queue, check_readable, json_response
-from zndraw_joblib.server.http.parameters import BINARY, Omissible, header_parameter
+from zndraw_joblib.server.http.parameters import BYTES_RETURNED, BYTES_SENT, Omissible, header_parameter
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.providers import parts
 from zndraw_joblib.server.service import task_results
@@ -37,11 +37,7 @@ Filename = Annotated[
 ]
 
 
-@router.put(
-    "/tasks/{task_id}/result",
-    response_model=StoredResult,
-    openapi_extra={"requestBody": {"required": True, "content": {"*/*": {"schema": BINARY}}}},
-)
+@router.put("/tasks/{task_id}/result", response_model=StoredResult, openapi_extra={"requestBody": BYTES_SENT})
 async def upload_task_result(
     request: Request,
     queue: Queue,
@@ -73,9 +69,9 @@ _READ: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The result: the JSON of the report, or the bytes that were uploaded, with their type",
         "headers": _HEADERS,
-        "content": {"application/json": {"schema": {}}, "*/*": {"schema": BINARY}},
+        "content": {"application/json": {"schema": {}}, **BYTES_RETURNED},
     },
-    206: {"description": "The range that `Range` wants", "content": {"*/*": {"schema": BINARY}}},
+    206: {"description": "The range that `Range` wants", "content": BYTES_RETURNED},
     304: {"description": "`If-None-Match` has the current ETag"},
 }
 _HEAD = {

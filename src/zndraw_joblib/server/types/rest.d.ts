@@ -7030,6 +7030,7 @@ export interface operations {
                 };
                 content: {
                     "application/json": unknown;
+                    "application/octet-stream": string;
                     "*/*": string;
                 };
             };
@@ -7355,9 +7356,10 @@ export interface operations {
             };
             cookie?: never;
         };
+        /** @description The bytes, with any `Content-Type`, which is kept. */
         requestBody: {
             content: {
-                "*/*": string;
+                "application/octet-stream": string;
             };
         };
         responses: {
@@ -7480,6 +7482,7 @@ export interface operations {
                 };
                 content: {
                     "application/json": unknown;
+                    "application/octet-stream": string;
                     "*/*": string;
                 };
             };
@@ -7489,6 +7492,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
+                    "application/octet-stream": string;
                     "*/*": string;
                 };
             };
@@ -7587,9 +7591,10 @@ export interface operations {
             };
             cookie?: never;
         };
+        /** @description The bytes, with any `Content-Type`, which is kept. */
         requestBody: {
             content: {
-                "*/*": string;
+                "application/octet-stream": string;
             };
         };
         responses: {
