@@ -1,13 +1,10 @@
 """The queue inside a host's app: one object that connects everything."""
 
 import asyncio
-import signal
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -21,6 +18,7 @@ from zndraw_joblib.server.background.rollups import Rollups
 from zndraw_joblib.server.background.scheduler import Scheduler
 from zndraw_joblib.server.background.server_reports import ServerReports
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.host import checks, loops
 from zndraw_joblib.server.host.api import HostApi
 from zndraw_joblib.server.host.removed_providers import OnProvidersRemoved, notify_removed
 from zndraw_joblib.server.http import add_routes
@@ -28,7 +26,7 @@ from zndraw_joblib.server.http.dashboard import Dashboard
 from zndraw_joblib.server.http.dependencies import check_readable
 from zndraw_joblib.server.http.fastapi_internals import solve
 from zndraw_joblib.server.http.guards import Guard, RoomGuards
-from zndraw_joblib.server.http.host_identity import check_identity_type, identity_dependency
+from zndraw_joblib.server.http.host_identity import identity_dependency
 from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.problems import add_problem_pages
 from zndraw_joblib.server.http.tokens import BearerTokens
@@ -106,7 +104,7 @@ class JobLib(HostApi):
             on_due=self._schedule,
             clock=clock,
         )
-        self.publisher = SocketIoPublisher(tsio, self.runtime.pubsub)
+        self._tsio, self.publisher = tsio, SocketIoPublisher(tsio, self.runtime.pubsub)
         self.runtime.pubsub.subscribe(self._receive)
         self._scheduler, self.rollups = Scheduler(self.runtime.write), Rollups(self.runtime)
         self.dispatcher = Dispatcher(self.runtime, self._internal_registry)
@@ -153,10 +151,10 @@ class JobLib(HostApi):
 
         With `dashboard`, a path as ``/queue``, add the operators' page there. With `read_only` it offers no
         action. `headers_module` is the URL of a JavaScript module of the host whose default export returns
-        the headers that identify the user, for a host without cookies. Logs a warning if the declared type of
-        the identity lacks an attribute that the queue reads.
+        the headers that identify the user, for a host without cookies. Raises TypeError for a part of the
+        host that the queue cannot use, and RuntimeError for an app that has started or has the queue already.
         """
-        check_identity_type(self.identity)
+        self._check(app)
         self._app = app
         app.state.joblib = self
         self.runtime.on_providers_removed = partial(notify_removed, self, app)
@@ -181,6 +179,14 @@ class JobLib(HostApi):
 
         app.router.lifespan_context = both
 
+    def _check(self, app: FastAPI) -> None:
+        checks.check_app(app)
+        checks.check_identity(self.identity)
+        checks.check_guards(**self.guards.arguments)
+        checks.check_tsio(self._tsio)
+        if self._app is not None:
+            raise RuntimeError("This JobLib is mounted already. Create another one for another queue")
+
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
         """Prepare the schema, run the background loops, and end waiting requests when the server stops.
@@ -194,29 +200,31 @@ class JobLib(HostApi):
             self.rooms.install_handlers()
         open_connection = await connection_factory(self.settings, self.runtime.database.pubsub_connection)
         pubsub = (
-            [] if open_connection is None else [_start("pub/sub", self.runtime.pubsub.run(open_connection))]
+            []
+            if open_connection is None
+            else [loops.start("pub/sub", self.runtime.pubsub.run(open_connection))]
         )
-        loops = [
-            _start("scheduler", self._scheduler.run()),
-            _start("sweeper", self.sweeper.run()),
-            _start("dispatcher", self.dispatcher.run()),
-            _start("statistics", self.rollups.run()),
-            _start("on_end", self.end_hooks.run()),
+        running = [
+            loops.start("scheduler", self._scheduler.run()),
+            loops.start("sweeper", self.sweeper.run()),
+            loops.start("dispatcher", self.dispatcher.run()),
+            loops.start("statistics", self.rollups.run()),
+            loops.start("on_end", self.end_hooks.run()),
         ]
         if self.rooms is not None:
-            loops += [_start(name, run()) for name, run in self.rooms.loops.items()]
+            running += [loops.start(name, run()) for name, run in self.rooms.loops.items()]
         try:
-            with _on_stop_signals(self.begin_stop):
+            with loops.on_stop_signals(self.begin_stop):
                 async with self._offered_internal_jobs():
                     yield
         finally:
             self.begin_stop()
-            await _stop(loops)
+            await loops.stop(running)
             await self._server_reports.leave()
             await self._finish()
             if self._closing_sockets is not None:
                 await self._closing_sockets
-            await _stop(pubsub)
+            await loops.stop(pubsub)
             await self._close_results()
 
     async def _close_results(self) -> None:
@@ -355,44 +363,3 @@ async def register_internal_jobs(
     if isinstance(joblib, JobLib):
         joblib.dispatcher.wake()
     return registry
-
-
-def _start(name: str, loop: Any) -> asyncio.Task[None]:
-    return asyncio.create_task(loop, name=f"zndraw-joblib {name}")
-
-
-async def _stop(loops: Sequence[asyncio.Task[None]]) -> None:
-    for loop in loops:
-        loop.cancel()
-        await asyncio.wait([loop])
-
-
-@contextmanager
-def _on_stop_signals(act: Callable[[], Any]) -> Iterator[None]:
-    """Call `act` on SIGINT and SIGTERM, before the handlers that are installed already.
-
-    A server waits for open requests before it ends the lifespan, so waiting requests must end earlier.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(act)
-        earlier = before[signal.Signals(number)]
-        if callable(earlier):
-            earlier(number, frame)
-        elif earlier == signal.SIG_DFL:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-    for number in before:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            if signal.getsignal(number) is handle:
-                signal.signal(number, earlier)

@@ -28,6 +28,7 @@ from zndraw_joblib.server.ports import Page
 from zndraw_joblib.server.service import idempotency, jobs, rules, tasks
 from zndraw_joblib.server.service.idempotency import Repeat
 from zndraw_joblib.server.service.tasks import Report, Submission
+from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.database import Clock, Transaction
 from zndraw_joblib.server.store.host_sessions import read_in, write_in
 
@@ -47,6 +48,17 @@ class HostApi(QueueState):
 
     clock: Clock | None
     end_hooks: EndHooks
+
+    def create_tables(self, connection: Any) -> Any:
+        """Create the queue's tables, or upgrade them, in the transaction of a host's connection.
+
+            await joblib.create_tables(connection)  # in `async with engine.begin() as connection`
+            await connection.run_sync(joblib.create_tables)  # the same
+
+        The queue's own Alembic version table is set, so that later upgrades work. Raises `OutdatedSchema` for
+        the tables of a newer release.
+        """
+        return schema.create_tables(connection)
 
     def on_end(self, name: str) -> Callable[[HookT], HookT]:
         """Return a decorator that gives a function a name, for ``submit(…, on_end=name)``.

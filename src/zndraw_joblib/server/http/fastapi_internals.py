@@ -93,6 +93,17 @@ def _dependant(dependency: Callable[..., Any], path: str) -> Dependant:
     return get_dependant(path=path, call=take)
 
 
+def takes_parameter(dependency: Callable[..., Any], name: str) -> bool:
+    """Return whether a dependency, or one below it, takes a path parameter or the whole request."""
+
+    def takes(dependant: Dependant) -> bool:
+        takes_request = dependant.request_param_name or dependant.http_connection_param_name
+        names = {field.name for field in dependant.path_params}
+        return bool(takes_request) or name in names or any(map(takes, dependant.dependencies))
+
+    return takes(get_dependant(path=f"/{{{name}}}", call=dependency))
+
+
 def route_path(scope: Scope) -> str:
     """Return the path of a request without the path under which the app is mounted."""
     return get_route_path(scope)

@@ -33,6 +33,7 @@ class RoomGuards:
     def __init__(self, readable: Guard | None, writable: Guard | None) -> None:
         # A user who cannot read a room cannot write to it either.
         self._arguments = {verify_readable_room: readable, verify_writable_room: writable or readable}
+        self.arguments = {"readable_room": readable, "writable_room": writable}
         self._remembered: dict[Guard, Guard] = {}
         self._reported: set[Guard] = set()
 

@@ -46,16 +46,13 @@ def _identity(user: Any) -> Identity:
 
 
 def check_identity_type(identity: Callable[..., Any]) -> None:
-    """Log a warning if the declared type of a host's identity lacks an attribute.
-
-    The value may still have it: by a subclass, or set at run time.
-    """
+    """Raise TypeError if the declared type of a host's identity lacks an attribute that the queue reads."""
     dependency = getattr(identity, "__qualname__", identity)
     for kind in _returned_types(identity):
         for name in ("id", "is_superuser"):
             if _certainly_lacks(kind, name):
                 fault = f"{kind.__name__}, which has no attribute {name!r}"
-                logger.warning("The identity %r returns %s. %s", dependency, fault, _REMEDY)
+                raise TypeError(f"The identity {dependency!r} returns {fault}. {_REMEDY}")
 
 
 def _returned_types(identity: Callable[..., Any]) -> list[type]:

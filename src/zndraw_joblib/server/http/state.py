@@ -1,11 +1,13 @@
 """What the endpoints of a mounted queue need, in one object: ``app.state.joblib``."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 from fastapi import Request
 
+from zndraw_joblib.contract.problems import InternalServerError
 from zndraw_joblib.server.background.health import Health
 from zndraw_joblib.server.background.metrics import Metrics
 from zndraw_joblib.server.background.sweeper import Sweeper
@@ -19,6 +21,7 @@ from zndraw_joblib.server.streams.overviews import Overviews
 from zndraw_joblib.server.streams.streams import Streams
 from zndraw_joblib.server.task_results.results import TaskResults
 
+logger = logging.getLogger(__name__)
 _QUEUE = "zndraw_joblib.queue"
 
 
@@ -54,12 +57,14 @@ class QueueState(ABC):
 
 
 def queue_state(request: Request) -> QueueState:
-    """Return the queue of the app that handles a request. Raises RuntimeError where none is mounted."""
+    """Return the queue of a request. Raises `InternalServerError` where the app has none."""
     found = request.scope.get(_QUEUE)
     if found is None:
         found = getattr(request.app.state, "joblib", None)
         if not isinstance(found, QueueState):
-            raise RuntimeError("The app has no queue: call JobLib(...).mount(app) before it handles requests")
+            fault = "The app has no queue: call JobLib(...).mount(app) before it handles requests"
+            logger.error("%s. It adds the queue's routes; do not include its router", fault)
+            raise InternalServerError(fault)
     state: QueueState = found
     return state
 

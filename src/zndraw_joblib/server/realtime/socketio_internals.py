@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from engineio.packet import NOOP, Packet
-from socketio import AsyncManager
+from socketio import AsyncManager, Server
 from socketio.async_pubsub_manager import AsyncPubSubManager
 
 NAMESPACE = "/"
@@ -166,3 +166,8 @@ async def close_connection(sio: Any, eio_sid: str) -> None:
     if client is not None:
         await client.close(wait=False, abort=True)
         await client.queue.put(None if client.upgraded else Packet(NOOP))
+
+
+def is_synchronous(sio: Any) -> bool:
+    """Return whether it is a server of python-socketio without coroutines."""
+    return isinstance(sio, Server)

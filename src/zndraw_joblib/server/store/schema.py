@@ -2,14 +2,18 @@
 
 import asyncio
 import threading
+import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, delete, insert, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.util.concurrency import await_only, in_greenlet
 
 from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.pooling import check_sessions
@@ -62,6 +66,31 @@ async def upgrade(database: Database) -> None:
         _ALEMBIC.release()
 
 
+def create(connection: Connection) -> None:
+    """Create the tables, or upgrade them, in the transaction of a host's connection. Does not commit."""
+    while not _ALEMBIC.acquire(blocking=False):
+        if in_greenlet():  # of an event loop, in which another upgrade may hold it
+            await_only(asyncio.sleep(_POLL_SECONDS))
+        else:
+            time.sleep(_POLL_SECONDS)
+    try:
+        _upgrade(connection)
+    finally:
+        _ALEMBIC.release()
+
+
+def create_tables(connection: Any) -> Any:
+    """Call `create` for a `Connection`; for an `AsyncConnection` return an awaitable that does."""
+    if isinstance(connection, AsyncConnection):
+        return connection.run_sync(create)
+    if not isinstance(connection, Connection):
+        raise TypeError(
+            f"create_tables takes a connection, not {type(connection).__name__}: in "
+            "'async with engine.begin() as connection', write 'await joblib.create_tables(connection)'"
+        )
+    return create(connection)
+
+
 async def prepare(database: Database) -> None:
     """Upgrade a SQLite database; check the version of any other.
 
@@ -74,7 +103,8 @@ async def prepare(database: Database) -> None:
     if not await database.run_sync(lambda connection: connection.dialect.name == "sqlite"):
         raise OutdatedSchema(
             f"The database's schema is {found or 'missing'}, but this version needs {newest()}. Run "
-            "'zndraw-joblib db upgrade' with the same database URL, then start again."
+            "'zndraw-joblib db upgrade' with the same database URL, then start again. An app that creates "
+            "its own tables at the start may call 'await joblib.create_tables(connection)' there."
         )
     await upgrade(database)
 
@@ -100,7 +130,7 @@ def _check(connection: Connection) -> str | None:
 def _upgrade(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
-    else:
+    elif not getattr(connection.connection.driver_connection, "in_transaction", False):
         # The sqlite3 module begins no transaction before CREATE TABLE.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     before = _check(connection)

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, bindparam, delete, false, func, select
+from sqlalchemy import Connection, Engine, bindparam, delete, false, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session, sessionmaker
 
 from zndraw_joblib.server.ports import OpenConnection, SessionMaker
 from zndraw_joblib.server.store.database import (
@@ -40,6 +41,7 @@ class SessionDatabase(Database):
         self, session_maker: SessionMaker, clock: Clock | None = None, limits: Limits | None = None
     ) -> None:
         super().__init__(clock, limits)
+        _check_session_maker(session_maker)
         self._open = session_maker
         self._single_writes = SingleWrites(self._limits)
         self._is_sqlite: bool | None = None
@@ -116,6 +118,20 @@ class SessionDatabase(Database):
         if self._is_sqlite is False:
             return nullcontext()
         return self._write_locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+
+
+def _check_session_maker(given: object) -> None:
+    """Raise TypeError for what cannot open an `AsyncSession`."""
+    if isinstance(given, sessionmaker) and not issubclass(given.class_, AsyncSession):
+        kind = "a sessionmaker of synchronous sessions"
+    elif isinstance(given, Engine | AsyncEngine | Session | AsyncSession) or not callable(given):
+        kind = f"an object of {type(given).__name__}"
+    else:
+        return
+    raise TypeError(
+        f"session_maker is {kind}, but the queue needs a callable that opens an AsyncSession. Pass "
+        "async_sessionmaker(create_async_engine(url)) of sqlalchemy.ext.asyncio"
+    )
 
 
 @asynccontextmanager

@@ -1,0 +1,60 @@
+"""Checks of what a host passes to `JobLib`, when it mounts the queue: each error says what to do."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+
+from zndraw_joblib.server.http.fastapi_internals import takes_parameter
+from zndraw_joblib.server.http.guards import Guard
+from zndraw_joblib.server.http.host_identity import check_identity_type
+from zndraw_joblib.server.realtime.socketio_internals import is_synchronous
+
+
+def check_identity(identity: Callable[..., Any]) -> None:
+    """Raise TypeError unless it may be a dependency whose value has `id` and `is_superuser`."""
+    if not callable(identity):
+        raise TypeError(
+            f"identity is {identity!r:.100}, not a function. Pass your FastAPI dependency that returns the "
+            "current user, such as identity=current_user, without calling it"
+        )
+    check_identity_type(identity)
+
+
+def check_guards(**guards: Guard | None) -> None:
+    """Raise TypeError for a guard that takes no `room_id`."""
+    for name, guard in guards.items():
+        if guard is None:
+            continue
+        if not callable(guard):
+            raise TypeError(f"{name} is {guard!r:.100}, not a function that takes room_id and returns it")
+        if not takes_parameter(guard, "room_id"):
+            raise TypeError(
+                f"{name}: {getattr(guard, '__qualname__', guard)!r} does not take the parameter room_id, so "
+                "it would admit every room. Declare it as 'room_id: str'"
+            )
+
+
+def check_tsio(tsio: Any) -> None:
+    """Raise TypeError for a `tsio` that cannot send events."""
+    if tsio is None:
+        return
+    if is_synchronous(tsio):
+        raise TypeError("tsio is a synchronous socketio.Server. Pass socketio.AsyncServer(async_mode='asgi')")
+    if inspect.isclass(tsio) or not callable(getattr(tsio, "emit", None)):
+        raise TypeError(
+            f"tsio is {tsio!r:.100}, which cannot emit. Pass a socketio.AsyncServer, or an object with "
+            "'async def emit(model, room=...)'; to let clients join rooms, call register_socketio_handlers"
+        )
+
+
+def check_app(app: Any) -> None:
+    """Raise an error for an app that cannot get routes and a lifespan any more, and for no app."""
+    if not isinstance(app, FastAPI):
+        raise TypeError(f"mount takes the FastAPI app, not {type(app).__name__}. Call it before you wrap it")
+    if app.middleware_stack is not None:
+        raise RuntimeError(
+            "The app has started: its middleware is built. Call JobLib(...).mount(app) where you create the "
+            "app, before its lifespan and its first request"
+        )
