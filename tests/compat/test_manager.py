@@ -1,15 +1,17 @@
 """`JobManager` as version 0.1.x had it, against a real server."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from threading import Event
 from typing import Any, ClassVar
 
 import httpx
 import pytest
-from sdk.live import LiveServer
+import socketio
+from sdk.live import TOKEN, LiveServer
+from waiting import wait_until
 
-from zndraw_joblib import ClaimedTask, Extension, JobManager, Provider, TaskNotFound
+from zndraw_joblib import ClaimedTask, Event, Extension, JobManager, Provider, TaskNotFound
 from zndraw_joblib.client.api import Connection
 
 OldManager = Callable[..., Any]
@@ -65,7 +67,7 @@ def test_the_manager_is_a_mapping_of_its_jobs(worker: Callable[..., JobManager],
 def test_keywords_of_a_job_reach_its_tasks(worker: Callable[..., JobManager], room: str) -> None:
     """Those of `register` are on the task, for `execute` to pass to `run`; by default there are none."""
     done: list[dict[str, Any]] = []
-    ran = Event()
+    ran = threading.Event()
 
     def execute(task: ClaimedTask) -> None:
         done.append(task.extension.run(None, **task.run_kwargs))
@@ -188,3 +190,47 @@ def test_wrong_options_are_refused(old_manager: OldManager, options: dict[str, A
     """The error names the option."""
     with pytest.raises(ValueError, match=next(iter(options))):
         old_manager(**options)
+
+
+class ModelSocket:
+    """A wrapper of a Socket.IO client whose `on` takes the model of an event, and gives it to the handler."""
+
+    def __init__(self, client: socketio.Client) -> None:
+        self.client = client
+        self.models: list[type[Event]] = []
+
+    def on(self, event: Any, handler: Callable[..., Any]) -> None:
+        """Register a handler, for a model, or for the name of an event of Socket.IO itself."""
+        if isinstance(event, str):
+            assert event in {"connect", "disconnect"}
+            self.client.on(event, handler)
+        else:
+            self.models.append(event)
+            self.client.on(event.event_name, lambda data: handler(event.model_validate(data)))
+
+    def emit(self, model: Event) -> None:
+        """Send an event."""
+        self.client.emit(model.event_name, model.model_dump(mode="json"))
+
+
+def test_a_wrapper_registers_handlers_by_model(
+    old_manager: OldManager, server: LiveServer, api: Connection, room: str
+) -> None:
+    """Its handlers wake the worker, which polls too rarely to find the task."""
+    with pytest.warns(DeprecationWarning, match="events"):
+        from zndraw_joblib.events import ProviderRequest, TaskAvailable, TaskStatusEvent
+    client = socketio.Client()
+    client.connect(server.url, auth={"token": TOKEN}, transports=["websocket"])
+    try:
+        wrapper, ran = ModelSocket(client), threading.Event()
+        with pytest.warns(DeprecationWarning, match="client.JobManager"):
+            from zndraw_joblib.client import JobManager
+        manager = JobManager(api, wrapper, execute=lambda task: ran.set(), polling_interval=600, long_poll=0)
+        with manager:
+            manager.register(Rotate, room=room)
+            assert set(wrapper.models) == {ProviderRequest, TaskAvailable, TaskStatusEvent}
+            wait_until(lambda: server.sockets_in(f"jobs:{room}:modifiers:Rotate") == 1)
+            manager.submit(f"{room}:modifiers:Rotate")
+            assert ran.wait(30)
+    finally:
+        client.disconnect()

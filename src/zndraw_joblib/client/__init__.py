@@ -23,6 +23,8 @@ __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - derived, so that each name stand
 
 def __getattr__(name: str) -> Any:
     """Load a public name on first use (PEP 562); names of version 0.1.x with a warning."""
-    if name not in _MODULE_OF:
-        return import_module("zndraw_joblib.compat_0_1.names").get_old_name("client", name)
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    if name in _MODULE_OF:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    if not name[:1].isupper():  # such as a submodule that is not imported yet
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("zndraw_joblib.compat_0_1.names").get_old_name("client", name)

@@ -10,6 +10,8 @@ from typing import Any
 
 from zndraw_joblib.server.store.tables import Job, ProviderRecord, Task, Worker
 
+__all__ = ["ProviderRecord", "Task", "Worker", "with_current_names"]
+
 _RENAMED: dict[Any, dict[str, str]] = {
     Worker: {"user_id": "owner_id"},
     ProviderRecord: {"user_id": "owner_id"},

@@ -1,0 +1,7 @@
+from zndraw_joblib.compat_0_1.frames import get_frame_room_cleanup as get_frame_room_cleanup
+from zndraw_joblib.compat_0_1.preferences import parse_prefer_wait as parse_prefer_wait
+from zndraw_joblib.compat_0_1.requests import request_hash as request_hash
+from zndraw_joblib.contract.names import validate_room_id as validate_room_id
+from zndraw_joblib.server.http.dependencies import get_result_backend as get_result_backend
+from zndraw_joblib.server.http.guards import verify_writable_room as verify_writable_room
+from zndraw_joblib.server.ports import ResultBackend as ResultBackend

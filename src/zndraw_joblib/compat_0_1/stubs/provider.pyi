@@ -1,0 +1,1 @@
+from zndraw_joblib.contract.extensions import Provider as Provider

@@ -1,0 +1,13 @@
+from zndraw_joblib.compat_0_1.schemas import TaskResponse as TaskResponse
+from zndraw_joblib.contract.messages import JobRegisterRequest as JobRegisterRequest
+from zndraw_joblib.contract.messages import JobResponse as JobResponse
+from zndraw_joblib.contract.messages import JobSummary as JobSummary
+from zndraw_joblib.contract.messages import PaginatedResponse as PaginatedResponse
+from zndraw_joblib.contract.messages import TaskClaimRequest as TaskClaimRequest
+from zndraw_joblib.contract.messages import TaskClaimResponse as TaskClaimResponse
+from zndraw_joblib.contract.messages import TaskSubmitRequest as TaskSubmitRequest
+from zndraw_joblib.contract.messages import TaskUpdateRequest as TaskUpdateRequest
+from zndraw_joblib.contract.messages import WorkerResponse as WorkerResponse
+from zndraw_joblib.contract.operations import WorkerSummary as WorkerSummary
+from zndraw_joblib.contract.providers import ProviderRegisterRequest as ProviderRegisterRequest
+from zndraw_joblib.contract.providers import ProviderResponse as ProviderResponse

@@ -1,0 +1,1 @@
+from zndraw_joblib.server.settings import JobLibSettings as JobLibSettings
