@@ -16,7 +16,7 @@ OTHER_VARIABLES = {"ZNDRAW_JOBLIB_URL", "ZNDRAW_JOBLIB_TOKEN", "FORWARDED_ALLOW_
 def parse(arguments: list[str]) -> dict[str, Any]:
     """Return the parameters of a command line without running it."""
     command: Any = typer.main.get_command(command_line)
-    while hasattr(command, "commands"):
+    while arguments and arguments[0] in getattr(command, "commands", {}):
         command, arguments = command.commands[arguments[0]], arguments[1:]
     parameters: dict[str, Any] = command.make_context("", list(arguments)).params
     return parameters

@@ -1,0 +1,89 @@
+"""What the reader's own app has: names that the documentation uses without defining them."""
+
+from typing import Annotated, Any
+
+import socketio
+from alembic import context
+from fastapi import FastAPI, Path
+from opentelemetry import trace
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import DeclarativeBase
+from taskiq import InMemoryBroker
+
+from zndraw_joblib import Extension, Identity, JobLib, JobManager, ResultBackend
+
+__all__ = [
+    "Base",
+    "CenterAtoms",
+    "MyBackend",
+    "Relax",
+    "app",
+    "broker",
+    "client",
+    "connection",
+    "context",
+    "current_user",
+    "joblib",
+    "manager",
+    "my_backend",
+    "readable_room",
+    "session_maker",
+    "sessions",
+    "sio",
+    "token",
+    "tracer",
+    "trajectory",
+    "url",
+    "work_on",
+    "writable_room",
+]
+
+
+class Base(DeclarativeBase):
+    """The host's tables."""
+
+
+class CenterAtoms(Extension):
+    """An internal job."""
+
+
+class Relax(Extension):
+    """A job."""
+
+    steps: int = 0
+
+
+class MyBackend(ResultBackend):
+    """A store of provider results."""
+
+
+def current_user() -> Identity:
+    """Return the host's user."""
+    return Identity("user", is_superuser=False)
+
+
+def readable_room(room_id: Annotated[str, Path()]) -> str:
+    """Return a room that the user may read."""
+    return room_id
+
+
+writable_room = readable_room
+
+
+def work_on(step: int) -> None:
+    """Do a step of a job."""
+
+
+app = FastAPI()
+broker = InMemoryBroker()
+connection: Any = None
+my_backend: ResultBackend
+sessions: async_sessionmaker[AsyncSession]
+session_maker: async_sessionmaker[AsyncSession]
+sio: socketio.AsyncServer
+token, url = "", ""
+tracer = trace.get_tracer(__name__)
+trajectory: Any = None
+manager: JobManager
+client: JobManager
+joblib: JobLib

