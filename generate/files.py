@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from generate import DOCUMENT, ROOT, events, openapi, problems, types
+from generate import DOCUMENT, ROOT, event_types, events, openapi, problems, types
 
 _TYPES = ROOT / "src" / "zndraw_joblib" / "server" / "types"
 FILES: dict[Path, Callable[[], str]] = {
@@ -11,4 +11,5 @@ FILES: dict[Path, Callable[[], str]] = {
     DOCUMENT.with_name("problems.md"): problems.page,
     DOCUMENT.with_name("events.md"): events.page,
     _TYPES / "rest.d.ts": types.rest,
+    _TYPES / "events.d.ts": event_types.text,
 }

@@ -57,7 +57,7 @@ def test_wrong_calls_do_not_compile() -> None:
     assert {int(found) for found in re.findall(r"wrong\.ts\((\d+),", done.stdout)} == expected
 
 
-@pytest.mark.parametrize("name", ["rest.d.ts"])
+@pytest.mark.parametrize("name", ["rest.d.ts", "events.d.ts"])
 async def test_a_server_sends_the_types(client: httpx.AsyncClient, name: str) -> None:
     """They need no identity, like the OpenAPI document; a client that has them gets 304."""
     url = f"/v1/joblib/types/{name}"
