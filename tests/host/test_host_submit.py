@@ -20,6 +20,7 @@ from zndraw_joblib import (
     InvalidTaskTransition,
     JobNotFound,
     TaskNotFound,
+    job,
 )
 from zndraw_joblib.contract.batches import TaskToSubmit
 
@@ -66,6 +67,22 @@ async def test_a_task_by_class_and_instance(host: Host) -> None:
     assert (by_class.job_name, by_class.payload) == ("@global:analysis:Area", {"width": 5})
     assert (task.payload, task.created_by) == ({"width": 7}, "ada")
     assert [item.full_name for item in (await host.joblib.jobs("lab")).items] == ["@global:analysis:Area"]
+
+
+@job(room="lab")
+def double(width: int) -> int:
+    """Return twice the width."""
+    return 2 * width
+
+
+@on_sqlite
+async def test_a_task_of_a_function(host: Host) -> None:
+    """The decorated function stands for its class; its task has the room of the job."""
+    await host.register("double", "lab", category="jobs", schema=double.model_json_schema())
+    by_name = await host.joblib.submit(double, {"width": 5})
+    task = await host.joblib.submit(double.task(width=7))
+    assert {by_name.job_name, task.job_name} == {"lab:jobs:double"}
+    assert (task.room_id, by_name.payload, task.payload) == ("lab", {"width": 5}, {"width": 7})
 
 
 async def test_many_tasks_are_submitted_or_none(host: Host) -> None:

@@ -88,7 +88,7 @@ class HostApi(QueueState):
         """Submit a task from `room`, by default the job's own room.
 
         `job` is a full name ``room:category:name``, an `Extension` class, or an instance of one, which is
-        its own payload. The job of a class is in `job_room`, by default ``@global``. The task's `created_by`
+        its own payload. The job of a class is in `job_room`, by default its own. The task's `created_by`
         is the id of `identity`. Calls with the same `idempotency_key` and arguments submit one task. After
         its end, however it ended, a process of the host calls the function that has the name `on_end`, at
         least once: it repeats a call that fails or was interrupted by a crash.

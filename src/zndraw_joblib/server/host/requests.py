@@ -12,8 +12,9 @@ from pydantic_core import to_json
 
 from zndraw_joblib.contract import codecs
 from zndraw_joblib.contract.batches import TaskToSubmit
+from zndraw_joblib.contract.extensions import job_name_of, job_room_of
 from zndraw_joblib.contract.idempotency import format_key
-from zndraw_joblib.contract.names import GLOBAL, HOST, JobName, parse_job_name, validate_room_id
+from zndraw_joblib.contract.names import HOST, JobName, parse_job_name, validate_room_id
 from zndraw_joblib.contract.problems import InvalidRequest
 from zndraw_joblib.server.ports import Identity, RequestKey
 from zndraw_joblib.server.problem_responses import invalid_part
@@ -84,12 +85,11 @@ def _name_and_payload(
             raise TypeError(f"job_room: the full name {job!r} has the room of its job; leave job_room out")
         return parse_job_name(job), _plain(payload)
     cls = job if inspect.isclass(job) else type(job)
-    category = getattr(cls, "category", None)
-    if category is None:
+    if getattr(cls, "category", None) is None:
         raise TypeError(
             f"job: {job!r:.100} is neither a full name room:category:name, nor an Extension class or instance"
         )
-    name = JobName(job_room or GLOBAL, str(getattr(category, "value", category)), cls.__name__)
+    name = job_name_of(cls, job_room or job_room_of(cls))
     if cls is job:
         return name, _plain(payload)
     if payload is not None:
