@@ -125,7 +125,7 @@ def test_submit_says_what_is_wrong_with_its_argument(worker: Make, wrong: object
     with pytest.raises(TypeError, match=r"pass|decorate"):
         worker().submit(wrong)
     with pytest.raises(TypeError, match=r"tasks\.1"):
-        worker().submit_many([Add(), wrong])
+        worker().submit_many([NewTask("@global:jobs:scale"), wrong])
 
 
 def test_the_example_runs(worker: Make, room: str, monkeypatch: pytest.MonkeyPatch) -> None:
