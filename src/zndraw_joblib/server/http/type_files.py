@@ -1,11 +1,12 @@
 """TypeScript declarations of the API: files without data, so they need no identity."""
 
+from functools import cache
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 
 from zndraw_joblib.contract.problems import NotFound
-from zndraw_joblib.server.http.static_files import file_response, static_file
+from zndraw_joblib.server.http.static_files import StaticFile, file_response, static_file
 from zndraw_joblib.server.problem_responses import problem_response
 
 FOLDER = Path(__file__).parents[1] / "types"
@@ -13,7 +14,7 @@ FOLDER = Path(__file__).parents[1] / "types"
 
 def add_type_files(app: FastAPI, prefix: str) -> None:
     """Serve each file of the folder at ``{prefix}/types/{name}``, outside of the OpenAPI document."""
-    files = {path.name: static_file(path.name, path.read_bytes()) for path in FOLDER.glob("*.d.ts")}
+    files = _files()
 
     async def send(request: Request) -> Response:
         name = request.path_params["name"]
@@ -24,3 +25,8 @@ def add_type_files(app: FastAPI, prefix: str) -> None:
         return file_response(request, files[name], {})
 
     app.add_route(f"{prefix}/types/{{name}}", send, methods=["GET"], include_in_schema=False)
+
+
+@cache
+def _files() -> dict[str, StaticFile]:
+    return {path.name: static_file(path.name, path.read_bytes()) for path in FOLDER.glob("*.d.ts")}

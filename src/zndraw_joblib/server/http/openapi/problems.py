@@ -3,6 +3,7 @@
 import inspect
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -84,6 +85,7 @@ _NOT_RAISED: dict[str, Kinds] = dict.fromkeys(
 )
 
 
+@cache
 def problems_of(endpoint: Callable[..., Any]) -> Kinds:
     """Return the problems that an operation can return, by status."""
     found = {*ALWAYS, *_OF_OPERATIONS.get(endpoint.__name__, ())}
@@ -101,6 +103,7 @@ def _of_parameter(annotation: Any) -> Kinds:
     return _BODY if any(issubclass(kind, BaseModel) for kind in bodies) else ()
 
 
+@cache
 def problem_responses(kinds: Kinds) -> dict[int | str, dict[str, Any]]:
     """Return the error responses of an operation, with an example of each problem."""
     by_status: dict[int, list[type[ProblemException]]] = defaultdict(list)
