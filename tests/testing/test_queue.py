@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from testing.tested_jobs import Area, Flaky, Later, Report
-from zndraw_joblib import InvalidPayload, JobNotFound, TaskStatus, TaskStatusEvent
+from zndraw_joblib import InvalidPayload, JobNotFound, TaskResponse, TaskStatus, TaskStatusEvent
 from zndraw_joblib.testing import TestQueue
 
 URL = "/v1/joblib/rooms/lab/tasks/@global:analysis:Area"
@@ -139,6 +139,28 @@ def test_a_file_becomes_a_stored_result(client: TestClient, joblib_queue: TestQu
     [task] = joblib_queue.work(vis=tmp_path)
     read = client.get(f"/v1/joblib/tasks/{task.id}/result")
     assert (read.text, read.headers["content-type"]) == ("all well", "text/plain")
+
+
+def test_functions_on_end_are_called(
+    client: TestClient, joblib_app: FastAPI, joblib_queue: TestQueue
+) -> None:
+    """Before `work` returns, also for tasks that the sweeper fails; what they submit runs too."""
+    joblib, seen = joblib_app.state.joblib, []
+
+    @joblib.on_end("follow-up")
+    async def follow_up(task: TaskResponse) -> None:
+        seen.append(task.status)
+        if task.status == "completed" and len(seen) == 1:
+            await joblib.submit(Later(), room="lab", on_end="follow-up")
+
+    joblib_queue.register(Later)
+    joblib_queue.submit(Later(), on_end="follow-up")
+    assert [task.job_name for task in joblib_queue.work()] == 2 * ["@global:analysis:Later"]
+    assert seen == ["completed", "completed"]
+    joblib_queue.submit(Later(), on_end="follow-up", expires_in_seconds=60)
+    joblib_queue.advance(61)
+    assert joblib_queue.sweep().failed == 1
+    assert seen[2:] == ["failed"]
 
 
 def test_internal_jobs_run_as_in_a_server(client: TestClient, joblib_queue: TestQueue) -> None:

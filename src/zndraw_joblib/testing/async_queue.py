@@ -140,9 +140,10 @@ class AsyncTestQueue:
         """Run the tasks that may start now, one after another; return those that ended, in this order.
 
         These are the tasks of one job, or of all jobs that are registered here. Each is claimed, started, run
-        in this thread and reported, with its progress and its log; tasks that a job submits meanwhile run
-        too. A class that is not registered yet becomes a job of ``@global``. `vis` is the first argument of
-        `run`. A task that waits for a retry is not among the ended: `advance` the clock, and work again.
+        in this thread and reported, with its progress and its log; then the functions `on_end` of ended tasks
+        are called. Tasks that are submitted meanwhile run too. A class that is not registered yet becomes a
+        job of ``@global``. `vis` is the first argument of `run`. A task that waits for a retry is not among
+        the ended: `advance` the clock, and work again.
 
         Raises ValueError for the name of a job that is not registered here, AssertionError after 1,000 runs.
         """
@@ -153,8 +154,12 @@ class AsyncTestQueue:
         for _ in range(most):
             task = await self._workers.run_next(served, vis)
             if task is None:
-                return ended
-            if tasks.has_ended(task):
+                called = await self._call(self._joblib.end_hooks.call_once())
+                # The app's own loop may have called a function that submitted a task.
+                task = await self._workers.run_next(served, vis)
+                if task is None and not called:
+                    return ended
+            if task is not None and tasks.has_ended(task):
                 ended.append(task)
         raise AssertionError(
             f"{_MOST_RUNS} tasks have run and others wait: does a job submit itself, or fail without an end?"
@@ -191,7 +196,9 @@ class AsyncTestQueue:
         clock, without the startup grace and the mass-expiry guard. The workers of this object stay alive.
         """
         await self._workers.keep_alive()
-        return await self._call(self._sweeper.sweep())
+        cycle = await self._call(self._sweeper.sweep())
+        await self._call(self._joblib.end_hooks.call_once())
+        return cycle
 
     async def log(self, task: TaskResponse | UUID | str) -> list[str]:
         """Return the first 1,000 lines of the log of a task's last attempt. Raises `TaskNotFound`."""

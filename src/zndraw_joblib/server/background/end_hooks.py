@@ -45,6 +45,7 @@ class EndHooks:
         self._functions: dict[str, Hook] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
+        self._taking = asyncio.Lock()
         self._calls: set[asyncio.Task[None]] = set()
         for name, function in functions.items():
             self.add(name, function)
@@ -91,6 +92,14 @@ class EndHooks:
         finally:
             await self._end_calls()
 
+    async def call_once(self) -> int:
+        """Call the functions that are due, and wait for all calls under way. Return how many those were."""
+        await self._call_due()
+        calls = set(self._calls)
+        if calls:
+            await asyncio.wait(calls)
+        return len(calls)
+
     async def _end_calls(self) -> None:
         """Let the calls under way end. Those that take too long are repeated after their leases."""
         if self._calls:
@@ -100,6 +109,10 @@ class EndHooks:
 
     async def _call_due(self) -> float:
         """Begin the calls that are due. Return the seconds until it should look again."""
+        async with self._taking:
+            return await self._take_due()
+
+    async def _take_due(self) -> float:
         free = self._concurrency - len(self._calls)
         if free <= 0:
             return self._poll_seconds  # a call that ends wakes the loop
