@@ -1,0 +1,1 @@
+"""Tests of the host, with the fixtures of `zndraw_joblib.testing`."""
