@@ -27,7 +27,7 @@ def upgrade() -> None:
         sa.Column("owner_id", sa.Uuid(), sa.ForeignKey("user.id"), nullable=False),
         sa.Column("steps", sa.Integer(), nullable=False),
         sa.Column("task_id", sa.String()),
-        sa.Column("energy", sa.Float()),
+        sa.Column("energy", sa.Double()),
         sa.Column("error", sa.String()),
     )
 
