@@ -1,6 +1,6 @@
 """A host as it was written for version 0.1.x: old import paths, overrides, its own rows and its own sweeper.
 
-Only the two marked lines are new. It registers its internal job when it is made, before any event loop runs.
+Only the marked lines are new. It registers its internal job when it is made, before any event loop runs.
 """
 
 import asyncio
@@ -82,8 +82,10 @@ class OldHost:
         self.app.add_exception_handler(ProblemException, problem_exception_handler)
         self.app.dependency_overrides[verify_writable_room] = unlocked_room
         self.app.dependency_overrides[get_frame_room_cleanup] = lambda: self.clean_up
-        joblib = JobLib(session_maker=self.sessions, identity=current_user, settings=self.settings)
-        joblib.mount(self.app)  # new
+        self.joblib = JobLib(
+            session_maker=self.sessions, identity=current_user, settings=self.settings
+        )  # new
+        self.joblib.mount(self.app)  # new
 
     def register_jobs(self) -> None:
         """Register the internal job, as a module of the host does when it is imported."""
@@ -111,9 +113,10 @@ class OldHost:
         self.cleaned.append(rooms)
 
     async def create_tables(self) -> None:
-        """Create the host's own tables."""
+        """Create the host's own tables and those of the queue."""
         async with self.engine.begin() as connection:
             await connection.run_sync(SQLModel.metadata.create_all)
+            await connection.run_sync(self.joblib.create_tables)  # new
 
     async def get_session(self) -> AsyncIterator[AsyncSession]:
         """Yield a session."""

@@ -16,7 +16,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from waiting import until
 
-from zndraw_joblib import Worker
+from zndraw_joblib import Job, Worker
 from zndraw_joblib.server.store.engine import open_engine
 from zndraw_joblib.server.store.schema import OutdatedSchema
 
@@ -165,11 +165,16 @@ async def test_missing_tables_are_created_on_sqlite(old_host: ModuleType, tmp_pa
 async def test_missing_tables_are_named_on_postgresql(
     old_host: ModuleType, empty_postgres_url: str, call: str
 ) -> None:
-    """The error says what to run."""
+    """The error says what to run or to call; with that call the same works."""
     engine = open_engine(empty_postgres_url)
     host = old_host.OldHost(engine)
-    with pytest.raises(OutdatedSchema, match="zndraw-joblib db upgrade"):
+    with pytest.raises(OutdatedSchema, match=r"zndraw-joblib db upgrade.*joblib.create_tables\(connection\)"):
         await (asyncio.to_thread(host.register_jobs) if call == "register_jobs" else host.ensure_jobs())
+    await host.create_tables()
+    await engine.dispose()
+    await (asyncio.to_thread(host.register_jobs) if call == "register_jobs" else host.ensure_jobs())
+    async with host.sessions() as session:
+        assert (await session.scalars(select(Job.full_name))).all() == ["@internal:modifiers:Center"]
     await engine.dispose()
 
 

@@ -3,6 +3,7 @@
 Run this file to write them.
 """
 
+import ast
 import tomllib
 from pathlib import Path
 
@@ -32,7 +33,8 @@ def stub_of(module: str) -> str:
 @pytest.mark.parametrize("module", MODULES)
 def test_each_stub_has_the_names(module: str) -> None:
     """The stub of a module has its names, each from its new place."""
-    assert (STUBS / f"{module}.pyi").read_text() == stub_of(module)
+    written = ast.parse((STUBS / f"{module}.pyi").read_text())  # ruff breaks long lines
+    assert ast.dump(written) == ast.dump(ast.parse(stub_of(module)))
 
 
 def test_there_are_no_other_stubs() -> None:

@@ -8,7 +8,7 @@ import warnings
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from zndraw_joblib.server.store.tables import Job, ProviderRecord, Task, Worker
+from zndraw_joblib.server.store.tables import ProviderRecord, Task, Worker
 
 __all__ = ["ProviderRecord", "Task", "Worker", "with_current_names"]
 
@@ -44,9 +44,8 @@ def _is_alive(worker: Any, timeout: timedelta) -> bool:
 
 _WORKER: Any = Worker
 _WORKER.is_alive = _is_alive
-_TABLES: list[Any] = [Job, ProviderRecord]
-for _table in _TABLES:
-    _table.full_name = property(_full_name)
+_PROVIDER: Any = ProviderRecord
+_PROVIDER.full_name = property(_full_name)
 
 
 def with_current_names(table: type[Any], values: dict[str, Any]) -> dict[str, Any]:
