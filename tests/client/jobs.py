@@ -1,5 +1,6 @@
 """Jobs that the tests register."""
 
+import threading
 from typing import Any, ClassVar
 
 from zndraw_joblib.contract.extensions import Category, Extension
@@ -42,3 +43,19 @@ class Values(Extension):
 
             return numpy.arange(131_072.0)
         return {"nan": float("nan"), "bytes": b"\x00\xff", "none": None}
+
+
+class Steps(Extension):
+    """Logs five lines, waits for `gate`, and logs five more."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    gate: ClassVar[threading.Event] = threading.Event()
+
+    def run(self, vis: Any, *, task: Any) -> str:
+        """Return a word."""
+        for number in range(10):
+            if number == 5:
+                task.progress(5, 10)
+                assert self.gate.wait(60)
+            task.log(f"line {number}")
+        return "done"

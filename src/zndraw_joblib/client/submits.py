@@ -8,7 +8,7 @@ from uuid import UUID, uuid4, uuid5
 
 from zndraw_joblib.client import operations
 from zndraw_joblib.client.batches import Chunk, NewTask, chunks, one_chunk, task_body
-from zndraw_joblib.client.calls import Call
+from zndraw_joblib.client.calls import Call, validated
 from zndraw_joblib.client.flows import Flow, send_once
 from zndraw_joblib.client.lookup import all_jobs, find_job, missing
 from zndraw_joblib.client.operations import Results
@@ -16,7 +16,7 @@ from zndraw_joblib.client.retry import RetryRule, is_repeatable
 from zndraw_joblib.contract import codecs
 from zndraw_joblib.contract.extensions import category_of, check_task, job_name_of, job_room_of
 from zndraw_joblib.contract.idempotency import format_key
-from zndraw_joblib.contract.messages import TaskResponse
+from zndraw_joblib.contract.messages import TaskResponse, TaskSubmitRequest
 from zndraw_joblib.contract.names import DEFAULT_ROOM, GLOBAL, JobName, parse_job_name, task_room
 from zndraw_joblib.contract.problems import JobNotFound, ProblemException
 
@@ -129,6 +129,7 @@ class Submits:
             raise ValueError(f"tasks.{index}: {error}") from error
 
     def _name_and_payload(self, task: NewTask, room: str | None = None) -> Flow[tuple[JobName, Any]]:
+        validated(TaskSubmitRequest, task.options())
         job, payload = task.job, task.payload
         searched = task.job_room or task.room or room or self.room or DEFAULT_ROOM
         if isinstance(job, str):
