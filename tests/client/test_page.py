@@ -12,6 +12,7 @@ from databases import on_sqlite
 from sdk.live import TOKEN, LiveServer
 
 from client.jobs import Area, Fail
+from zndraw_joblib.client.queue import Queue
 from zndraw_joblib.worker.manager import JobManager
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "client.md"
@@ -42,6 +43,7 @@ async def test_every_block_prints_what_its_comments_say(
     manager.register(type("Area", (Plain,), {"__module__": __name__}))
     manager.register(Fail)
     names: dict[str, Any] = {}
+    queues: set[Queue] = set()
     assert len(BLOCKS) == 5
     for block in BLOCKS:
         code = compile(block, str(PAGE), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -52,5 +54,7 @@ async def test_every_block_prints_what_its_comments_say(
         expected = re.findall(r"print\(.*\)  # (.*)$", block, re.MULTILINE)
         assert expected
         assert list(dict.fromkeys(printed)) == list(dict.fromkeys(expected))
-        if type(names["queue"]).__name__ == "Queue":
-            names["queue"].close()
+        if isinstance(names["queue"], Queue):
+            queues.add(names["queue"])
+    for queue in queues:
+        queue.close()
