@@ -7388,7 +7388,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description `provider-not-found`, `worker-not-found` */
+            /** @description `provider-not-found` */
             404: {
                 headers: {
                     [name: string]: unknown;

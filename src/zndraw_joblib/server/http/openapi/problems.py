@@ -74,7 +74,7 @@ _OF_OPERATIONS: dict[str, Kinds] = {
     "read_provider": (*_REQUEST, p.ProviderTimeout),
     "remove_provider": _PROVIDER,
     "claim_provider_request": _WORKER,
-    "upload_provider_result": (*_PROVIDER, p.WorkerNotFound, p.StaleResult, *_UPLOAD),
+    "upload_provider_result": (*_PROVIDER, p.StaleResult, *_UPLOAD),
     "get_statistics": (p.InvalidRoomId, p.JobNotFound),
     "get_caller": _ROOMS,
     "list_audit_entries": _ROOMS,
