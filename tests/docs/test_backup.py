@@ -33,15 +33,15 @@ def statement() -> str:
 
 def test_a_copy_of_a_running_server_is_a_working_queue(tmp_path: Path) -> None:
     """It has all tasks that were submitted before, and not those after it."""
+    [copy] = re.findall(r"'(.*)'", statement())
     program = Program(tmp_path, ADMIN_TOKEN=TOKEN)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with RunningServer(program) as server, httpx.Client(base_url=server.url, headers=headers) as client:
         assert client.put(JOBS, json=JOB).status_code == 201
         before = client.post(SUBMIT, json={"payload": {"width": 3}}).json()["id"]
         with closing(sqlite3.connect(tmp_path / "zndraw-joblib.db")) as connection:
-            connection.execute(statement())
+            connection.execute(statement().replace(copy, str(tmp_path / copy)))
         assert client.post(SUBMIT, json={"payload": {"width": 4}}).status_code == 202
-    [copy] = re.findall(r"'(.*)'", statement())
     url = f"sqlite:///{tmp_path / copy}"
     with (
         RunningServer(program, "--database-url", url) as server,
