@@ -217,7 +217,8 @@ def test_typescript_compiles(tmp_path: Path) -> None:
     pages = {block.page for block in code("ts")}
     for declarations in (ROOT / "src" / "zndraw_joblib" / "server" / "types").glob("*.d.ts"):
         shutil.copy(declarations, tmp_path)
-    (tmp_path / "node_modules").symlink_to(types.MODULES)
+    for modules in (types.MODULES, ROOT / "tests" / "peers" / "js" / "node_modules"):
+        link_modules(modules, tmp_path / "node_modules")
     for page in pages:
         text = "".join(block.text for block in code("ts") if block.page == page)
         (tmp_path / f"{page.stem}.ts").write_text(text.replace(ELLIPSIS, "x"))
@@ -227,6 +228,17 @@ def test_typescript_compiles(tmp_path: Path) -> None:
     command += [tmp_path / f"{page.stem}.ts" for page in pages]
     done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("", 0)
+
+
+def link_modules(source: Path, target: Path) -> None:
+    """Add the packages of a folder to another one, which may have other packages of the same scope."""
+    for package in source.glob("*"):
+        if package.name.startswith("@"):
+            link_modules(package, target / package.name)
+        else:
+            target.mkdir(parents=True, exist_ok=True)
+            if not (target / package.name).exists():
+                (target / package.name).symlink_to(package.resolve())
 
 
 async def test_sql_is_valid(postgres_url: str) -> None:
