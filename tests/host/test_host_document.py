@@ -81,3 +81,23 @@ def test_references_lead_to_the_right_schema(documents: tuple[dict[str, Any], di
                 if content := response.get("content", {}).get("application/problem+json"):
                     name = content["schema"]["$ref"].rpartition("/")[2]
                     assert schemas[name]["required"] == ["type", "title", "status"], path
+
+
+async def test_a_host_may_leave_operations_out_of_its_document(sqlite_url: str) -> None:
+    """Its own function for the document comes first; the queue adds examples to what it returns."""
+    engine = create_async_engine(sqlite_url.replace("sqlite:", "sqlite+aiosqlite:"))
+    app = host()
+    build = app.openapi
+
+    def of_front_ends() -> dict[str, Any]:
+        document = build()
+        wanted = "/v1/joblib/tasks/{task_id}"
+        return document | {"paths": {wanted: {"summary": "A task", **document["paths"][wanted]}}}
+
+    app.openapi = of_front_ends  # type: ignore[method-assign]
+    JobLib(session_maker=async_sessionmaker(engine), identity=current_user).mount(app)
+    [operations] = app.openapi()["paths"].values()
+    answer = operations["get"]["responses"]["200"]["content"]["application/json"]
+    assert answer["example"]["worker_id"]
+    assert operations["patch"]["responses"]["409"]["content"]["application/problem+json"]["schema"]["$ref"]
+    await engine.dispose()

@@ -206,7 +206,9 @@ def add_response_example(name: str, responses: dict[str, Any]) -> None:
     """Add the example of an endpoint to its responses in a document."""
     if name in RESPONSES:
         status, body, _ = RESPONSES[name]
-        responses[str(status)]["content"]["application/json"]["example"] = body
+        content = responses.get(str(status), {}).get("content", {}).get("application/json")
+        if content is not None:
+            content["example"] = body
 
 
 _DESCRIPTIONS = {200: "Success", 201: "Created", 202: "Accepted"}

@@ -76,23 +76,26 @@ def complete_document(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         document = build()
+        paths = document.get("paths", {})
         for route in app.router.routes:
-            if isinstance(route, Route) and route.include_in_schema:
+            if isinstance(route, Route):
                 for method in route.methods or ():
-                    operation = document["paths"][route.path_format][method.lower()]
-                    add_response_example(route.name, operation["responses"])
+                    # A host may leave operations out of its document.
+                    if operation := paths.get(route.path_format, {}).get(method.lower()):
+                        add_response_example(route.name, operation.get("responses", {}))
         if _LONG_REF.rpartition("/")[2] in document.get("components", {}).get("schemas", {}):
-            _rename_problem(document)
+            _rename_problem(paths)
         return document
 
     # The way that FastAPI documents for changes of the document.
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _rename_problem(document: dict[str, Any]) -> None:
-    for operations in document["paths"].values():
+def _rename_problem(paths: dict[str, dict[str, Any]]) -> None:
+    for operations in paths.values():
         for operation in operations.values():
-            for response in operation["responses"].values():
+            # A path may have a text or parameters beside its operations.
+            for response in operation.get("responses", {}).values() if isinstance(operation, dict) else ():
                 content = response.get("content", {}).get(PROBLEM_MEDIA_TYPE, {})
                 if content.get("schema") == {"$ref": PROBLEM_REF}:
                     content["schema"] = {"$ref": _LONG_REF}
