@@ -5,19 +5,21 @@ import json
 import math
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import numpy
 import pytest
 from databases import on_sqlite
-from sdk.live import LiveServer
+from sdk.live import TOKEN, LiveServer
 
 from client.both import Both
 from client.jobs import Area, Fail, Values
 from zndraw_joblib.client.batches import NewTask
 from zndraw_joblib.client.failures import AmbiguousJob, TaskCancelled, TaskFailed
 from zndraw_joblib.client.handles import TaskHandle
+from zndraw_joblib.client.queue import Queue
 from zndraw_joblib.contract.names import DEFAULT_ROOM
 from zndraw_joblib.contract.problems import InvalidPayload, InvalidTaskTransition, JobNotFound
 from zndraw_joblib.contract.status import TaskStatus
@@ -168,6 +170,19 @@ async def test_wrong_arguments_are_named(queue: Both) -> None:
         await queue.submit(42)
     with pytest.raises(ValueError, match="delay_seconds"):
         await queue.submit("lab:analysis:Area", {}, delay_seconds=-1)
+
+
+def test_a_large_result_is_written_to_a_file(
+    worker: Make, server: LiveServer, room: str, tmp_path: Path
+) -> None:
+    """`Queue.download_result` does not read it into memory."""
+    worker().register(Values, room=room)
+    with Queue(server.url, TOKEN, room=room) as queue:
+        task = queue.submit(Values(large=True))
+        task.wait(30)
+        stored = queue.download_result(task, tmp_path / "array.npy")
+        assert stored.size == (tmp_path / "array.npy").stat().st_size > 2**20
+        assert numpy.load(tmp_path / "array.npy").sum() == queue.result(task).sum()
 
 
 def test_a_manager_returns_the_same_handle(worker: Make, server: LiveServer, room: str) -> None:

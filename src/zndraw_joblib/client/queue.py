@@ -13,6 +13,7 @@ from zndraw_joblib.client.bars import Bar
 from zndraw_joblib.client.handles import TaskHandle
 from zndraw_joblib.client.lookup import JobList, all_jobs
 from zndraw_joblib.client.rest import TaskRest
+from zndraw_joblib.client.result_reader import ResultReader
 from zndraw_joblib.client.retry import FastRule
 from zndraw_joblib.client.submits import Submits
 from zndraw_joblib.client.submitter import Submitter
@@ -20,7 +21,7 @@ from zndraw_joblib.client.watching import Watch, gather, rooms_of
 from zndraw_joblib.contract.names import DEFAULT_ROOM
 
 
-class Queue(Submitter):
+class Queue(Submitter, ResultReader):
     """A queue. Thread-safe; a context manager that closes its connections.
 
     Without `url` and `token` it uses ``ZNDRAW_JOBLIB_URL``, by default ``http://127.0.0.1:8000``, and
