@@ -1,7 +1,7 @@
 """The HTTP API: one router per noun. `router` includes all of them, under ``/v1/joblib``."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
@@ -27,7 +27,7 @@ from zndraw_joblib.server.http import (
     workers,
 )
 from zndraw_joblib.server.http.openapi.operations import complete_document, description_of
-from zndraw_joblib.server.http.routing import Route
+from zndraw_joblib.server.http.routing import make_route
 from zndraw_joblib.server.http.type_files import add_type_files
 
 PREFIX = "/v1/joblib"
@@ -61,7 +61,7 @@ def add_routes(app: FastAPI, identity: Callable[..., Any], namespace: str = "") 
             response_model=route.response_model,
             response_class=route.response_class,
             dependencies=[Depends(identity)],
-            route_class_override=Route,
+            route_class_override=cast("type[APIRoute]", make_route),
             **description_of(route, namespace),
         )
     add_type_files(app, PREFIX)
