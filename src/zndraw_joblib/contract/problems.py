@@ -346,8 +346,11 @@ _BY_STATUS |= {400: InvalidRequest}
 
 
 def is_own_type(uri: object) -> bool:
-    """Return whether a problem's type is one of this project, or of a host that extends its classes."""
-    return isinstance(uri, str) and uri.startswith(_TYPE_PREFIX)
+    """Return whether a problem's type is one of this project, or of a host that extends its classes.
+
+    The prefix of a queue may precede it.
+    """
+    return isinstance(uri, str) and uri.startswith("/") and _TYPE_PREFIX in uri
 
 
 def problem_for(status: int, body: object = None) -> ProblemException:
@@ -356,7 +359,7 @@ def problem_for(status: int, body: object = None) -> ProblemException:
     A problem that the server defines is returned as its class, any other body as the class of its status.
     """
     problem = _parse(body, status)
-    cls = PROBLEMS.get(problem.type.removeprefix(_TYPE_PREFIX)) or _BY_STATUS.get(status, ProblemException)
+    cls = PROBLEMS.get(problem.type.rpartition(_TYPE_PREFIX)[2]) or _BY_STATUS.get(status, ProblemException)
     error = cls(problem.detail)
     error.problem = problem
     return error

@@ -1,6 +1,7 @@
 """The queue inside a host's app: one object that connects everything."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -23,9 +24,8 @@ from zndraw_joblib.server.host.api import HostApi
 from zndraw_joblib.server.host.removed_providers import OnProvidersRemoved, notify_removed
 from zndraw_joblib.server.http import add_routes
 from zndraw_joblib.server.http.dashboard import Dashboard
-from zndraw_joblib.server.http.dependencies import check_readable
 from zndraw_joblib.server.http.fastapi_internals import solve
-from zndraw_joblib.server.http.guards import Guard, RoomGuards
+from zndraw_joblib.server.http.guards import Guard, RoomGuards, verify_readable_room
 from zndraw_joblib.server.http.host_identity import identity_dependency
 from zndraw_joblib.server.http.middleware import QueueMiddleware
 from zndraw_joblib.server.http.problems import add_problem_pages
@@ -61,9 +61,11 @@ class JobLib(HostApi):
         joblib = JobLib(session_maker=async_sessionmaker(engine), identity=current_user)
         joblib.mount(app)
 
-    `session_maker` is any callable that opens an `AsyncSession`, on SQLite or PostgreSQL. `identity` is a
-    dependency of the host; its value has an `id` and `is_superuser`. `readable_room` and `writable_room`
-    are dependencies that take `room_id`, check access to the room and return it. With `tsio`, a
+    With `prefix`, as ``/queue-a``, its paths begin with it: an app may have several queues, each with its own
+    database, Socket.IO server and guards. `session_maker` is any callable that opens an `AsyncSession`, on
+    SQLite or PostgreSQL. `identity` is a dependency of the host; its value has an `id` and `is_superuser`.
+    `readable_room` and `writable_room` are dependencies that take `room_id`, check access to the room and
+    return it. With `tsio`, a
     `socketio.AsyncServer` or a wrapper that takes models, the queue sends events. `on_end` are functions to
     call after the ends of tasks, by their names; see `submit`. The app's lifespan upgrades the schema
     (SQLite) or checks it (PostgreSQL), and runs the background loops. Set `on_providers_removed` to an async
@@ -73,6 +75,8 @@ class JobLib(HostApi):
 
     rooms: Rooms | None = None
     on_providers_removed: OnProvidersRemoved | None = None
+    # Of this queue; without it, the first queue of an app has `app.state.internal_registry`.
+    internal_registry: InternalRegistry | None = None
     _results: Results | None = None
     _closing_sockets: asyncio.Task[None] | None = None
     _app: FastAPI | None = None
@@ -91,7 +95,9 @@ class JobLib(HostApi):
         monotonic: Callable[[], float] = time.monotonic,
         internal_jobs: InternalJobs | None = None,
         on_end: Mapping[str, Hook] | None = None,
+        prefix: str = "",
     ) -> None:
+        self.prefix = checks.checked_prefix(prefix)
         self.settings, self.clock = settings or JobLibSettings(), clock
         self.identity = identity
         self._resolve_identity = identity_dependency(identity)
@@ -147,27 +153,31 @@ class JobLib(HostApi):
         read_only: bool = False,
         headers_module: str | None = None,
     ) -> None:
-        """Add the routes under ``/v1/joblib`` and the problem pages; join the app's lifespan.
+        """Add the routes under ``{prefix}/v1/joblib`` and the problem pages; join the app's lifespan.
 
         With `dashboard`, a path as ``/queue``, add the operators' page there. With `read_only` it offers no
         action. `headers_module` is the URL of a JavaScript module of the host whose default export returns
         the headers that identify the user, for a host without cookies. Raises TypeError for a part of the
-        host that the queue cannot use, and RuntimeError for an app that has started or has the queue already.
+        host that the queue cannot use, and RuntimeError for an app that has started or has such a queue.
+        `app.state.joblib` is the first queue of the app.
         """
         self._check(app)
         self._app = app
-        app.state.joblib = self
+        is_first = checks.add_queue(app, self)
         self.runtime.on_providers_removed = partial(notify_removed, self, app)
         self.guards.remember(app)
         is_host = not isinstance(self.identity, BearerTokens)
         namespace = "joblib" if is_host else ""
-        add_routes(app, self.identity, namespace)
-        # At the end, so that it is inside all middleware of the host.
-        app.user_middleware.append(Middleware(QueueMiddleware, host=app))
-        add_problem_pages(app, namespace)
+        namespace += re.sub(r"\W+", "_", self.prefix)
+        add_routes(app, self, namespace)
+        if is_first:
+            # At the end, so that it is inside all middleware of the host. It serves all queues of the app.
+            app.user_middleware.append(Middleware(QueueMiddleware, host=app))
+        add_problem_pages(app, namespace, self.prefix)
         if dashboard is not None:
-            page = Dashboard(dashboard, is_host=is_host, read_only=read_only, headers=headers_module)
-            page.add_to(app)
+            Dashboard(
+                dashboard, is_host=is_host, read_only=read_only, headers=headers_module, prefix=self.prefix
+            ).add_to(app)
         host_lifespan = app.router.lifespan_context
 
         @asynccontextmanager
@@ -282,7 +292,9 @@ class JobLib(HostApi):
         return self._results
 
     def _internal_registry(self) -> InternalRegistry | None:
-        found = None if self._app is None else getattr(self._app.state, "internal_registry", None)
+        found: Any = self.internal_registry
+        if found is None and self._app is not None and self._app.state.joblib is self:
+            found = getattr(self._app.state, "internal_registry", None)
         if found is None or isinstance(found, InternalRegistry):
             return found
         # A host may set any object with `tasks`, and perhaps `executor` and `free`.
@@ -309,6 +321,9 @@ class JobLib(HostApi):
         """
         self.runtime.waiters.notify([Wake(identity_key(user_id))])
 
+    async def _check_readable(self, request: Request, room_id: str) -> None:
+        await self.guards.check(request, verify_readable_room, room_id)
+
     def open_rooms(
         self, sio: Any, *, requires_identity: bool = False, limits: ServerSettings | None = None
     ) -> None:
@@ -320,7 +335,8 @@ class JobLib(HostApi):
         if self._app is None:
             raise RuntimeError("JobLib is not mounted: call JobLib(...).mount(app) first")
         self.publisher.open(sio)
-        access = SocketAccess(self._app, self.identify, check_readable, requires_identity, limits)
+        access = SocketAccess(self._app, self.identify, self._check_readable, requires_identity, limits)
+        access = access._replace(prefix=self.prefix)
         if isinstance(self.identity, BearerTokens):
             access = access._replace(
                 digest_of=self.identity.digest_of, find_revoked=self.identity.find_revoked
@@ -345,21 +361,27 @@ async def register_internal_jobs(
     extensions: Sequence[type[Any]],
     executor: InternalExecutor,
     session_factory: SessionMaker | Database,
+    *,
+    joblib: JobLib | None = None,
 ) -> InternalRegistry:
     """Offer extensions as internal jobs: create or update their jobs, register their tasks with the broker.
 
     From then on the app accepts their tasks, whether the queue is mounted before or after. Any number of
     replicas may do so at once; the newest code's schema and policy (a `JobPolicy` in the class's `policy`)
-    hold. Raises ValueError for an extension that cannot be a job.
+    hold. `joblib` is one of several queues of the app. Raises ValueError for an extension that cannot be a
+    job.
     """
     from zndraw_joblib.server.internal.registration import offer_internal_jobs  # noqa: PLC0415 - loads taskiq
 
-    joblib = getattr(app.state, "joblib", None)
+    given, joblib = joblib, joblib or getattr(app.state, "joblib", None)
     database = session_factory if isinstance(session_factory, Database) else SessionDatabase(session_factory)
     await schema.prepare(joblib.runtime.database if isinstance(joblib, JobLib) else database)
     write = joblib.runtime.write if isinstance(joblib, JobLib) else database.write
     registry = await offer_internal_jobs(write, broker, extensions, executor)
-    app.state.internal_registry = registry
+    if given is None:
+        app.state.internal_registry = registry
+    else:
+        given.internal_registry = registry
     if isinstance(joblib, JobLib):
         joblib.dispatcher.wake()
     return registry

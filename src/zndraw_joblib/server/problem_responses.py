@@ -11,6 +11,7 @@ from zndraw_joblib.contract.problems import (
     PROBLEM_MEDIA_TYPE,
     InternalServerError,
     InvalidRequest,
+    Problem,
     ProblemException,
     RequestRefused,
     problem_for,
@@ -19,10 +20,17 @@ from zndraw_joblib.contract.problems import (
 logger = logging.getLogger(__name__)
 
 
-def problem_response(error: ProblemException) -> Response:
-    """Return a problem as an HTTP response."""
+def prefixed(problem: Problem, prefix: str) -> Problem:
+    """Return a problem whose type is the page of the queue with this prefix."""
+    if not prefix or not problem.type.startswith("/"):
+        return problem
+    return problem.model_copy(update={"type": prefix + problem.type})
+
+
+def problem_response(error: ProblemException, prefix: str = "") -> Response:
+    """Return a problem of the queue with this prefix as an HTTP response."""
     return Response(
-        error.problem.model_dump_json(exclude_none=True),
+        prefixed(error.problem, prefix).model_dump_json(exclude_none=True),
         status_code=error.problem.status,
         headers=error.headers,
         media_type=PROBLEM_MEDIA_TYPE,

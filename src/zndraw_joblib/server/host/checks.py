@@ -1,6 +1,7 @@
 """Checks of what a host passes to `JobLib`, when it mounts the queue: each error says what to do."""
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,10 @@ from fastapi import FastAPI
 from zndraw_joblib.server.http.fastapi_internals import takes_parameter
 from zndraw_joblib.server.http.guards import Guard
 from zndraw_joblib.server.http.host_identity import check_identity_type
+from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.realtime.socketio_internals import is_synchronous
+
+_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 
 def check_identity(identity: Callable[..., Any]) -> None:
@@ -58,3 +62,43 @@ def check_app(app: Any) -> None:
             "The app has started: its middleware is built. Call JobLib(...).mount(app) where you create the "
             "app, before its lifespan and its first request"
         )
+
+
+def checked_prefix(prefix: str) -> str:
+    """Return a prefix. Raises ValueError unless it is empty, or a path without a slash at its end."""
+    if prefix and not _PREFIX.fullmatch(prefix):
+        raise ValueError(
+            f"prefix={prefix!r} is no path: pass one that begins with a slash and does not end with one, as "
+            "'/queue-a', or none"
+        )
+    return prefix
+
+
+def add_queue(app: FastAPI, queue: QueueState) -> bool:
+    """Add a queue to those of an app. Return whether it is the first; that one is `app.state.joblib`.
+
+    Raises RuntimeError if another one has the same prefix, or the same channel in Redis.
+    """
+    queues: list[QueueState] = getattr(app.state, "joblib_queues", [])
+    app.state.joblib_queues = queues
+    redis = _redis_channel(queue)
+    for other in queues:
+        if other.prefix == queue.prefix:
+            raise RuntimeError(
+                f"The app has a queue with the prefix {queue.prefix!r} already. Mount one queue, or create "
+                "others with JobLib(prefix='/another')"
+            )
+        if redis is not None and redis == _redis_channel(other):
+            raise RuntimeError(
+                f"The queues {other.prefix!r} and {queue.prefix!r} have the same redis_url and redis_prefix "
+                f"({redis[1]!r}), so each would get the other's messages. Set another redis_prefix"
+            )
+    queues.append(queue)
+    if len(queues) == 1:
+        app.state.joblib = queue
+    return len(queues) == 1
+
+
+def _redis_channel(queue: QueueState) -> tuple[str, str] | None:
+    settings = queue.runtime.settings
+    return None if settings.redis_url is None else (str(settings.redis_url), settings.redis_prefix)

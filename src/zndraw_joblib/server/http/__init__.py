@@ -1,7 +1,6 @@
 """The HTTP API: one router per noun. `router` includes all of them, under ``/v1/joblib``."""
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
@@ -27,7 +26,8 @@ from zndraw_joblib.server.http import (
     workers,
 )
 from zndraw_joblib.server.http.openapi.operations import complete_document, description_of
-from zndraw_joblib.server.http.routing import make_route
+from zndraw_joblib.server.http.routing import Route, make_route
+from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.http.type_files import add_type_files
 
 PREFIX = "/v1/joblib"
@@ -45,24 +45,29 @@ for _noun in _nouns:
     router.include_router(_noun.router)
 
 
-def add_routes(app: FastAPI, identity: Callable[..., Any], namespace: str = "") -> None:
-    """Add the routes of the API to an app; `identity` is the dependency that returns the caller.
+def add_routes(app: FastAPI, queue: QueueState, namespace: str = "") -> None:
+    """Add the routes of a queue's API to an app, below its prefix.
 
     `namespace` begins the ids and tags of the operations, so that they differ from those of the host.
     """
+    prefix, is_first = queue.prefix + PREFIX, not any(isinstance(each, Route) for each in app.router.routes)
     for route in routes:
         # Directly into the app: Starlette searches an included router twice for each request.
         app.router.add_api_route(
-            PREFIX + route.path,
+            prefix + route.path,
             route.endpoint,
             methods=list(route.methods or ()),
             name=route.name,
             status_code=route.status_code,
             response_model=route.response_model,
             response_class=route.response_class,
-            dependencies=[Depends(identity)],
+            dependencies=[Depends(queue.identity)],
             route_class_override=cast("type[APIRoute]", make_route),
             **description_of(route, namespace),
         )
-    add_type_files(app, PREFIX)
-    complete_document(app)
+        added = app.router.routes[-1]
+        if isinstance(added, Route):
+            added.queue = queue
+    add_type_files(app, prefix)
+    if is_first:
+        complete_document(app)

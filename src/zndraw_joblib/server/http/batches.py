@@ -12,14 +12,14 @@ from zndraw_joblib.contract.batches import BatchReportRequest, BatchResponse, Ba
 from zndraw_joblib.contract.messages import MAX_JSON_BYTES, TaskResponse
 from zndraw_joblib.contract.names import JobName, parse_job_name
 from zndraw_joblib.contract.problems import ProblemException
-from zndraw_joblib.server.http.dependencies import JSON_MEDIA_TYPE, Caller, CurrentRuntime, Minimal, Queue
+from zndraw_joblib.server.http.dependencies import JSON_MEDIA_TYPE, Caller, Minimal, Queue
 from zndraw_joblib.server.http.guards import verify_writable_room
 from zndraw_joblib.server.http.idempotency import Key, item_key
 from zndraw_joblib.server.http.request_body import BODY
 from zndraw_joblib.server.http.routing import Route
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.http.traces import Traceparent, submit_span
-from zndraw_joblib.server.problem_responses import as_problem
+from zndraw_joblib.server.problem_responses import as_problem, prefixed
 from zndraw_joblib.server.service import rules
 from zndraw_joblib.server.service.tasks import Report, Submission, has_body
 
@@ -65,7 +65,7 @@ async def submit_tasks(  # noqa: PLR0913 - one parameter each
                 item_or_all = None if body.atomic else item_key(key, index)
                 items.append(queue.dispatcher.submission(caller, room, job, task, item_or_all, kept))
         done = await _submit(queue, body, items, key)
-    return _response(done, 202, is_minimal=minimal)
+    return _response(done, 202, queue.prefix, is_minimal=minimal)
 
 
 async def _submit(
@@ -83,7 +83,7 @@ async def _submit(
 
 @router.post("/tasks/report", response_model=BatchResponse)
 async def report_tasks(
-    runtime: CurrentRuntime, caller: Caller, body: BatchReportRequest, minimal: Minimal, key: Key
+    queue: Queue, caller: Caller, body: BatchReportRequest, minimal: Minimal, key: Key
 ) -> Response:
     """Report on up to 1,000 tasks; the response has a result or a problem for each, in order.
 
@@ -101,9 +101,9 @@ async def report_tasks(
         else:
             items.append(Report(caller, update.id, update, item_key(key, index), wants_body=False))
     reports = [item for item in items if isinstance(item, Report)]
-    made = iter(await runtime.report_many(reports, bodies=not minimal))
+    made = iter(await queue.runtime.report_many(reports, bodies=not minimal))
     done = [item if isinstance(item, Exception) else next(made) for item in items]
-    return _response(done, 200, is_minimal=minimal)
+    return _response(done, 200, queue.prefix, is_minimal=minimal)
 
 
 async def _writable_rooms(
@@ -134,16 +134,16 @@ def _large_payload(task: TaskToSubmit) -> ProblemException | None:
     return None
 
 
-def _response(done: Sequence[Outcome], status: int, *, is_minimal: bool) -> Response:
-    results = [_result(outcome, status, is_minimal=is_minimal) for outcome in done]
+def _response(done: Sequence[Outcome], status: int, prefix: str, *, is_minimal: bool) -> Response:
+    results = [_result(outcome, status, prefix, is_minimal=is_minimal) for outcome in done]
     headers = {"Preference-Applied": "return=minimal"} if is_minimal else None
     return Response(to_json({"results": results}), headers=headers, media_type=JSON_MEDIA_TYPE)
 
 
-def _result(outcome: Outcome, status: int, *, is_minimal: bool) -> dict[str, Any]:
+def _result(outcome: Outcome, status: int, prefix: str, *, is_minimal: bool) -> dict[str, Any]:
     """Return a `BatchResult` without the fields that it does not have."""
     if isinstance(outcome, Exception):
-        problem = as_problem(outcome).problem
+        problem = prefixed(as_problem(outcome).problem, prefix)
         return {"status": problem.status, "problem": problem.model_dump(exclude_none=True)}
     result: dict[str, Any] = {"status": status, "id": outcome.id}
     return result if is_minimal or not has_body(outcome) else {**result, "task": outcome}

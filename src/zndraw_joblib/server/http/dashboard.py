@@ -44,11 +44,13 @@ class Config(BaseModel):
 class Dashboard:
     """The files of the page below a path of an app, with headers that permit only the page's own code."""
 
-    def __init__(self, path: str, *, is_host: bool, read_only: bool, headers: str | None = None) -> None:
+    def __init__(
+        self, path: str, *, is_host: bool, read_only: bool, headers: str | None = None, prefix: str = ""
+    ) -> None:
         self.path = _checked(path)
         depth = self.path.count("/")
         config = Config(
-            api="../" * depth + "v1/joblib",
+            api="../" * depth + f"{prefix}/v1/joblib".lstrip("/"),
             identity="host" if is_host else "token",
             read_only=read_only,
             version=version("zndraw-joblib"),

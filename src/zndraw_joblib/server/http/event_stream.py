@@ -52,7 +52,8 @@ class EventStream(Response):
     after the last event that it got.
     """
 
-    def __init__(self, streams: Streams, wanted: Subscription, send_seconds: float) -> None:
+    def __init__(self, streams: Streams, wanted: Subscription, send_seconds: float, prefix: str = "") -> None:
+        self._prefix = prefix
         self.status_code, self.background = 200, None
         self.raw_headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -73,7 +74,7 @@ class EventStream(Response):
             await self._cut_off(scope, send)
         except Exception as error:
             if not self._has_started:
-                problem = problem_response(as_problem(error))
+                problem = problem_response(as_problem(error), self._prefix)
                 # Those that were added to this response, such as a request id.
                 problem.raw_headers += self.raw_headers[self._own_headers :]
                 await problem(scope, receive, send)

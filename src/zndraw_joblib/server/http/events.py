@@ -105,7 +105,7 @@ async def _respond(
         wanted = Subscription(
             *(access.caller, access.room_id, access.task_id, after, access.is_allowed, access.max_seconds)
         )
-        return EventStream(queue.streams, wanted, settings.stream_send_timeout_seconds)
+        return EventStream(queue.streams, wanted, settings.stream_send_timeout_seconds, queue.prefix)
     wait = min(wait, settings.long_poll_max_wait_seconds)
     headers = {"Preference-Applied": f"wait={ceil(wait)}"} if wait > 0 else None
     return JsonResponse(_json(await _next_part(request, queue, access, after, wait)), 200, headers)

@@ -23,6 +23,8 @@ from zndraw_joblib.contract.batches import MAX_BATCH_BYTES
 from zndraw_joblib.server.http.request_body import BODY, RecordedBody, read_again
 
 _SOLVED = "zndraw_joblib.solved"
+# The key of the queue in the scope of a request that one of its routes handles.
+QUEUE = "zndraw_joblib.queue"
 # They match by nothing but method and path.
 _BY_PATH = {APIRoute.matches, Mount.matches, StarletteRoute.matches}
 
@@ -82,7 +84,7 @@ def add_effects(request: Request, response: Response) -> Response:
 
 def _most_body_bytes(request: Request) -> int:
     # A provider result may be larger than any JSON body.
-    queue = getattr(request.app.state, "joblib", None)
+    queue = request.scope.get(QUEUE) or getattr(request.app.state, "joblib", None)
     return MAX_BATCH_BYTES if queue is None else max(MAX_BATCH_BYTES, queue.runtime.settings.max_result_bytes)
 
 

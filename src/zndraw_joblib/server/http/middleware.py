@@ -20,6 +20,7 @@ from zndraw_joblib.server.http.fastapi_internals import (
 from zndraw_joblib.server.http.request_ids import SCOPE_KEY, response_header, with_header
 from zndraw_joblib.server.http.routing import Route
 
+_API = "/v1/joblib/"
 # Path parameters of these kinds are text.
 _AS_TEXT = {StringConvertor, PathConvertor}
 
@@ -61,7 +62,7 @@ class QueueMiddleware:
         ):
             self._index(router.routes)
         path = route_path(scope)
-        for route, pattern, earlier in self._candidates.get((scope["method"], _noun(path)), ()):
+        for route, pattern, earlier in self._candidates.get((scope["method"], _until_noun(path)), ()):
             found = pattern.match(path)
             if found is None:
                 continue
@@ -85,7 +86,7 @@ class QueueMiddleware:
                 self._included = list(filter(is_included_router, others))
                 earlier = [other for other in others if may_match(other, route.path.partition("{")[0])]
                 for method in route.methods or ():
-                    found = self._candidates.setdefault((method, _noun(route.path)), [])
+                    found = self._candidates.setdefault((method, _until_noun(route.path)), [])
                     found.append(Candidate(route, route.path_regex, earlier))
         self._version = routes_version(self._included)
 
@@ -116,7 +117,8 @@ class QueueMiddleware:
         return ExceptionMiddleware(fail, handlers)
 
 
-def _noun(path: str) -> str:
-    """Return the third part of a path: ``tasks`` of ``/v1/joblib/tasks/…``."""
-    parts = path.split("/", 4)
-    return parts[3] if len(parts) > 3 else ""
+def _until_noun(path: str) -> str:
+    """Return a path up to its noun: ``/v1/joblib/tasks`` of ``/v1/joblib/tasks/…``, after any prefix."""
+    start = path.find(_API)
+    end = path.find("/", start + len(_API))
+    return path if end < 0 else path[:end]

@@ -24,10 +24,10 @@ _PROBLEM_ID = {
 }
 
 
-def add_problem_pages(app: FastAPI, namespace: str = "") -> None:
-    """Add the pages to an app; `namespace` is that of the queue's operations."""
+def add_problem_pages(app: FastAPI, namespace: str = "", prefix: str = "") -> None:
+    """Add the pages to an app; `namespace` and `prefix` are those of the queue."""
     app.add_api_route(
-        _PATH,
+        prefix + _PATH,
         explain_problem,
         response_class=PlainTextResponse,
         operation_id=operation_id("explain_problem", namespace),

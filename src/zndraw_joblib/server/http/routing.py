@@ -27,12 +27,12 @@ from starlette.types import Receive, Scope, Send
 from zndraw_joblib.contract.batches import MAX_BATCH_BYTES, BatchReportRequest, BatchSubmitRequest
 from zndraw_joblib.contract.logs import log_fields
 from zndraw_joblib.contract.problems import InvalidRequest, ProblemException
-from zndraw_joblib.server.http.fastapi_internals import add_effects, solve
+from zndraw_joblib.server.http.fastapi_internals import QUEUE, add_effects, solve
 from zndraw_joblib.server.http.forgery import check_unsafe
 from zndraw_joblib.server.http.request_body import BODY, MAX_BODY_BYTES, read_body
 from zndraw_joblib.server.http.request_counts import BY_HOST, RequestCounts
 from zndraw_joblib.server.http.request_ids import SCOPE_KEY, given_request_id
-from zndraw_joblib.server.http.state import remember_queue
+from zndraw_joblib.server.http.state import QueueState, remember_queue
 from zndraw_joblib.server.problem_responses import as_problem, invalid_part, problem_response
 
 # Every digit becomes a zero, to find numbers beyond the range of floats in linear time.
@@ -59,6 +59,8 @@ class Route(APIRoute):
         # FastAPI wraps handlers in stacks for dependencies and errors, which these routes do not use.
         self._handler = self.get_route_handler()
         self.counts = RequestCounts()
+        # The queue whose route it is; without it, the app's first.
+        self.queue: QueueState | None = None
         self.app = self._answer
 
     def for_app(self, provider: Any) -> "Route":
@@ -75,6 +77,8 @@ class Route(APIRoute):
     async def respond(self, request: Request) -> Response:
         """Return the response to a request, and count it. Raises only errors that the host handles."""
         started, scope = perf_counter(), request.scope
+        if self.queue is not None:
+            scope[QUEUE] = self.queue
         if b"token=" in scope["query_string"]:
             _hide_token(scope)
         try:
@@ -111,7 +115,8 @@ class Route(APIRoute):
             except Exception as error:
                 if _is_handled_by_host(request, error):
                     raise
-                return problem_response(as_problem(error))
+                queue: QueueState | None = request.scope.get(QUEUE)
+                return problem_response(as_problem(error), queue.prefix if queue else "")
 
         return handle
 

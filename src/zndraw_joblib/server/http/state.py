@@ -11,6 +11,7 @@ from zndraw_joblib.contract.problems import InternalServerError
 from zndraw_joblib.server.background.health import Health
 from zndraw_joblib.server.background.metrics import Metrics
 from zndraw_joblib.server.background.sweeper import Sweeper
+from zndraw_joblib.server.http.fastapi_internals import QUEUE
 from zndraw_joblib.server.http.guards import RoomGuards
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
 from zndraw_joblib.server.ports import Identity, ResultBackend
@@ -22,7 +23,6 @@ from zndraw_joblib.server.streams.streams import Streams
 from zndraw_joblib.server.task_results.results import TaskResults
 
 logger = logging.getLogger(__name__)
-_QUEUE = "zndraw_joblib.queue"
 
 
 class QueueState(ABC):
@@ -39,6 +39,8 @@ class QueueState(ABC):
     streams: Streams
     overviews: Overviews
     guards: RoomGuards
+    # What precedes ``/v1`` in the paths of its routes.
+    prefix: str = ""
     # The host's dependency, and its value for a request.
     identity: Callable[..., Any]
 
@@ -58,7 +60,7 @@ class QueueState(ABC):
 
 def queue_state(request: Request) -> QueueState:
     """Return the queue of a request. Raises `InternalServerError` where the app has none."""
-    found = request.scope.get(_QUEUE)
+    found = request.scope.get(QUEUE)
     if found is None:
         found = getattr(request.app.state, "joblib", None)
         if not isinstance(found, QueueState):
@@ -71,5 +73,5 @@ def queue_state(request: Request) -> QueueState:
 
 def remember_queue(request: Request) -> QueueState:
     """Return the queue, and keep it in the scope of a request that one of its routes handles."""
-    found = request.scope[_QUEUE] = queue_state(request)
+    found = request.scope[QUEUE] = queue_state(request)
     return found

@@ -64,7 +64,7 @@ async def submit_task(  # noqa: PLR0913 - one parameter each
     with submit_span(request, traceparent, name) as kept:
         item = queue.dispatcher.submission(caller, room_id, name, body, key, kept)
         task = await queue.dispatcher.submit(item)
-    headers = {"Location": f"/v1/joblib/tasks/{task.id}", "Retry-After": "1"}
+    headers = {"Location": f"{queue.prefix}/v1/joblib/tasks/{task.id}", "Retry-After": "1"}
     return json_response(task, 202, headers)
 
 

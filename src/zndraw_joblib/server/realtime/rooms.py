@@ -17,7 +17,7 @@ from zndraw_joblib.contract import events
 from zndraw_joblib.contract.names import parse_job_name, parse_provider_name, validate_room_id
 from zndraw_joblib.contract.problems import TooManyRequests, Unauthorized
 from zndraw_joblib.server.ports import Identity
-from zndraw_joblib.server.problem_responses import as_problem, invalid_part
+from zndraw_joblib.server.problem_responses import as_problem, invalid_part, prefixed
 from zndraw_joblib.server.realtime import socketio_internals
 from zndraw_joblib.server.realtime.disconnects import DisconnectTracker
 from zndraw_joblib.server.realtime.presence import Presence
@@ -47,6 +47,7 @@ class SocketAccess(NamedTuple):
     limits: ServerSettings | None = None
     digest_of: Callable[[Request], str | None] = lambda _: None
     find_revoked: FindRevoked | None = None
+    prefix: str = ""
 
 
 class Rooms:
@@ -171,7 +172,7 @@ class Rooms:
             try:
                 await handle(sid, _parse(kind, data))
             except Exception as error:
-                problem = _to_data(as_problem(error).problem)
+                problem = _to_data(prefixed(as_problem(error).problem, self._access.prefix))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._runtime.settings.publish_timeout_seconds):
                         await self.sio.emit("problem", problem, room=sid)

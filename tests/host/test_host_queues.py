@@ -1,0 +1,202 @@
+"""Several queues in one app: each has its own paths, database, users, guards, pages and sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+import socketio
+from fastapi import FastAPI, HTTPException
+from rest import register, report
+from sdk.live import LiveServer
+from sqlalchemy import NullPool
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from waiting import wait_until
+
+from zndraw_joblib import (
+    Category,
+    Extension,
+    Identity,
+    JobLib,
+    JobLibSettings,
+    JobManager,
+    JobNotFound,
+    connect,
+    register_socketio_handlers,
+)
+
+BOUND = 30
+V1 = "/v1/joblib"
+ROOT = Identity("root", is_superuser=True)
+ADA = Identity("ada", is_superuser=True)
+
+
+async def closed(room_id: str) -> str:
+    """Refuse one room."""
+    if room_id == "attic":
+        raise HTTPException(404, "no such room")
+    return room_id
+
+
+def build(folder: Path, **options: Any) -> FastAPI:
+    """Return a host with the queues `/queue-a` and `/team/b`."""
+    app = FastAPI()
+    for prefix, user, guard in (("/queue-a", ROOT, None), ("/team/b", ADA, closed)):
+        engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/{prefix[-1]}.db", poolclass=NullPool)
+        sio = socketio.AsyncServer(async_mode="asgi")
+        joblib = JobLib(
+            session_maker=async_sessionmaker(engine),
+            identity=lambda user=user: user,
+            readable_room=guard,
+            tsio=sio,
+            prefix=prefix,
+            **options,
+        )
+        joblib.mount(app, dashboard=f"/dashboard{prefix}")
+        register_socketio_handlers(sio, joblib)
+        app.mount(f"{prefix}/socket.io", socketio.ASGIApp(sio, socketio_path=""))
+    return app
+
+
+def queues_of(app: FastAPI) -> tuple[JobLib, JobLib]:
+    """Return the queues of an app."""
+    a, b = app.state.joblib_queues
+    return a, b
+
+
+@pytest.fixture
+async def app(tmp_path: Path) -> AsyncIterator[FastAPI]:
+    """Return a running host."""
+    app = build(tmp_path)
+    async with app.router.lifespan_context(app):
+        yield app
+
+
+@pytest.fixture
+async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """Return a client of the host."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://host") as client:
+        yield client
+
+
+def below(client: httpx.AsyncClient, app: FastAPI, prefix: str) -> httpx.AsyncClient:
+    """Return a client of one queue, which uses paths without the prefix."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url=f"http://host{prefix}")
+
+
+async def test_each_queue_has_its_own_tasks_and_paths(app: FastAPI, client: httpx.AsyncClient) -> None:
+    """REST, the host's API, locations and problems know the queue."""
+    a, b = queues_of(app)
+    assert app.state.joblib is a
+    async with asyncio.timeout(BOUND), below(client, app, "/queue-a") as in_a:
+        job = await register(in_a)
+        path = f"{V1}/rooms/lab/tasks/{job['full_name']}"
+        made = await client.post(f"/queue-a{path}", json={"payload": {}})
+        assert made.status_code == 202
+        assert made.headers["location"] == f"/queue-a{V1}/tasks/{made.json()['id']}"
+        assert (await client.get(made.headers["location"])).json()["created_by"] == "root"
+        missing = await client.post(f"/team/b{path}", json={"payload": {}})
+        assert missing.json()["type"] == "/team/b/v1/problems/job-not-found"
+        assert (await client.get(missing.json()["type"])).status_code == 200
+        assert (await client.get(f"{V1}/workers")).status_code == 404
+        with pytest.raises(JobNotFound):
+            await b.submit(job["full_name"], room="lab")
+        task = await a.submit(job["full_name"], room="lab")
+        assert (await a.get(task.id)).queue_position == 2
+        claimed = (await in_a.post(f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]})).json()["task"]
+        for status in ("running", "completed"):
+            await report(in_a, claimed, status)
+        assert (await a.wait(claimed["id"], timeout=BOUND)).status == "completed"
+        body = {"tasks": [{"room_id": "lab", "job_name": "@global:x:y"}]}
+        batch = (await client.post(f"/team/b{V1}/tasks/submit", json=body)).json()
+        assert batch["results"][0]["problem"]["type"] == "/team/b/v1/problems/job-not-found"
+
+
+async def test_guards_and_users_are_those_of_the_queue(app: FastAPI, client: httpx.AsyncClient) -> None:
+    """A room may be closed in one queue and open in another."""
+    statuses = [
+        (await client.get(f"{prefix}{V1}/rooms/{room}/tasks")).status_code
+        for prefix in ("/queue-a", "/team/b")
+        for room in ("lab", "attic")
+    ]
+    assert statuses == [200, 200, 200, 404]
+    users = [(await client.get(f"{prefix}{V1}/me")).json()["id"] for prefix in ("/queue-a", "/team/b")]
+    assert users == ["root", "ada"]
+
+
+async def test_pages_and_documents_know_the_prefix(app: FastAPI, client: httpx.AsyncClient) -> None:
+    """The operators' page reads its queue's API; metrics, types and operations are there, too."""
+    for prefix in ("/queue-a", "/team/b"):
+        page = f"http://host/dashboard{prefix}/"
+        config = (await client.get(f"{page}config.json")).json()
+        assert str(httpx.URL(page).join(config["api"])) == f"http://host{prefix}{V1}"
+        assert (await client.get(f"{prefix}{V1}/metrics")).status_code == 200
+        assert (await client.get(f"{prefix}{V1}/types/rest.d.ts")).status_code == 200
+    document = (await client.get("/openapi.json")).json()
+    operations = [
+        operation["operationId"] for path in document["paths"].values() for operation in path.values()
+    ]
+    assert len(operations) == len(set(operations))
+    assert {"joblibQueueASubmitTask", "joblibTeamBSubmitTask"} <= set(operations)
+
+
+def test_wrong_prefixes_are_errors(tmp_path: Path) -> None:
+    """Two queues need two prefixes, and two channels in Redis."""
+    options: dict[str, Any] = {"session_maker": async_sessionmaker(), "identity": lambda: ROOT}
+    for prefix in ("queue", "/queue/", "/{room}", "/a//b", "/"):
+        with pytest.raises(ValueError, match="begins with a slash"):
+            JobLib(**options, prefix=prefix)
+    app = FastAPI()
+    JobLib(**options).mount(app)
+    with pytest.raises(RuntimeError, match="prefix '' already"):
+        JobLib(**options).mount(app)
+    with pytest.raises(RuntimeError, match="redis_prefix"):
+        build(tmp_path, settings=JobLibSettings(redis_url="redis://127.0.0.1:1"))
+
+
+class Double(Extension):
+    """A job of a worker."""
+
+    category: ClassVar[Category] = Category.ANALYSIS
+    number: int = 1
+
+    def run(self, vis: Any, **kwargs: Any) -> int:
+        """Return twice the number."""
+        return 2 * self.number
+
+
+class LiveHost(LiveServer):
+    """The host under uvicorn."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        super().__init__(folder)
+
+    def build(self) -> Any:
+        """Return the host."""
+        self.app = build(self._folder)
+        return self.app
+
+
+def test_the_sdk_works_below_a_prefix(tmp_path: Path) -> None:
+    """Its URL has the prefix: it registers, connects to the queue's own Socket.IO, and runs a task."""
+    live = LiveHost(tmp_path)
+    try:
+        _, b = queues_of(live.app)
+        with connect(f"{live.url}/team/b", realtime=True) as api, JobManager(api) as manager:
+            manager.register(Double)
+            wait_until(lambda: b.rooms is not None and not b.rooms.is_idle)
+            made = manager.submit(Double(number=4), room="lab")
+            task = manager.claim(wait=BOUND)
+            assert task is not None
+            manager.start(task)
+            manager.complete(task, 8)
+            assert manager.wait_for(str(made), timeout=BOUND).result == 8
+        with connect(f"{live.url}/queue-a") as api, pytest.raises(JobNotFound):
+            JobManager(api).submit(Double(), room="lab")
+    finally:
+        live.stop()
