@@ -97,9 +97,8 @@ class JobLib(HostApi):
         on_end: Mapping[str, Hook] | None = None,
         prefix: str = "",
     ) -> None:
-        self.prefix = checks.checked_prefix(prefix)
         self.settings, self.clock = settings or JobLibSettings(), clock
-        self.identity = identity
+        self.identity, self.prefix = identity, checks.checked_prefix(prefix)
         self._resolve_identity = identity_dependency(identity)
         self.guards = RoomGuards(readable_room, writable_room)
         self.runtime = Runtime(
@@ -178,6 +177,9 @@ class JobLib(HostApi):
             Dashboard(
                 dashboard, is_host=is_host, read_only=read_only, headers=headers_module, prefix=self.prefix
             ).add_to(app)
+        self._join_lifespan(app)
+
+    def _join_lifespan(self, app: FastAPI) -> None:
         host_lifespan = app.router.lifespan_context
 
         @asynccontextmanager
