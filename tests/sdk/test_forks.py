@@ -93,7 +93,7 @@ def test_a_forked_process_is_not_the_worker(worker: Make, room: str) -> None:
     manager.start(task)
     assert manager.complete(task, 1).result == 1
     assert manager.worker_id == worker_id
-    submitted = in_fork(lambda: manager.submit(Add(a=2), room=room)).strip("'")
+    submitted = in_fork(lambda: str(manager.submit(Add(a=2), room=room))).strip("'")
     assert manager.get_task(submitted).payload == {"a": 2, "b": 0}
 
 
