@@ -296,5 +296,5 @@ def test_a_registration_warns_of_the_return_type(caplog: pytest.LogCaptureFixtur
     warn_of_return_type(Other)
     assert not caplog.records
     warn_of_return_type(Job)
-    assert "Job.run returns objects of " in caplog.text
+    assert "Job.run() returns objects of " in caplog.text
     assert "Uncodable, which cannot be encoded" in caplog.text
