@@ -3,8 +3,6 @@
 import configparser
 import re
 import shlex
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,19 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
 UNITS = sorted(path.name for path in FOLDER.iterdir() if path.suffix in {".service", ".timer"})
 PROGRAM = "/opt/zndraw-joblib/bin/zndraw-joblib"
 PROGRAMS = [name for name in UNITS if PROGRAM in (FOLDER / name).read_text()]
+# The directives that the units may use, from systemd.unit(5), .service(5), .exec(5), .kill(5) and .timer(5).
+DIRECTIVES = {
+    "Unit": {"After", "Description", "Documentation", "Wants"},
+    "Install": {"WantedBy"},
+    "Timer": {"OnCalendar", "Persistent", "RandomizedDelaySec"},
+    "Service": {
+        *("EnvironmentFile", "ExecStart", "ExecStartPost", "ExecStartPre", "Group", "KillMode"),
+        *("LimitNOFILE", "NoNewPrivileges", "PrivateDevices", "PrivateTmp", "ProtectControlGroups"),
+        *("ProtectHome", "ProtectKernelModules", "ProtectKernelTunables", "ProtectSystem", "Restart"),
+        *("RestartSec", "RestrictAddressFamilies", "StateDirectory", "StateDirectoryMode"),
+        *("TimeoutStopSec", "Type", "User", "WorkingDirectory"),
+    },
+}
 
 
 def read(name: str) -> configparser.ConfigParser:
@@ -78,25 +89,9 @@ def test_the_variables_are_known_and_have_no_secrets() -> None:
     assert used == {"server.env", "worker.env"}
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
-def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    """It reports unknown directives and sections, and finds them if there are some."""
-    for name in UNITS:
-        text = (
-            (FOLDER / name).read_text().replace(PROGRAM, "/bin/true").replace("/usr/bin/sqlite3", "/bin/true")
-        )
-        (tmp_path / name).write_text(text)
-    assert verify(*(tmp_path / name for name in UNITS)) == ""
-    broken = tmp_path / "broken.service"
-    broken.write_text("[Service]\nExecStart=/bin/true\nRestrat=always\n")
-    assert "Restrat" in verify(broken)
-
-
-def verify(*units: Path) -> str:
-    """Return what systemd reports about units in a folder of the test."""
-    names = [str(unit).replace("@.", "@area.") for unit in units]
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *names], check=False, capture_output=True, text=True
-    )
-    ours = [line for line in done.stderr.splitlines() if str(units[0].parent) in line or "joblib" in line]
-    return "\n".join(ours)
+@pytest.mark.parametrize("name", UNITS)
+def test_the_directives_exist(name: str) -> None:
+    """systemd ignores a directive that it does not know, and one in the wrong section."""
+    unit = read(name)
+    for section in unit.sections():
+        assert set(unit[section]) <= DIRECTIVES[section], section

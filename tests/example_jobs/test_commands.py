@@ -13,7 +13,7 @@ from cli.program import TIMEOUT
 from example_jobs.conftest import ROOT
 
 PAGES = ("examples/relaxation.py", "examples/image.py", "docs/how-to/workers.md", "docs/how-to/results.md")
-SUBMITS = r"^ *(zndraw-joblib submit (?:Relax|Mandelbrot|Plot) .+)$"
+SUBMITS = r"^ *(?:\$ )?(zndraw-joblib submit (?:Relax|Mandelbrot|Plot) .+)$"
 
 
 @pytest.mark.parametrize("page", PAGES)
