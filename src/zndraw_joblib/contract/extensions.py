@@ -10,7 +10,7 @@ from pydantic import BaseModel, model_validator
 from zndraw_joblib.contract.names import GLOBAL, JobName
 
 DEFAULT_CATEGORY = "jobs"
-_JOB_METHODS = ("model_json_schema", "model_validate", "model_dump")
+_JOB_METHODS = ("model_json_schema", "model_validate")
 
 
 class Category(StrEnum):

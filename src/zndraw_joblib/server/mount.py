@@ -370,7 +370,7 @@ async def register_internal_jobs(
 
     From then on the app accepts their tasks, whether the queue is mounted before or after. Any number of
     replicas may do so at once; the newest code's schema and policy (a `JobPolicy` in the class's `policy`)
-    hold. `joblib` is one of several queues of the app. Raises ValueError for an extension that cannot be a
+    hold. `joblib` is one of several queues of the app. Raises TypeError or ValueError for what cannot be a
     job.
     """
     from zndraw_joblib.server.internal.registration import offer_internal_jobs  # noqa: PLC0415 - loads taskiq
