@@ -8,7 +8,7 @@ from zndraw_joblib import Category, Extension, NonRetryable, TaskContext
 
 
 class Tile(Extension):
-    """Cover a floor with tiles."""
+    """Cover a rectangle with tiles."""
 
     category: ClassVar[Category] = Category.ANALYSIS
     width: int = Field(gt=0)

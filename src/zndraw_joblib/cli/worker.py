@@ -76,7 +76,7 @@ JobRoom = Annotated[
         "--room",
         callback=check_room,
         metavar="ROOM",
-        help="The room to register the jobs in; by default that which each job sets, else @global.",
+        help="The room to register the jobs in; by default the room that each job sets, or @global.",
     ),
 ]
 Context = Annotated[

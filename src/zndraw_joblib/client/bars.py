@@ -14,7 +14,7 @@ _MAX_TEXT = 200
 
 
 class Bar:
-    """A progress bar, a context manager. Without `shown`, and where nobody can see it, it does nothing."""
+    """A progress bar, a context manager. Without `shown`, and where no user can see it, it does nothing."""
 
     SECONDS: ClassVar[float] = 1.0
 

@@ -12,7 +12,7 @@ class TaskFailed(Exception):
     """A task has ended without a result: it failed, or it was cancelled (`TaskCancelled`).
 
     - `task_id`, `task`: its id and its last state.
-    - `code`: ``error`` for an exception of the job, else the name of a problem, like ``worker-lost``.
+    - `code`: ``error`` for an exception of the job, or the name of a problem, like ``worker-lost``.
     - `message`: the text of the failure.
     - `type`, `traceback`: the class of the job's exception and the frames of the job's code; None if the
       job raised none.

@@ -37,7 +37,7 @@ def all_jobs(room: str, rule: RetryRule) -> Flow[JobList]:
 
 
 def find_job(name: str, category: str | None, room: str, rule: RetryRule) -> Flow[JobName]:
-    """Return the job that a room means by a name: its own one, else that of ``@global`` or ``@internal``.
+    """Return the job that a name means in a room: its own one, or one of ``@global`` or ``@internal``.
 
     Raises `JobNotFound` with the nearest names, and `AmbiguousJob` for several categories.
     """

@@ -29,8 +29,7 @@ class Submitter:
     ) -> TaskHandle:
         """Submit a task; return its handle, which is its id as text.
 
-        The job and the options are those of `NewTask`. The job of an extension that this manager registered
-        need not be looked up. Two submits with the same `idempotency_key`, also from different processes,
+        The job and the options are those of `NewTask`. Two submits with the same `idempotency_key`, also from different processes,
         submit one task; by default, each call has a new key. Raises ValueError for invalid options, and for
         a payload that is not JSON, and `JobNotFound` with the nearest names.
         """
@@ -65,7 +64,7 @@ class Submitter:
         atomic: bool = False,
         idempotency_key: str | None = None,
     ) -> Any:
-        """Submit tasks in order; return for each its id, or the problem if it was refused.
+        """Submit tasks in order; return for each its handle, or the problem if the server refused it.
 
         A task is an instance of an extension, or a `NewTask` with the arguments of `submit`; `room` is the
         room of each task without a room of its own. The tasks are sent in requests of up to 1,000 tasks. With

@@ -1,4 +1,4 @@
-"""The dependency with which hosts of version 0.1.x removed the frames of providers that went away."""
+"""The dependency with which hosts of version 0.1.x removed the frames of removed providers."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any

@@ -33,7 +33,7 @@ class JobName(NamedTuple):
 
 
 def task_room(room: str | None, job: JobName) -> str:
-    """Return the room of a task: the given one, else the job's own, or `DEFAULT_ROOM` for a common job."""
+    """Return the room of a task: the given one, or the job's own, or `DEFAULT_ROOM` for a common job."""
     return room or (DEFAULT_ROOM if job.room_id in RESERVED else job.room_id)
 
 

@@ -54,7 +54,7 @@ def check_tsio(tsio: Any) -> None:
 
 
 def check_app(app: Any) -> None:
-    """Raise an error for an app that cannot get routes and a lifespan any more, and for no app."""
+    """Raise an error for an app that has started already, and for an object that is no app."""
     if not isinstance(app, FastAPI):
         raise TypeError(f"mount takes the FastAPI app, not {type(app).__name__}. Call it before you wrap it")
     if app.middleware_stack is not None:

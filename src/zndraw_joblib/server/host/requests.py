@@ -87,7 +87,8 @@ def _name_and_payload(
     cls = job if inspect.isclass(job) else type(job)
     if getattr(cls, "category", None) is None:
         raise TypeError(
-            f"job: {job!r:.100} is neither a full name room:category:name, nor an Extension class or instance"
+            f"job: {job!r:.100} is neither a full name room:category:name, nor an Extension or a function "
+            "with @job, nor an instance of one"
         )
     name = job_name_of(cls, job_room or job_room_of(cls))
     if cls is job:
