@@ -34,9 +34,9 @@ class NewTask:
     """A task to submit; its fields are the arguments of `submit`.
 
     `job` is an instance of an extension, which is its own payload, or the name of a job: the full name
-    (``room:category:name``), or its last part. The client looks up a job without a full name in `job_room`, by
-    default the task's `room`: it finds the job of the room, or that of ``@global``. The task's `room` is by
-    default that of the client. Without either, it is the job's own room, or ``default`` for a job of
+    (``room:category:name``), or its last part. The client looks up a job without a full name in `job_room`,
+    by default the task's `room`: it finds the job of the room, or that of ``@global``. The task's `room` is
+    by default that of the client. Without either, it is the job's own room, or ``default`` for a job of
     ``@global``. The other options are those of `TaskSubmitRequest`.
     """
 

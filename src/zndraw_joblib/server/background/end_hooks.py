@@ -28,7 +28,7 @@ _RETRY_SECONDS, _FINISH_SECONDS = 5.0, 5.0
 class EndHooks:
     """The functions that this process knows, by name. `run` calls those that are due.
 
-    An end that this process is notified of wakes it; otherwise it looks after `poll_seconds`. At most `concurrency`
+    A notification of an end wakes it; without one it looks after `poll_seconds`. At most `concurrency`
     functions run at once, each for `on_end_timeout_seconds`.
     """
 
