@@ -249,6 +249,27 @@ async def test_a_lease_ends_and_a_new_end_is_a_new_call(async_url: str, calls: C
         assert (await write(end_hooks.take, ["record"], 10, 0)) == ([], None)
 
 
+@on_sqlite
+async def test_a_function_that_ends_its_process_is_given_up(
+    async_url: str, calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No attempt was reported as failed, but each has been counted."""
+    settings = JobLibSettings(on_end_max_attempts=2)
+    async with asyncio.timeout(BOUND), running_host(async_url) as host:
+        job = await host.register()
+        idle = JobLib(
+            session_maker=host.sessions, identity=lambda: ROOT, on_end=calls.functions, settings=settings
+        )
+        await idle.submit(job["full_name"], room="lab", on_end="record")
+        await host.end(job)
+        for attempt in (1, 2):
+            [lease] = (await host.joblib.runtime.write(end_hooks.take, ["record"], 10, 0)).leases
+            assert lease.attempt == attempt
+        await idle.end_hooks.call_once()
+        assert (calls.tasks, await left(host)) == ([], 0)
+        assert caplog.text.count("Gave up on_end=record") == 1
+
+
 async def test_a_killed_host_calls_it_after_its_restart(async_url: str, tmp_path: Path) -> None:
     """The first process is killed between the end of the task and the work of its function."""
     path = tmp_path / "recorded"

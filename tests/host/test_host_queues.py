@@ -136,6 +136,12 @@ async def test_pages_and_documents_know_the_prefix(app: FastAPI, client: httpx.A
         assert str(httpx.URL(page).join(config["api"])) == f"http://host{prefix}{V1}"
         assert (await client.get(f"{prefix}{V1}/metrics")).status_code == 200
         assert (await client.get(f"{prefix}{V1}/types/rest.d.ts")).status_code == 200
+        for path in (
+            f"{prefix}{V1}/types/x.d.ts",
+            f"{prefix}/v1/problems/x",
+            f"/dashboard{prefix}/static/x",
+        ):
+            assert (await client.get(path)).json()["type"] == f"{prefix}/v1/problems/not-found", path
     document = (await client.get("/openapi.json")).json()
     operations = [
         operation["operationId"] for path in document["paths"].values() for operation in path.values()
@@ -200,3 +206,14 @@ def test_the_sdk_works_below_a_prefix(tmp_path: Path) -> None:
             JobManager(api).submit(Double(), room="lab")
     finally:
         live.stop()
+
+
+async def test_a_refused_connection_names_the_page_of_its_queue() -> None:
+    """As a refused join does."""
+    joblib = JobLib(session_maker=async_sessionmaker(), identity=lambda: None, prefix="/queue-a")
+    joblib.mount(FastAPI())
+    sio = socketio.AsyncServer(async_mode="asgi")
+    joblib.open_rooms(sio, requires_identity=True)
+    with pytest.raises(socketio.exceptions.ConnectionRefusedError) as refused:
+        await sio.handlers["/"]["connect"]("sid", {"asgi.scope": {"query_string": b"", "path": "/"}})
+    assert refused.value.error_args["data"]["type"] == "/queue-a/v1/problems/unauthorized"

@@ -69,6 +69,14 @@ async def test_a_task_by_class_and_instance(host: Host) -> None:
     assert [item.full_name for item in (await host.joblib.jobs("lab")).items] == ["@global:analysis:Area"]
 
 
+@on_sqlite
+async def test_a_task_without_a_room(host: Host) -> None:
+    """It is in the room of its job, or in `default`, as from every other client."""
+    common, own = await host.register(), await host.register("Area", "lab")
+    names = [common["full_name"], own["full_name"]]
+    assert [(await host.joblib.submit(name)).room_id for name in names] == ["default", "lab"]
+
+
 @job(room="lab")
 def double(width: int) -> int:
     """Return twice the width."""

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import sqlmodel.ext.asyncio.session
 from databases import on_postgresql, on_sqlite
-from sqlalchemy import event, select, text
+from sqlalchemy import event, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from waiting import until
 
 from host.queues import Host, Order, running_host
 from zndraw_joblib import JobLibSettings, JobNotFound, ServiceUnavailable
 from zndraw_joblib.contract.events import TaskAvailable
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.errors import RepeatTransaction
+from zndraw_joblib.server.store.host_sessions import write_in
 
 BOUND = 30
 # Longer than a test may take: only a wake-up ends a wait in time.
@@ -157,6 +160,22 @@ async def test_several_submits_in_one_transaction(host: Host) -> None:
     assert [task.queue_position for task in made] == [1, 2, 3, 4]
     claimed = [await host.claim(job) for _ in made]
     assert [task and task["payload"] for task in claimed] == [{"x": number} for number in range(4)]
+
+
+async def test_a_call_is_repeated_after_a_concurrent_change(host: Host) -> None:
+    """Without what its first attempt has written."""
+    attempts: list[int] = []
+
+    async def work(tx: Transaction) -> None:
+        attempts.append(len(attempts))
+        await tx.execute(insert(Order).values(id=5))
+        if len(attempts) == 1:
+            raise RepeatTransaction("another transaction was first")
+
+    async with asyncio.timeout(BOUND), host.sessions() as session:
+        await write_in(session, None, BOUND, work, lambda tx: None)
+        await session.commit()
+        assert (attempts, (await session.scalars(select(Order.id))).all()) == ([0, 1], [5])
 
 
 @pytest.mark.parametrize("kind_of_session", ["sqlmodel", "scoped"])

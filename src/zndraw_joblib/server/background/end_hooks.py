@@ -141,6 +141,10 @@ class EndHooks:
                 task = await self._runtime.database.read(tasks.get, lease.task_id)
             except TaskNotFound:
                 return
+            if lease.attempt > self._runtime.settings.on_end_max_attempts:
+                # The calls before have ended the process, or were cancelled.
+                await self._give_up(lease, None)
+                return
             try:
                 async with asyncio.timeout(self._runtime.settings.on_end_timeout_seconds):
                     await _invoke(self._functions[lease.name], task)
@@ -153,11 +157,16 @@ class EndHooks:
         most = self._runtime.settings.on_end_max_attempts
         about = (lease.name, lease.task_id, lease.attempt, most, error)
         if lease.attempt >= most:
-            await self._runtime.write(end_hooks.finish, lease)
-            logger.error("Gave up on_end=%s task_id=%s attempt=%d/%d error=%r", *about, exc_info=error)
+            await self._give_up(lease, error)
             return
         pause = await self._runtime.write(end_hooks.retry, lease)
         logger.warning("Repeat on_end=%s task_id=%s attempt=%d/%d error=%r in %.0f s", *about, pause)
+
+    async def _give_up(self, lease: Lease, error: Exception | None) -> None:
+        await self._runtime.write(end_hooks.finish, lease)
+        most = self._runtime.settings.on_end_max_attempts
+        about = (lease.name, lease.task_id, min(lease.attempt, most), most, error)
+        logger.error("Gave up on_end=%s task_id=%s attempt=%d/%d error=%r", *about, exc_info=error)
 
 
 async def _invoke(function: Hook, task: TaskResponse) -> None:

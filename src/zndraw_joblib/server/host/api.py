@@ -85,7 +85,7 @@ class HostApi(QueueState):
         on_end: str | None = None,
         **options: Unpack[SubmitOptions],
     ) -> TaskResponse:
-        """Submit a task from `room`, by default the job's own room.
+        """Submit a task from `room`, by default the room of the job; ``default`` for a common one.
 
         `job` is a full name ``room:category:name``, an `Extension` class, or an instance of one, which is
         its own payload. The job of a class is in `job_room`, by default its own. The task's `created_by`

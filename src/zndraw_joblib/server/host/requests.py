@@ -14,7 +14,7 @@ from zndraw_joblib.contract import codecs
 from zndraw_joblib.contract.batches import TaskToSubmit
 from zndraw_joblib.contract.extensions import job_name_of, job_room_of
 from zndraw_joblib.contract.idempotency import format_key
-from zndraw_joblib.contract.names import HOST, JobName, parse_job_name, validate_room_id
+from zndraw_joblib.contract.names import HOST, JobName, parse_job_name, task_room, validate_room_id
 from zndraw_joblib.contract.problems import InvalidRequest
 from zndraw_joblib.server.ports import Identity, RequestKey
 from zndraw_joblib.server.problem_responses import invalid_part
@@ -69,7 +69,7 @@ def new_task(
         raise TypeError(f"unknown options of a submit: {', '.join(sorted(unknown))}. Known are: {known}")
     given = {field: value for field, value in options.items() if value is not None}
     try:
-        fields = {"room_id": validate_room_id(room or name.room_id), "job_name": str(name), **given}
+        fields = {"room_id": validate_room_id(task_room(room, name)), "job_name": str(name), **given}
         task = TaskToSubmit.model_validate({**fields, "payload": content})
     except ValidationError as error:
         raise invalid_part(error) from error

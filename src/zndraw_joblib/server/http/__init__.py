@@ -68,6 +68,6 @@ def add_routes(app: FastAPI, queue: QueueState, namespace: str = "") -> None:
         added = app.router.routes[-1]
         if isinstance(added, Route):
             added.queue = queue
-    add_type_files(app, prefix)
+    add_type_files(app, prefix, queue.prefix)
     if is_first:
         complete_document(app)

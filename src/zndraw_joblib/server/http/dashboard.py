@@ -47,7 +47,7 @@ class Dashboard:
     def __init__(
         self, path: str, *, is_host: bool, read_only: bool, headers: str | None = None, prefix: str = ""
     ) -> None:
-        self.path = _checked(path)
+        self.path, self._prefix = _checked(path), prefix
         depth = self.path.count("/")
         config = Config(
             api="../" * depth + f"{prefix}/v1/joblib".lstrip("/"),
@@ -84,7 +84,7 @@ class Dashboard:
     async def _static(self, request: Request) -> Response:
         name = f"static/{request.path_params['name']}"
         if name not in self._files:
-            return problem_response(NotFound(f"The page has no file {name!r}"))
+            return problem_response(NotFound(f"The page has no file {name!r}"), self._prefix)
         return file_response(request, self._files[name], _HEADERS)
 
 

@@ -1,6 +1,7 @@
 """The pages that explain problem types, and problem responses for a whole app."""
 
 import inspect
+from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -28,7 +29,7 @@ def add_problem_pages(app: FastAPI, namespace: str = "", prefix: str = "") -> No
     """Add the pages to an app; `namespace` and `prefix` are those of the queue."""
     app.add_api_route(
         prefix + _PATH,
-        explain_problem,
+        _explain(prefix),
         response_class=PlainTextResponse,
         operation_id=operation_id("explain_problem", namespace),
         tags=[tag_of("problems", namespace)],
@@ -38,14 +39,17 @@ def add_problem_pages(app: FastAPI, namespace: str = "", prefix: str = "") -> No
     )
 
 
-async def explain_problem(request: Request) -> Response:
-    """Explain a problem type."""
-    problem_id = request.path_params["problem_id"]
-    cls = PROBLEMS.get(problem_id)
-    if cls is None:
-        return problem_response(NotFound(f"There is no problem type {problem_id!r}"))
-    head = f"{cls.__name__} ({cls.status} {cls.title})"
-    return PlainTextResponse(f"{head}\n\n{inspect.getdoc(cls)}\n\nWhat to do: {REMEDIES[cls]}\n")
+def _explain(prefix: str) -> Callable[[Request], Awaitable[Response]]:
+    async def explain_problem(request: Request) -> Response:
+        """Explain a problem type."""
+        problem_id = request.path_params["problem_id"]
+        cls = PROBLEMS.get(problem_id)
+        if cls is None:
+            return problem_response(NotFound(f"There is no problem type {problem_id!r}"), prefix)
+        head = f"{cls.__name__} ({cls.status} {cls.title})"
+        return PlainTextResponse(f"{head}\n\n{inspect.getdoc(cls)}\n\nWhat to do: {REMEDIES[cls]}\n")
+
+    return explain_problem
 
 
 def install_exception_handlers(app: FastAPI) -> None:

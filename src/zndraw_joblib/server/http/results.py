@@ -28,9 +28,7 @@ _BINARY_TYPE = "application/octet-stream"
 # Browsers may show these; they save what has another type.
 _INLINE = re.compile(r"application/json|text/plain|image/(png|jpeg|gif|webp)", re.IGNORECASE)
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\\\]")
-Attempt = Annotated[
-    Omissible[Annotated[int, Query(ge=1)]], Query(description="The attempt of the claim. It is required.")
-]
+Attempt = Annotated[int, Query(ge=1, description="The attempt of the claim.")]
 Filename = Annotated[
     Omissible[Annotated[str, Query(max_length=255)]],
     Query(description="The file name for a client that saves the result."),
@@ -43,7 +41,7 @@ async def upload_task_result(
     queue: Queue,
     caller: Caller,
     task_id: UUID,
-    attempt: Attempt = None,
+    attempt: Attempt,
     filename: Filename = None,
 ) -> Response:
     """Store the body as the result of a held task, in place of its former result; then report completion.
@@ -51,8 +49,6 @@ async def upload_task_result(
     The ``Content-Type`` is kept. The attempt has to hold the task before and after the upload. A repeated
     upload replaces the first.
     """
-    if attempt is None:
-        raise InvalidRequest("query.attempt: it is missing; send the attempt of the claim")
     info = ContentInfo(_content_type(request), _safe_name(filename), _announced(request))
     upload = Upload(caller, task_id, attempt)
     return json_response(await queue.task_results.upload(upload, info, request.stream()))

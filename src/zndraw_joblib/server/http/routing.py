@@ -172,14 +172,17 @@ def _resolver(parameter: inspect.Parameter) -> Resolve:
 
 
 def _parameter(parameter: inspect.Parameter) -> Resolve:
-    """Resolve a plain parameter: from the path if it has no default, else from the query."""
+    """Resolve a plain parameter: from the query if it is a `Query` or has a default, else from the path."""
     adapter, name, default = TypeAdapter(parameter.annotation), parameter.name, parameter.default
+    marks = getattr(parameter.annotation, "__metadata__", ())
+    is_required = default is parameter.empty
+    is_query = not is_required or any(isinstance(mark, params.Query) for mark in marks)
 
     def resolve(request: Request) -> Any:
-        place, given = (
-            ("path", request.path_params) if default is parameter.empty else ("query", request.query_params)
-        )
+        place, given = ("query", request.query_params) if is_query else ("path", request.path_params)
         if name not in given:
+            if is_required:
+                raise InvalidRequest(f"{place}.{name}: it is missing")
             return default
         try:
             return UUID(given[name]) if parameter.annotation is UUID else adapter.validate_python(given[name])

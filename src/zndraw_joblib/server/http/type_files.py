@@ -12,19 +12,21 @@ from zndraw_joblib.server.problem_responses import problem_response
 FOLDER = Path(__file__).parents[1] / "types"
 
 
-def add_type_files(app: FastAPI, prefix: str) -> None:
-    """Serve each file of the folder at ``{prefix}/types/{name}``, outside of the OpenAPI document."""
+def add_type_files(app: FastAPI, path: str, prefix: str = "") -> None:
+    """Serve each file of the folder at ``{path}/types/{name}``, outside of the OpenAPI document.
+
+    `prefix` is that of the queue.
+    """
     files = _files()
 
     async def send(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in files:
-            return problem_response(
-                NotFound(f"There is no file {name!r}; there are {', '.join(sorted(files))}")
-            )
+            missing = NotFound(f"There is no file {name!r}; there are {', '.join(sorted(files))}")
+            return problem_response(missing, prefix)
         return file_response(request, files[name], {})
 
-    app.add_route(f"{prefix}/types/{{name}}", send, methods=["GET"], include_in_schema=False)
+    app.add_route(f"{path}/types/{{name}}", send, methods=["GET"], include_in_schema=False)
 
 
 @cache

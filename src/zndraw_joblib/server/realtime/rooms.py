@@ -130,7 +130,7 @@ class Rooms:
             if await self._identify(sid, request) is None:
                 raise Unauthorized("A connection needs an identity: connect with auth={'token': …}")
         except Exception as error:
-            problem = as_problem(error).problem
+            problem = prefixed(as_problem(error).problem, self._access.prefix)
             raise socketio.exceptions.ConnectionRefusedError(
                 problem.detail or problem.title, _to_data(problem)
             ) from error

@@ -14,13 +14,14 @@ from sqlalchemy.orm import Session, SessionTransaction
 from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.batcher import RowLocked, locked_problem
 from zndraw_joblib.server.store.database import Clock, Transaction, Work, log_actions, run
-from zndraw_joblib.server.store.errors import raises_unavailable
+from zndraw_joblib.server.store.errors import RepeatTransaction, raises_unavailable
 from zndraw_joblib.server.store.sessions import begin, from_connection
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 AfterCommit = Callable[[Transaction], None]
 
+_ATTEMPTS = 5
 _KEY = "zndraw_joblib.after_commit"
 _LOCK_TIMEOUT = "lock_timeout"
 _BEFORE = select(func.current_setting(_LOCK_TIMEOUT))
@@ -44,17 +45,29 @@ async def write_in(
     lock for longer than `lock_seconds`, and TypeError unless `session` is an `AsyncSession`.
     """
     opened = _opened(session)
-    try:
-        with raises_unavailable(), _explained():
-            tx = await begin(opened, clock)
-            connection = await opened.connection()
-            # If the work fails, the host may continue its transaction, without a part of the work.
-            async with connection.begin_nested(), _bounded(tx, lock_seconds):
-                result = await run(work, tx)
-    except RowLocked as error:
-        raise locked_problem("a row that the call needs", lock_seconds) from error
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            result, tx = await _write(opened, clock, lock_seconds, work)
+            break
+        except RowLocked as error:
+            raise locked_problem("a row that the call needs", lock_seconds) from error
+        except RepeatTransaction:
+            # The savepoint is rolled back, so the next attempt sees what another transaction has changed.
+            if not left:
+                raise
     _AfterCommit.of(opened.sync_session).add(tx, after_commit)
     return result
+
+
+async def _write(
+    session: AsyncSession, clock: Clock | None, lock_seconds: float, work: Work[Result]
+) -> tuple[Result, Transaction]:
+    with raises_unavailable(), _explained():
+        tx = await begin(session, clock)
+        connection = await session.connection()
+        # If the work fails, the host may continue its transaction, without a part of the work.
+        async with connection.begin_nested(), _bounded(tx, lock_seconds):
+            return await run(work, tx), tx
 
 
 def _opened(session: Any) -> AsyncSession:

@@ -7579,9 +7579,9 @@ export interface operations {
     };
     uploadTaskResult: {
         parameters: {
-            query?: {
-                /** @description The attempt of the claim. It is required. */
-                attempt?: number;
+            query: {
+                /** @description The attempt of the claim. */
+                attempt: number;
                 /** @description The file name for a client that saves the result. */
                 filename?: string;
             };
