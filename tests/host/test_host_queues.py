@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from zndraw_joblib import (
     Category,
     Extension,
     Identity,
+    InternalRegistry,
     JobLib,
     JobLibSettings,
     JobManager,
@@ -136,11 +138,7 @@ async def test_pages_and_documents_know_the_prefix(app: FastAPI, client: httpx.A
         assert str(httpx.URL(page).join(config["api"])) == f"http://host{prefix}{V1}"
         assert (await client.get(f"{prefix}{V1}/metrics")).status_code == 200
         assert (await client.get(f"{prefix}{V1}/types/rest.d.ts")).status_code == 200
-        for path in (
-            f"{prefix}{V1}/types/x.d.ts",
-            f"{prefix}/v1/problems/x",
-            f"/dashboard{prefix}/static/x",
-        ):
+        for path in (f"{prefix}{V1}/types/x.d.ts", f"{prefix}/v1/problems/x", f"/dashboard{prefix}/static/x"):
             assert (await client.get(path)).json()["type"] == f"{prefix}/v1/problems/not-found", path
     document = (await client.get("/openapi.json")).json()
     operations = [
@@ -217,3 +215,29 @@ async def test_a_refused_connection_names_the_page_of_its_queue() -> None:
     with pytest.raises(socketio.exceptions.ConnectionRefusedError) as refused:
         await sio.handlers["/"]["connect"]("sid", {"asgi.scope": {"query_string": b"", "path": "/"}})
     assert refused.value.error_args["data"]["type"] == "/queue-a/v1/problems/unauthorized"
+
+
+async def test_each_queue_has_its_own_internal_jobs(tmp_path: Path) -> None:
+    """Those of the second one do not replace those of the first."""
+    app, queues, registries = FastAPI(), list[JobLib](), [InternalRegistry({}), InternalRegistry({})]
+    for number, registry in enumerate(registries):
+
+        @asynccontextmanager
+        async def offer(*_: Any, registry: InternalRegistry = registry) -> AsyncIterator[InternalRegistry]:
+            yield registry
+
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/{number}.db", poolclass=NullPool)
+        queues.append(
+            JobLib(
+                session_maker=async_sessionmaker(engine),
+                identity=lambda: ROOT,
+                prefix=f"/{number}",
+                internal_jobs=offer,
+            )
+        )
+        queues[-1].mount(app)
+    async with app.router.lifespan_context(app):
+        assert [queue.dispatcher._registry() for queue in queues] == registries
+        assert app.state.internal_registry is registries[0]
+        assert queues[1].internal_registry is registries[1]
+    assert [queue.dispatcher._registry() for queue in queues] == [None, None]

@@ -10,7 +10,14 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from testing.tested_jobs import Area, Flaky, Later, Report
-from zndraw_joblib import InvalidPayload, JobNotFound, TaskResponse, TaskStatus, TaskStatusEvent
+from zndraw_joblib import (
+    InternalRegistry,
+    InvalidPayload,
+    JobNotFound,
+    TaskResponse,
+    TaskStatus,
+    TaskStatusEvent,
+)
 from zndraw_joblib.testing import TestQueue
 
 URL = "/v1/joblib/rooms/lab/tasks/@global:analysis:Area"
@@ -163,8 +170,13 @@ def test_functions_on_end_are_called(
     assert seen[2:] == ["failed"]
 
 
-def test_internal_jobs_run_as_in_a_server(client: TestClient, joblib_queue: TestQueue) -> None:
-    """Their tasks wait until the test runs them."""
+@pytest.mark.parametrize("names_the_queue", [False, True])
+def test_internal_jobs_run_as_in_a_server(
+    joblib_app: FastAPI, client: TestClient, joblib_queue: TestQueue, names_the_queue: bool
+) -> None:
+    """Their tasks wait until the test runs them, also in a host that offers jobs in a queue that it names."""
+    if names_the_queue:
+        joblib_app.state.joblib.internal_registry = InternalRegistry({})
     assert joblib_queue.register(Area, room="@internal") == ["@internal:analysis:Area"]
     url = URL.replace("@global", "@internal")
     assert client.post(url, json={"payload": {"width": 4}}).status_code == 202

@@ -254,12 +254,13 @@ class JobLib(HostApi):
             yield
             return
         async with self._internal_jobs(self.runtime, self.dispatcher.wake) as registry:
-            self._app.state.internal_registry = registry
+            holder: Any = self._app.state if self._app.state.joblib is self else self
+            holder.internal_registry = registry
             self.dispatcher.wake()
             try:
                 yield
             finally:
-                self._app.state.internal_registry = None
+                holder.internal_registry = None
 
     def begin_stop(self) -> None:
         """End waiting requests and, on the standalone server, close all sockets and accept no more."""

@@ -39,14 +39,16 @@ class InternalTasks:
         """Register a class as an internal job. Raises ValueError for one that cannot be a job."""
         offer = offer_of(cls)
         await self._joblib.runtime.write(internal.register, [offer])
-        before = getattr(self._app.state, "internal_registry", None)
+        # A host that names the queue has its registry there.
+        holder: Any = self._app.state if self._joblib.internal_registry is None else self._joblib
+        before = getattr(holder, "internal_registry", None)
         if not self._handles:
-            self._restore = lambda: setattr(self._app.state, "internal_registry", before)
+            self._restore = lambda: setattr(holder, "internal_registry", before)
         self._handles[offer.name] = handle = _Handle(cls)
         known = before or InternalRegistry({})
         tasks = {**known.tasks, str(offer.name): handle}
         executor = getattr(known, "executor", None) or GuardedExecutor(self._joblib.runtime)
-        self._app.state.internal_registry = InternalRegistry(tasks, executor=executor)
+        holder.internal_registry = InternalRegistry(tasks, executor=executor)
 
     async def run_next(self, name: JobName, vis: Any) -> UUID | None:
         """Run the next task of a job; return its id, None if none may start now."""

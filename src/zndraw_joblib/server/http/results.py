@@ -37,12 +37,7 @@ Filename = Annotated[
 
 @router.put("/tasks/{task_id}/result", response_model=StoredResult, openapi_extra={"requestBody": BYTES_SENT})
 async def upload_task_result(
-    request: Request,
-    queue: Queue,
-    caller: Caller,
-    task_id: UUID,
-    attempt: Attempt,
-    filename: Filename = None,
+    request: Request, queue: Queue, caller: Caller, task_id: UUID, attempt: Attempt, filename: Filename = None
 ) -> Response:
     """Store the body as the result of a held task, in place of its former result; then report completion.
 

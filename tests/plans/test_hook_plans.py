@@ -1,0 +1,37 @@
+"""Functions that are due are found by the partial index of the ended tasks that have one."""
+
+from datetime import timedelta
+
+from plans.explained import FEW, Explainer
+from plans.seeding import task_id
+from plans.test_plans import describe
+from zndraw_joblib.server.service import end_hooks
+from zndraw_joblib.server.store.database import Transaction
+from zndraw_joblib.server.store.tasks import end_hooks as store
+
+# Of ended tasks, and of tasks that wait: the index does not have the second ones.
+ENDED, WAITING = range(1, 100), range(70_000, 70_100)
+
+
+async def test_due_functions_are_read_by_their_index(explainer: Explainer) -> None:
+    """And neither the history nor the backlog; a call is recorded by the id of its task."""
+
+    async def work(tx: Transaction) -> None:
+        past = await tx.now() - timedelta(hours=1)
+        await store.attach(tx, {task_id(seq): "mail" for seq in (*ENDED, *WAITING)}, past)
+        due = await end_hooks.take(tx, ["mail"], 10, 60.0)
+        assert len(due.leases) == 10
+        assert due.seconds is not None
+        await end_hooks.finish(tx, due.leases[0])
+        await end_hooks.retry(tx, due.leases[1])
+
+    plans = await explainer.plans(work)
+    reads = [plan for plan in plans if plan.statement.startswith("SELECT") and "on_end" in plan.statement]
+    assert {"LIMIT" in plan.statement for plan in reads} == {True, False}
+    for plan in reads:
+        assert plan.by("joblib_task") == {"ix_joblib_task_on_end"}, describe(plan)
+        assert plan.sorted_rows <= FEW, describe(plan)
+    writes = [plan for plan in plans if plan.statement.startswith("UPDATE")]
+    assert writes
+    for plan in writes:
+        assert None not in plan.by("joblib_task"), describe(plan)
