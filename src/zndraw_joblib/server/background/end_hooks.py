@@ -120,7 +120,7 @@ class EndHooks:
         try:
             due = await self._runtime.write(end_hooks.take, list(self._functions), free, lease_seconds)
         except Exception as error:
-            logger.warning("Functions on_end wait, the database is unavailable: %r", error)
+            logger.warning("Functions on_end are delayed: database unavailable error=%r", error)
             return _RETRY_SECONDS
         for lease in due.leases:
             call = create_shared_task(self._call(lease), name=f"zndraw-joblib on_end {lease.name}")
@@ -132,7 +132,7 @@ class EndHooks:
         self._calls.discard(call)
         if not call.cancelled() and (error := call.exception()):
             # At the end of its lease it is called again.
-            logger.warning("Did not record a call of a function on_end: %r", error)
+            logger.warning("Did not record a call of a function on_end, it is repeated: error=%r", error)
         self._woken.set()
 
     async def _call(self, lease: Lease) -> None:
