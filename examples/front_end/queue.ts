@@ -4,7 +4,7 @@ import { io, type Socket } from "socket.io-client";
 import type { ClientToServerEvents, SentEvent, ServerToClientEvents, TaskStream } from "./events";
 import type { paths, Problem, TaskResponse } from "./rest";
 
-/** An event of a task's stream; `event` tells which `data` it has. */
+/** An event of a task's stream; `event` determines the type of `data`. */
 export type TaskEvent = SentEvent<TaskStream>;
 
 /** A refusal of the server. */

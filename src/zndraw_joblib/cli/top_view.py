@@ -117,7 +117,7 @@ def _rate(overview: Overview) -> str:
 
 
 def _findings(overview: Overview, width: int, room: int | None) -> list[Text]:
-    """Return the most important findings, wrapped; with a `room`, as many as fit into so many lines."""
+    """Return the most important findings, wrapped; with a `room`, as many as fit into `room` lines."""
     lines: list[Text] = []
     shown = 0
     for finding in overview.findings[:_MAX_FINDINGS]:

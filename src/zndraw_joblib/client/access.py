@@ -45,7 +45,7 @@ class ServerUnreachable(ConnectionError):
 
 
 def explained(access: Access, error: Exception) -> Exception:
-    """Return the error for the user of a client: it says which server or which token does not work."""
+    """Return the error for the user of a client: it names the server or the token that does not work."""
     if isinstance(error, httpx.TransportError):
         better: Exception = ServerUnreachable(
             explain_unreachable(access, error, f"the argument url or {URL_VARIABLE}")
@@ -82,7 +82,7 @@ def explain_unauthorized(access: Access, problem: ProblemException) -> str:
 
 
 def explain_unreachable(access: Access, error: httpx.TransportError, settings: str) -> str:
-    """Return that a server does not respond; `settings` are what sets another URL."""
+    """Return the message that a server does not respond; `settings` names where the user sets its URL."""
     text = str(error) or type(error).__name__
     reason = text.split("] ", 1)[-1] if text.startswith("[Errno") else text
     return (

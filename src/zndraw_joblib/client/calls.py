@@ -81,7 +81,7 @@ class Call(Generic[T]):
         }
 
     def check(self, response: httpx.Response, server: Server) -> None:
-        """Raise what the client raises for an error response, or that it is not one of the server."""
+        """Raise the client's error for an error response, `UnexpectedResponse` for another program's."""
         _raise_for_status(response, server)
         if response.request.method != self.method:  # a redirect turned it into a GET
             raise UnexpectedResponse(response)

@@ -24,7 +24,7 @@ _POLL_PAUSE_SECONDS = 0.25
 
 
 class Polling:
-    """Decides the pauses between requests for a task or several, whose server may be out of reach."""
+    """Decides the pauses between requests for tasks while the server may be unreachable."""
 
     def __init__(self, what: str, rule: RetryRule) -> None:
         self._what = what

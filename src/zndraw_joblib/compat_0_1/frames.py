@@ -25,7 +25,7 @@ async def get_frame_room_cleanup() -> CleanUp:
 
 
 def rooms_with_frames(full_names: Iterable[str]) -> set[str]:
-    """Return the rooms of those of these providers that have the category ``frames``."""
+    """Return the rooms of the providers that have the category ``frames``."""
     names = map(parse_provider_name, full_names)
     return {name.room_id for name in names if name.category == _CATEGORY}
 

@@ -1,4 +1,4 @@
-"""Models of version 0.1.x that replace current ones, and count instances of those as their own."""
+"""Models of version 0.1.x that extend current ones; `isinstance` accepts instances of these too."""
 
 from pydantic import BaseModel
 

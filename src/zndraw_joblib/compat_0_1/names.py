@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class OldName(NamedTuple):
-    """A name of version 0.1.x. `target` is ``module:name`` of its value; `instead` is for people."""
+    """A name of version 0.1.x. `target` is ``module:name`` of its value; `instead` is the text for users."""
 
     target: str
     instead: str
@@ -85,7 +85,7 @@ NAMES = {module: _names_of(module) for module in sorted({*_PUBLIC, *_KEPT, *_REN
 
 
 def get_old_name(module: str, name: str, stacklevel: int = 2) -> Any:
-    """Return the value of a name of an old module, with a warning for the code that asks for it."""
+    """Return the value of a name of an old module, and warn at the line that reads it."""
     found = NAMES[module].get(name)
     if found is None:
         raise AttributeError(f"module 'zndraw_joblib.{module}' has no attribute {name!r}")

@@ -140,7 +140,7 @@ export interface StreamData {
     result: WithoutNulls<StoredResult>;
 }
 
-/** An event of a task: `kind` tells which `data` it has. */
+/** An event of a task: `kind` determines the type of `data`. */
 export type TaskStreamEvent = {
     [Kind in EventKind]: Omit<StreamEvent, "kind" | "data"> & { kind: Kind; data: StreamData[Kind] };
 }[EventKind];
