@@ -3,6 +3,7 @@
 import ast
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,22 @@ def test_every_fault_named_by_a_guarantee_exists() -> None:
     assert set(re.findall(r"`([\w-]+)`", " ".join(named))) <= FAULTS
     listed = {name.strip("`") for name, *rest in rows(REFERENCE / "guarantees.md") if len(rest) == 1}
     assert listed == FAULTS
+
+
+def test_every_package_and_layer_is_described() -> None:
+    """The page about the architecture names each package, and each layer of the server."""
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = {one["id"]: one["layers"] for one in config if one["type"] == "layers"}
+    assert f"`{' > '.join(layers['packages'])}`" in page
+    modules = [name.strip() for layer in layers["server-layers"] for name in layer.split("|")]
+    assert [name for name in modules if f"`{name}`" not in page and f"`{name}/`" not in page] == []
+
+
+def test_every_decision_begins_with_its_number() -> None:
+    """A record has the number of its file as the first word of its title, and is in the list of records."""
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text()
+    for path in folder.glob("0*.md"):
+        assert path.read_text().startswith(f"# {path.name[:4]} "), path.name
+        assert f"]({path.name})" in index
