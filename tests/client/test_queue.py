@@ -163,11 +163,21 @@ async def test_an_unknown_job_names_the_nearest_ones(
 
 @on_sqlite
 async def test_wrong_arguments_are_named(queue: Both) -> None:
-    """A payload beside an instance, what is no job, and an invalid option."""
+    """The job, the payload, the options, and the tasks to wait for."""
     with pytest.raises(TypeError, match="which is its own payload"):
         await queue.submit(Area(), {"width": 1})
     with pytest.raises(TypeError, match="42 is no task"):
         await queue.submit(42)
+    with pytest.raises(TypeError, match=r"Area is a job, not a task of it: pass Area\(…\)"):
+        await queue.submit(Area, {"width": 1})
+    with pytest.raises(TypeError, match="payload: 3 is not a mapping"):
+        await queue.submit("lab:analysis:Area", 3)
+    with pytest.raises(TypeError, match=r"unknown options of a submit: width.*as one dict"):
+        await queue.submit("lab:analysis:Area", width=1)
+    with pytest.raises(TypeError, match=r"gather\(\*tasks\)"):
+        await queue.gather(["x"])
+    with pytest.raises(ValueError, match="task_id: 'x' is not a UUID"):
+        queue.inner.task("x")
     with pytest.raises(ValueError, match="delay_seconds"):
         await queue.submit("lab:analysis:Area", {}, delay_seconds=-1)
 

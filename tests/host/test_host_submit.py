@@ -183,3 +183,11 @@ async def test_no_user_is_the_host(async_url: str) -> None:
     async with running_host(async_url) as host:
         host.app.dependency_overrides[host.joblib.identity] = lambda: Identity("@host", is_superuser=False)
         assert (await host.client.get(f"{V1}/me")).status_code == 403
+
+
+@on_sqlite
+async def test_a_payload_that_is_no_mapping_is_named(host: Host) -> None:
+    """The error names the argument and shows a dict."""
+    name = (await host.register(schema=SCHEMA))["full_name"]
+    with pytest.raises(TypeError, match="payload: 3 is not a mapping"):
+        await host.joblib.submit(name, 3)

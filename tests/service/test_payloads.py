@@ -335,3 +335,12 @@ async def test_a_schema_that_changed_meanwhile_counts(pair: list[Replica]) -> No
         await second.leave(job.worker_id)
         with pytest.raises(JobNotFound):
             await first.submit(job, bad)
+
+
+def test_a_misspelt_parameter_is_named_beside_the_missing_one() -> None:
+    """The detail lists up to three errors, and counts the others."""
+    found = [{"pointer": "", "message": f"error {number}"} for number in range(5)]
+    with pytest.raises(InvalidPayload, match=r"error 0; payload: error 1; payload: error 2 \(and 2 more\)$"):
+        payloads.raise_if_invalid(found)
+    with pytest.raises(InvalidPayload, match=r"^payload: error 0; payload: error 1$"):
+        payloads.raise_if_invalid(found[:2])

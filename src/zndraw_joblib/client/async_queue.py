@@ -49,7 +49,7 @@ class AsyncQueue:
         **options: Unpack[SubmitOptions],
     ) -> AsyncTaskHandle:
         """Submit a task; return its handle. See `Queue.submit`."""
-        flow = self._submits.submit(NewTask(job, payload, **options), idempotency_key)
+        flow = self._submits.submit(NewTask.of(job, payload, options), idempotency_key)
         task = await self._rest.run(flow)
         return AsyncTaskHandle(task.id, self._rest, self._rule, state=task)
 

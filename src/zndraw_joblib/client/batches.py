@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 
 from pydantic_core import to_jsonable_python
 
@@ -50,6 +50,18 @@ class NewTask:
     delay_seconds: float | None = None
     expires_in_seconds: float | None = None
     max_attempts: int | None = None
+
+    @classmethod
+    def of(cls, job: Any, payload: Mapping[str, Any] | None, options: SubmitOptions) -> Self:
+        """Return the task of a call. Raises TypeError for an unknown option, with the known ones."""
+        unknown = options.keys() - SubmitOptions.__annotations__
+        if unknown:
+            known = ", ".join(SubmitOptions.__annotations__)
+            raise TypeError(
+                f"unknown options of a submit: {', '.join(sorted(unknown))}. Known are: {known}. "
+                "Pass the job's parameters as one dict: submit(job, {'width': 3})"
+            )
+        return cls(job, payload, **options)
 
     def options(self) -> dict[str, Any]:
         """Return the schedule, the priority and the other options that are given."""

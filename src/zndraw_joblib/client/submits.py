@@ -135,13 +135,13 @@ class Submits:
         if isinstance(job, str):
             full = ":" in job
             name = parse_job_name(job) if full else (yield from self.find(job, None, searched))
-            return name, codecs.plain(dict(payload or {}))
+            return name, codecs.plain_payload(payload)
+        check_task(job)
         if payload is not None:
             raise TypeError(
                 f"submit() got a payload and an instance of {type(job).__name__}, which is its own payload: "
                 "remove one of them"
             )
-        check_task(job)
         cls = type(job)
         known = task.job_room or self._room_of(cls) or job_room_of(cls)
         if task.job_room or known != GLOBAL:

@@ -33,7 +33,7 @@ class Submitter:
         different processes, submit one task; by default, each call has a new key. Raises ValueError for
         invalid options, and for a payload that is not JSON, and `JobNotFound` with the nearest names.
         """
-        task = self._rest.run(self._submits.submit(NewTask(job, payload, **options), idempotency_key))
+        task = self._rest.run(self._submits.submit(NewTask.of(job, payload, options), idempotency_key))
         return TaskHandle(task.id, self._rest, self._rule, state=task)
 
     @overload

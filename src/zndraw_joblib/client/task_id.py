@@ -19,7 +19,7 @@ class TaskId(str):
     @classmethod
     def of(cls, task_id: str | UUID, state: TaskResponse | None, room: str | None) -> Self:
         """Return the id of a task. Raises ValueError for a text that is no UUID."""
-        handle = str.__new__(cls, UUID(str(task_id)))
+        handle = str.__new__(cls, id_of(task_id))
         handle.state = state
         handle.room_id = state.room_id if state else room
         return handle
@@ -61,6 +61,16 @@ class TaskId(str):
 
     def _retry_call(self, key: str) -> Call[TaskResponse]:
         return operations.act_on_task(self, "retry", key=key)
+
+
+def id_of(task: object) -> UUID:
+    """Return the id of a task. Raises TypeError for another type, ValueError for a text that is no UUID."""
+    if not isinstance(task, str | UUID):
+        raise TypeError(f"{task!r:.99} is not a task: pass handles or ids, those of a list as gather(*tasks)")
+    try:
+        return UUID(str(task))
+    except ValueError:
+        raise ValueError(f"task_id: {str(task)!r:.100} is not a UUID") from None
 
 
 def fields_table(fields: dict[str, str]) -> str:

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from math import ceil, inf
 from typing import Any
-from uuid import UUID
 
 from zndraw_joblib.client import operations
 from zndraw_joblib.client.calls import quoted
 from zndraw_joblib.client.failures import TaskFailed
 from zndraw_joblib.client.flows import Flow, Pause, ask, read
 from zndraw_joblib.client.retry import RetryRule
+from zndraw_joblib.client.task_id import id_of
 from zndraw_joblib.client.waiting import WAIT_SECONDS, Polling, result_of
 from zndraw_joblib.contract.messages import PaginatedResponse, TaskResponse
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
@@ -162,8 +162,8 @@ def _ended(part: RoomEvents) -> dict[str, str]:
 
 
 def rooms_of(tasks: Iterable[str]) -> dict[str, str | None]:
-    """Return the rooms of tasks, if known, by their ids. Raises ValueError for a text that is no UUID."""
-    return {str(UUID(task)): getattr(task, "room_id", None) for task in tasks}
+    """Return the rooms of tasks, if known, by their ids. Raises as `id_of`."""
+    return {str(id_of(task)): getattr(task, "room_id", None) for task in tasks}
 
 
 def gather(

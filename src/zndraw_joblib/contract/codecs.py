@@ -130,6 +130,18 @@ def plain(value: Any, root: str = "payload") -> Any:
     return json.loads(encode(value, root))
 
 
+def plain_payload(payload: Any) -> Any:
+    """Return a payload as plain JSON values; None is an empty one. Raises as `encode`, and TypeError."""
+    try:
+        fields = dict(payload or {})
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"payload: {payload!r:.100} is not a mapping of the job's parameters: "
+            "pass a dict like {'width': 3}"
+        ) from None
+    return plain(fields)
+
+
 def plain_model(model: Any, root: str = "payload") -> Any:
     """Return a pydantic model as plain JSON values, with its fields by their names. Raises as `encode`."""
     return plain(_model_fields(model, _Encoder().convert_part, by_alias=False), root)

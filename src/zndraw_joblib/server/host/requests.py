@@ -83,7 +83,7 @@ def _name_and_payload(
     if isinstance(job, str):
         if job_room is not None:
             raise TypeError(f"job_room: the full name {job!r} has the room of its job; leave job_room out")
-        return parse_job_name(job), _plain(payload)
+        return parse_job_name(job), codecs.plain_payload(payload)
     cls = job if inspect.isclass(job) else type(job)
     if getattr(cls, "category", None) is None:
         raise TypeError(
@@ -92,14 +92,10 @@ def _name_and_payload(
         )
     name = job_name_of(cls, job_room or job_room_of(cls))
     if cls is job:
-        return name, _plain(payload)
+        return name, codecs.plain_payload(payload)
     if payload is not None:
         raise TypeError(f"payload: the instance of {cls.__name__} is its own payload; leave payload out")
     return name, codecs.payload_of(job)
-
-
-def _plain(payload: Mapping[str, Any] | None) -> Any:
-    return {} if payload is None else codecs.plain(dict(payload))
 
 
 def request_key(

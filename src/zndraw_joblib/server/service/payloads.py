@@ -22,6 +22,7 @@ MAX_QUICK_LISTING = 10_000_000
 MAX_LISTING = 100_000_000
 _BYTES_PER_ERROR = 1000
 _MAX_MESSAGE = 1000
+_MAX_REASONS = 3
 _MAX_ALTERNATIVES = 4
 # The effort of some keywords per byte, in subschemas. The size limit of patterns bounds their states.
 _PATTERN_EFFORT = 1000
@@ -117,11 +118,9 @@ def _shortened(text: str, length: int) -> str:
 def raise_if_invalid(found: list[dict[str, str]]) -> None:
     """Raise `InvalidPayload` with these errors, if there are any."""
     if found:
-        first, more = found[0], len(found) - 1
-        raise InvalidPayload(
-            f"payload{first['pointer']}: {first['message']}" + (f" (and {more} more)" if more else ""),
-            errors=found,
-        )
+        listed = [f"payload{error['pointer']}: {error['message']}" for error in found[:_MAX_REASONS]]
+        more = len(found) - _MAX_REASONS
+        raise InvalidPayload("; ".join(listed) + (f" (and {more} more)" if more > 0 else ""), errors=found)
 
 
 @lru_cache(maxsize=512)
