@@ -21,7 +21,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_joblib_task_on_end",
         "joblib_task",
-        ["on_end_due_at"],
+        ["on_end", "on_end_due_at"],
         sqlite_where=_HOOKED,
         postgresql_where=_HOOKED,
     )

@@ -20,9 +20,10 @@ class Due(NamedTuple):
 
 
 async def take(tx: Transaction, names: Collection[str], limit: int, lease_seconds: float) -> Due:
-    """Lease due calls of these functions for `lease_seconds`."""
+    """Lease due calls of these functions for `lease_seconds`; each function is first at times."""
     now = await tx.now()
-    leases = await store.take(tx, names, limit, now, now + timedelta(seconds=lease_seconds))
+    shuffled = random.sample(sorted(names), len(names))
+    leases = await store.take(tx, shuffled, limit, now, now + timedelta(seconds=lease_seconds))
     at = await store.next_due(tx, names)
     return Due(leases, None if at is None else (at - now).total_seconds())
 

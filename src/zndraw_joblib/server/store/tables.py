@@ -171,7 +171,12 @@ class Task(Base, table=True):
             sqlite_where=_UNSUCCESSFUL,
             postgresql_where=_UNSUCCESSFUL,
         ),
-        Index("ix_joblib_task_on_end", "on_end_due_at", sqlite_where=_HOOKED, postgresql_where=_HOOKED),
+        Index(
+            "ix_joblib_task_on_end",
+            *("on_end", "on_end_due_at"),
+            sqlite_where=_HOOKED,
+            postgresql_where=_HOOKED,
+        ),
     )
 
     seq: int | None = Field(default=None, sa_column=Column(SEQUENCE, primary_key=True, autoincrement=True))

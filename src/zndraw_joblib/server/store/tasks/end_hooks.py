@@ -36,13 +36,16 @@ async def take(
     tx: Transaction, names: Collection[str], limit: int, now: datetime, until: datetime
 ) -> list[Lease]:
     """Lease due calls of these functions until a time, after which another server takes them again."""
-    due = select(tasks.c.id, tasks.c.on_end, tasks.c.on_end_attempts, tasks.c.completed_at)
-    due = due.where(_HOOKED, tasks.c.on_end.in_(sorted(names)), tasks.c.on_end_due_at <= now)
-    due = due.order_by(tasks.c.on_end_due_at).limit(limit).with_for_update(skip_locked=True)
-    leases = [
-        Lease(row.id, row.on_end, row.on_end_attempts + 1, row.completed_at)
-        for row in (await tx.execute(due)).all()
-    ]
+    leases: list[Lease] = []
+    # One by one, so that none reads the calls of functions that this server does not know.
+    for name in names:
+        due = select(tasks.c.id, tasks.c.on_end_attempts, tasks.c.completed_at)
+        due = due.where(_HOOKED, tasks.c.on_end == name, tasks.c.on_end_due_at <= now)
+        due = due.order_by(tasks.c.on_end_due_at).limit(limit - len(leases)).with_for_update(skip_locked=True)
+        rows = (await tx.execute(due)).all()
+        leases += [Lease(row.id, name, row.on_end_attempts + 1, row.completed_at) for row in rows]
+        if len(leases) == limit:
+            break
     if leases:
         ids = padded([lease.task_id for lease in leases])
         values = {"on_end_attempts": tasks.c.on_end_attempts + 1, "on_end_due_at": until}
@@ -52,11 +55,12 @@ async def take(
 
 async def next_due(tx: Transaction, names: Collection[str]) -> datetime | None:
     """Return when the next call of these functions is due; None without one."""
-    wanted = _HOOKED & tasks.c.on_end.in_(sorted(names))
-    found: datetime | None = (
-        await tx.execute(select(func.min(tasks.c.on_end_due_at)).where(wanted))
-    ).scalar()
-    return found
+    found: list[datetime] = []
+    for name in names:
+        first = select(func.min(tasks.c.on_end_due_at)).where(_HOOKED, tasks.c.on_end == name)
+        if (due := (await tx.execute(first)).scalar()) is not None:
+            found.append(due)
+    return min(found, default=None)
 
 
 async def finish(tx: Transaction, lease: Lease) -> None:
