@@ -44,8 +44,14 @@ USAGE_ERRORS: dict[str, Case] = {
         ["submit", "A", "--idempotency-key", "\u00fc"],
         "--idempotency-key: '\u00fc' has characters other than",
     ),
-    "database": (["serve", "--database-url", "mysql://u:secret@h/x"], "type 'mysql' are not supported"),
-    "database port": (["serve", "--database-url", "postgresql://u:secret@h:x/x"], "database URL is invalid"),
+    "database": (
+        ["serve", "--port", "0", "--database-url", "mysql://u:secret@h/x"],
+        "type 'mysql' are not supported",
+    ),
+    "database port": (
+        ["serve", "--port", "0", "--database-url", "postgresql://u:secret@h:x/x"],
+        "database URL is invalid",
+    ),
     "database text": (["token", "list", "--database-url", "secret"], "database URL is invalid"),
     "setting": (
         ["ZNDRAW_JOBLIB_ADMIN_TOKEN=secret", "db", "current"],

@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from sdk.live import LiveServer
 from zndraw_joblib.client.api import Connection
+from zndraw_joblib.contract.capture import running, stop_following_threads
+from zndraw_joblib.contract.task_channel import TaskChannel
 from zndraw_joblib.worker.manager import JobManager
+from zndraw_joblib.worker.tasks import ClaimedTask
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +68,13 @@ def worker(api: Connection) -> Iterator[Callable[..., JobManager]]:
             return manager
 
         yield make
+
+
+@pytest.fixture
+def followed() -> Iterator[None]:
+    """Follow threads already, as after a task, so that a test wraps the methods that follow them."""
+    stop_following_threads()
+    with running(ClaimedTask("a", "job", "room", None, 1, {}, UUID(int=0), channel=TaskChannel("a", 1))):
+        pass
+    yield
+    stop_following_threads()

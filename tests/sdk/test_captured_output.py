@@ -395,15 +395,6 @@ print(slow.getvalue(), end="")
     assert done.stdout == "one two\n"
 
 
-@pytest.fixture
-def followed() -> Iterator[None]:
-    """Let a task run before, so that threads are followed; follow them no longer at the end."""
-    stop_following_threads()
-    run(make_task(), lambda: None)
-    yield
-    stop_following_threads()
-
-
 def test_methods_are_restored() -> None:
     """After the last worker of the process; a task that runs needs them still."""
     stop_following_threads()

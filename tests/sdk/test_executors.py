@@ -83,6 +83,7 @@ def test_an_exit_in_a_subtask_ends_only_its_task(worker: Make, room: str, how: s
     manager.disconnect()
 
 
+@pytest.mark.usefixtures("followed")
 def test_a_coroutine_that_cannot_start_fails(
     worker: Make, room: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

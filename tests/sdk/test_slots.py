@@ -72,6 +72,7 @@ def test_coroutines_need_few_threads(worker: Make, room: str) -> None:
     assert {caller.wait_for(task_id, 60).status for task_id in ids} == {TaskStatus.COMPLETED}
 
 
+@pytest.mark.usefixtures("followed")
 def test_a_worker_runs_with_the_threads_it_gets(
     worker: Make, room: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

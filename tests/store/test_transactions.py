@@ -169,7 +169,7 @@ async def test_a_deadlock_is_retried(database: Database, replica: Replica) -> No
             database.write(work, first=ids[0], second=ids[1]),
             database.write(work, first=ids[1], second=ids[0]),
         )
-    assert tries == 3
+    assert tries >= 3  # the one that is repeated may meet the other again
     rows = await replica.rows(jobs)
     assert rows[0].schema == rows[1].schema
 
