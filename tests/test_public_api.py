@@ -125,3 +125,10 @@ def test_every_class_and_function_names_its_module() -> None:
         if inspect.isclass(found) or inspect.isfunction(found):
             assert found.__module__.startswith("zndraw_joblib."), name
             assert getattr(importlib.import_module(found.__module__), found.__name__) is found, name
+
+
+def test_a_name_of_the_server_names_the_extra_that_is_missing() -> None:
+    """An installation for workers has no FastAPI."""
+    code = "import sys; sys.modules['fastapi'] = None; from zndraw_joblib import JobLib"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "zndraw_joblib.JobLib needs the server: install the extra, zndraw-joblib[server]" in done.stderr

@@ -164,7 +164,14 @@ def __getattr__(name: str) -> Any:
     """Load a public name on first use (PEP 562)."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    try:
+        module = import_module(f"{__name__}.{_MODULE_OF[name]}")
+    except ModuleNotFoundError as error:
+        if not _MODULE_OF[name].startswith("server"):
+            raise
+        remedy = f"{__name__}.{name} needs the server: install the extra, zndraw-joblib[server]"
+        raise ModuleNotFoundError(f"{remedy} ({error})", name=error.name) from error
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

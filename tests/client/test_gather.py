@@ -53,7 +53,7 @@ async def test_the_first_failure_is_raised_while_others_wait(queue: Both, worker
         await queue.gather(late.inner, good.inner, timeout=0.5)
     await late.cancel()
     # An id alone is enough.
-    found = await queue.gather(str(good.inner), str(bad.inner), late.inner, return_exceptions=True)
+    found = await queue.gather(str(good.inner).upper(), str(bad.inner), late.inner, return_exceptions=True)
     assert found[0] == 2
     assert [getattr(each, "code", None) for each in found[1:]] == ["error", "cancelled"]
     assert await queue.gather() == []

@@ -16,6 +16,7 @@ from zndraw_joblib.client.batches import NewTask, SubmitOptions
 from zndraw_joblib.client.lookup import JobList, all_jobs
 from zndraw_joblib.client.retry import FastRule
 from zndraw_joblib.client.submits import Submits
+from zndraw_joblib.client.task_id import id_of
 from zndraw_joblib.client.watching import Watch, gather, rooms_of
 from zndraw_joblib.contract.names import DEFAULT_ROOM
 from zndraw_joblib.contract.problems import ProblemException
@@ -104,7 +105,7 @@ class AsyncQueue:
             show = partial(bar.show, "tasks")
             flow = gather(rooms, timeout, self._rule, return_exceptions=return_exceptions, show=show)
             results = await self._rest.run(flow)
-        return [results[str(task)] for task in tasks]
+        return [results[str(id_of(task))] for task in tasks]
 
     async def as_completed(
         self, tasks: Iterable[str], *, timeout: float | None = None

@@ -17,6 +17,7 @@ from zndraw_joblib.client.result_reader import ResultReader
 from zndraw_joblib.client.retry import FastRule
 from zndraw_joblib.client.submits import Submits
 from zndraw_joblib.client.submitter import Submitter
+from zndraw_joblib.client.task_id import id_of
 from zndraw_joblib.client.watching import Watch, gather, rooms_of
 from zndraw_joblib.contract.names import DEFAULT_ROOM
 
@@ -67,7 +68,7 @@ class Queue(Submitter, ResultReader):
             show = partial(bar.show, "tasks")
             flow = gather(rooms, timeout, self._rule, return_exceptions=return_exceptions, show=show)
             results = self._rest.run(flow)
-        return [results[str(task)] for task in tasks]
+        return [results[str(id_of(task))] for task in tasks]
 
     def as_completed(self, tasks: Iterable[str], *, timeout: float | None = None) -> Iterator[TaskHandle]:
         """Yield each task once it has ended; wait as `gather` does. Raises TimeoutError."""
