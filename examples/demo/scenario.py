@@ -87,10 +87,8 @@ class Scenario:
         goal = len(self._modules) * _KILL_AT_PERCENT / 100
         self._wait_until(lambda: self._ended() >= goal, _KILL_POLL_SECONDS)
         while self._ended() < len(self._modules):
-            pids = self._pids()
-            for task in self._client.tasks(ROOM, status=TaskStatus.RUNNING).items:
-                pid = pids.get(task.worker_id)
-                if pid in self._processes.workers and self._stop_while_running(pid, task.id):
+            for worker_id, pid in self._pids().items():
+                if pid in self._processes.workers and (task := self._stop_with_task(pid, worker_id)):
                     self._processes.kill(pid)
                     return Kill(pid, task, datetime.now(UTC))
         raise DemoFailed("All tasks ended before a worker could be killed. Run the demo again")
@@ -100,15 +98,16 @@ class Scenario:
         completed = self._client.tasks(ROOM, status=TaskStatus.COMPLETED, limit=MAX_PAGE).items
         return {task.worker_id: task.result["pid"] for task in completed}
 
-    def _stop_while_running(self, pid: int, task_id: UUID) -> bool:
-        """Stop a process and return True if its task is still running; else continue it and return False."""
+    def _stop_with_task(self, pid: int, worker_id: UUID | None) -> TaskResponse | None:
+        """Stop a worker's process and return the task that it runs; without one, continue it."""
         os.kill(pid, signal.SIGSTOP)
         # A report that the process sent before it stopped arrives within this time.
         time.sleep(_LAST_REPORT_SECONDS)
-        if self._client.get_task(task_id).status == TaskStatus.RUNNING:
-            return True
+        for task in self._client.tasks(ROOM, status=TaskStatus.RUNNING).items:
+            if task.worker_id == worker_id:
+                return task
         os.kill(pid, signal.SIGCONT)
-        return False
+        return None
 
     def _all_tasks(self) -> Iterator[TaskResponse]:
         for offset in range(0, len(self._modules), MAX_PAGE):

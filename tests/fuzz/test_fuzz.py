@@ -91,6 +91,8 @@ def rows(client: httpx.Client) -> Rows:
     return Rows(client)
 
 
+# Threads of servers that other tests have started in this process use `random` too.
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 @schema.given(data=st.data())
 @schema.parametrize()
 @settings(

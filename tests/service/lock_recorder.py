@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy.dialects import postgresql
 
+from zndraw_joblib.server.store.database import Database
 from zndraw_joblib.server.store.postgres import PostgresDatabase
 
 # Transactions wait for locks in the order of these tables, and within a table in the order of its keys.
@@ -51,19 +52,21 @@ class LockRecorder:
         self._transaction: object = None
         self._held: dict[Lock, str] = {}
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Record the statements of every `PostgresDatabase`. Transactions must run one at a time."""
-        execute = PostgresDatabase._execute
+    def install(self, monkeypatch: pytest.MonkeyPatch, database: Database) -> None:
+        """Record the statements of a database if it is PostgreSQL. Transactions must run one at a time."""
+        if not isinstance(database, PostgresDatabase):
+            return
+        execute = database._execute
 
-        async def recorded(database: Any, connection: Any, statement: Any, given: Any = None) -> Any:
-            rows = await execute(database, connection, statement, given)
+        async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
+            rows = await execute(connection, statement, given)
             if connection.is_in_transaction():
                 transaction = await connection.fetchval("SELECT pg_current_xact_id_if_assigned()")
                 locks = {(row["level"], row["key"]) for row in await connection.fetch(_PROBE)}
                 self._record(transaction, locks, str(statement.compile(dialect=_DIALECT)), given)
             return rows
 
-        monkeypatch.setattr(PostgresDatabase, "_execute", recorded)
+        monkeypatch.setattr(database, "_execute", recorded)
 
     def _record(self, transaction: object, locks: set[Lock], sql: str, given: Any) -> None:
         if transaction != self._transaction:

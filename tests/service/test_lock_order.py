@@ -39,7 +39,7 @@ RETRIED: dict[str, Any] = {
 def recorder(monkeypatch: pytest.MonkeyPatch, replica: Replica) -> LockRecorder:
     """Record the locks of the replica's transactions."""
     recorder = LockRecorder()
-    recorder.install(monkeypatch)
+    recorder.install(monkeypatch, replica.runtime.database)
     return recorder
 
 

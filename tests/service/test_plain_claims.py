@@ -23,7 +23,6 @@ from zndraw_joblib.server.service import claims, task_actions
 from zndraw_joblib.server.service.claims import Claim, ClaimResult
 from zndraw_joblib.server.service.fairness import ClaimOrder
 from zndraw_joblib.server.service.plain_claims import PlainClaims, claim_plain
-from zndraw_joblib.server.store.postgres import PostgresDatabase
 from zndraw_joblib.server.store.tables import Job, QueueBlock, RoomCount, Task, Worker, WorkerJobLink
 
 tasks, workers, jobs = Task.__table__, Worker.__table__, Job.__table__
@@ -292,13 +291,14 @@ async def test_a_plain_claim_is_one_statement(replica: Replica, monkeypatch: pyt
     """It is a transaction of its own: no BEGIN, no COMMIT. While claims are not plain, it is tried rarely."""
     job = await replica.register()
     await add_tasks(replica, [task(job.id) for _ in range(3)])
-    execute, ran = PostgresDatabase._execute, []
+    database, ran = replica.runtime.database, []
+    execute = database._execute
 
-    async def recorded(database: Any, connection: Any, statement: Any, given: Any = None) -> Any:
+    async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
         ran.append(connection.is_in_transaction())
-        return await execute(database, connection, statement, given)
+        return await execute(connection, statement, given)
 
-    monkeypatch.setattr(PostgresDatabase, "_execute", recorded)
+    monkeypatch.setattr(database, "_execute", recorded)
     assert await replica.claim(job.worker_id) is not None
     assert await replica.claim(job.worker_id, claim_id=uuid4()) is not None
     assert ran == [False, False]

@@ -16,7 +16,6 @@ from zndraw_joblib.contract.messages import JobResponse, TaskResponse, TaskUpdat
 from zndraw_joblib.contract.problems import InvalidTaskTransition, StaleReport
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.service import idempotency, tasks
-from zndraw_joblib.server.store.postgres import PostgresDatabase
 from zndraw_joblib.server.store.tables import Task
 from zndraw_joblib.server.store.tasks import steps
 
@@ -102,13 +101,14 @@ async def test_plain_reports_are_one_statement(replica: Replica, monkeypatch: py
     """It is a transaction of its own: no BEGIN, no COMMIT, for single reports and for batches."""
     job = await replica.register()
     held = [await claimed(replica, job) for _ in range(3)]
-    execute, ran = PostgresDatabase._execute, []
+    database, ran = replica.runtime.database, []
+    execute = database._execute
 
-    async def recorded(database: Any, connection: Any, statement: Any, given: Any = None) -> Any:
+    async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
         ran.append(connection.is_in_transaction())
-        return await execute(database, connection, statement, given)
+        return await execute(connection, statement, given)
 
-    monkeypatch.setattr(PostgresDatabase, "_execute", recorded)
+    monkeypatch.setattr(database, "_execute", recorded)
     await replica.report(held[0].id, RUNNING, attempt=1)
     await replica.report(held[0].id, COMPLETED, attempt=1)
     items = [report(task.id, status) for task in held[1:] for status in (RUNNING, COMPLETED)]

@@ -22,7 +22,6 @@ from zndraw_joblib.server.service.plain_tasks import KnownJobs
 from zndraw_joblib.server.service.tasks import Submission
 from zndraw_joblib.server.store import tasks as store
 from zndraw_joblib.server.store.errors import RepeatTransaction
-from zndraw_joblib.server.store.postgres import PostgresDatabase
 from zndraw_joblib.server.store.tables import IdempotencyKey, Job, RoomQueue, Task
 
 NUMBERS = {"type": "object", "properties": {"n": {"type": "number"}}}
@@ -218,13 +217,14 @@ async def test_a_plain_submit_is_one_statement(
     """It is a transaction of its own: no BEGIN, no COMMIT."""
     job = await replica.register()
     await replica.submit(job)
-    execute, ran = PostgresDatabase._execute, []
+    database, ran = replica.runtime.database, []
+    execute = database._execute
 
-    async def recorded(database: Any, connection: Any, statement: Any, given: Any = None) -> Any:
+    async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
         ran.append(connection.is_in_transaction())
-        return await execute(database, connection, statement, given)
+        return await execute(connection, statement, given)
 
-    monkeypatch.setattr(PostgresDatabase, "_execute", recorded)
+    monkeypatch.setattr(database, "_execute", recorded)
     await submit_many(replica, [item(replica, job, key=new_key() if is_keyed else None)])
     assert ran == [False]
 

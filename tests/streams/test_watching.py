@@ -16,7 +16,6 @@ from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.service import streams, tasks
 from zndraw_joblib.server.service.streams import Part
 from zndraw_joblib.server.store.database import Transaction
-from zndraw_joblib.server.store.postgres import PostgresDatabase
 from zndraw_joblib.server.store.stream_tables import RoomEvent, RoomStream
 from zndraw_joblib.server.streams import follower
 from zndraw_joblib.server.streams.follower import Reader
@@ -188,11 +187,11 @@ async def test_unwatched_rooms_cost_no_statement(
     """On PostgreSQL submits, claims and reports run the statements that they run without event streams."""
     opened.append(Streams(replica.runtime))
     job, limited = await replica.register(), await replica.register("Limited", timeout_seconds=60)
-    execute, ran = PostgresDatabase._execute, []
+    execute, ran = replica.runtime.database._execute, []
 
-    async def recorded(database: Any, connection: Any, statement: Any, given: Any = None) -> Any:
+    async def recorded(connection: Any, statement: Any, given: Any = None) -> Any:
         ran.append(str(statement))
-        return await execute(database, connection, statement, given)
+        return await execute(connection, statement, given)
 
     async def live() -> None:
         await replica.submit(job)
@@ -210,7 +209,7 @@ async def test_unwatched_rooms_cost_no_statement(
 
     names = [parse_job_name(each.full_name) for each in (job, limited)]
     both = [(SUBMITTER, "lab", name, TaskSubmitRequest(payload={})) for name in names]
-    monkeypatch.setattr(PostgresDatabase, "_execute", recorded)
+    monkeypatch.setattr(replica.runtime.database, "_execute", recorded)
     await live()
     assert not [sql for sql in ran if sql.lstrip().startswith("SELECT joblib_room_stream")]
     assert not [sql for sql in ran if "joblib_room_event" in sql]
