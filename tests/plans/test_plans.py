@@ -100,10 +100,10 @@ async def test_a_plain_claim_reads_the_head_of_its_queue(
         items = [claims.Claim(OWNER, worker, 15, uuid4(), most=most, start=True) for worker in ids]
         plans = await explainer.plans(partial(claim_plain, items=items))
         assert len({plan.statement for plan in plans}) == 1
-        assert_reads(plans, PENDING, HELD, "pk_joblib_task")
+        assert_reads(plans, PENDING, HELD, "uq_joblib_task_id")
         assert_bounded(plans)
         for plan in plans:
-            assert {PENDING, HELD, "pk_joblib_task"} == plan.by("joblib_task"), describe(plan)
+            assert {PENDING, HELD, "uq_joblib_task_id"} == plan.by("joblib_task"), describe(plan)
 
 
 @pytest.mark.parametrize("count", [16, 1000])

@@ -10,10 +10,9 @@ from uuid import UUID, uuid4
 
 import pytest
 from databases import on_postgresql
-from plans.explained import Explainer
 from replica import OWNER, STRANGER, ManualClock, Replica
 from seeds import add_tasks, task
-from sqlalchemy import Executable, delete, select, text, update
+from sqlalchemy import Executable, delete, select, update
 
 from service.test_plain_tasks import wait_for_lock
 from zndraw_joblib.contract.messages import EmptyReason, JobResponse
@@ -266,24 +265,6 @@ async def test_some_batches_are_never_plain(replica: Replica, monkeypatch: pytes
     monkeypatch.setattr("zndraw_joblib.server.service.plain_claims.claim_plain", None)
     for items in batches:
         await replica.runtime.write(partial(PlainClaims().claim, items=items))
-
-
-@on_postgresql
-async def test_a_plan_made_for_few_tasks_fits_many(replica: Replica) -> None:
-    """A server keeps the plan that it made for a new table, and a backlog may come at once."""
-    job = await replica.register()
-    item = a_claim(job.worker_id, claim_id=uuid4(), most=9)
-    await replica.submit(job)
-    # As on the server's own connections.
-    await replica.execute(text(f'ALTER DATABASE "{replica.engine.url.database}" SET enable_seqscan = off'))
-    await replica.execute(text("SELECT pg_clear_relation_stats('public', 'joblib_task')"))
-    await replica.engine.dispose()
-    with Explainer(replica.engine) as explainer:
-        plans = await explainer.plans(partial(claim_plain, items=[item]))
-    [plan] = [plan for plan in plans if plan.is_generic]
-    assert plan.by("joblib_task") == {"ix_joblib_task_queue", "ix_joblib_task_held", "pk_joblib_task"}, (
-        plan.text
-    )
 
 
 @on_postgresql

@@ -139,7 +139,7 @@ def _by_column(names: Sequence[str], rows: Sequence[Any]) -> dict[str, list[Any]
 
 def _chosen(ready: CTE, demand: CTE) -> CTE:
     """Return the first tasks of the queue, which it locks; it skips locked ones."""
-    names = ("seq", "lane", "expires_at", "room_id")
+    names = ("seq", "id", "lane", "expires_at", "room_id")
     queue = select(ready.c.queue).scalar_subquery()
     most = select(func.coalesce(func.sum(demand.c.most), literal_column("0"))).scalar_subquery()
     return (
@@ -219,18 +219,14 @@ def _written(chosen: CTE, counted: CTE, demand: CTE) -> CTE:
         "expires_at": null(),
     }
     returned = [tasks.c[name] for name in ("seq", "job_id", *ClaimedTask._fields) if name != "job_name"]
-    # The array, and a status that no index has: otherwise a plan that is made while there are few tasks, and
-    # kept, reads the whole queue.
-    seqs = func.array(select(chosen.c.seq).scalar_subquery(), type_=postgresql.ARRAY(tasks.c.seq.type))
+    # The array of ids, which only one index has, and conditions that no index has: otherwise a plan that is
+    # made while there are few tasks, and kept, reads the whole queue, or all tasks by an index that has seq.
+    ids = func.array(select(chosen.c.id).scalar_subquery(), type_=postgresql.ARRAY(tasks.c.id.type))
     return (
         update(tasks)
         # Another condition would be compared with the version at the start of the statement first. The task
         # is counted already, and may have returned to its queue since then with another attempt.
-        .where(
-            tasks.c.seq == any_(seqs),
-            case((IS_PENDING, true()), else_=false()),
-            tasks.c.seq >= lists.c.seq[1],
-        )
+        .where(tasks.c.id == any_(ids), case((IS_PENDING, tasks.c.seq >= lists.c.seq[1]), else_=false()))
         .values(values)
         .returning(lists.c.place[own].label("place"), own_rank.label("rank"), *returned)
         .cte("written")
