@@ -36,7 +36,8 @@ def running(folder: Path, **settings: str) -> Iterator[tuple[Stack, Serve]]:
             worker = program.start("worker", *arguments, folder=ROOT)
             workers.callback(worker.communicate)
             workers.callback(worker.send_signal, signal.SIGINT)
-            wait_until(lambda: client.jobs().total >= jobs or worker.poll())
+            wait_until(lambda: client.jobs().total >= jobs or worker.poll() is not None)
+            assert worker.poll() is None, worker.communicate()
 
         yield Stack(program, server, client), serve
 

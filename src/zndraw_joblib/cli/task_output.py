@@ -156,7 +156,7 @@ def check_completed(task: TaskResponse) -> None:
             print_note(failure_text(task.failure))
         raise CommandError(f"Task {task.id} {task.status}" + (f": {task.error}" if task.error else ""))
     took = task.completed_at - task.started_at if task.completed_at and task.started_at else None
-    print_note(f"Task {task.id} completed{f' in {format_duration(took)}' if took else ''}.")
+    print_note(f"Task {task.id} completed{f' in {format_duration(took)}' if took is not None else ''}.")
 
 
 def write_result(client: AdminClient, task: TaskResponse) -> None:
