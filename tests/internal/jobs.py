@@ -1,5 +1,6 @@
 """Internal jobs that record what they do in a journal."""
 
+import asyncio
 import os
 import sys
 import threading
@@ -75,6 +76,19 @@ class WaitForCancel(Extension):
             self.journal, "cancelled" if is_cancelled else "timed-out", vis.task_id, vis.attempt, os.getpid()
         )
         return "late"
+
+
+class AwaitCancel(WaitForCancel):
+    """A coroutine that runs until it is cancelled."""
+
+    async def run(self, vis: Any, **kwargs: Any) -> None:
+        """Record the cancellation."""
+        note(self.journal, "begin", vis.task_id, vis.attempt, os.getpid())
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            note(self.journal, "cancelled", vis.task_id, vis.attempt, os.getpid())
+            raise
 
 
 class EndAs(Extension):

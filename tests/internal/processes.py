@@ -21,11 +21,13 @@ FOLDER = Path(__file__).parents[1]
 # The jobs of the tests, and this checkout.
 PYTHONPATH = os.pathsep.join([str(FOLDER), str(FOLDER.parent / "src")])
 JOBS = ",".join(
-    f"internal.jobs:{name}" for name in ("Count", "Burn", "Once", "WaitForCancel", "EndAs", "AnyEnd")
+    f"internal.jobs:{name}"
+    for name in ("Count", "Burn", "Once", "WaitForCancel", "AwaitCancel", "EndAs", "AnyEnd")
 )
 SHORT_INTERVALS = {"worker_timeout_seconds": 2, "sweeper_interval_seconds": 0.5}
 COUNT, ONCE = "@internal:analysis:Count", "@internal:analysis:Once"
 BURN, ANY_END = "@internal:analysis:Burn", "@internal:analysis:AnyEnd"
+AWAIT_CANCEL = "@internal:modifiers:AwaitCancel"
 WAIT_FOR_CANCEL, END_AS = "@internal:modifiers:WaitForCancel", "@internal:selections:EndAs"
 INTERNAL_WORKER = [sys.executable, "-m", "zndraw_joblib", "internal-worker", "--log-level", "warning"]
 TASKIQ_WORKER = [

@@ -16,6 +16,7 @@ from waiting import until
 
 from internal.processes import (
     ANY_END,
+    AWAIT_CANCEL,
     COUNT,
     END_AS,
     JOBS,
@@ -182,16 +183,17 @@ async def test_a_run_that_blocks_its_thread_blocks_no_request(
     assert (await wait_for_end(client, third))["status"] == "completed"
 
 
+@pytest.mark.parametrize("job", [WAIT_FOR_CANCEL, AWAIT_CANCEL])
 async def test_a_cancelled_run_is_notified_and_its_late_result_refused(
-    client: httpx.AsyncClient, journal: Path
+    client: httpx.AsyncClient, journal: Path, job: str
 ) -> None:
-    """The event of its context is set at once; the task stays cancelled."""
-    task = await submit(client, WAIT_FOR_CANCEL, journal=str(journal))
+    """The event of its context is set at once, or its coroutine is cancelled; the task stays cancelled."""
+    task = await submit(client, job, journal=str(journal))
     await until(lambda: journal_entries(journal, "begin"))
     response = await client.patch(f"{V1}/tasks/{task['id']}", json={"status": "cancelled"})
     assert response.status_code == 200
-    await until(lambda: journal_entries(journal, "cancelled"), timeout=5)
-    await submit(client, END_AS)
+    await until(lambda: journal_entries(journal, "cancelled"))
+    assert (await wait_for_end(client, await submit(client, END_AS)))["status"] == "completed"
     after = (await client.get(f"{V1}/tasks/{task['id']}")).json()
     assert (after["status"], after["result"]) == ("cancelled", None)
 

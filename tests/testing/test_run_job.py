@@ -1,5 +1,6 @@
 """`run_job` runs a job without a server."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,17 @@ def test_result_progress_and_log() -> None:
         assert run.progress is not None
         assert (run.progress.current, run.progress.total, run.progress.unit) == (2, 2, "sides")
         assert run.log == ["in thread MainThread"]
+
+
+def test_a_coroutine_can_be_cancelled() -> None:
+    """A job that sets its event is cancelled at its next `await`."""
+
+    async def stop(task: TaskContext) -> str:
+        task.cancelled.set()
+        await asyncio.sleep(60)
+        return "late"
+
+    assert run_job(job(stop)).error == "CancelledError"
 
 
 def test_a_function_is_a_job_too() -> None:

@@ -8,10 +8,10 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache
-from threading import Event
 from time import time
 from typing import Any, TypeVar
 
+from zndraw_joblib.contract.cancellation import CancelEvent
 from zndraw_joblib.contract.outcomes import encode, text_of
 from zndraw_joblib.contract.progress import MAX_PROGRESS_DATA_BYTES, LogLevel
 from zndraw_joblib.contract.task_channel import Line, TaskChannel, clean_text
@@ -32,15 +32,16 @@ class TaskContext:
     """A running task, as its job sees it. All methods are thread-safe, cost microseconds, and never wait.
 
     What is reported reaches the server at most twice a second, and with the end of the task. It has no effect
-    once the task has ended or is lost to this worker, and in a process that the job forked. `cancelled` is
-    set when the task is cancelled or lost: a job that checks it can stop early.
+    once the task has ended or is lost to this worker, and in a process that the job forked. `cancelled`, a
+    `threading.Event`, is set when the task is cancelled or lost: a job that checks it can stop early. A
+    coroutine also gets `asyncio.CancelledError` at its next ``await``.
     """
 
     __slots__ = ()
 
     task_id: str
     room_id: str
-    cancelled: Event
+    cancelled: CancelEvent
     channel: TaskChannel
 
     def progress(

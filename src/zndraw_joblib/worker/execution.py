@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from inspect import iscoroutine
 from typing import Any
 
+from zndraw_joblib.contract.cancellation import await_until_set
 from zndraw_joblib.contract.capture import running
 from zndraw_joblib.contract.codecs import NotSerializable, decode
 from zndraw_joblib.contract.extensions import NonRetryable
@@ -56,7 +57,7 @@ async def await_task(work: Coroutine[Any, Any, Any], task: ClaimedTask, pid: int
     """Return the outcome of a coroutine that `execute` returned."""
     try:
         with running(task):
-            result = await work
+            result = await await_until_set(work, task.cancelled)
             exit_if_forked(pid)
             return succeeded(task, result)
     # asyncio would end the event loop after a SystemExit.

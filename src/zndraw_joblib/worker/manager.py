@@ -53,9 +53,9 @@ class JobManager(JobClient):
     """A worker. With `execute` it runs `concurrency` tasks at once; without, call `claim` or `listen`.
 
     `execute` is called in a thread, or with `executor="process"` in a process that runs one task at a time.
-    If it returns a coroutine, as an `async def run` does, that is awaited on an event loop. The worker claims
-    up to `prefetch` tasks ahead, but no more than it expects to start within about 100 ms; it releases those
-    that wait for longer.
+    If it returns a coroutine, as an `async def run` does, that is awaited on an event loop, and cancelled
+    with its task. The worker claims up to `prefetch` tasks ahead, but no more than it expects to start within
+    about 100 ms; it releases those that wait for longer.
 
     `tsio` is a Socket.IO client of the host; by default that of `api`, if it has one (see `connect`). With
     Socket.IO the worker learns of tasks and cancellations at once.

@@ -27,26 +27,28 @@ class Channel:
         while view:
             view = view[self._transfer(self._socket.send, view) :]
 
-    def receive(self) -> bytes:
-        """Wait for a message and return it."""
-        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
-        return self._receive(length)
+    def receive(self, on_pause: Callable[[], None] = lambda: None) -> bytes:
+        """Wait for a message and return it; with `is_over`, call `on_pause` as often."""
+        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size, on_pause))
+        return self._receive(length, on_pause)
 
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
 
-    def _receive(self, length: int) -> bytes:
+    def _receive(self, length: int, on_pause: Callable[[], None]) -> bytes:
         content = bytearray(length)
         view = memoryview(content)
         while view:
-            count = self._transfer(self._socket.recv_into, view)
+            count = self._transfer(self._socket.recv_into, view, on_pause)
             if not count:
                 raise EOFError
             view = view[count:]
         return bytes(content)
 
-    def _transfer(self, call: Callable[[memoryview], int], view: memoryview) -> int:
+    def _transfer(
+        self, call: Callable[[memoryview], int], view: memoryview, on_pause: Callable[[], None] = lambda: None
+    ) -> int:
         is_last = False
         while True:
             try:
@@ -55,3 +57,4 @@ class Channel:
                 if is_last:
                     raise EOFError from None
                 is_last = self._is_over is not None and self._is_over()
+                on_pause()

@@ -7,7 +7,7 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import get_context, resource_tracker
@@ -33,6 +33,8 @@ _context = get_context("spawn")
 _processes: WeakSet[SpawnProcess] = WeakSet()
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _JOIN_SECONDS = 5.0
+# Sent to a process that runs a task; a task is never empty.
+_CANCEL = b""
 _ADVICE = "Define it at the top level of a module that can be imported, or use executor='thread'"
 
 
@@ -58,7 +60,7 @@ class TaskProcess:
         self._started: _Started | None = None
 
     def run(self, task: ClaimedTask) -> Outcome:
-        """Return the outcome of a task."""
+        """Return the outcome of a task; a coroutine is cancelled with its task, within half a second."""
         try:
             work = pickle.dumps((self._execute, task, current_traceparent()))
             running = self._send_to_running(work)
@@ -68,7 +70,7 @@ class TaskProcess:
         try:
             if running is None:
                 channel.send(work)
-            return _receive_outcome(channel, ForwardedReports(task.channel))
+            return _receive_outcome(channel, task)
         except (EOFError, OSError):
             return Outcome(error=f"The process that ran the task ended with exit code {self.close()}")
 
@@ -107,9 +109,19 @@ class TaskProcess:
         return self._started
 
 
-def _receive_outcome(channel: Channel, reports: ForwardedReports) -> Outcome:
+def _receive_outcome(channel: Channel, task: ClaimedTask) -> Outcome:
+    reports, is_notified = ForwardedReports(task.channel), False
+
+    def pass_cancellation() -> None:
+        nonlocal is_notified
+        if task.cancelled.is_set() and not is_notified:
+            is_notified = True
+            channel.send(_CANCEL)
+
     while True:
-        message: Outcome | Forwarded = pickle.loads(channel.receive())  # noqa: S301 - from our process
+        pass_cancellation()
+        received = channel.receive(pass_cancellation)
+        message: Outcome | Forwarded = pickle.loads(received)  # noqa: S301 - from our process
         if isinstance(message, Outcome):
             return message
         reports.add(message)
@@ -155,10 +167,12 @@ def _serve(end: socket, log_config: LogConfig | None) -> None:
     forwarder = Forwarder(channel.send)
     with suppress(EOFError, OSError), default_signals_in_forks():
         while True:
-            forwarder.end(_run(channel.receive(), forwarder))
+            # A cancellation may arrive after its task has ended.
+            if work := channel.receive():
+                forwarder.end(_run(work, forwarder, end))
 
 
-def _run(work: bytes, forwarder: Forwarder) -> Outcome:
+def _run(work: bytes, forwarder: Forwarder, end: socket) -> Outcome:
     pid = os.getpid()
     try:
         execute, task, traceparent = pickle.loads(work)  # noqa: S301 - the worker sent it
@@ -168,17 +182,30 @@ def _run(work: bytes, forwarder: Forwarder) -> Outcome:
         )
     forwarder.begin(task.channel)
     with continued(traceparent):
-        return _run_task(execute, task, pid)
+        return _run_task(execute, task, pid, end)
 
 
-def _run_task(execute: Execute, task: ClaimedTask, pid: int) -> Outcome:
+def _run_task(execute: Execute, task: ClaimedTask, pid: int, end: socket) -> Outcome:
     outcome = run_task(execute, task, pid)
     try:
         if not isinstance(outcome, Outcome):
-            outcome = asyncio.run(await_task(outcome, task, pid))
+            outcome = asyncio.run(_await_task(outcome, task, pid, end))
         # The worker would hold all bytes of a large result twice.
         return outcome if outcome.content is None else replace(outcome, content=outcome.content.in_file())
     # asyncio raises a SystemExit of a task that a job started here, not in its coroutine.
     except BaseException as error:
         exit_if_forked(pid, error)
         return failed(task, error)
+
+
+async def _await_task(work: Coroutine[Any, Any, Any], task: ClaimedTask, pid: int, end: socket) -> Outcome:
+    """Return the outcome of a coroutine; the worker sends nothing meanwhile unless the task is cancelled."""
+    loop = asyncio.get_running_loop()
+
+    def cancel() -> None:
+        loop.remove_reader(end)
+        task.cancelled.set()
+
+    with suppress(NotImplementedError):  # the event loop of Windows
+        loop.add_reader(end, cancel)
+    return await await_task(work, task, pid)

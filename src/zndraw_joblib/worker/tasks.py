@@ -1,11 +1,11 @@
 """A claimed task."""
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 from uuid import UUID
 
+from zndraw_joblib.contract.cancellation import CancelEvent
 from zndraw_joblib.contract.task_channel import NO_WORKER, TaskChannel
 from zndraw_joblib.contract.task_context import TaskContext
 
@@ -16,9 +16,9 @@ class ClaimedTask(TaskContext):
 
     `worker_id` and `attempt` are the token of the claim; every report carries them. `cancelled` is set once
     the task was cancelled, or is lost to this worker: a job that checks it can stop early. A copy in another
-    process has an event of its own, which is never set. `channel` holds what the job reports of its progress
-    and its log. `traceparent` is the trace context of its submit (W3C Trace Context), None without one.
-    `run_kwargs` are the keywords that the job was registered with, for `run`.
+    process has an event of its own, which is set for coroutines only. `channel` holds what the job reports
+    of its progress and its log. `traceparent` is the trace context of its submit (W3C Trace Context), None
+    without one. `run_kwargs` are the keywords that the job was registered with, for `run`.
 
     A task may also be built by hand, with `task_id`, `job_name`, `room_id` and `extension`, to report on it:
     without a token the server accepts what the owner of its worker reports.
@@ -31,7 +31,7 @@ class ClaimedTask(TaskContext):
     attempt: int = 0
     payload: dict[str, Any] = field(default_factory=dict)
     worker_id: UUID = NO_WORKER
-    cancelled: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    cancelled: CancelEvent = field(default_factory=CancelEvent, compare=False, repr=False)
     channel: TaskChannel = field(default_factory=TaskChannel, compare=False, repr=False)
     traceparent: str | None = field(default=None, compare=False, repr=False)
     run_kwargs: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)

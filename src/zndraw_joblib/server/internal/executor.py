@@ -189,7 +189,7 @@ class GuardedExecutor:
         watching = asyncio.create_task(self._watch(context))
         try:
             work = partial(outcome_of, cls, payload, context, self._context)
-            outcome = await self._ends.wait(run, _start_traced(task, work))
+            outcome = await self._ends.wait(run, _start_traced(task, context, work))
             if outcome is not None:
                 if outcome.content is not None:
                     outcome = await _retry(partial(self._results.store, task, outcome.content))
@@ -301,21 +301,24 @@ class GuardedExecutor:
             logger.warning("Did not finish at shutdown; another server will: %r", error)
 
 
-def _start_traced(task: TaskRecord, work: Callable[[], Outcome]) -> "asyncio.Future[Outcome]":
+def _start_traced(
+    task: TaskRecord, context: InternalContext, work: Callable[[], Outcome]
+) -> "asyncio.Future[Outcome]":
     """Run a task in a thread, in a span if the program has set up OpenTelemetry."""
     token = str(task.id), str(task.worker_id), task.attempt
     span = start_run(str(task.job), *token, traceparent=task.traceparent)
     with active(span):
         done = start_thread(f"zndraw-joblib task {task.id}", work)
     if span is not None:
-        done.add_done_callback(partial(_end_span, span))
+        done.add_done_callback(partial(_end_span, span, context))
     return done
 
 
-def _end_span(span: TaskSpan, done: "asyncio.Future[Outcome]") -> None:
+def _end_span(span: TaskSpan, context: InternalContext, done: "asyncio.Future[Outcome]") -> None:
     if not done.cancelled():
-        outcome = done.result()
-        span.end_run(outcome.error, outcome.failure, is_cancelled=False)
+        outcome, is_cancelled = done.result(), context.cancelled.is_set()
+        error = None if is_cancelled else outcome.error
+        span.end_run(error, outcome.failure, is_cancelled=is_cancelled)
 
 
 async def _retry(work: Callable[[], Awaitable[Result]]) -> Result:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from inspect import iscoroutine
 from typing import Any, NamedTuple
 
+from zndraw_joblib.contract.cancellation import CancelEvent, await_until_set
 from zndraw_joblib.contract.capture import running
 from zndraw_joblib.contract.codecs import NotSerializable, decode
 from zndraw_joblib.contract.extensions import NonRetryable
@@ -41,7 +42,7 @@ class InternalContext(TaskContext):
     task_id: str
     room_id: str
     attempt: int
-    cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
+    cancelled: CancelEvent = field(default_factory=CancelEvent, repr=False)
     channel: TaskChannel = field(default_factory=TaskChannel, repr=False)
     traceparent: str | None = None
 
@@ -160,7 +161,7 @@ def outcome_of(
     try:
         with running(context):
             value = call_run(extension, argument_of(context), context)
-            value = asyncio.run(value) if iscoroutine(value) else value
+            value = asyncio.run(await_until_set(value, context.cancelled)) if iscoroutine(value) else value
             exit_if_forked(pid)
             encoded = encode_result(value)
             return Outcome(content=encoded) if isinstance(encoded, Content) else Outcome(json.loads(encoded))
@@ -172,7 +173,8 @@ def outcome_of(
         text, failure = error_text(error), failure_of(error, extension)
         shown = error if logger.isEnabledFor(logging.DEBUG) else None
         found = context.task_id, one_line(text, failure)
-        logger.warning("Failed task_id=%s: %s", *found, exc_info=shown, extra=task_fields(context))
+        level = logging.INFO if context.cancelled.is_set() else logging.WARNING
+        logger.log(level, "Failed task_id=%s: %s", *found, exc_info=shown, extra=task_fields(context))
         return Outcome(error=text, retry=not isinstance(error, NonRetryable), failure=failure)
 
 
