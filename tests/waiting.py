@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 # Long enough for a machine under load; a condition that holds costs at most one interval more.
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 
 
 async def until(

@@ -24,7 +24,7 @@ class Socket:
     """A connected Socket.IO client: `received` has its events in order, `problems` those named `problem`."""
 
     def __init__(self) -> None:
-        self.client = socketio.AsyncClient(reconnection=False)
+        self.client = socketio.AsyncClient(reconnection=False, request_timeout=30)
         self.received: list[Received] = []
         self.problems: list[dict[str, Any]] = []
         self.client.on("*", self._receive)

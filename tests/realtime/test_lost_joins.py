@@ -39,7 +39,7 @@ async def test_a_socket_that_is_lost_during_a_join_is_forgotten(server: LiveServ
     rooms = server.rooms
     for number in range(SOCKETS):
         await drop_while_joining(server, number, event)
-    await until(lambda: rooms.is_idle, 10)
+    await until(lambda: rooms.is_idle)
     rest = await server.rest()
 
     async def has_removed_joined_workers() -> bool:

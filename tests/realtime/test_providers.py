@@ -16,10 +16,10 @@ from realtime.sockets import LiveServer, Socket, names, serve
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
 
-WAIT_SECONDS = 10
+WAIT_SECONDS = 20
 NAME = "lab:files:home"
 URL = f"{V1}/rooms/lab/providers/{NAME}"
-LONG = {"Prefer": "wait=20"}
+LONG = {"Prefer": f"wait={WAIT_SECONDS}"}
 
 
 async def register_provider(rest: httpx.AsyncClient, room: str = "lab", **fields: Any) -> Any:
@@ -329,7 +329,7 @@ async def test_a_host_may_replace_the_join_handler_later(server: LiveServer) -> 
     rest = await server.rest()
     await register_provider(rest)
     assert server.rooms is not None
-    assert (await rest.get(URL, headers={"Prefer": "wait=3"})).status_code == 503
+    assert (await rest.get(URL, headers=LONG)).status_code == 503
     server.rooms.sio.on("join_provider_room", lambda sid, data: None)
     assert (await rest.get(URL, headers={"Prefer": "wait=1"})).status_code == 504
 

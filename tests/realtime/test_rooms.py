@@ -23,11 +23,11 @@ async def test_a_connection_needs_a_token(server: LiveServer, by: str, transport
 @pytest.mark.parametrize("auth", [None, {}, {"token": ""}, {"token": "wrong"}, {"token": 7}, "text", ["x"]])
 async def test_a_connection_without_a_valid_token_is_refused(server: LiveServer, auth: object) -> None:
     """The refusal carries the problem."""
-    client = socketio.AsyncClient(reconnection=False)
+    client = socketio.AsyncClient(reconnection=False, request_timeout=30)
     refused: list[dict[str, object]] = []
     client.on("connect_error", refused.append)
     with pytest.raises(socketio.exceptions.ConnectionError):
-        await client.connect(server.url, auth=auth, transports=["websocket"])
+        await client.connect(server.url, auth=auth, transports=["websocket"], wait_timeout=30)
     [refusal] = refused
     assert refusal["data"]["type"] == "/v1/problems/unauthorized"
     assert refusal["data"]["status"] == 401

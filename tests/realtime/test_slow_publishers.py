@@ -23,7 +23,7 @@ from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.settings import JobLibSettings
 from zndraw_joblib.server.store.engine import open_engine, open_sessions
 
-ENOUGH = 15.0
+ENOUGH = 30.0
 STATUSES = [TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING, TaskStatus.COMPLETED]
 
 
@@ -47,6 +47,7 @@ def hanging(replica: Replica) -> Iterator[HangingPublisher]:
     """Let the replica's publisher hang."""
     publisher = HangingPublisher()
     replica.publish = publisher
+    replica.runtime.settings.publish_timeout_seconds = ENOUGH
     yield publisher
     publisher.released.set()
 

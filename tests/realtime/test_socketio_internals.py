@@ -61,7 +61,7 @@ async def test_a_websocket_closes(server: LiveServer) -> None:
     assert server.rooms is not None
     socket = await server.connect()
     await socketio_internals.close_sockets(server.rooms.sio)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await socket.client.wait()
     assert not socketio_internals.has_subscribers(server.rooms.sio)
 
@@ -73,9 +73,10 @@ async def test_an_open_poll_ends(server: LiveServer) -> None:
     opened = json.loads((await client.get(url)).text[1:])
     url += f"&sid={opened['sid']}"
     poll = asyncio.create_task(client.get(url))
-    await asyncio.sleep(0.1)
+    waiting = server.rooms.sio.eio.sockets[opened["sid"]].queue
+    await until(lambda: waiting._getters)
     await socketio_internals.close_sockets(server.rooms.sio)
-    assert (await asyncio.wait_for(poll, 20)).text == "6"
+    assert (await poll).text == "6"
     assert (await client.get(url)).status_code == 400
 
 

@@ -64,5 +64,5 @@ async def test_a_user_is_disconnected_on_both_hosts(pair: Pair) -> None:
     sockets = [await server.connect("lab", token="eve") for server in pair]
     stays = await there.connect("lab", token="bob")
     here.joblib.disconnect_user("eve")
-    await asyncio.wait_for(asyncio.gather(*[socket.client.wait() for socket in sockets]), 20)
+    await asyncio.wait_for(asyncio.gather(*[socket.client.wait() for socket in sockets]), 30)
     assert await stays.new_events() == []

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 
@@ -16,6 +15,8 @@ from zndraw_joblib.contract.problems import ServiceUnavailable
 from zndraw_joblib.server.providers.results.redis_results import RedisResults
 
 MIB = 2**20
+# A wait that is not ended in this time would have gone on to its own end.
+ENOUGH = 25.0
 MAX_CONNECTIONS = 16 + 1  # for commands, and for notifications
 
 
@@ -60,11 +61,11 @@ async def test_a_notification_reaches_other_processes(open_redis: OpenRedis) -> 
     """A caller in one process gets a value that another process stores."""
     here, there = open_redis(), open_redis()
     for number in range(50):
-        waiting = [asyncio.create_task(there.wait_for_key(f"x{number}", 20)) for _ in range(3)]
+        waiting = [asyncio.create_task(there.wait_for_key(f"x{number}", 2 * ENOUGH)) for _ in range(3)]
         await asyncio.sleep(0.001 * (number % 5))
         await here.store(f"x{number}", b"1", 60)
         await here.notify_key(f"x{number}")
-        assert await asyncio.wait_for(asyncio.gather(*waiting), 5) == [b"1"] * 3
+        assert await asyncio.wait_for(asyncio.gather(*waiting), ENOUGH) == [b"1"] * 3
 
 
 async def test_many_callers_use_few_connections(open_redis: OpenRedis, client: redis.asyncio.Redis) -> None:
@@ -100,7 +101,7 @@ async def test_a_stream_never_mixes_two_values(open_redis: OpenRedis) -> None:
 
     writing = asyncio.create_task(write())
     whole = broken = 0
-    for _ in range(150):
+    while whole + broken < 150 or not (whole and broken):
         size, chunks = await results.open_stream("a") or (0, None)
         try:
             found = b"".join([chunk async for chunk in chunks])
@@ -111,7 +112,6 @@ async def test_a_stream_never_mixes_two_values(open_redis: OpenRedis) -> None:
             assert (found in values, len(found)) == (True, size)
     stop.set()
     await writing
-    assert min(whole, broken) > 0
 
 
 async def test_a_lost_draft_is_not_stored(open_redis: OpenRedis, client: redis.asyncio.Redis) -> None:
@@ -159,7 +159,7 @@ async def test_waiting_callers_survive_a_restart(
     """New calls get a 503 while Redis is away; a caller that already waits gets a later value."""
     results, other = pair
     await asyncio.gather(*[results.get("a") for _ in range(50)])
-    waiting = [asyncio.create_task(results.wait_for_key("a", 30)) for _ in range(200)]
+    waiting = [asyncio.create_task(results.wait_for_key("a", 4 * ENOUGH)) for _ in range(200)]
     await until(lambda: _count_waiting(results, "a") == 200)
     short = asyncio.create_task(results.wait_for_key("b", 1))
     await until(lambda: _count_waiting(results, "b") == 1)
@@ -177,11 +177,9 @@ async def test_waiting_callers_survive_a_restart(
         assert raised.value.headers["Retry-After"]
     assert await short is None
     await asyncio.to_thread(server.start)
-    began = time.monotonic()
     await other.store("a", b"1", 60)
     await other.notify_key("a")
-    assert await asyncio.gather(*waiting) == [b"1"] * 200
-    assert time.monotonic() - began < 5
+    assert await asyncio.wait_for(asyncio.gather(*waiting), ENOUGH) == [b"1"] * 200
     assert await asyncio.gather(*[results.get("a") for _ in range(50)]) == [b"1"] * 50
 
 
@@ -192,12 +190,12 @@ async def test_a_value_stored_while_the_connection_is_cut_is_found(
     results, other = open_redis(), open_redis()
     for number in range(5):
         key = f"cut{number}"
-        waiting = asyncio.create_task(results.wait_for_key(key, 20))
+        waiting = asyncio.create_task(results.wait_for_key(key, 2 * ENOUGH))
         await until(partial(_count_waiting, results, key))
         await asyncio.sleep(0.05)
         await other.store(key, b"1", 60)
         await client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-        assert await asyncio.wait_for(waiting, 5) == b"1"
+        assert await asyncio.wait_for(waiting, ENOUGH) == b"1"
 
 
 async def test_a_cancelled_caller_stops_waiting(open_redis: OpenRedis) -> None:
@@ -205,12 +203,12 @@ async def test_a_cancelled_caller_stops_waiting(open_redis: OpenRedis) -> None:
     results = open_redis()
     await results.get("a")
     for iterations in range(60):
-        calls = [asyncio.create_task(results.wait_for_key("a", 30)) for _ in range(40)]
+        calls = [asyncio.create_task(results.wait_for_key("a", 2 * ENOUGH)) for _ in range(40)]
         for _ in range(iterations):
             await asyncio.sleep(0)
         for task in calls:
             task.cancel()
-        _, pending = await asyncio.wait(calls, timeout=10)
+        _, pending = await asyncio.wait(calls, timeout=ENOUGH)
         assert not pending, f"{len(pending)} of 40 go on waiting after {iterations} iterations of the loop"
 
 

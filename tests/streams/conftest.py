@@ -34,7 +34,7 @@ async def serving(app: FastAPI, token: str, http: str = "httptools") -> AsyncIte
         running = asyncio.create_task(server.serve([listener]))
         headers = {"Authorization": f"Bearer {token}"}
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
             await client.get("/health/live")
             yield client
         app.state.joblib.begin_stop()

@@ -11,7 +11,7 @@ from rest import V1
 # The token of `tests/conftest.py`, which cannot be imported beside other conftest modules.
 ADMIN_TOKEN = "admin-token-of-the-tests"
 STREAM = {"Accept": "text/event-stream"}
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 
 
 class Sse(NamedTuple):

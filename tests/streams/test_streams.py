@@ -115,7 +115,7 @@ async def test_json_waits_for_the_next_event(server: httpx.AsyncClient) -> None:
     assert nothing.json() == {"events": [], "next": start["next"], "ended": False}
     waiting = asyncio.create_task(server.get(url, params=params, headers={"Prefer": "wait=60"}))
     task = await submit(server, job)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(55):
         got = (await waiting).json()
     assert [event["task_id"] for event in got["events"]] == [task["id"]]
 

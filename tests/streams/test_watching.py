@@ -21,7 +21,7 @@ from zndraw_joblib.server.streams import follower
 from zndraw_joblib.server.streams.follower import Reader
 from zndraw_joblib.server.streams.streams import Streams
 
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 events, rooms = RoomEvent.__table__, RoomStream.__table__
 
 
@@ -136,11 +136,11 @@ async def test_a_log_that_was_deleted_begins_anew_after_all_writers(
     replica: Replica, opened: list[Streams], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an outage in which no server watched the room, a reader misses no task that commits late."""
-    monkeypatch.setattr(follower, "_REGISTER_SECONDS", 0.2)
     opened.append(found := Streams(replica.runtime))
     jobs = [await replica.register("Slow"), await replica.register("Quick")]
     async with asyncio.timeout(TIMEOUT), found.reader(OWNER, "lab") as reader:
         await found.read(reader, "lab", None)
+        monkeypatch.setattr(follower, "_REGISTER_SECONDS", 0.2)
         following = found._followers[asyncio.get_running_loop()]["lab"]
         await replica.execute(rooms.delete())
         slow = SlowSubmit(replica, jobs[0])
@@ -165,11 +165,11 @@ async def test_a_reader_goes_on_once_the_writers_of_a_gap_have_ended(
     replica: Replica, opened: list[Streams], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a wait for writers in vain, it does not wait until the room is due to be watched again."""
-    monkeypatch.setattr(follower, "_REGISTER_SECONDS", 0.2)
     opened.append(found := Streams(replica.runtime))
     jobs = [await replica.register("Slow"), await replica.register("Quick")]
     async with asyncio.timeout(TIMEOUT), found.reader(OWNER, "lab") as reader:
         await found.read(reader, "lab", None)
+        monkeypatch.setattr(follower, "_REGISTER_SECONDS", 0.2)
         slow = SlowSubmit(replica, jobs[0])
         await slow.has_written.wait()
         # As if five events had been deleted before they were read.
