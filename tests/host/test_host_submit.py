@@ -127,6 +127,19 @@ async def test_a_key_submits_one_task(host: Host) -> None:
     assert first.id == again.id == third.id
 
 
+async def test_an_unknown_job_is_an_error_with_near_names(host: Host) -> None:
+    """Of the jobs that the task's room sees, also in a transaction of the host."""
+    job = await host.register()
+    tasks = [TaskToSubmit(room_id="lab", job_name=name) for name in (job["full_name"], "a:b:c")]
+    known = r"tasks\.1: Job 'a:b:c' not found\. Room 'lab' sees @global:modifiers:Rotate\. Check the name"
+    async with host.sessions() as own:
+        for session in (None, own):
+            with pytest.raises(JobNotFound, match=r"Did you mean @global:modifiers:Rotate\?"):
+                await host.joblib.submit("@global:modifiers:Rotat", room="lab", session=session)
+            with pytest.raises(JobNotFound, match=known):
+                await host.joblib.submit_many(tasks, session=session)
+
+
 @on_sqlite
 async def test_errors_are_those_of_rest(host: Host) -> None:
     """Each names what is wrong."""
@@ -134,7 +147,7 @@ async def test_errors_are_those_of_rest(host: Host) -> None:
     name, submit = job["full_name"], host.joblib.submit
     with pytest.raises(InvalidPayload):
         await submit(name, {"width": "x"}, room="lab")
-    with pytest.raises(JobNotFound):
+    with pytest.raises(JobNotFound, match="Missing"):
         await submit("@global:modifiers:Missing", room="lab")
     with pytest.raises(InvalidRequest, match="delay_seconds"):
         await submit(name, {"width": 1}, room="lab", delay_seconds=-1)

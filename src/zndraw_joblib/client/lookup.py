@@ -1,8 +1,5 @@
 """Find a job by the last part of its full name, as a room sees it."""
 
-from collections.abc import Sequence
-from difflib import get_close_matches
-
 from zndraw_joblib.client import operations
 from zndraw_joblib.client.calls import quoted
 from zndraw_joblib.client.failures import AmbiguousJob
@@ -11,9 +8,8 @@ from zndraw_joblib.client.retry import RetryRule
 from zndraw_joblib.client.task_id import table
 from zndraw_joblib.contract.messages import MAX_PAGE, JobSummary, PaginatedResponse
 from zndraw_joblib.contract.names import GLOBAL, INTERNAL, JobName, parse_job_name
+from zndraw_joblib.contract.near_names import missing_text
 from zndraw_joblib.contract.problems import JobNotFound
-
-_MAX_NAMES = 10
 
 
 class JobList(list[JobSummary]):
@@ -55,21 +51,4 @@ def find_job(name: str, category: str | None, room: str, rule: RetryRule) -> Flo
                 f"The name {name!r} is ambiguous: room {room!r} sees {', '.join(map(str, found))}. "
                 "Pass the full name"
             )
-    raise missing(f"Room {room!r} sees no job {name!r}", name, room, seen)
-
-
-def missing(what: str, name: str, room: str, seen: Sequence[JobName]) -> JobNotFound:
-    """Return the error for a job that a room does not see, with the nearest names that it sees."""
-    if not seen:
-        return JobNotFound(
-            f"{what}: no worker has registered a job that room {room!r} sees. "
-            "Start a worker with 'zndraw-joblib worker FILE', or name another room"
-        )
-    by_name = {job.name: str(job) for job in reversed(seen)}
-    near = [by_name[each] for each in get_close_matches(name.rpartition(":")[2], by_name, n=3)]
-    more = ", ..." if len(seen) > _MAX_NAMES else ""
-    known = f"Room {room!r} sees {', '.join(map(str, seen[:_MAX_NAMES]))}{more}"
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"{known}."
-    return JobNotFound(
-        f"{what}. {hint} Check the name, start a worker that serves the job, or name another room"
-    )
+    raise JobNotFound(missing_text(f"Room {room!r} sees no job {name!r}", name, room, seen))

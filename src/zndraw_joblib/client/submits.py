@@ -10,7 +10,7 @@ from zndraw_joblib.client import operations
 from zndraw_joblib.client.batches import Chunk, NewTask, chunks, one_chunk, task_body
 from zndraw_joblib.client.calls import Call, validated
 from zndraw_joblib.client.flows import Flow, send_once
-from zndraw_joblib.client.lookup import all_jobs, find_job, missing
+from zndraw_joblib.client.lookup import all_jobs, find_job
 from zndraw_joblib.client.operations import Results
 from zndraw_joblib.client.retry import RetryRule, is_repeatable
 from zndraw_joblib.contract import codecs
@@ -18,6 +18,7 @@ from zndraw_joblib.contract.extensions import category_of, check_task, job_name_
 from zndraw_joblib.contract.idempotency import format_key
 from zndraw_joblib.contract.messages import TaskResponse, TaskSubmitRequest
 from zndraw_joblib.contract.names import DEFAULT_ROOM, GLOBAL, JobName, parse_job_name, task_room
+from zndraw_joblib.contract.near_names import missing_text
 from zndraw_joblib.contract.problems import JobNotFound, ProblemException
 
 _NAME_SECONDS = 60.0
@@ -65,7 +66,7 @@ class Submits:
         except JobNotFound as problem:
             self._found.clear()
             seen = [parse_job_name(job.full_name) for job in (yield from all_jobs(room, self.rule))]
-            raise missing(str(problem), str(name), room, seen) from problem
+            raise JobNotFound(missing_text(str(problem), str(name), room, seen)) from problem
 
     def submit_many(
         self, tasks: Iterable[Any], room: str | None, key: str | None, *, atomic: bool

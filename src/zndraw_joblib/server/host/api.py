@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast
@@ -11,13 +12,15 @@ from uuid import UUID
 from zndraw_joblib.contract.batches import TaskToSubmit
 from zndraw_joblib.contract.messages import (
     MAX_BATCH,
+    MAX_PAGE,
     JobSummary,
     PaginatedResponse,
     TaskResponse,
     TaskUpdateRequest,
 )
-from zndraw_joblib.contract.names import GLOBAL, validate_room_id
-from zndraw_joblib.contract.problems import InvalidRequest, ProblemException, ServiceUnavailable
+from zndraw_joblib.contract.names import GLOBAL, parse_job_name, validate_room_id
+from zndraw_joblib.contract.near_names import missing_text
+from zndraw_joblib.contract.problems import InvalidRequest, JobNotFound, ProblemException, ServiceUnavailable
 from zndraw_joblib.contract.status import TERMINAL, TaskStatus
 from zndraw_joblib.server.background.end_hooks import EndHooks, Hook
 from zndraw_joblib.server.batcher import raised
@@ -102,13 +105,14 @@ class HostApi(QueueState):
         key = request_key("submit", caller, idempotency_key, [task, on_end], hours)
         item = self.dispatcher.submission(caller, task.room_id, name, task, key)
         item.on_end = self.end_hooks.check(on_end)
-        if session is None:
-            return await self.dispatcher.submit(item)
 
         async def put(item: Submission) -> TaskResponse:
             return await self._write(session, _submit, item)
 
-        return await self.runtime.payload_validator.submit_one(_deferred(item), put)
+        async with self._near_names([item], session):
+            if session is None:
+                return await self.dispatcher.submit(item)
+            return await self.runtime.payload_validator.submit_one(_deferred(item), put)
 
     async def submit_many(  # noqa: PLR0913 - one keyword for each option
         self,
@@ -140,9 +144,11 @@ class HostApi(QueueState):
         items = [self.dispatcher.submission(caller, task.room_id, name, task) for name, task in made]
         for item in items:
             item.on_end = self.end_hooks.check(on_end)
-        if session is None:
-            return await self.dispatcher.submit_all(items, key)
-        got = await self.runtime.submit_all(list(map(_deferred, items)), key, partial(self._write, session))
+        async with self._near_names(items, session):
+            if session is None:
+                return await self.dispatcher.submit_all(items, key)
+            write = partial(self._write, session)
+            got = await self.runtime.submit_all(list(map(_deferred, items)), key, write)
         return cast("list[TaskResponse]", got.result if isinstance(got, Repeat) else got)
 
     async def get(self, task_id: UUID | str, *, session: Any = None) -> TaskResponse:
@@ -203,6 +209,20 @@ class HostApi(QueueState):
         room_id = None if room is None else validate_room_id(room)
         wanted_id = None if task_id is None else _id(task_id)
         return follow(self.streams, self.runtime, caller, room_id=room_id, task_id=wanted_id, after=after)
+
+    @asynccontextmanager
+    async def _near_names(self, items: Sequence[Submission], session: Any) -> AsyncGenerator[None]:
+        """Add the names of similar jobs to the problem of a submit of an unknown one."""
+        try:
+            yield
+        except JobNotFound as problem:
+            errors = (problem.problem.model_extra or {}).get("errors")
+            item = items[int(errors[0]["loc"][-1]) if errors else 0]
+            page = await self.jobs(item.room_id, limit=MAX_PAGE, session=session)
+            seen = [parse_job_name(job.full_name) for job in page.items]
+            text = missing_text(str(problem), str(item.job), item.room_id, seen)
+            problem.problem = problem.problem.model_copy(update={"detail": text})
+            raise
 
     async def _read(
         self,
