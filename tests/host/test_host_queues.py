@@ -149,7 +149,7 @@ async def test_pages_and_documents_know_the_prefix(app: FastAPI, client: httpx.A
 
 
 def test_wrong_prefixes_are_errors(tmp_path: Path) -> None:
-    """Two queues need two prefixes, and two channels in Redis."""
+    """Two queues need two prefixes that give other operation ids, and two channels in Redis."""
     options: dict[str, Any] = {"session_maker": async_sessionmaker(), "identity": lambda: ROOT}
     for prefix in ("queue", "/queue/", "/{room}", "/a//b", "/"):
         with pytest.raises(ValueError, match="begins with a slash"):
@@ -158,6 +158,13 @@ def test_wrong_prefixes_are_errors(tmp_path: Path) -> None:
     JobLib(**options).mount(app)
     with pytest.raises(RuntimeError, match="prefix '' already"):
         JobLib(**options).mount(app)
+    JobLib(**options, prefix="/a-b").mount(app)
+    for prefix in ("/a_b", "/a/b", "/aB"):
+        with pytest.raises(
+            RuntimeError, match=f"'/a-b' and '{prefix}' .*'joblibABSubmitTask'.*another letter"
+        ):
+            JobLib(**options, prefix=prefix).mount(app)
+    JobLib(**options, prefix="/ab").mount(app)
     with pytest.raises(RuntimeError, match="redis_prefix"):
         build(tmp_path, settings=JobLibSettings(redis_url="redis://127.0.0.1:1"))
 

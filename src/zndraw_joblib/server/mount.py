@@ -1,7 +1,6 @@
 """The queue inside a host's app: one object that connects everything."""
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -28,6 +27,7 @@ from zndraw_joblib.server.http.fastapi_internals import solve
 from zndraw_joblib.server.http.guards import Guard, RoomGuards, verify_readable_room
 from zndraw_joblib.server.http.host_identity import identity_dependency
 from zndraw_joblib.server.http.middleware import QueueMiddleware
+from zndraw_joblib.server.http.openapi.operations import namespace_of
 from zndraw_joblib.server.http.problems import add_problem_pages
 from zndraw_joblib.server.http.tokens import BearerTokens
 from zndraw_joblib.server.internal.dispatcher import Dispatcher
@@ -166,8 +166,7 @@ class JobLib(HostApi):
         self.runtime.on_providers_removed = partial(notify_removed, self, app)
         self.guards.remember(app)
         is_host = not isinstance(self.identity, BearerTokens)
-        namespace = "joblib" if is_host else ""
-        namespace += re.sub(r"\W+", "_", self.prefix)
+        namespace = namespace_of(self.prefix, is_host=is_host)
         add_routes(app, self, namespace)
         if is_first:
             # At the end, so that it is inside all middleware of the host. It serves all queues of the app.

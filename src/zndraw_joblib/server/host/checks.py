@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from zndraw_joblib.server.http.fastapi_internals import takes_parameter
 from zndraw_joblib.server.http.guards import Guard
 from zndraw_joblib.server.http.host_identity import check_identity_type
+from zndraw_joblib.server.http.openapi.operations import namespace_of, operation_id
 from zndraw_joblib.server.http.state import QueueState
 from zndraw_joblib.server.realtime.socketio_internals import is_synchronous
 
@@ -77,7 +78,7 @@ def checked_prefix(prefix: str) -> str:
 def add_queue(app: FastAPI, queue: QueueState) -> bool:
     """Add a queue to those of an app. Return whether it is the first; that one is `app.state.joblib`.
 
-    Raises RuntimeError if another one has the same prefix, or the same channel in Redis.
+    Raises RuntimeError if another one has the same prefix, ids of operations, or channel in Redis.
     """
     queues: list[QueueState] = getattr(app.state, "joblib_queues", [])
     app.state.joblib_queues = queues
@@ -88,6 +89,11 @@ def add_queue(app: FastAPI, queue: QueueState) -> bool:
                 f"The app has a queue with the prefix {queue.prefix!r} already. Mount one queue, or create "
                 "others with JobLib(prefix='/another')"
             )
+        if _example_id(other) == _example_id(queue):
+            raise RuntimeError(
+                f"The prefixes {other.prefix!r} and {queue.prefix!r} give two queues the same operation ids, "
+                f"as {_example_id(queue)!r}. Choose a prefix with another letter or digit"
+            )
         if redis is not None and redis == _redis_channel(other):
             raise RuntimeError(
                 f"The queues {other.prefix!r} and {queue.prefix!r} have the same redis_url and redis_prefix "
@@ -97,6 +103,10 @@ def add_queue(app: FastAPI, queue: QueueState) -> bool:
     if len(queues) == 1:
         app.state.joblib = queue
     return len(queues) == 1
+
+
+def _example_id(queue: QueueState) -> str:
+    return operation_id("submit_task", namespace_of(queue.prefix, is_host=True))
 
 
 def _redis_channel(queue: QueueState) -> tuple[str, str] | None:

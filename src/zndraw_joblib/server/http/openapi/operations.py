@@ -1,5 +1,6 @@
 """The id, summary, tag, responses and examples of each operation in the OpenAPI document."""
 
+import re
 from typing import Any
 
 from fastapi import FastAPI
@@ -36,6 +37,11 @@ def operation_id(name: str, namespace: str = "") -> str:
     """Return the operation id of an endpoint: `submit_task` is `submitTask`, in a host `joblibSubmitTask`."""
     first, *rest = [part for part in f"{namespace}_{name}".split("_") if part]
     return first + "".join(part[0].upper() + part[1:] for part in rest)
+
+
+def namespace_of(prefix: str, *, is_host: bool) -> str:
+    """Return the namespace of a queue below a path prefix, in a host or in the standalone app."""
+    return ("joblib" if is_host else "") + re.sub(r"\W+", "_", prefix)
 
 
 def tag_metadata(namespace: str = "") -> list[dict[str, str]]:
