@@ -64,10 +64,20 @@ class ServerProcess:
         self.process.wait(10)
 
 
+_HOLDERS: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """Return a port that no process listens on at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    """Return a port that no process listens on, and that the system gives to no other program.
+
+    A socket of this process that does not listen holds it. A server may listen on it all the same, because
+    servers set SO_REUSEADDR, and may do so again after a restart.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    _HOLDERS.append(holder)
+    return int(holder.getsockname()[1])
 
 
 class Valkey:

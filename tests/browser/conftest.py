@@ -9,13 +9,23 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 CHROMIUM = Path(__file__).parent / "node_modules" / ".chromium"
 _FLAGS = [
     *("--no-sandbox", "--headless=shell"),
     *("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"),
 ]
+# A page on a busy machine, and one that waits for the next server with growing pauses.
+MILLISECONDS = 30_000
+expect.set_options(timeout=MILLISECONDS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Allow more time for these tests: each starts a server, and the first one a browser."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(150))
 
 
 class _EmptySite(BaseHTTPRequestHandler):

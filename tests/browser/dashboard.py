@@ -10,6 +10,7 @@ from typing import Any
 from playwright.async_api import Browser, BrowserContext, Locator, Page, expect
 from servers import ServerProcess
 
+from browser.conftest import MILLISECONDS
 from browser.example_queue import ExampleQueue
 from zndraw_joblib.server.http.tokens import digest
 from zndraw_joblib.server.store import tokens
@@ -65,8 +66,10 @@ class Dashboard:
         """Check the accessibility of what is shown in both themes, and write an image of each."""
         for theme in THEMES:
             await self.page.evaluate("(theme) => { document.documentElement.dataset.theme = theme }", theme)
-            # Transitions of colours have ended.
-            await self.page.evaluate("Promise.all(document.getAnimations().map((each) => each.finished))")
+            # Transitions of colours have ended, or their elements are gone.
+            await self.page.evaluate(
+                "Promise.allSettled(document.getAnimations().map((each) => each.finished))"
+            )
             await self._shoot(f"{name}-{theme}")
             # Through the debugger, so that the page's own policy stays in force.
             if not await self.page.evaluate("Boolean(window.axe)"):
@@ -99,7 +102,7 @@ async def opened(browser: Browser, url: str, token: str | None = None) -> AsyncI
         timezone_id="Europe/Berlin",
         locale="en",
     )
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(MILLISECONDS)
     try:
         dashboard = Dashboard(await context.new_page(), url)
         if token is not None:
@@ -113,8 +116,8 @@ async def opened(browser: Browser, url: str, token: str | None = None) -> AsyncI
 async def example_queue(
     browser: Browser, database_url: str, **settings: str
 ) -> AsyncIterator[tuple[Dashboard, ExampleQueue]]:
-    """Run a server with an example queue, and open its page as a superuser."""
-    with ServerProcess(database_url, **settings) as server:
+    """Run a server with an example queue, whose workers are silent, and open its page as a superuser."""
+    with ServerProcess(database_url, worker_timeout_seconds=600, **settings) as server:
         async with server.client() as client:
             queue = ExampleQueue(client)
             await queue.fill()

@@ -208,11 +208,9 @@ async def _change_the_sweeper(dashboard: Dashboard, queue: ExampleQueue) -> None
     await page.get_by_role("button", name="Set to observe").click()
     await expect(mode.get_by_role("button", pressed=True)).to_have_text("observe")
     assert (await queue.client.get(f"{V1}/admin/sweeper")).json()["mode"] == "observe"
-    await expect(page.get_by_role("region", name="Servers").last).to_contain_text("running", timeout=30_000)
+    await expect(page.get_by_role("region", name="Servers").last).to_contain_text("running")
     await page.get_by_label("quiet cycles too").check()
-    await expect(page.get_by_role("region", name="Last cycles").last).to_contain_text(
-        "enforce", timeout=30_000
-    )
+    await expect(page.get_by_role("region", name="Last cycles").last).to_contain_text("enforce")
     await dashboard.check("sweeper")
 
 

@@ -1,5 +1,6 @@
 """The pages of tasks in a browser."""
 
+import re
 from typing import Any
 
 import pytest
@@ -93,7 +94,7 @@ async def test_tasks_are_found_chosen_and_retried(browser: Browser, database_url
         await expect(rows).to_have_count(9)
         await page.get_by_role("button", name="failed").click()
         await expect(rows).to_have_count(2)
-        assert page.url.endswith("#/tasks?room=teaching%2Carchive&status=failed")
+        await expect(page).to_have_url(re.compile(r"#/tasks\?room=teaching%2Carchive&status=failed$"))
         await page.reload()
         await expect(rows).to_have_count(2)
         await page.get_by_role("checkbox", name="Choose all rows").check()

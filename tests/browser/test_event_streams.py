@@ -14,6 +14,7 @@ from streams.writers import Writers
 from tcp_proxy import TcpProxy
 from waiting import until
 
+from browser.conftest import MILLISECONDS
 from browser.documented import functions
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -83,7 +84,7 @@ class Site:
 @pytest_asyncio.fixture(loop_scope="session")
 async def site(page: Page, origin: str, database_url: str) -> AsyncIterator[Site]:
     """Return a page, and start its server."""
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(MILLISECONDS)
     async with TcpProxy(0).running() as proxy:
         site = Site(page, origin, database_url, proxy)
         yield site

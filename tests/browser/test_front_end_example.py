@@ -18,13 +18,13 @@ from generate.types import MODULES, NODE
 from playwright.async_api import Page, expect
 from servers import ServerProcess
 
+from browser.conftest import MILLISECONDS
 from zndraw_joblib import JobManager, connect
 from zndraw_joblib.worker.serving import Runner
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "front_end"
-MILLISECONDS = 30_000
 
 
 class _QuietFiles(SimpleHTTPRequestHandler):
@@ -97,15 +97,15 @@ async def test_the_page_submits_lists_follows_and_cancels(
         await rows.filter(has_text="area: pending").get_by_role("button", name="Cancel").click()
         await expect(rows.filter(has_text="area: cancelled")).to_be_visible(timeout=MILLISECONDS)
         text = "snapshot: pending (attempt 0) status: cancelled end: the end"
-        await expect(events).to_have_text(text, timeout=MILLISECONDS)
+        await expect(events).to_have_text(text)
         await page.get_by_label("Job").fill("@global:analysis:estimate_pi")
         await page.get_by_label("Payload").fill('{"samples": 20}')
         await submit.click()
-        await expect(events).to_have_text("snapshot: pending (attempt 0)", timeout=MILLISECONDS)
+        await expect(events).to_have_text("snapshot: pending (attempt 0)")
         await asyncio.to_thread(busy.register, example.estimate_pi)
-        await expect(rows.first).to_have_attribute("data-status", "completed", timeout=MILLISECONDS)
+        await expect(rows.first).to_have_attribute("data-status", "completed")
         for text in ("of 20 points are in the circle", "progress: 20 of 20", "end: the end"):
-            await expect(events).to_contain_text(text, timeout=MILLISECONDS)
+            await expect(events).to_contain_text(text)
         await page.get_by_label("Payload").fill('{"samples": 0}')
         await submit.click()
-        await expect(page.get_by_role("alert")).to_contain_text("samples", timeout=MILLISECONDS)
+        await expect(page.get_by_role("alert")).to_contain_text("samples")

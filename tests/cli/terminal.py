@@ -1,5 +1,6 @@
 """Run a command on a terminal."""
 
+import codecs
 import os
 import pty
 import subprocess
@@ -25,17 +26,19 @@ class OnTerminal:
         )
         os.close(theirs)
         self.shown = ""
+        # A character of several bytes may arrive in two pieces.
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def read_until(self, text: str) -> None:
         """Read the terminal until it shows a text."""
         while text not in self.shown:
-            self.shown += os.read(self._ours, 65536).decode(errors="replace")
+            self.shown += self._decode(os.read(self._ours, 65536))
 
     def end(self) -> tuple[int, str]:
         """Read the terminal until the command has ended. Return its exit code and standard output."""
         try:
             while piece := os.read(self._ours, 65536):
-                self.shown += piece.decode(errors="replace")
+                self.shown += self._decode(piece)
         except OSError:  # Linux: all ends of the terminal are closed
             pass
         os.close(self._ours)

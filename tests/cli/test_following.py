@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from sdk.proxy import Proxy, raw
+from servers import free_port
 from waiting import wait_until
 
 from cli.conftest import Stack, serving
@@ -119,14 +120,14 @@ def test_a_failure_prints_the_traceback_of_the_job(reporting: Stack) -> None:
 def test_a_timeout_ends_only_the_waiting(reporting: Stack, tmp_path: Path) -> None:
     """The exit code is 124, and the message says how to follow the task."""
     gate = tmp_path / "gate"
-    error = reporting.program.error_of(
-        "submit", "Report", f"gate={gate}", "--wait", "--timeout", "2", code=124
-    )
-    task_id = re.search(r"'zndraw-joblib task (\S+) --follow' follows it", error)
-    assert task_id is not None
-    assert f"Task {task_id[1]} is running after 2 s. The task goes on" in error
+    command = "submit", "Report", f"gate={gate}", "--idempotency-key", str(gate)
+    task_id = reporting.program.ok(*command).strip()
+    wait_until(lambda: reporting.client.get_task(task_id).status == "running")
+    error = reporting.program.error_of(*command, "--wait", "--timeout", "1", code=124)
+    assert f"Task {task_id} is running after 1 s. The task goes on" in error
+    assert f"'zndraw-joblib task {task_id} --follow' follows it" in error
     gate.touch()
-    assert reporting.client.wait_for(task_id[1], TIMEOUT).status == "completed"
+    assert reporting.client.wait_for(task_id, TIMEOUT).status == "completed"
 
 
 def test_the_command_says_why_a_task_waits(reporting: Stack) -> None:
@@ -255,7 +256,7 @@ def test_a_task_is_followed_over_a_crash_of_the_server(tmp_path: Path) -> None:
     """Each line is printed once, with those that the worker reports to the next server."""
     (tmp_path / "report_jobs.py").write_text(JOBS)
     program, gate = Program(tmp_path), tmp_path / "gate"
-    with RunningServer(program) as server, server.connect() as connection:
+    with RunningServer(program, port=free_port()) as server, server.connect() as connection:
         program.env |= {"ZNDRAW_JOBLIB_URL": server.url, "ZNDRAW_JOBLIB_TOKEN": server.token or ""}
         with program.start("worker", "report_jobs.py") as worker:
             client = JobClient(RestApi(connection))

@@ -174,7 +174,7 @@ def test_a_server_logs_json(program: Program) -> None:
         assert server.token not in server.stderr
         started, created, *_ = records = json_lines(server.stderr)
         [record] = [each for each in records if "/health/live" in each["message"]]
-        refused = program.run("serve", "--port", str(server.port), "--workers", "2", LOG_FORMAT="json")
+        refused = program.run("serve", "--port", "0", "--workers", "2", LOG_FORMAT="json")
     assert f" serves {server.url} (database=" in started["message"]
     assert f"superuser's token, which is saved in {program.credentials}" in created["message"]
     [failure] = json_lines(refused.err)

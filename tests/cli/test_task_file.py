@@ -1,8 +1,6 @@
 """`submit --from`: the tasks of a JSON Lines file."""
 
 import json
-import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +10,7 @@ from sdk.proxy import Proxy, raw
 
 from cli.conftest import Stack
 from cli.program import Program, RunningServer
+from cli.terminal import OnTerminal
 from zndraw_joblib.client.job_client import JobClient
 from zndraw_joblib.worker.rest import RestApi
 
@@ -156,18 +155,11 @@ def test_a_repeat_with_the_same_key_submits_nothing_again(stack: Stack) -> None:
 def test_a_terminal_shows_a_progress_bar(stack: Stack) -> None:
     """It is on standard error; the ids go to standard output, also if that is a pipe."""
     file = write(stack, lines({}, {}))
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "zndraw_joblib", "submit", "Twin", "--from", file]
-    environment = {**stack.program.env, "TERM": "xterm", "COLUMNS": "100"}
-    done = subprocess.run(
-        command, env=environment, cwd=stack.program.folder, stdout=subprocess.PIPE, stderr=theirs, check=True
-    )
-    os.close(theirs)
-    shown = os.read(ours, 65536).decode()
-    os.close(ours)
-    assert len(done.stdout.split()) == 2
-    assert "Submitting" in shown
-    assert "2/2" in shown
+    terminal = OnTerminal(stack.program, "submit", "Twin", "--from", file)
+    code, out = terminal.end()
+    assert (code, len(out.split())) == (0, 2)
+    assert "Submitting" in terminal.shown
+    assert "2/2" in terminal.shown
 
 
 def test_an_error_in_between_names_the_key(tmp_path: Path, database_url: str) -> None:

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
@@ -31,6 +30,7 @@ for _ in sys.argv[1:]:
     os.wait()
 """
 TOKEN = "a-token-for-a-forked-server"
+pytestmark = pytest.mark.timeout(150)  # two servers start
 
 
 @pytest.fixture(params=["postgresql", "valkey"])
@@ -55,14 +55,9 @@ def urls(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[list[str
         listener.close()
 
 
-async def _submitted_and_received(rest: httpx.AsyncClient, job: Any, received: list[object]) -> bool:
-    await submit(rest, job)
-    return bool(received)
-
-
 async def test_forked_servers_notify_each_other(urls: list[str]) -> None:
     """An event of one server reaches a socket of the other one, in both directions."""
-    sockets = [socketio.AsyncClient(reconnection=False) for _ in urls]
+    sockets = [socketio.AsyncClient(reconnection=False, request_timeout=30) for _ in urls]
     received: list[list[object]] = [[], []]
     for each, found, url in zip(sockets, received, urls, strict=True):
         each.on("task_status_event", found.append)
@@ -79,5 +74,5 @@ async def test_forked_servers_notify_each_other(urls: list[str]) -> None:
                 await submit(rest, job)
                 return other
 
-            await until(arrives, 15, interval=0.5)
+            await until(arrives, interval=0.5)
     await asyncio.gather(*[each.disconnect() for each in sockets])

@@ -111,10 +111,10 @@ def test_caddy_passes_everything_on(behind_caddy: str) -> None:
     with httpx.Client(base_url=f"{behind_caddy}/v1/joblib", headers=headers, timeout=60) as client:
         job = {"category": "analysis", "name": "Area", "schema": {}}
         assert client.put("/rooms/lab/jobs", json=job).status_code == 201
-        socket = socketio.Client(reconnection=False)
+        socket = socketio.Client(reconnection=False, request_timeout=30)
         received: list[str] = []
         socket.on("task_status_event", lambda task: received.append(task["status"]))
-        socket.connect(behind_caddy, auth={"token": TOKEN}, transports=["websocket"])
+        socket.connect(behind_caddy, auth={"token": TOKEN}, transports=["websocket"], wait_timeout=30)
         assert socket.call("join_room", {"room_id": "lab"}) == {}
         stream = {"Accept": "text/event-stream"}
         with client.stream("GET", "/rooms/lab/events", headers=stream) as events:

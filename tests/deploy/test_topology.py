@@ -13,6 +13,7 @@ import psutil
 import pytest
 import socketio
 from cli.program import TIMEOUT, Program, RunningServer
+from servers import free_port
 from waiting import wait_until
 
 from deploy.conftest import TOKEN
@@ -61,9 +62,9 @@ class FrontEnd:
 
     def __init__(self, url: str) -> None:
         self.completed: set[str] = set()
-        self._socket = socketio.Client(reconnection=False)
+        self._socket = socketio.Client(reconnection=False, request_timeout=30)
         self._socket.on("task_status_event", self._receive)
-        self._socket.connect(url, auth={"token": TOKEN}, transports=["websocket"])
+        self._socket.connect(url, auth={"token": TOKEN}, transports=["websocket"], wait_timeout=30)
         assert self._socket.call("join_room", {"room_id": ROOM}) == {}
 
     def _receive(self, task: dict[str, str]) -> None:
@@ -153,7 +154,7 @@ def working(program: Program, url: str) -> Iterator[Deployment]:
 def test_two_replicas_behind_a_proxy(program: Program) -> None:
     """Each replica in turn is killed and restarted, while a worker and submitters use the proxy."""
     with (
-        RunningServer(program) as first,
+        RunningServer(program, port=free_port()) as first,
         RunningServer(program) as second,
         Forwarder([first.port, second.port]) as proxy,
         working(program, proxy.url) as deployment,

@@ -1,5 +1,6 @@
 """Follow a page of the documentation in real terminals."""
 
+import codecs
 import os
 import pty
 import re
@@ -100,9 +101,11 @@ class Terminal:
         wait_until(lambda: self._has_ended, TIMEOUT_SECONDS)
 
     def _read_all(self) -> None:
+        # A character of several bytes may arrive in two pieces.
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         try:
             while piece := os.read(self._ours, 65536):
-                self._read += piece.decode(errors="replace")
+                self._read += decode(piece)
         except OSError:  # Linux: all ends of the terminal are closed
             pass
 

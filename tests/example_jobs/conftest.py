@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import Stack
-from cli.program import Program, RunningServer
+from cli.program import TIMEOUT, Program, RunningServer
 from waiting import wait_until
 
 from zndraw_joblib.client.job_client import JobClient
@@ -33,11 +33,13 @@ def running(folder: Path, **settings: str) -> Iterator[tuple[Stack, Serve]]:
         client = JobClient(RestApi(connection))
 
         def serve(*arguments: str, jobs: int) -> None:
-            worker = program.start("worker", *arguments, folder=ROOT)
-            workers.callback(worker.communicate)
+            log = folder / f"{arguments[0]}.log"
+            with log.open("w") as output:
+                worker = program.start("worker", *arguments, folder=ROOT, output=output)
+            workers.callback(worker.wait)
             workers.callback(worker.send_signal, signal.SIGINT)
-            wait_until(lambda: client.jobs().total >= jobs or worker.poll() is not None)
-            assert worker.poll() is None, worker.communicate()
+            wait_until(lambda: client.jobs().total >= jobs or worker.poll() is not None, TIMEOUT)
+            assert worker.poll() is None, log.read_text()
 
         yield Stack(program, server, client), serve
 

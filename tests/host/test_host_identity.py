@@ -17,7 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from host.conftest import Start
 from zndraw_joblib import Identity, JobLib, JobLibSettings
 
-BOUND = 10
+BOUND = 30
 ROOT = Identity("root", is_superuser=True)
 
 

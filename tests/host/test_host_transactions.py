@@ -221,7 +221,7 @@ async def test_a_transaction_that_has_read_takes_the_lock(host: Host) -> None:
 @on_postgresql
 async def test_a_wait_for_a_lock_is_bounded(async_url: str) -> None:
     """A call waits for another transaction as long as a request does, and the session stays usable."""
-    settings = JobLibSettings(database_lock_timeout_seconds=0.2)
+    settings = JobLibSettings(database_lock_timeout_seconds=1)
     async with asyncio.timeout(BOUND), running_host(async_url, settings=settings) as host:
         job = await host.register()
         async with host.sessions() as holder, host.sessions() as session:

@@ -14,6 +14,7 @@ EXAMPLES = ROOT / "examples"
 GUIDE = (ROOT / "docs" / "how-to" / "testing.md").read_text()
 
 
+@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("name", "passed", "plugins"), [("host_tests", 5, ["pytest_asyncio.plugin"]), ("worker_tests", 4, [])]
 )
@@ -29,7 +30,7 @@ def test_an_example_suite_passes(name: str, passed: int, plugins: list[str], tmp
         capture_output=True,
         text=True,
         check=False,
-        timeout=55,
+        timeout=120,
     )
     assert f"{passed} passed" in ran.stdout, ran.stdout + ran.stderr
 

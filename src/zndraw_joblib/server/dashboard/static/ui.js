@@ -161,20 +161,28 @@ export const Filters = ({ children, label = "Filter" }) =>
 // A field of the query; it applies on Enter, and half a second after the last key.
 export function TextFilter({ name, label, placeholder, isFirst = false, type = "search", list }) {
   const id = useId();
-  const timer = useRef();
+  const timer = useRef(null);
+  // What the user has typed. The page is shown again with each answer of the server, which must not remove it.
+  const typed = useRef("");
   const present = route.value.query.get(name) ?? "";
-  const apply = (value) => {
+  const isTyped = timer.current !== null || typed.current.trim() === present;
+  const stop = () => {
     clearTimeout(timer.current);
+    timer.current = null;
+  };
+  const apply = (value) => {
+    stop();
+    typed.current = value;
     setQuery({ [name]: value.trim(), cursor: null });
   };
-  const later = (event) => {
-    const { value } = event.target;
-    clearTimeout(timer.current);
+  const later = ({ target: { value } }) => {
+    stop();
+    typed.current = value;
     timer.current = setTimeout(() => apply(value), 500);
   };
-  useEffect(() => () => clearTimeout(timer.current), []);
+  useEffect(() => stop, []);
   return html`<div class="field"><label for=${id}>${label}</label>
-    <input id=${id} type=${type} name=${name} value=${present} placeholder=${placeholder} list=${list} data-first=${isFirst || undefined}
+    <input id=${id} type=${type} name=${name} value=${isTyped ? typed.current : present} placeholder=${placeholder} list=${list} data-first=${isFirst || undefined}
       autocomplete="off" spellcheck=${false} onInput=${later} onChange=${(event) => apply(event.target.value)} /></div>`;
 }
 
