@@ -31,14 +31,21 @@ URL = f"{V1}/rooms/lab/providers/{NAME}"
 NOW = {"Prefer": "wait=0"}
 
 
-async def register_provider(
+async def put_provider(
     client: httpx.AsyncClient, room: str = "lab", name: str = "home", **fields: Any
 ) -> Any:
-    """Register a provider and return it."""
+    """Register a provider and return it. Its worker counts as connected for 2 seconds."""
     body = {"category": "files", "name": name, **fields}
     response = await client.put(f"{V1}/rooms/{room}/providers", json=body)
     assert response.status_code in {200, 201}, response.text
     return response.json()
+
+
+async def register_provider(client: httpx.AsyncClient, *args: Any, **fields: Any) -> Any:
+    """Register a provider whose worker has just asked for requests, and return it."""
+    provider = await put_provider(client, *args, **fields)
+    assert await claim_request(client, provider["worker_id"]) is None
+    return provider
 
 
 async def claim_request(client: httpx.AsyncClient, worker_id: str, wait: float = 0, **fields: Any) -> Any:
@@ -388,7 +395,7 @@ async def test_a_wait_is_bounded(client: httpx.AsyncClient, runtime: Runtime) ->
 
 async def test_a_provider_without_a_connected_worker_is_503(client: httpx.AsyncClient) -> None:
     """503 with Retry-After, long before the end of the wait."""
-    await register_provider(client)
+    await put_provider(client)
     began = time.monotonic()
     response = await client.get(URL, headers={"Prefer": "wait=30"})
     expect_problem(response, 503, "provider-not-connected")
@@ -514,10 +521,10 @@ async def test_a_new_registration_never_serves_old_bytes(client: httpx.AsyncClie
 
 async def test_a_pending_request_moves_to_the_new_registration(client: httpx.AsyncClient) -> None:
     """The result of the old worker is refused and reaches no caller."""
-    old = await register_provider(client)
+    old = await put_provider(client)
     waiting = asyncio.ensure_future(client.get(URL, headers={"Prefer": "wait=20"}))
     claimed_request = await claim_request(client, old["worker_id"], wait=BOUND)
-    new = await register_provider(client)
+    new = await put_provider(client)
     response = await upload(
         client, old, claimed_request["request_id"], b"old", **{"X-Worker-ID": old["worker_id"]}
     )
@@ -850,7 +857,7 @@ async def test_a_claim_with_a_lost_response_is_repeated(client: httpx.AsyncClien
 @on_sqlite
 async def test_claims_keep_a_worker_alive(client: httpx.AsyncClient, runtime: Runtime) -> None:
     """Every request of a worker counts as a heartbeat."""
-    provider = await register_provider(client)
+    provider = await put_provider(client)
     before = (await client.get(f"{V1}/workers")).json()["items"][0]["last_heartbeat"]
     await claim_request(client, provider["worker_id"])
     assert (await client.get(f"{V1}/workers")).json()["items"][0]["last_heartbeat"] > before
@@ -1008,7 +1015,7 @@ async def test_callers_are_notified_of_a_result_that_is_too_large(
 @on_sqlite
 async def test_one_upload_at_a_time(client: httpx.AsyncClient) -> None:
     """A concurrent upload gets a 503; an upload that ends after a new registration gets a 409."""
-    old = await register_provider(client, content_type="text/plain")
+    old = await put_provider(client, content_type="text/plain")
     await client.get(URL, headers=NOW)
     claimed_request = await claim_request(client, old["worker_id"])
     go_on, begun = asyncio.Event(), asyncio.Event()
@@ -1024,7 +1031,7 @@ async def test_one_upload_at_a_time(client: httpx.AsyncClient) -> None:
     expect_problem(
         await upload(client, old, claimed_request["request_id"], b"more"), 503, "service-unavailable"
     )
-    new = await register_provider(client, content_type="text/csv")
+    new = await put_provider(client, content_type="text/csv")
     go_on.set()
     expect_problem(await uploading, 409, "stale-result")
     response, _ = await asyncio.gather(client.get(URL), serve(client, new, b"new"))

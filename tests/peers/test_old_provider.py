@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 from waiting import wait_until
@@ -124,8 +125,11 @@ def test_two_workers_serve_one_provider(
     """The newest worker gets the requests; after it disconnects, the other one gets them."""
     first, second = (old_worker(transports=["websocket"]) for _ in range(2))
     name = f"{room}:raws:one"
-    for worker, handler in ((first, "first"), (second, "second")):
-        worker.call("register_provider", kind="Raw", name="one", handler=handler, room=room)
-        assert read_until_joined(server, name, f"/{handler}").content == f"{handler} /{handler}".encode()
+    first.call("register_provider", kind="Raw", name="one", handler="first", room=room)
+    assert read_until_joined(server, name, "/a").content == b"first /a"
+    second.call("register_provider", kind="Raw", name="one", handler="second", room=room)
+    # Until its socket has joined the room, the other one gets the requests.
+    paths = (f"/{number}" for number in count())
+    wait_until(lambda: read_until_joined(server, name, next(paths)).content.startswith(b"second /"))
     second.end()
     assert read_until_joined(server, name, "/left").content == b"first /left"
