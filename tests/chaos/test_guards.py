@@ -25,7 +25,7 @@ SLOW_SWEEPER = {
     "sweeper_interval_seconds": 1.8,
     "heartbeat_interval_seconds": 0.2,
 }
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ SECONDS, TASKS, WORKERS = 8.0, 200, 5
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 async def test_all_guarantees_hold(database_url: str, tmp_path: Path) -> None:
     """Workers are killed and paused, the server is killed, connections are closed: no rule is violated."""
     async with open_environment(FileDatabase(database_url), tmp_path) as environment:

@@ -63,13 +63,6 @@ class Stack(NamedTuple):
     client: JobClient
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Allow more time for these tests: each of them starts several interpreters."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.timeout(150))
-
-
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
     """Return the command line in an empty folder without settings."""

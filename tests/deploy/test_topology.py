@@ -25,7 +25,7 @@ from zndraw_joblib.contract.messages import MAX_PAGE
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.worker.rest import RestApi
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # each of the processes imports a server
+pytestmark = pytest.mark.slow
 
 JOBS = '''
 from pathlib import Path

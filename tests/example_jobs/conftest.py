@@ -17,13 +17,6 @@ ROOT = Path(__file__).parents[2]
 Serve = Callable[..., None]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Allow more time for these tests: each of them starts several interpreters."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.timeout(150))
-
-
 @contextmanager
 def running(folder: Path, **settings: str) -> Iterator[tuple[Stack, Serve]]:
     """Run a server; yield it, and a function that starts a worker and waits until there are `jobs` jobs."""

@@ -125,7 +125,6 @@ async def has_energy(client: httpx.AsyncClient, energy: float) -> bool:
     return bool(simulation["energy"] == energy)
 
 
-@pytest.mark.timeout(150)
 async def test_the_tests_of_the_example_pass() -> None:
     """The host's own suite, with the fixtures of `zndraw_joblib.testing`."""
     command = [sys.executable, "-m", "pytest", "-p", "zndraw_joblib.testing.plugin", "-p", "no:cacheprovider"]

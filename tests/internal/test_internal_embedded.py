@@ -63,7 +63,6 @@ async def workers(client: httpx.AsyncClient) -> list[dict[str, Any]]:
     return items
 
 
-@pytest.mark.timeout(30)
 async def test_room_max_in_flight_runs_internal_tasks_one_by_one(
     settings: ServerSettings, journal: Path
 ) -> None:
@@ -139,7 +138,6 @@ async def test_an_invalid_payload_fails_the_task(client: httpx.AsyncClient) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 async def test_a_thousand_submissions_wait_in_the_database(
     app: FastAPI, client: httpx.AsyncClient, journal: Path
 ) -> None:

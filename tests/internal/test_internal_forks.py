@@ -21,7 +21,6 @@ async def check_forks(client: httpx.AsyncClient, pid: int) -> None:
         assert (await wait_for_end(client, await submit(client, FORK)))["result"] == pid
 
 
-@pytest.mark.timeout(90)
 async def test_a_job_in_the_server_may_fork(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminated process is not the server, whose signal handlers it inherited."""
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
@@ -32,7 +31,6 @@ async def test_a_job_in_the_server_may_fork(database_url: str, monkeypatch: pyte
         assert server.process.wait(20) == 0
 
 
-@pytest.mark.timeout(90)
 async def test_a_job_in_an_internal_worker_may_fork(settings: dict[str, Any]) -> None:
     """`Process.terminate()` in a job does not stop the whole process."""
     with ServerProcess(**settings, internal_extensions=FORKING) as server:

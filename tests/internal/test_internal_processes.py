@@ -59,7 +59,6 @@ async def owners(url: str) -> list[str]:
     return [row["owner_id"] for row in rows]
 
 
-@pytest.mark.timeout(90)
 async def test_events_of_another_process_reach_sockets_and_waiters(
     server: ServerProcess, settings: dict[str, Any], journal: Path
 ) -> None:
@@ -82,7 +81,6 @@ async def test_events_of_another_process_reach_sockets_and_waiters(
             await front.disconnect()
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("command", [INTERNAL_WORKER, TASKIQ_WORKER], ids=["internal-worker", "taskiq"])
 async def test_the_tasks_of_a_killed_process_follow_their_policy(
     command: list[str], server: ServerProcess, settings: dict[str, Any], journal: Path
@@ -103,7 +101,6 @@ async def test_the_tasks_of_a_killed_process_follow_their_policy(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 async def test_jobs_that_use_all_processors_keep_their_worker(
     server: ServerProcess, settings: dict[str, Any], journal: Path
 ) -> None:
@@ -115,7 +112,6 @@ async def test_jobs_that_use_all_processors_keep_their_worker(
     assert {(end["status"], end["attempt"]) for end in ends} == {("completed", 1)}
 
 
-@pytest.mark.timeout(90)
 async def test_a_server_killed_before_the_dispatch_loses_no_task(
     settings: dict[str, Any], valkey: Valkey, journal: Path
 ) -> None:
@@ -143,7 +139,6 @@ async def test_a_server_killed_before_the_dispatch_loses_no_task(
     assert attempt == "1"
 
 
-@pytest.mark.timeout(90)
 async def test_a_cancellation_reaches_a_run_in_another_process(
     server: ServerProcess, settings: dict[str, Any], journal: Path
 ) -> None:
@@ -161,7 +156,6 @@ async def test_a_cancellation_reaches_a_run_in_another_process(
             assert (after["status"], after["result"]) == ("cancelled", None)
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize(
     ("number", "seconds"), [(signal.SIGINT, 1), pytest.param(signal.SIGTERM, 12, marks=pytest.mark.slow)]
 )
@@ -186,7 +180,6 @@ async def test_after_a_signal_running_tasks_finish(
     assert set(journal_entries(journal, "begin").values()) == {1}
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("line", ["valkey", "postgresql"])
 async def test_a_resume_at_one_server_dispatches_at_another(
     line: str, settings: dict[str, Any], journal: Path
@@ -212,7 +205,6 @@ async def test_a_resume_at_one_server_dispatches_at_another(
             assert (await wait_for_end(client, task, seconds=10))["status"] == "completed"
 
 
-@pytest.mark.timeout(90)
 async def test_several_server_processes_run_internal_tasks_themselves(
     postgres_url: str, journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +281,6 @@ def test_an_internal_worker_prints_which_setting_is_missing(
     assert "internal_extensions" in error_of(redis_url="redis://127.0.0.1:9")
 
 
-@pytest.mark.timeout(90)
 async def test_a_backlog_runs_by_priority_and_not_while_its_job_is_paused(
     settings: dict[str, Any], valkey: Valkey, journal: Path
 ) -> None:

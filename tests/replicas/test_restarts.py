@@ -158,7 +158,6 @@ async def two_servers(backends: Backends, pubsub: str) -> AsyncIterator[TwoServe
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("pubsub", "restarted"), [("postgresql", "postgresql"), ("valkey", "postgresql"), ("valkey", "valkey")]
 )

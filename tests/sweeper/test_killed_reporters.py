@@ -6,7 +6,6 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
 from rest import V1, expect_problem
 from servers import ServerProcess
 
@@ -78,7 +77,6 @@ async def kill_a_worker(database_url: str) -> None:
             assert "worker-lost" in [each["reason"] for each in history["transitions"]]
 
 
-@pytest.mark.timeout(180)  # a busy machine needs half a minute to start a server
 async def test_each_attempt_keeps_what_it_reported_before_its_worker_was_killed(
     sqlite_url: str, postgres_url: str
 ) -> None:

@@ -14,7 +14,6 @@ EXAMPLES = ROOT / "examples"
 GUIDE = (ROOT / "docs" / "how-to" / "testing.md").read_text()
 
 
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("name", "passed", "plugins"), [("host_tests", 5, ["pytest_asyncio.plugin"]), ("worker_tests", 4, [])]
 )
