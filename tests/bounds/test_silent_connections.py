@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import asyncpg
@@ -26,12 +27,13 @@ from zndraw_joblib.server.store.asyncpg_options import connect_arguments, prepar
 from zndraw_joblib.server.store.database import Database, Transaction
 from zndraw_joblib.server.store.engine import open_database, open_sessions
 from zndraw_joblib.server.store.limits import Limits
+from zndraw_joblib.server.store.postgres import PostgresDatabase
 from zndraw_joblib.server.store.sessions import SessionDatabase
 from zndraw_joblib.server.store.tables import Job, Task
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
 pytestmark = on_postgresql
-LIMITS = Limits(response=1, statement=1)
+LIMITS = Limits(response=2, statement=2)
 
 
 @pytest.fixture
@@ -42,30 +44,27 @@ async def proxy(database_url: str) -> AsyncIterator[SilentProxy]:
 
 
 @pytest.fixture
-async def database(proxy: SilentProxy) -> AsyncIterator[Database]:
+async def database(proxy: SilentProxy) -> AsyncIterator[PostgresDatabase]:
     """Return the database through the proxy."""
     database = open_database(proxy.url, limits=LIMITS)
+    assert isinstance(database, PostgresDatabase)
     yield database
     await database.close()
 
 
-async def open_connections(database: Database, count: int) -> None:
-    """Make the pool open several connections."""
-    together = asyncio.Barrier(count)
-
-    async def work(tx: Transaction) -> None:
-        await tx.now()
-        await together.wait()
-
-    await asyncio.gather(*[database.read(work) for _ in range(count)])
+async def open_connections(pool: Any, count: int) -> None:
+    """Make a pool open several connections."""
+    async with AsyncExitStack() as stack:
+        for _ in range(count):
+            await stack.enter_async_context(pool())
 
 
 @pytest.mark.parametrize("what", ["read_short", "write_short"])
 async def test_silent_connections_are_replaced(
-    database: Database, proxy: SilentProxy, what: str, caplog: pytest.LogCaptureFixture
+    database: PostgresDatabase, proxy: SilentProxy, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A request on a silent connection is repeated on a new one; later ones meet no silent connection."""
-    await open_connections(database, 8)
+    await open_connections(database._connection, 8)
     assert proxy.silence() == 8
     act: Any = getattr(database, what)
     async with asyncio.timeout(TIMEOUT):
@@ -115,9 +114,9 @@ async def test_a_submit_without_an_answer_is_applied_once(
     assert len(await replica.rows(Task)) == 4
 
 
-async def test_closing_is_bounded(database: Database, proxy: SilentProxy) -> None:
+async def test_closing_is_bounded(database: PostgresDatabase, proxy: SilentProxy) -> None:
     """A silent connection does not keep the database from closing."""
-    await open_connections(database, 4)
+    await open_connections(database._connection, 4)
     proxy.silence()
     async with asyncio.timeout(TIMEOUT):
         await database.close()
@@ -127,7 +126,7 @@ async def test_a_hosts_silent_connection_is_bounded(proxy: SilentProxy) -> None:
     """Requests over a host's pool get an answer in time, and succeed when the pool has replaced its own."""
     engine = create_async_engine(proxy.url.replace("postgresql:", "postgresql+asyncpg:"), pool_size=2)
     database = SessionDatabase(open_sessions(engine), limits=LIMITS)
-    await open_connections(database, 2)
+    await open_connections(engine.connect, 2)
     proxy.silence()
     answers: list[Any] = [None]
     async with asyncio.timeout(TIMEOUT):
@@ -136,7 +135,7 @@ async def test_a_hosts_silent_connection_is_bounded(proxy: SilentProxy) -> None:
             answers += await asyncio.gather(write, return_exceptions=True)
     problems = answers[1:-1]
     assert 0 < len(problems) <= 2
-    assert ["did not respond within 1 s" in str(problem) for problem in problems] == [True] * len(problems)
+    assert ["did not respond within 2 s" in str(problem) for problem in problems] == [True] * len(problems)
     await engine.dispose()
 
 
@@ -181,11 +180,11 @@ async def test_both_ends_of_a_connection_have_the_limits(database: Database, pro
         names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
         return [(await tx.execute(text(f"SHOW {name}"))).scalar_one() for name in names]
 
-    assert await database.read(work) == ["1s", "1s", "10s"]
+    assert await database.read(work) == ["2s", "1s", "10s"]
     connection: Any = await asyncpg.connect(**connect_arguments(make_url(proxy.url), LIMITS))
     await prepare(connection, LIMITS)
     client_end = connection._transport.get_extra_info("socket")
     assert client_end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     if sys.platform == "linux":
-        assert client_end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000
+        assert client_end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2000
     await connection.close()

@@ -34,6 +34,12 @@ asyncio.run(open_database(sys.argv[1], limits=Limits(idle_transaction=float(sys.
 """
 
 
+@pytest.fixture
+def settings(database_url: str) -> ServerSettings:
+    """Return settings with which requests wait longer for a lock than the stopped process holds it."""
+    return ServerSettings(database_url=database_url, database_lock_timeout_seconds=20)
+
+
 @contextmanager
 def stopped_with_lock(url: str, job: JobResponse, idle_seconds: float) -> Iterator[None]:
     """Start a process that locks a job in a transaction and is stopped there."""
@@ -52,7 +58,7 @@ def stopped_with_lock(url: str, job: JobResponse, idle_seconds: float) -> Iterat
 async def test_a_stopped_replica_delays_only_its_own_rows(replica: Replica, settings: ServerSettings) -> None:
     """Another replica serves other jobs at once; the job itself is served when the lock has timed out."""
     held, other = await replica.register("Held"), await replica.register("Other")
-    with stopped_with_lock(settings.database_url, held, idle_seconds=2):
+    with stopped_with_lock(settings.database_url, held, idle_seconds=5):
         waiting = [asyncio.create_task(replica.submit(held)) for _ in range(2)]
         async with asyncio.timeout(TIMEOUT):
             for _ in range(3):

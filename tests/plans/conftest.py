@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from plans.explained import Explainer
-from plans.seeding import SEEDS
+from plans.seeding import ANALYZE, SEEDS
 from zndraw_joblib.server.store.engine import open_engine
 
 KINDS = ["without statistics", "with statistics"]
@@ -41,7 +41,7 @@ def seeded_postgresql(postgres: PostgresDatabases) -> dict[str, str]:
         await _run(plain, SEEDS["postgresql"])
         await administer.execute("CREATE DATABASE plans_analysed TEMPLATE plans_plain")
         await administer.close()
-        await _run(analysed, ["ANALYZE"])
+        await _run(analysed, ANALYZE)
 
     asyncio.run(seed())
     return dict(zip(KINDS, [plain, analysed], strict=True))

@@ -8,6 +8,8 @@ one has three tasks at its end, one is internal, one has only a history; there a
 
 from uuid import UUID
 
+from zndraw_joblib.server.store.tables import metadata
+
 TASKS = 100_000
 KEYS = 20_000
 WORKERS = 20_000
@@ -106,13 +108,20 @@ def _seed(kind: str) -> list[str]:
     ]
     if kind == "postgresql":
         # The test decides when statistics are made.
-        names = (
-            *("joblib_task", "joblib_job", "joblib_worker", "joblib_worker_job", "joblib_room_queue"),
-            *("joblib_idempotency_key", "joblib_room_count", "joblib_queue_block"),
-            *("joblib_attempt_detail", "joblib_task_log"),
-        )
-        return [f"ALTER TABLE {name} SET (autovacuum_enabled = off)" for name in names] + seeds
+        return [f"ALTER TABLE {name} SET (autovacuum_enabled = off)" for name in metadata.tables] + seeds
     return seeds
 
 
+# ANALYZE of PostgreSQL takes a random sample unless some column wants so many values that it is all rows.
+ANALYZE = [
+    *(
+        f"ALTER TABLE {name} ALTER COLUMN {column} SET STATISTICS 10000"
+        for name, column in (
+            ("joblib_task", "error"),
+            ("joblib_attempt_detail", "failure"),
+            ("joblib_task_log", "lines"),
+        )
+    ),
+    "ANALYZE",
+]
 SEEDS = {kind: _seed(kind) for kind in _NUMBERS}

@@ -19,7 +19,7 @@ from replica import (
 )
 from seeds import add_tasks, task
 
-from recovery.test_time_limits import LONG, recheck_seconds  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, SOON, recheck_seconds  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import JobsInvalidate, TaskAvailable, TaskStatusEvent, room_of, workers_of
 from zndraw_joblib.contract.messages import TaskResponse, Verdict
 from zndraw_joblib.contract.names import INTERNAL
@@ -246,7 +246,7 @@ async def test_an_operator_fails_any_task_that_has_not_ended(
     failed = await timed.act(task_actions.fail, submitted.id, error=error)
     assert (failed.status, failed.error_code) == (TaskStatus.FAILED, "failed-by-operator")
     assert failed.error == (error or "An operator ended the task")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON):
         assert await waiter == failed
     clock.advance(1000)
     assert await timed.enqueue_due() == await timed.recover_overdue() == 0

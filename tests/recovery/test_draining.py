@@ -6,7 +6,7 @@ import pytest
 from databases import every_kind
 from replica import ADMIN, OWNER, STRANGER, SUBMITTER, Replica, wait_until_waiting
 
-from recovery.test_time_limits import LONG, recheck_seconds  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, SOON, recheck_seconds  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import JobsInvalidate
 from zndraw_joblib.contract.messages import EmptyReason
 from zndraw_joblib.contract.problems import Forbidden, JobNotFound, WorkerNotFound
@@ -37,11 +37,11 @@ async def test_a_drain_ends_the_waiting_claim(replica: Replica) -> None:
     second = asyncio.create_task(replica.claim_task(other.worker_id, wait=LONG))
     await wait_until_waiting(replica, 2)
     await replica.drain(job.worker_id)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON):
         assert (await first).reason is EmptyReason.DRAINING
         assert (await replica.claim_response(job.worker_id, wait=LONG)).reason is EmptyReason.DRAINING
     submitted = await replica.submit(job)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON):
         assert (await second).id == submitted.id
 
 
@@ -109,7 +109,7 @@ async def test_a_resume_wakes_waiting_claims(replica: Replica) -> None:
     await wait_until_waiting(replica, 4)
     assert not any(claim.done() for claim in waiting)
     await replica.pause(job, paused=False)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON):
         while sum(claim.done() for claim in waiting) < 3:
             await asyncio.wait([c for c in waiting if not c.done()], return_when=asyncio.FIRST_COMPLETED)
     replica.runtime.waiters.close()

@@ -8,6 +8,7 @@ import pytest
 from databases import every_kind, on_postgresql
 from replica import ADMIN, SUBMITTER, InternalExecutor, ManualClock, Replica, internal
 from sqlalchemy import delete, update
+from waiting import until
 
 from recovery.test_pausing import until_waiting
 from zndraw_joblib.contract.messages import TaskResponse
@@ -203,9 +204,7 @@ async def test_a_free_slot_of_a_room_dispatches_a_task(replica: Replica) -> None
     await replica.dispatcher.dispatch()
     assert broker.calls == []
     await replica.report(first.id, TaskStatus.CANCELLED, by=ADMIN)
-    async with asyncio.timeout(5):
-        while not broker.calls:  # noqa: ASYNC110 - a broker has no event to await
-            await asyncio.sleep(0.01)
+    await until(lambda: broker.calls)
     assert broker.calls[0]["task_id"] == str(waiting.id)
     running.cancel()
     await asyncio.wait([running])

@@ -11,7 +11,7 @@ from databases import every_kind, on_postgresql
 from replica import ADMIN, OWNER, SUBMITTER, ManualClock, Replica, wait_until_waiting
 from sqlalchemy import delete, func, select
 
-from recovery.test_time_limits import LONG, recheck_seconds  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, SOON, recheck_seconds  # noqa: F401 - a fixture
 from zndraw_joblib.contract.messages import EmptyReason, JobResponse, TaskResponse
 from zndraw_joblib.contract.problems import ProblemException
 from zndraw_joblib.contract.status import TaskStatus
@@ -213,7 +213,7 @@ async def test_a_free_slot_wakes_one_waiting_claim(replica: Replica, free: Any, 
     await wait_until_waiting(replica, 4)
     looked = counting(replica)
     await free(replica, job, running)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON):
         done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     assert len(done) == 1
     await wait_until_waiting(replica, 3)
@@ -249,7 +249,7 @@ async def test_several_free_slots_wake_as_many_claims(replica: Replica, cap: str
     waiting = [asyncio.create_task(replica.claim(job.worker_id, wait=LONG)) for _ in range(5)]
     await wait_until_waiting(replica, 5)
     await replica.leave(dead.worker_id)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON):
         while sum(claim.done() for claim in waiting) < 3:
             await asyncio.wait([c for c in waiting if not c.done()], return_when=asyncio.FIRST_COMPLETED)
     await wait_until_waiting(replica, 2)
@@ -271,7 +271,7 @@ async def test_a_worker_at_its_limit_is_woken_by_a_free_slot(replica: Replica) -
             await replica.runtime.heartbeat(OWNER, job.worker_id, max_tasks=2)
         else:
             await replica.report(task.id, how, by=OWNER if how == "completed" else SUBMITTER)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(SOON):
             task = await claim
 
 
@@ -284,7 +284,7 @@ async def test_a_worker_at_its_limit_blocks_no_other_worker(replica: Replica) ->
     second = asyncio.create_task(replica.claim_task(other.worker_id, wait=LONG))
     await wait_until_waiting(replica, 2)
     submitted = await replica.submit(job)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON):
         assert (await second).id == submitted.id
     replica.runtime.waiters.close()
     assert (await first).task is None
@@ -381,7 +381,7 @@ async def test_expiry_of_a_worker_frees_its_slots(timed: Replica, clock: ManualC
     claim = asyncio.create_task(timed.claim_task(job.worker_id, wait=LONG))
     await wait_until_waiting(timed, 1)
     assert await timed.retire_stale() == 1
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON):
         assert (await claim).id == second.id
     assert (await timed.get(first.id)).run_at is not None
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from replica import Replica
+from replica import TIMEOUT, Replica
 from sqlalchemy import func, select, text, update
 
 from zndraw_joblib.contract.messages import EmptyReason, JobResponse
@@ -17,7 +17,7 @@ WAITS = select(func.count()).select_from(text("pg_locks")).where(text("NOT grant
 
 async def until_waiting(replica: Replica, count: int = 1) -> None:
     """Wait until transactions wait for locks."""
-    async with asyncio.timeout(20), replica.engine.connect() as connection:
+    async with asyncio.timeout(TIMEOUT), replica.engine.connect() as connection:
         while (await connection.execute(WAITS)).scalar_one() < count:  # noqa: ASYNC110 - a lock has no event
             await asyncio.sleep(0.01)
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from replica import SUBMITTER, ManualClock, OpenReplica, Replica, wait_until_waiting
 from seeds import seconds
 
-from recovery.test_time_limits import LONG, recheck_seconds  # noqa: F401 - a fixture
+from recovery.test_time_limits import LONG, SOON, recheck_seconds  # noqa: F401 - a fixture
 from zndraw_joblib.contract.events import TaskAvailable
 from zndraw_joblib.contract.messages import EmptyReason, TaskSubmitRequest
 from zndraw_joblib.contract.status import TaskStatus
@@ -97,7 +97,7 @@ async def test_a_due_task_wakes_one_waiting_claim(timed: Replica, clock: ManualC
     await wait_until_waiting(timed, 2)
     clock.advance(100)
     await timed.enqueue_due()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON):
         await asyncio.wait(claims, return_when=asyncio.FIRST_COMPLETED)
     await wait_until_waiting(timed, 1)
     assert [claim.done() for claim in claims].count(True) == 1

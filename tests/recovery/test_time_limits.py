@@ -12,14 +12,17 @@ from zndraw_joblib.contract.messages import EmptyReason, TaskResponse
 from zndraw_joblib.contract.names import INTERNAL
 from zndraw_joblib.contract.status import TaskStatus
 from zndraw_joblib.server.internal.registry import InternalRegistry
+from zndraw_joblib.server.settings import ServerSettings
 
-LONG = 15.0
+# A waiting request ends long before this, unless its wake-up was lost.
+LONG, SOON = 60.0, 30.0
 MOMENT = 0.000001
 
 
 @pytest.fixture
-def recheck_seconds() -> tuple[float, float]:
-    """Disable the periodic recheck, which would hide a lost wake-up."""
+def recheck_seconds(settings: ServerSettings) -> tuple[float, float]:
+    """Disable the periodic recheck, which would hide a lost wake-up; it also comes with each heartbeat."""
+    settings.heartbeat_interval_seconds = 3600
     return 3600.0, 3600.0
 
 
@@ -81,7 +84,7 @@ async def test_a_start_timeout_wakes_a_waiting_claim(timed: Replica, clock: Manu
     await wait_until_waiting(timed, 1)
     clock.advance(10)
     await timed.recover_overdue()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(SOON):
         assert (await claim).id == held.id
 
 
@@ -208,7 +211,7 @@ async def test_expiry_wakes_the_waiters_of_a_task(timed: Replica, clock: ManualC
         await wait_until_waiting(timed, 1)
         clock.advance(10)
         await find()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(SOON):
             assert (await waiter).error_code == "task-expired"
 
 

