@@ -28,7 +28,7 @@ on_sqlite = pytest.mark.parametrize("kind", ["sqlite"])
 on_postgresql = pytest.mark.parametrize("kind", ["postgresql"])
 
 _TEMPLATE = "joblib_template"
-# Everything besides rows that a test may have created: tables, columns, indexes, triggers, functions, options.
+# Everything besides rows that a test may have created: tables, indexes, triggers, functions, settings.
 _OBJECTS = """
     SELECT string_agg(thing, ',' ORDER BY thing) FROM (
         SELECT c.relname || '.' || coalesce(a.attname, '') AS thing FROM pg_class c

@@ -1,5 +1,6 @@
 """A database that refuses to write: requests fail with the reason, and the server is not ready."""
 
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -21,9 +22,12 @@ def full_disk(sqlite_url: str) -> Iterator[None]:
     """Let SQLite add no more than a few pages to the file."""
     with create_engine(sqlite_url).connect() as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        [own] = connection.exec_driver_sql("PRAGMA database_list").all()
 
     def limit(connection: Any, _: object) -> None:
-        connection.execute(f"PRAGMA max_page_count={pages + FREE_PAGES}")
+        # A server of another test may connect to its database meanwhile.
+        if isinstance(connection, sqlite3.Connection) and own in connection.execute("PRAGMA database_list"):
+            connection.execute(f"PRAGMA max_page_count={pages + FREE_PAGES}")
 
     event.listen(Engine, "connect", limit)
     yield

@@ -25,6 +25,8 @@ BUSY_SECONDS = 10
 _POLL_SECONDS = 0.02
 _READERS = 4
 _COMMITS_PER_CHECKPOINT = 200
+# If a checkpoint is later than this, short writes wait for it in its thread: otherwise the log only grows.
+_MOST_COMMITS = 800
 _LONG_LOG_PAGES = 2000  # 8 MB
 # How long a checkpoint may block writers while it waits for readers of an old state.
 _CHECKPOINT_PATIENCE_MS = 100
@@ -48,7 +50,8 @@ class SqliteDatabase(Database):
             event.listen(self._quick, "connect", _leave_checkpoints)
         self._quick_connection: Connection | None = None
         self._is_quick_free = threading.Lock()
-        self._commits = 0
+        self._commits = self._checkpointed = 0
+        self._is_emptying = False
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._reader = "writer" if is_in_memory else "reader"
         # A statement that ran once may be built for one use, and SQLAlchemy caches such better.
@@ -120,7 +123,7 @@ class SqliteDatabase(Database):
     async def _write(
         self, work: Work[Result], is_short: bool, lock_seconds: float | None = None
     ) -> tuple[Result, Transaction]:
-        if is_short and self._quick is not None and self._is_quick_free.acquire(blocking=False):
+        if self._quick is not None and self._may_be_quick(is_short):
             try:
                 connection = self._quick_one(self._quick)
                 if _has_lock(connection):
@@ -136,6 +139,12 @@ class SqliteDatabase(Database):
                 return self._run(connection, work)
 
         return await self._in_thread("writer", write)
+
+    def _may_be_quick(self, is_short: bool) -> bool:
+        """Take the connection of the event loop for a write, unless the write must wait for a checkpoint."""
+        if not is_short or self._is_emptying or self._commits - self._checkpointed > _MOST_COMMITS:
+            return False
+        return self._is_quick_free.acquire(blocking=False)
 
     def _quick_one(self, engine: Engine) -> Connection:
         """Return the connection of the event loop: it stays open, because opening it costs a statement."""
@@ -190,19 +199,26 @@ class SqliteDatabase(Database):
                 # A checkpoint waits for the disk, so it runs in a thread.
                 self._in_thread("writer", self._checkpoint)
             except RuntimeError as error:  # the transaction is committed
+                self._checkpointed = self._commits
                 logger.warning("Could not start a thread that shortens the write-ahead log: %s", error)
 
     def _checkpoint(self) -> None:
         """Copy the write-ahead log into the file. A long log is copied to its end, so that it starts again.
 
-        Under constant writes the end is only reached by blocking writers for a moment.
+        Under constant writes the end is only reached by blocking writers for a moment. Those of this process
+        wait in the thread, because SQLite's lock is not fair.
         """
-        with self._engine.connect() as connection:
-            _, pages, _ = connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").one()
-            if pages > _LONG_LOG_PAGES:
-                connection.exec_driver_sql(f"PRAGMA busy_timeout={_CHECKPOINT_PATIENCE_MS}")
-                connection.exec_driver_sql("PRAGMA wal_checkpoint(FULL)")
-                connection.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
+        commits = self._commits
+        try:
+            with self._engine.connect() as connection:
+                _, pages, _ = connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)").one()
+                if pages > _LONG_LOG_PAGES:
+                    self._is_emptying = True
+                    connection.exec_driver_sql(f"PRAGMA busy_timeout={_CHECKPOINT_PATIENCE_MS}")
+                    connection.exec_driver_sql("PRAGMA wal_checkpoint(FULL)")
+                    connection.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
+        finally:
+            self._is_emptying, self._checkpointed = False, commits
 
 
 def prepare(connection: Any, _: object) -> None:
