@@ -57,7 +57,8 @@ class Output:
     def print_kill(self, kill: Kill) -> None:
         """Print which worker was killed."""
         self._console.print(
-            f"Sent SIGKILL to the worker with pid {kill.pid} while it counts {kill.task.payload['path']}. "
+            f"Sent SIGKILL to the worker with pid {kill.pid}, which held the task for "
+            f"{kill.task.payload['path']}. "
             f"The server removes a worker after {WORKER_TIMEOUT_SECONDS:g} s without a heartbeat, "
             f"and checks every {SWEEPER_INTERVAL_SECONDS:g} s."
         )

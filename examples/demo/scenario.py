@@ -83,7 +83,7 @@ class Scenario:
         return sum(self._client.tasks(ROOM, status=status, limit=0).total for status in sorted(TERMINAL))
 
     def _kill_one(self) -> Kill:
-        """Kill a worker while it runs a task."""
+        """Kill a worker while it holds a task."""
         goal = len(self._modules) * _KILL_AT_PERCENT / 100
         self._wait_until(lambda: self._ended() >= goal, _KILL_POLL_SECONDS)
         while self._ended() < len(self._modules):
@@ -99,13 +99,14 @@ class Scenario:
         return {task.worker_id: task.result["pid"] for task in completed}
 
     def _stop_with_task(self, pid: int, worker_id: UUID | None) -> TaskResponse | None:
-        """Stop a worker's process and return the task that it runs; without one, continue it."""
+        """Stop a worker's process and return the task that it runs or runs next; without one, continue it."""
         os.kill(pid, signal.SIGSTOP)
         # A report that the process sent before it stopped arrives within this time.
         time.sleep(_LAST_REPORT_SECONDS)
-        for task in self._client.tasks(ROOM, status=TaskStatus.RUNNING).items:
-            if task.worker_id == worker_id:
-                return task
+        for status in (TaskStatus.RUNNING, TaskStatus.CLAIMED):
+            for task in self._client.tasks(ROOM, status=status, limit=MAX_PAGE).items:
+                if task.worker_id == worker_id:
+                    return task
         os.kill(pid, signal.SIGCONT)
         return None
 

@@ -109,10 +109,18 @@ async def test_a_hidden_page_sends_no_requests(browser: Browser, database_url: s
         seen = _api_requests(page)
         await page.clock.run_for(120_000)
         assert seen == []
+        await queue.tell("running", log={"first": 14, "lines": [_line("while it was hidden")]})
         async with page.expect_request(lambda request: url in request.url):
             await _hide(page, is_hidden=False)
         await expect(page.get_by_text("live", exact=True)).to_be_visible()
+        await queue.tell("running", log={"first": 15, "lines": [_line("while it is shown")]})
+        for text in ("while it was hidden", "while it is shown"):
+            await expect(page.get_by_role("log").get_by_text(text)).to_have_count(1)
         assert dashboard.seen == []
+
+
+def _line(text: str) -> dict[str, str]:
+    return {"at": "2026-01-02T03:05:00Z", "text": text, "level": "info", "source": "log"}
 
 
 async def _hide(page: Page, *, is_hidden: bool) -> None:

@@ -6,9 +6,9 @@ import { Empty, Failure, Section } from "../ui.js";
 
 const MAX_SHOWN = 5000;
 
-async function readAll(id, attempt, abort) {
+// Read the lines after a number.
+async function readAll(id, attempt, abort, after = 0) {
   let lines = [];
-  let after = 0;
   for (;;) {
     const part = await get(`/tasks/${id}/log`, { attempt, after }, { signal: abort });
     lines = [...lines, ...part.lines].slice(-MAX_SHOWN);
@@ -34,9 +34,15 @@ export function Log({ id, attempt, attempts, news }) {
   }, [id, shown]);
   useEffect(() => {
     const known = log.value;
-    if (!news || !known || news.attempt !== known.attempt) return;
+    if (!news || !known || news.attempt !== known.attempt) return undefined;
+    const add = (more) => (log.value = { ...known, lines: [...known.lines, ...more].slice(-MAX_SHOWN), last: more.at(-1).n });
     const more = news.lines.map((line, index) => ({ ...line, n: news.first + index })).filter((line) => line.n > known.last);
-    if (more.length) log.value = { ...known, lines: [...known.lines, ...more].slice(-MAX_SHOWN), last: more.at(-1).n };
+    if (!more.length) return undefined;
+    if (more[0].n === known.last + 1) return void add(more);
+    // Several events came at once, or some while the page was hidden.
+    const controller = new AbortController();
+    readAll(id, known.attempt, controller.signal, known.last).then((found) => found.lines.length && add(found.lines), () => {});
+    return () => controller.abort();
   }, [news, log.value?.attempt]);
   const choice = attempts.length > 1 && html`<label>Attempt <select value=${shown} onChange=${(event) => (chosen.value = Number(event.target.value))}>
     ${attempts.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select></label>`;
