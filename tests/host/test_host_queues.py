@@ -10,11 +10,12 @@ import httpx
 import pytest
 import socketio
 from fastapi import FastAPI, HTTPException
-from rest import register, report
+from realtime.sockets import Socket
+from rest import register, report, submit
 from sdk.live import LiveServer
 from sqlalchemy import NullPool
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from waiting import wait_until
+from waiting import until, wait_until
 
 from zndraw_joblib import (
     Category,
@@ -28,6 +29,7 @@ from zndraw_joblib import (
     connect,
     register_socketio_handlers,
 )
+from zndraw_joblib.contract.events import room_of
 
 BOUND = 30
 V1 = "/v1/joblib"
@@ -42,12 +44,13 @@ async def closed(room_id: str) -> str:
     return room_id
 
 
-def build(folder: Path, **options: Any) -> FastAPI:
-    """Return a host with the queues `/queue-a` and `/team/b`."""
+def build(folder: Path, valkey_url: str | None = None, **options: Any) -> FastAPI:
+    """Return a host with the queues `/queue-a` and `/team/b`, whose Socket.IO servers may use Valkey."""
     app = FastAPI()
     for prefix, user, guard in (("/queue-a", ROOT, None), ("/team/b", ADA, closed)):
         engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/{prefix[-1]}.db", poolclass=NullPool)
-        sio = socketio.AsyncServer(async_mode="asgi")
+        manager = None if valkey_url is None else socketio.AsyncRedisManager(valkey_url, channel=prefix)
+        sio = socketio.AsyncServer(async_mode="asgi", client_manager=manager)
         joblib = JobLib(
             session_maker=async_sessionmaker(engine),
             identity=lambda user=user: user,
@@ -183,13 +186,13 @@ class Double(Extension):
 class LiveHost(LiveServer):
     """The host under uvicorn."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, valkey_url: str | None = None) -> None:
+        self._folder, self._valkey_url = folder, valkey_url
         super().__init__(folder)
 
     def build(self) -> Any:
         """Return the host."""
-        self.app = build(self._folder)
+        self.app = build(self._folder, self._valkey_url)
         return self.app
 
 
@@ -211,6 +214,90 @@ def test_the_sdk_works_below_a_prefix(tmp_path: Path) -> None:
             JobManager(api).submit(Double(), room="lab")
     finally:
         live.stop()
+
+
+async def close_redis(queue: JobLib) -> None:
+    """Close the connections of a Socket.IO server to Redis, which python-socketio leaves open."""
+    manager = queue.publisher.rooms.manager
+    manager.thread.cancel()
+    await asyncio.wait([manager.thread])
+    await manager.pubsub.aclose()
+    await manager.redis.aclose()
+
+
+async def test_events_stay_in_their_queue(tmp_path: Path, valkey_url: str) -> None:
+    """Also if both Socket.IO servers send their events through one Redis."""
+    live = LiveHost(tmp_path, valkey_url)
+    sockets = [Socket(), Socket()]
+    try:
+        for joined, prefix in zip(sockets, ("/queue-a", "/team/b"), strict=True):
+            path = f"{prefix}/socket.io"
+            await joined.client.connect(
+                live.url, socketio_path=path, transports=["websocket"], wait_timeout=BOUND
+            )
+            assert await joined.call("join_room", room_id="lab") == {}
+        in_a, in_b = sockets
+        async with httpx.AsyncClient(base_url=f"{live.url}/queue-a", timeout=BOUND) as rest:
+            job = await register(rest)
+            ids = [(await submit(rest, job))["id"] for _ in range(2)]
+        # The first event was sent to Redis before the second one arrived here.
+        await until(lambda: {data.get("id") for _, data in in_a.received} >= set(ids))
+        other = socketio.AsyncRedisManager(valkey_url, channel="/team/b", write_only=True)
+        await other.emit("last", {}, "/", room=room_of("lab"))
+        await until(lambda: in_b.received)
+        assert in_b.received == [("last", {})]
+        await other.redis.aclose()
+    finally:
+        for joined, queue in zip(sockets, queues_of(live.app), strict=True):
+            await joined.disconnect()
+            loop = queue.runtime.waiters.loop
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(close_redis(queue), loop))
+        live.stop()
+
+
+def test_socketio_servers_that_mix_queues_are_errors(tmp_path: Path) -> None:
+    """One server, or one channel of Redis, for two queues; the number of a database makes no difference."""
+    app = build(tmp_path, "redis://user:secret@127.0.0.1:1/0")
+    sio_of_a = queues_of(app)[0].publisher.rooms
+    joblib = JobLib(session_maker=async_sessionmaker(), identity=lambda: ROOT, prefix="/c")
+    joblib.mount(app)
+    with pytest.raises(RuntimeError, match=r"'/queue-a' and '/c' have one Socket.IO server"):
+        register_socketio_handlers(sio_of_a, joblib)
+    manager = socketio.AsyncRedisManager("redis://127.0.0.1:1/5", channel="/team/b")
+    sio = socketio.AsyncServer(async_mode="asgi", client_manager=manager)
+    with pytest.raises(RuntimeError, match=r"'/team/b' and '/c' have one channel in Redis .'/team/b'."):
+        register_socketio_handlers(sio, joblib)
+    with pytest.raises(RuntimeError, match=r"'/queue-a' and '/d' have one Socket.IO server"):
+        JobLib(session_maker=async_sessionmaker(), identity=lambda: ROOT, prefix="/d", tsio=sio_of_a).mount(
+            app
+        )
+
+
+@pytest.mark.parametrize("kept", ["/api", ""])
+async def test_a_prefix_stands_below_the_root_path(app: FastAPI, kept: str) -> None:
+    """A proxy may take the root path off, or leave it; the queue's own URLs never contain it."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False, root_path="/api")
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://host{kept}/queue-a") as client:
+        job = await register(client)
+        made = await client.post(f"{V1}/rooms/lab/tasks/{job['full_name']}", json={"payload": {}})
+        assert made.headers["location"] == f"/queue-a{V1}/tasks/{made.json()['id']}"
+        assert (await client.get(f"{V1}/tasks/{made.json()['id']}")).status_code == 200
+        claimed = (await client.post(f"{V1}/tasks/claim", json={"worker_id": job["worker_id"]})).json()[
+            "task"
+        ]
+        assert (await report(client, claimed, "running")).status_code == 200
+        missing = await client.get(f"{V1}/tasks/{job['worker_id']}")
+        assert missing.json()["type"] == "/queue-a/v1/problems/task-not-found"
+        assert (await client.get("/v1/problems/task-not-found")).status_code == 200
+        assert (await client.get(f"{V1}/metrics")).status_code == 200
+        page = f"http://host{kept}/dashboard/queue-a/"
+        config = (await client.get(f"{page}config.json")).json()
+        assert str(httpx.URL(page).join(config["api"])) == f"http://host{kept}/queue-a{V1}"
+        document = (await client.get(f"http://host{kept}/openapi.json")).json()
+        assert document["servers"] == [{"url": "/api"}]
+        assert f"/queue-a{V1}/tasks/claim" in document["paths"]
+        other = await client.get(f"http://host{kept}/team/b{V1}/tasks/{claimed['id']}")
+        assert other.status_code == 404
 
 
 async def test_a_refused_connection_names_the_page_of_its_queue() -> None:

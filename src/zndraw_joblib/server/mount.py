@@ -163,6 +163,7 @@ class JobLib(HostApi):
         self._check(app)
         self._app = app
         is_first = checks.add_queue(app, self)
+        checks.check_sockets(app, self, self.publisher.rooms)
         self.runtime.on_providers_removed = partial(notify_removed, self, app)
         self.guards.remember(app)
         is_host = not isinstance(self.identity, BearerTokens)
@@ -336,6 +337,7 @@ class JobLib(HostApi):
         """
         if self._app is None:
             raise RuntimeError("JobLib is not mounted: call JobLib(...).mount(app) first")
+        checks.check_sockets(self._app, self, sio)
         self.publisher.open(sio)
         access = SocketAccess(self._app, self.identify, self._check_readable, requires_identity, limits)
         access = access._replace(prefix=self.prefix)

@@ -12,7 +12,7 @@ from zndraw_joblib.server.http.guards import Guard
 from zndraw_joblib.server.http.host_identity import check_identity_type
 from zndraw_joblib.server.http.openapi.operations import namespace_of, operation_id
 from zndraw_joblib.server.http.state import QueueState
-from zndraw_joblib.server.realtime.socketio_internals import is_synchronous
+from zndraw_joblib.server.realtime.socketio_internals import is_synchronous, redis_channel
 
 _PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
@@ -103,6 +103,26 @@ def add_queue(app: FastAPI, queue: QueueState) -> bool:
     if len(queues) == 1:
         app.state.joblib = queue
     return len(queues) == 1
+
+
+def check_sockets(app: FastAPI, queue: QueueState, sio: Any) -> None:
+    """Raise RuntimeError if events of a queue that go through `sio` would reach the rooms of another one."""
+    channel = None if sio is None else redis_channel(sio)
+    for other in app.state.joblib_queues:
+        theirs = None if other is queue else other.publisher.rooms
+        if sio is None or theirs is None:
+            continue
+        pair = f"{other.prefix!r} and {queue.prefix!r}"
+        if theirs is sio:
+            raise RuntimeError(
+                f"The queues {pair} have one Socket.IO server, so each would send its events to the other's "
+                "rooms. Create a socketio.AsyncServer for each"
+            )
+        if channel is not None and channel == redis_channel(theirs):
+            raise RuntimeError(
+                f"The Socket.IO servers of the queues {pair} have one channel in Redis ({channel[1]!r}), so "
+                "each would get the other's events. Set another: AsyncRedisManager(url, channel='queue-b')"
+            )
 
 
 def _example_id(queue: QueueState) -> str:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from engineio.packet import NOOP, Packet
@@ -105,6 +106,18 @@ def has_subscribers(sio: Any) -> bool:
 def is_local(sio: Any) -> bool:
     """Return whether a Socket.IO server knows only the sockets of its own process."""
     return type(sio.manager) in {AsyncManager, LocalManager}
+
+
+def redis_channel(sio: Any) -> tuple[str, str] | None:
+    """Return the address of the Redis of a host's client manager and its channel; None without Redis.
+
+    The number of the database does not matter: Redis has the same channels for all.
+    """
+    url = getattr(sio.manager, "redis_url", None)
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    return parts.netloc.rpartition("@")[2] or parts.path, sio.manager.channel
 
 
 def may_have_members(sio: Any, rooms: Iterable[str]) -> bool:
