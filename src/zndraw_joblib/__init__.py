@@ -169,8 +169,10 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not _MODULE_OF[name].startswith("server"):
             raise
-        remedy = f"{__name__}.{name} needs the server: install the extra, zndraw-joblib[server]"
-        raise ModuleNotFoundError(f"{remedy} ({error})", name=error.name) from error
+        from zndraw_joblib.contract.extras import missing_extra  # noqa: PLC0415 - only for an error
+
+        text = missing_extra(f"{__name__}.{name}", "server", error)
+        raise ModuleNotFoundError(text, name=error.name) from error
     value = getattr(module, name)
     globals()[name] = value
     return value

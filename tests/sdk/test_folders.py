@@ -279,7 +279,8 @@ except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "pip install '.[files]'" in done.stdout
+    assert "Sharing a folder needs the extra 'files': the module 'fsspec" in done.stdout
+    assert "Run: pip install 'zndraw-joblib[files]', or pip install '.[files]' in a clone" in done.stdout
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_it_works_with_anyio(tmp_path: Path) -> None:
 def test_it_names_the_extra_that_is_missing(tmp_path: Path) -> None:
     """A worker's installation has no server; the message is one sentence without a traceback."""
     ran = run_pytest(tmp_path, WITHOUT_SERVER)
-    assert "pip install 'zndraw-joblib[server]'" in ran.stdout
+    assert "A fixture of zndraw_joblib needs the extra 'server': the module '" in ran.stdout
     assert "Traceback" not in ran.stdout
     assert "1 error" in ran.stdout
 

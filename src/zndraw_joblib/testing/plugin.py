@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from zndraw_joblib.contract.extras import missing_extra
+
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
@@ -68,8 +70,5 @@ def _import(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zndraw_joblib"):
             raise
-        pytest.fail(
-            f"The fixtures of zndraw_joblib need the server, and {error.name!r} is not installed: run "
-            "pip install 'zndraw-joblib[server]'. Without it, zndraw_joblib.testing.run_job tests a job",
-            pytrace=False,
-        )
+        needed = missing_extra("A fixture of zndraw_joblib", "server", error)
+        pytest.fail(f"{needed}. Without it, zndraw_joblib.testing.run_job tests a job", pytrace=False)

@@ -10,6 +10,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, Field
 
 from zndraw_joblib.contract.extensions import Provider
+from zndraw_joblib.contract.extras import missing_extra
 from zndraw_joblib.contract.messages import MAX_PAGE, PaginatedResponse
 from zndraw_joblib.contract.names import GLOBAL
 from zndraw_joblib.worker.manager import JobManager
@@ -153,9 +154,7 @@ def _import_fsspec() -> tuple[Any, Any]:
         from fsspec.core import url_to_fs  # noqa: PLC0415
         from fsspec.implementations.local import LocalFileSystem  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError(
-            "Sharing a folder needs fsspec. In a clone of zndraw-joblib, run: pip install '.[files]'"
-        ) from error
+        raise ImportError(missing_extra("Sharing a folder", "files", error)) from error
     return url_to_fs, LocalFileSystem
 
 

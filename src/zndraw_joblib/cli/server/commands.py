@@ -8,6 +8,7 @@ import typer
 
 from zndraw_joblib.cli.errors import CommandError
 from zndraw_joblib.cli.options import DatabaseUrl, Format, Log, show_help_without_command
+from zndraw_joblib.contract.extras import missing_extra
 from zndraw_joblib.contract.logs import LogConfig, LogFormat, LogLevel
 
 token = typer.Typer(
@@ -57,10 +58,7 @@ def needs_server() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zndraw_joblib"):
             raise
-        raise CommandError(
-            f"The server is not installed: the module {error.name} is missing. "
-            "In a clone of zndraw-joblib, run: pip install '.[server]'"
-        ) from error
+        raise CommandError(missing_extra("This command", "server", error)) from error
 
 
 def serve(  # noqa: PLR0913 - each is an option
